@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.os_errors import explain_os_error
@@ -18,32 +18,29 @@ from dlrover_run.process_tree import tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
 
 if TYPE_CHECKING:
-    from dlrover_run.output.relay_client import RelayClient
-
-    AgentMain = Callable[[JobSpec, RunDir, Sequence[int], RelayClient, int | None], Coroutine[Any, Any, int]]
+    from dlrover_run.agent.framework import AdapterFactory
 
 
 @dataclass(frozen=True)
 class Program:
     """The program of a launcher. `name` precedes its lines on the console; `process` is the process name of its agent.
 
-    `agent` finds the function that is the agent's whole life, which takes the job, its directory, the descriptors that
-    read as ended when this node shall end, the relay and the descriptor of the verdict, and returns the exit code. It
-    is called in the agent's process: the watchdog imports none of what that needs, and stays small.
+    `load_adapter` imports the adapter of its framework. It is called in the agent's process: the watchdog imports none
+    of what that needs, and stays small.
     """
 
     name: str
     process: str
-    agent: Callable[[], AgentMain]
+    load_adapter: Callable[[], AdapterFactory]
 
 
-def _training_agent() -> AgentMain:
-    from dlrover_run.agent.main import run_agent
+def _torch_adapter() -> AdapterFactory:
+    from dlrover_run.agent.torch_adapter import TorchAdapter
 
-    return run_agent
+    return TorchAdapter
 
 
-TRAINING = Program("dlrover-run", "dlrover-agent", _training_agent)
+TRAINING = Program("dlrover-run", "dlrover-agent", _torch_adapter)
 
 
 def launch(
@@ -105,16 +102,17 @@ def _be_agent(
         # An agent that is stopped could not see that the watchdog has died.
         tree.continue_without_parent()
         # Imported on this side of the fork only: the watchdog needs none of it and stays small.
+        from dlrover_run.agent.main import run_agent
         from dlrover_run.output.relay_client import RelayClient
         from dlrover_run.process_tree import event_loop
 
-        run_agent = program.agent()
+        make_adapter = program.load_adapter()
         try:
             relay = RelayClient.start(shared=bool(spec.console_name), secrets=spec.secrets)
         except OSError as error:
             code = _cannot_start(error, spec, program)
         else:
-            code = event_loop.run(run_agent(spec, run_dir, parent_pipes, relay, verdict))
+            code = event_loop.run(run_agent(spec, run_dir, parent_pipes, relay, verdict, program.name, make_adapter))
     except BaseException as error:
         # What the person needs is a sentence; the traceback of a defect of ours is for those who ask for it.
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":

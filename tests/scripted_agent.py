@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrover_run.agent.loop import Agent
+from dlrover_run.agent.agent import Agent
 from dlrover_run.agent.result import JobResult
+from dlrover_run.agent.torch_adapter import TorchAdapter
 from dlrover_run.console.console import Console
 from dlrover_run.coordination.model import (
     Assignment,
@@ -215,12 +216,12 @@ class Play:
         relay.attach(own_console.info)
         boards: list[ScriptedBoard] = []
 
-        def open_board(listener: Callable[[], None]) -> ScriptedBoard:
+        def open_board(listener: Callable[[], None], say: Callable[[str], None]) -> ScriptedBoard:
             boards.append(ScriptedBoard(self.steps, listener))
             return boards[0]
 
         run_dir = make_temp_dir(create_run_dir(spec.logs, spec.run_id), relay.remove_at_end)
-        agent = Agent(spec, run_dir, relay, self.parent_pipes, own_console, open_board)
+        agent = Agent(spec, run_dir, relay, self.parent_pipes, own_console, open_board, TorchAdapter)
         verdict = await agent.run()
         await relay.drain()
         await relay.close()

@@ -23,7 +23,7 @@ from harness import WAIT, WORKERS
 from scripted_agent import FINISHED, Play, Played, gathering, over, seat, training
 
 from dlrover_run import exit_codes
-from dlrover_run.agent import health_check, loop, node_problems
+from dlrover_run.agent import health_check, node_problems, torch_adapter
 from dlrover_run.agent.check_workers import link_orders
 from dlrover_run.agent.health_check import HealthCheckRunner
 from dlrover_run.agent.result import JobEnd, resolve_result
@@ -102,7 +102,9 @@ class Stage:
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     # What is imported is not what is tested here, and torch takes its time.
     monkeypatch.setattr(health_check, "PRELOAD", ())
-    monkeypatch.setattr(loop, "HealthCheckRunner", partial(HealthCheckRunner, folder=str(WORKERS / "fake_check")))
+    monkeypatch.setattr(
+        torch_adapter, "HealthCheckRunner", partial(HealthCheckRunner, folder=str(WORKERS / "fake_check"))
+    )
     return Stage(tmp_path)
 
 
@@ -236,7 +238,7 @@ class TestComputing:
     def test_the_true_program_of_the_crew_says_it_in_the_same_words(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(loop, "HealthCheckRunner", HealthCheckRunner)
+        monkeypatch.setattr(torch_adapter, "HealthCheckRunner", HealthCheckRunner)
         (stage.path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
         monkeypatch.setenv("PYTHONPATH", str(stage.path))
         played = stage.play().run()
@@ -643,18 +645,18 @@ class TestLeaving:
 
     def test_the_job_that_its_dismissal_ends_is_no_other_reason(self) -> None:
         failed = msgspec.structs.replace(over(PlanPhase.FAILED), health=dismissed(HealthStatus.FAULT))
-        ending = JobEnd(failed, None, (), False, {}, None, None, None)
+        ending = JobEnd(failed)
         assert resolve_result(ending, compat=False).exit_code == exit_codes.FAULTY_NODE
         assert resolve_result(ending, compat=True).exit_code == exit_codes.COMPAT_FAILURE
 
     def test_a_straggler_in_a_job_that_fails_otherwise_has_that_jobs_code(self) -> None:
         failed = msgspec.structs.replace(over(PlanPhase.FAILED), health=dismissed(HealthStatus.STRAGGLER, leaves=False))
-        ending = JobEnd(failed, None, (), False, {}, None, None, None)
+        ending = JobEnd(failed)
         assert resolve_result(ending, compat=False).exit_code == exit_codes.TOO_FEW_NODES
 
     def test_a_signal_counts_before_a_dismissal(self) -> None:
         word = Assignment(health=dismissed(HealthStatus.FAULT))
-        ending = JobEnd(word, None, (), False, {}, signal.SIGTERM, None, None)
+        ending = JobEnd(word, stopped_by=signal.SIGTERM)
         assert resolve_result(ending, compat=False).exit_code == 128 + signal.SIGTERM
 
     def test_a_signal_ends_a_check_that_hangs(self, stage: Stage) -> None:

@@ -155,10 +155,6 @@ class ProgressReporter:
         line = render_restart(reason, seat.restart_count, rules.max_restarts, ended.lasted, rules.restart_window)
         self._console.error(line)
 
-    def end(self) -> None:
-        """The job is over for this node."""
-        self._console.clear_waiting()
-
 
 def _named(link: LinkRow, others: tuple[NodeHealth, ...]) -> _Link:
     """The same for the same link whatever ranks its ends have by now."""

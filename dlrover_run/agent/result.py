@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dlrover_run import exit_codes, failures
+from dlrover_run import exit_codes
 from dlrover_run.agent.os_errors import explain_os_error
-from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase, RankAssignment
-from dlrover_run.coordination.reasons import Code, render
+from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.health import model as check_records
 from dlrover_run.policies.health.model import NodeHealth
@@ -20,9 +18,9 @@ from dlrover_run.spec import SpecError
 class JobResult:
     """The result of a job on this node. `results` are the pickled return values of a function launch, by global rank.
 
-    `root` is the worker of this node that failed first, `failure` the failure of another node, if any. `error` is a
-    sentence if the job, or this node's part in it, was not ended by a worker. `why_over` is a clause that says why no
-    other round followed the failure. `stopped` is true if a signal made this node leave.
+    `root` is the task of this node that failed first, `failure` any other failure that ended the job. `error` is a
+    sentence if the job, or this node's part in it, was not ended by a task. `stopped` is true if a signal made this
+    node leave. The other fields are as in `TaskResults`.
     """
 
     exit_code: int
@@ -35,61 +33,84 @@ class JobResult:
     why_over: str = ""
     stopped: bool = False
     results: dict[int, bytes] = field(default_factory=dict)
+    failed_here: bool = False
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskResults:
+    """What this node's tasks have come to. `returned` are the pickled return values of a function launch, by global
+    rank.
+
+    `root` is the task of this node that failed first, `owns_failure` whether the failure that ended the job is its.
+    `succeeded` is true if all tasks succeeded, `restarted` if these were not the first. `why_over` is a clause that
+    says why nothing was started after the failure. `failed_here` is true if the failed task ran on this
+    node, though `root` is not known. `warning` is a sentence about a job that has succeeded all the same.
+    """
+
+    ends: tuple[WorkerExit, ...] = ()
+    root: WorkerExit | None = None
+    owns_failure: bool = False
+    succeeded: bool = False
+    restarted: bool = False
+    returned: dict[int, bytes] = field(default_factory=dict)
+    why_over: str = ""
+    failed_here: bool = False
+    warning: str | None = None
 
 
 @dataclass(frozen=True)
 class JobEnd:
     """Everything that the result depends on.
 
-    `assignment` is the last one of the coordinator and `ranks` the last ranks of this node. `ends` are the exits of its
-    workers of that round; `succeeded` is true if all of them succeeded. `stopped_by` is a signal that made this node
-    leave. `problem` says why it could not take part in the job, and `mistaken` that the cause is the user's settings.
-    `gave_up` is the error that kept it from starting or stopping workers.
+    `assignment` is the last one of the coordinator, `noun` names the tasks. `stopped_by` is a signal that made this
+    node leave. `problem` says why it could not take part in the job, and `is_user_error` that the user's settings are
+    the cause. `error` kept it from starting or stopping tasks.
     """
 
     assignment: Assignment
-    ranks: RankAssignment | None
-    ends: tuple[WorkerExit, ...]
-    succeeded: bool
-    results: dict[int, bytes]
-    stopped_by: signal.Signals | None
-    problem: str | None
-    gave_up: Exception | None
-    mistaken: bool = False
+    tasks: TaskResults = field(default_factory=TaskResults)
+    noun: str = "workers"
+    stopped_by: signal.Signals | None = None
+    problem: str | None = None
+    is_user_error: bool = False
+    error: Exception | None = None
 
 
-def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
+def resolve_result(end: JobEnd, compat: bool) -> JobResult:
     """The result of a job that is over for this node; with `compat`, torchrun's exit codes."""
-    wanted = ending.assignment
-    failed = wanted.phase is PlanPhase.FAILED
-    elsewhere = wanted.failure if failed and not _is_own(wanted.failure, ending) else None
-    root = None if failed and (elsewhere or wanted.failure is None) else _own_root(ending)
-    reason = wanted.reason
-    stopped = wanted.phase not in OVER and ending.stopped_by is not None
-    if (checkup := _dismissal(ending)) is not None:
+    assignment, tasks = end.assignment, end.tasks
+    failed = assignment.phase is PlanPhase.FAILED
+    elsewhere = assignment.failure if failed and not tasks.owns_failure else None
+    root = None if failed and (elsewhere or assignment.failure is None) else tasks.root
+    reason = assignment.reason
+    stopped = assignment.phase not in OVER and end.stopped_by is not None
+    if (checkup := _dismissal(end)) is not None:
         reason = f"the node check dismissed this node: {checkup.reason}"
-    elif stopped and ending.stopped_by is not None:
-        reason = f"{ending.stopped_by.name} stopped the job"
+    elif stopped and end.stopped_by is not None:
+        reason = f"{end.stopped_by.name} stopped the job"
     return JobResult(
-        exit_code=_exit_code(ending, root, compat),
+        exit_code=_exit_code(end, root, compat),
         reason=reason,
-        restarts=wanted.restart_count,
-        ends=ending.ends,
+        restarts=assignment.restart_count,
+        ends=tasks.ends,
         root=root,
         failure=elsewhere,
-        error=_error(ending),
-        why_over=render([one for one in wanted.reasons if not Code.WORKER_FAILED.within([one])]) if failed else "",
+        error=_error(end),
+        why_over=tasks.why_over,
         stopped=stopped,
-        results=ending.results,
+        results=tasks.returned,
+        failed_here=tasks.failed_here,
+        warning=tasks.warning,
     )
 
 
-def _dismissal(ending: JobEnd) -> NodeHealth | None:
+def _dismissal(end: JobEnd) -> NodeHealth | None:
     """The health check result of this node if it leaves because of it, else None."""
-    checkup = ending.assignment.health
-    if checkup is None or not checkup.dismissed or ending.assignment.phase is PlanPhase.FINISHED:
+    checkup = end.assignment.health
+    if checkup is None or not checkup.dismissed or end.assignment.phase is PlanPhase.FINISHED:
         return None
-    return checkup if ending.gave_up is None and ending.stopped_by is None else None
+    return checkup if end.error is None and end.stopped_by is None else None
 
 
 def _explain_dismissal(checkup: NodeHealth) -> str:
@@ -104,54 +125,30 @@ def _explain_dismissal(checkup: NodeHealth) -> str:
     return f"RuntimeError: The node network is breakdown.\n  The node check found it broken: {reason}; {advice}."
 
 
-def _start_problem(error: Exception) -> str:
-    """Why this node could not start or stop its workers, as a sentence."""
-    return f"the workers could not be started: {explain_os_error(error)}" if isinstance(error, OSError) else str(error)
-
-
-def _is_own(failure: Failure | None, ending: JobEnd) -> bool:
-    ranks = ending.ranks
-    if failure is None or ranks is None or ranks.key != ending.assignment.key:
-        return False
-    return ranks.has_rank(failure.rank)
-
-
-def _own_root(ending: JobEnd) -> WorkerExit | None:
-    """The worker of this node that failed first. With several nodes it is the one that was reported to them."""
-    named = ending.assignment.failure
-    if named is not None and ending.ranks is not None and ending.ranks.nodes > 1 and _is_own(named, ending):
-        return _of_rank(ending.ends, named.rank) or failures.root_cause(ending.ends)
-    return failures.root_cause(ending.ends)
-
-
-def _of_rank(ends: Sequence[WorkerExit], rank: int) -> WorkerExit | None:
-    return next((end for end in ends if end.rank == rank and end.failed), None)
-
-
-def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
+def _exit_code(end: JobEnd, root: WorkerExit | None, compat: bool) -> int:
     """The launcher's exit code; the table in docs/launcher.md follows this rule."""
-    if ending.gave_up is not None:
+    if end.error is not None:
         # A mistake in the settings that only a restart has shown does not mean that nothing was started.
-        first = ending.ranks is None or ending.assignment.key.number <= 1
-        mistake = isinstance(ending.gave_up, SpecError) and first
+        mistake = isinstance(end.error, SpecError) and not end.tasks.restarted
         return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
-    phase = ending.assignment.phase
+    phase = end.assignment.phase
     if phase is PlanPhase.FINISHED:
         return exit_codes.SUCCESS
-    if (checkup := _dismissal(ending)) is not None:
+    if (checkup := _dismissal(end)) is not None:
         straggler = checkup.status is check_records.HealthStatus.STRAGGLER
         return exit_codes.of_failure(exit_codes.STRAGGLER if straggler else exit_codes.FAULTY_NODE, compat)
-    if ending.stopped_by is not None:
-        return exit_codes.of_failure(exit_codes.of_signal(ending.stopped_by), compat)
+    if end.stopped_by is not None:
+        return exit_codes.of_failure(exit_codes.of_signal(end.stopped_by), compat)
     if phase is PlanPhase.FAILED:
         if root is not None:
-            code = root.exit_status
+            # A task whose success is a failure of the job, as of a chief without a session, has exit status 0.
+            code = root.exit_status or exit_codes.PEER_FAILED
         else:
-            code = exit_codes.TOO_FEW_NODES if ending.assignment.failure is None else exit_codes.PEER_FAILED
-    elif ending.problem is not None:
-        if ending.succeeded:
+            code = exit_codes.TOO_FEW_NODES if end.assignment.failure is None else exit_codes.PEER_FAILED
+    elif end.problem is not None:
+        if end.tasks.succeeded:
             return exit_codes.SUCCESS
-        if ending.mistaken:
+        if end.is_user_error:
             return exit_codes.BAD_COMMAND_LINE
         code = exit_codes.CANNOT_JOIN
     else:
@@ -159,14 +156,16 @@ def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
     return exit_codes.of_failure(code, compat)
 
 
-def _error(ending: JobEnd) -> str | None:
-    if ending.gave_up is not None:
-        return _start_problem(ending.gave_up)
-    if (checkup := _dismissal(ending)) is not None:
+def _error(end: JobEnd) -> str | None:
+    if isinstance(end.error, OSError):
+        return f"the {end.noun} could not be started: {explain_os_error(end.error)}"
+    if end.error is not None:
+        return str(end.error)
+    if (checkup := _dismissal(end)) is not None:
         return _explain_dismissal(checkup)
-    wanted = ending.assignment
-    if wanted.phase is PlanPhase.FAILED and wanted.failure is None:
-        return f"the job failed: {wanted.reason}"
-    if wanted.phase in OVER or ending.problem is None:
+    assignment = end.assignment
+    if assignment.phase is PlanPhase.FAILED and assignment.failure is None:
+        return f"the job failed: {assignment.reason}"
+    if assignment.phase in OVER or end.problem is None:
         return None
-    return f"{ending.problem}; all workers of this node had succeeded by then" if ending.succeeded else ending.problem
+    return f"{end.problem}; all {end.noun} of this node had succeeded by then" if end.tasks.succeeded else end.problem

@@ -137,6 +137,15 @@ class ShutdownRequest:
         """Whether this node has to leave."""
         return self.signal is not None or self.orphaned
 
+    def stop_with(self, grace: float) -> tuple[signal.Signals, float, float | None]:
+        """The signal that stops a task now, the seconds until it is killed, and when it got the signal from elsewhere
+        (see `ManagedProcess.send`). `grace` are the seconds for a task that is stopped for another reason."""
+        if self.orphaned:
+            return signal.SIGKILL, 0.0, None
+        if self.signal is None:
+            return signal.SIGTERM, grace, None
+        return self.stop_signal, self._spec.shutdown_timeout, self.delivered_at
+
     def listen(self, parent_pipes: Sequence[int]) -> None:
         """Receive signals and the ends of parent-death pipes from now on. The signals have been blocked since before
         the watchdog forked the agent."""

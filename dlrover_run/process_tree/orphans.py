@@ -49,6 +49,10 @@ class OrphanKiller:
         self._forget_sessions()
         self._kill_later(tree.descendants(self._spared()))
 
+    def end_now(self) -> None:
+        """End every process below this one that is not spared, and return when they have ended."""
+        tree.end_children(self._spared())
+
     def kill_session(self, worker: int) -> None:
         """Kill what is still in the session of one worker that has ended while others run."""
         if not self._ended_sessions:

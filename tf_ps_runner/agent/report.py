@@ -1,73 +1,29 @@
-"""What a user reads of a job on this node: one line for each event, and the result at the end."""
+"""What a user reads of a job on this node: one line for each event, and the results of the tasks."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from dlrover_run import exit_codes
-from dlrover_run.agent.os_errors import explain_os_error
-from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase
+from dlrover_run.agent.result import TaskResults
+from dlrover_run.coordination.model import Assignment, Failure, PlanPhase
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, NodeOrder, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.recovery import SHORT_END
 from dlrover_run.policies.parameter_servers.text import EVALUATION_FAILED, new_part
-from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.protocol import Note, Restored, Saved, printable
 
 
-@dataclass(frozen=True)
-class JobResult:
-    """The end of a job on this node. `root` is the task of this node that ended the job, `failure` what is known of one
-    on another node; `error` is a sentence if no task ended the job, or this node's part in it. `why_over` is a clause
-    that says why there was no further start. `warning` is a sentence about a job that has succeeded all the same."""
-
-    exit_code: int
-    reason: str
-    root: WorkerExit | None = None
-    failure: Failure | None = None
-    error: str | None = None
-    why_over: str = ""
-    warning: str | None = None
-
-
-@dataclass(frozen=True)
-class JobEnd:
-    """All that the result depends on.
-
-    `wanted` is the last assignment. `ends` are the last ends of this node's tasks, as reported and as observed, in that
-    order, and `host` is the name of this node. `stopped_by` is a signal that asked this node to leave, `problem` why it
-    could take no part in the job; `mistaken` means that the user's settings are the reason. `gave_up` is what kept it
-    from starting or stopping tasks.
-    """
-
-    wanted: Assignment
-    ends: tuple[tuple[TaskEnd, WorkerExit], ...]
-    host: str
-    stopped_by: signal.Signals | None
-    problem: str | None
-    gave_up: Exception | None
-    mistaken: bool = False
-
-
-def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
-    """The result of a job that is over for this node; with `compat` there is one code for all failures."""
-    wanted = ending.wanted
-    failed = wanted.phase is PlanPhase.FAILED
-    root = _own_root(ending.ends, wanted.failure, ending.host) if failed else None
-    stopped = wanted.phase not in OVER and ending.stopped_by is not None
-    reason = wanted.reason
-    if stopped and ending.stopped_by is not None:
-        reason = f"{ending.stopped_by.name} stopped the job"
-    return JobResult(
-        exit_code=_exit_code(ending, root, compat),
-        reason=reason,
+def task_results(assignment: Assignment, ends: tuple[tuple[TaskEnd, WorkerExit], ...], host: str) -> TaskResults:
+    """The results of the tasks of this node, which is named `host`. `ends` are their last ends, as reported and as
+    observed, in that order."""
+    failure = assignment.failure if assignment.phase is PlanPhase.FAILED else None
+    root = _own_root(ends, failure, host)
+    return TaskResults(
         root=root,
-        failure=wanted.failure if failed and root is None else None,
-        error=_error(ending),
-        why_over=_why_over(wanted, root) if failed else "",
-        warning=_warning(wanted),
+        owns_failure=root is not None,
+        failed_here=failure is not None and failure.host == host,
+        why_over=_why_over(assignment, root) if assignment.phase is PlanPhase.FAILED else "",
+        warning=_warning(assignment),
     )
 
 
@@ -75,9 +31,9 @@ def _own_root(ends: Sequence[tuple[TaskEnd, WorkerExit]], failure: Failure | Non
     """The end of the task that the coordinator names, if it was one of this node's."""
     if failure is None or failure.host != host:
         return None
-    for told, end in reversed(ends):
+    for reported, end in reversed(ends):
         # A coordinator that recovered from short reports knows only those.
-        if end.rank == failure.rank and failure.what in (told.what, told.what[:SHORT_END]):
+        if end.rank == failure.rank and failure.what in (reported.what, reported.what[:SHORT_END]):
             return end
     return None
 
@@ -92,42 +48,6 @@ def _warning(wanted: Assignment) -> str | None:
     if wanted.phase is PlanPhase.FINISHED and EVALUATION_FAILED in wanted.reason:
         return f"warning: {EVALUATION_FAILED}"
     return None
-
-
-def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
-    if ending.gave_up is not None:
-        mistake = isinstance(ending.gave_up, SpecError)
-        return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
-    phase = ending.wanted.phase
-    if phase is PlanPhase.FINISHED:
-        return exit_codes.SUCCESS
-    if ending.stopped_by is not None:
-        return exit_codes.of_failure(exit_codes.of_signal(ending.stopped_by), compat)
-    if phase is PlanPhase.FAILED:
-        if root is not None:
-            code = root.exit_status or exit_codes.PEER_FAILED
-        else:
-            code = exit_codes.TOO_FEW_NODES if ending.wanted.failure is None else exit_codes.PEER_FAILED
-    elif ending.problem is not None:
-        if ending.mistaken:
-            return exit_codes.BAD_COMMAND_LINE
-        code = exit_codes.CANNOT_JOIN
-    else:
-        code = exit_codes.INTERNAL_ERROR
-    return exit_codes.of_failure(code, compat)
-
-
-def _error(ending: JobEnd) -> str | None:
-    gave_up, wanted = ending.gave_up, ending.wanted
-    if gave_up is not None:
-        return (
-            f"the tasks could not be started: {explain_os_error(gave_up)}"
-            if isinstance(gave_up, OSError)
-            else str(gave_up)
-        )
-    if wanted.phase is PlanPhase.FAILED and wanted.failure is None:
-        return f"the job failed: {wanted.reason}"
-    return None if wanted.phase in OVER else ending.problem
 
 
 class EventPrinter:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Container, Coroutine, Mapping, Sequence
 from typing import Any
 
+from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.starter import Starter
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.output.relay_client import RelayClient
-from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskEnd, TaskKey, TaskStatus
-from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, StuckProcess
 from tf_ps_runner.agent import task_start
@@ -77,7 +75,7 @@ reaches its limit within that time is killed for it."""
 
 
 class TaskSupervisor:
-    """All tasks of one node. `wake` is called when a status has changed, `events` shows messages to the user.
+    """All tasks of one node. The agent is woken when a status has changed; `events` shows messages to the user.
 
     `problem` is an error that keeps this node from continuing, for the loop to raise.
     """
@@ -85,26 +83,23 @@ class TaskSupervisor:
     def __init__(
         self,
         spec: PsJobSpec,
-        run_dir: RunDir,
-        relay: RelayClient,
+        services: AgentServices,
         starter: Starter,
-        orphans: OrphanKiller,
         channel: TaskChannel,
-        wake: Callable[[], None],
         events: EventPrinter,
     ) -> None:
         self._spec = spec
-        self._start_builder = TaskStartBuilder(spec, run_dir, relay, events)
-        self._relay = relay
+        self._start_builder = TaskStartBuilder(spec, services.run_dir, services.relay, events)
+        self._relay = services.relay
         self._starter = starter
-        self._orphans = orphans
+        self._orphans = services.orphans
         self._channel = channel
-        self._wake = wake
+        self._wake = services.wake
         self._events = events
         self._ports = TaskPorts()
         self._probe = ServerMonitor(self._on_probe_state)
         self._tasks: dict[TaskKey, TaskProcess] = {}
-        self._exits = ExitClassifier(relay, events)
+        self._exits = ExitClassifier(services.relay, events)
         self._reached = -1
         self._turn = asyncio.Lock()
         self._ready: asyncio.Task[None] | None = None
@@ -168,7 +163,7 @@ class TaskSupervisor:
             task.drain(self._spec.grace)
             self._channel.tell(task.key, task.message(order))
         elif isinstance(action, Terminate):
-            raise AssertionError("how a task is terminated is the loop's to say")
+            raise AssertionError("the adapter decides how a task is terminated")
         elif isinstance(action, Kill):
             task.kill()
         elif isinstance(action, Release):
@@ -185,9 +180,12 @@ class TaskSupervisor:
             if task.process is not None:
                 task.process.forward(number, delivered_at)
 
-    def send(self, number: signal.Signals, delivered_at: float | None = None) -> None:
-        """Send a signal that ends a task to all running tasks."""
+    def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
+        """Send a signal that ends a task to all running tasks; with `only_stopping`, to those that another signal than
+        SIGKILL has asked to end."""
         for task in self._tasks.values():
+            if only_stopping and (task.dying or not task.ending):
+                continue
             if task.process is not None:
                 task.process.send(number, delivered_at)
             elif task.starting is not None:

@@ -1,0 +1,165 @@
+"""The agent: one node's loop between the coordinator's assignment and the tasks of this node.
+
+Each event (an assignment, the end of a process, a message of a task, a signal, the loss of the watchdog) only wakes the
+loop. The loop then compares what is desired with what runs and takes the next steps, so that only the latest state
+counts and no sequence of events can be missed. No step blocks the loop. What the tasks are is known to the adapter of
+the framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+
+from dlrover_run.agent.framework import AdapterFactory, AgentServices
+from dlrover_run.agent.node_state import NodeState
+from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
+from dlrover_run.agent.shutdown import ShutdownRequest, received_text
+from dlrover_run.console.console import Console
+from dlrover_run.console.rounds import render_shutdown
+from dlrover_run.coordination.model import OVER
+from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.output.streams import RunDir
+from dlrover_run.process_tree import tree
+from dlrover_run.process_tree.orphans import OrphanKiller
+from dlrover_run.rendezvous.client import OnChange, RendezvousClient
+from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.supervisor.process import StuckProcess
+
+OpenClient = Callable[[OnChange, Callable[[str], None]], RendezvousClient]
+"""Opens the rendezvous client, which gets a listener and a function that prints a line about the job."""
+
+
+class Agent:
+    """Runs one node's part of a job. `console` shows messages to the user."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        run_dir: RunDir,
+        relay: RelayClient,
+        parent_pipes: Sequence[int],
+        console: Console,
+        open_client: OpenClient,
+        make_adapter: AdapterFactory,
+    ) -> None:
+        self._job = job
+        self._relay = relay
+        self._parent_pipes = parent_pipes
+        self._console = console
+        self._wake = asyncio.Event()
+        self._orphans = OrphanKiller(self._own_children)
+        self._node_state = NodeState(job)
+        self._shutdown = ShutdownRequest(job, self._on_stop_signal, self._on_forwarded_signal, self._on_parent_lost)
+        # The adapter begins to import what tasks import, which takes longer than anything else. So it comes before the
+        # client, which imports as well.
+        self._adapter = make_adapter(
+            AgentServices(job, run_dir, relay, console, self._orphans, self._node_state, self._shutdown, self._wake.set)
+        )
+        self._client = open_client(self._wake.set, self._print_job_line)
+
+    @property
+    def pids_to_spare(self) -> set[int]:
+        """The pids of processes that outlive this agent on purpose."""
+        return self._client.pids
+
+    async def run(self) -> JobResult:
+        """Take part in the job until it is over, and return its result."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
+        self._shutdown.listen(self._parent_pipes)
+        try:
+            await self._adapter.open()
+            await self._reconcile_until_done()
+        except (StuckProcess, SpecError, OSError) as error:
+            await self._adapter.kill()
+            return await self._conclude(error)
+        return await self._conclude(None)
+
+    async def _reconcile_until_done(self) -> None:
+        while True:
+            self._wake.clear()
+            if self._adapter.problem is not None:
+                raise self._adapter.problem
+            assignment, ends = self._client.assignment, self._is_over or self._shutdown.wanted
+            if not self._shutdown.wanted:
+                # A leaving node accepts no new ranks; it stays a member of its round until its tasks have ended.
+                self._node_state.accept(assignment)
+            self._adapter.accept(assignment, ends)
+            self._adapter.reconcile(self._is_over)
+            self._client.report(self._adapter.report(self._shutdown.wanted))
+            if ends and self._adapter.idle:
+                return
+            await self._wake.wait()
+
+    @property
+    def _is_over(self) -> bool:
+        assignment = self._client.assignment
+        dismissed = assignment.health is not None and assignment.health.dismissed
+        return dismissed or assignment.phase in OVER or self._client.problem is not None
+
+    async def _conclude(self, error: Exception | None) -> JobResult:
+        assignment, problem = self._client.assignment, self._client.problem
+        self._console.clear_waiting()
+        # The other nodes form their next round after this report; what follows may wait for the console.
+        if (last := self._adapter.leave_report(error)) is not None:
+            self._client.report(last)
+        # The console may block (a pager), so draining it has no timeout. Orphans of the tasks are killed meanwhile;
+        # usually `tree.end_children` after this function finds them sooner.
+        kill_orphans = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, self._orphans.kill_orphans)
+        tasks = await self._adapter.finish(assignment)
+        kill_orphans.cancel()
+        end = JobEnd(
+            assignment=assignment,
+            tasks=tasks,
+            noun=self._adapter.noun,
+            stopped_by=self._shutdown.signal,
+            problem=problem,
+            is_user_error=self._client.is_user_error,
+            error=error,
+        )
+        result = resolve_result(end, self._job.compat_exit_codes)
+        await self._adapter.close(assignment, result)
+        self._orphans.close()
+        await self._client.close()
+        self._node_state.close()
+        return result
+
+    def _own_children(self) -> set[int]:
+        return {self._relay.pid} | self._adapter.pids | self._client.pids
+
+    def _print_job_line(self, line: str) -> None:
+        # A node that leaves, and is the only one, ends its job: no other node waits for the room that it leaves.
+        if not (self._shutdown.wanted and self._job.backend == "memory"):
+            self._console.info(line)
+
+    def _on_stop_signal(self, number: signal.Signals, for_tasks: signal.Signals, delivered_at: float | None) -> None:
+        first = self._shutdown.signal is None
+        if first:
+            self._node_state.leave_signal = number.name
+        self._stop_waiting()
+        if first:
+            key = number is signal.SIGINT
+            if key:
+                self._console.break_line()
+            then = self._adapter.begin_move(number)
+            if then is None:
+                seconds = self._job.shutdown_timeout if self._adapter.running else None
+                then = render_shutdown(self._adapter.noun, seconds, alone=self._job.single_node, again=key)
+            self._console.info(f"{received_text(number, for_tasks)}: {then}")
+        # After the first signal, the next turn of the loop stops the tasks with it; those that it finds stopping
+        # already would not get it.
+        self._adapter.send(for_tasks, delivered_at, only_stopping=first)
+
+    def _on_forwarded_signal(self, number: signal.Signals, delivered_at: float | None) -> None:
+        self._adapter.forward(number, delivered_at)
+
+    def _on_parent_lost(self) -> None:
+        self._stop_waiting()
+        self._adapter.send(signal.SIGKILL)
+
+    def _stop_waiting(self) -> None:
+        """Report that this node leaves, and stop waiting for what only serves a user or another node."""
+        self._wake.set()
+        self._relay.stop_waiting()
+        self._adapter.stop_waiting()

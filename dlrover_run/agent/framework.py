@@ -1,0 +1,114 @@
+"""The seam between the agent and a framework: what the agent does for all, and what an adapter does for its own tasks.
+
+A task is a process with a role: the workers of a torch round, or a chief, worker, parameter server or evaluator of
+TensorFlow. The adapter holds all that its framework determines: environment, readiness, exit classification.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dlrover_run.agent.node_state import NodeState
+from dlrover_run.agent.result import JobResult, TaskResults
+from dlrover_run.agent.shutdown import ShutdownRequest
+from dlrover_run.console.console import Console
+from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.output.streams import RunDir
+from dlrover_run.process_tree.orphans import OrphanKiller
+from dlrover_run.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class AgentServices:
+    """What an adapter gets from its agent. `wake` makes the agent's loop look at everything again."""
+
+    job: JobSpec
+    run_dir: RunDir
+    relay: RelayClient
+    console: Console
+    orphans: OrphanKiller
+    node_state: NodeState
+    shutdown: ShutdownRequest
+    wake: Callable[[], None]
+
+
+class FrameworkAdapter(Protocol):
+    """This node's tasks. No method but `open`, `kill`, `finish` and `close` waits: what takes time goes on in the
+    background, and `wake` is called when it is done or has failed.
+
+    `noun` names the tasks in messages. `pids` are its child processes. `running` is whether a process of a task runs,
+    `idle` whether none runs or is being started or classified. `problem` is an error of the background work, which
+    makes this node leave.
+    """
+
+    noun: str
+
+    @property
+    def pids(self) -> set[int]: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    @property
+    def problem(self) -> Exception | None: ...
+
+    async def open(self) -> None:
+        """Begin. Raises SpecError or OSError."""
+        ...
+
+    def accept(self, assignment: Assignment, ends: bool) -> None:
+        """Take the latest assignment; the same one may come again. `ends` says that the job is over for this node, or
+        that the node has to leave. Raises SpecError."""
+        ...
+
+    def reconcile(self, over: bool) -> None:
+        """Bring the tasks one step nearer to the assignment that was accepted last. Raises SpecError or OSError."""
+        ...
+
+    def report(self, leaving: bool) -> NodeReport:
+        """The report of this node and its tasks."""
+        ...
+
+    def begin_move(self, number: signal.Signals) -> str | None:
+        """This node has got a signal to leave. If its tasks can continue on other nodes, begin to move them there, and
+        return a clause that says so."""
+        ...
+
+    def stop_waiting(self) -> None:
+        """Cancel what is slow and serves only a user or a start."""
+        ...
+
+    def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
+        """Send a signal that ends it to each task, now; with `only_stopping`, to those that are being stopped already.
+        `delivered_at` is as in `ManagedProcess.send`."""
+        ...
+
+    def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
+        """Pass on a signal that does not end the tasks."""
+        ...
+
+    async def kill(self) -> None:
+        """Kill all tasks, after an error."""
+        ...
+
+    def leave_report(self, error: Exception | None) -> NodeReport | None:
+        """The report that this node has left, `error` being the reason if any; None if the last report stands."""
+        ...
+
+    async def finish(self, assignment: Assignment) -> TaskResults:
+        """Collect the results, once no task runs and all output has been printed. `assignment` is the last one."""
+        ...
+
+    async def close(self, assignment: Assignment, result: JobResult) -> None:
+        """End all processes that help to start tasks."""
+        ...
+
+
+AdapterFactory = Callable[[AgentServices], FrameworkAdapter]

@@ -1,0 +1,313 @@
+"""The torch adapter: the workers of each round on this node, the health check before them, and what is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dlrover_run import failures
+from dlrover_run.agent.events import EventLog
+from dlrover_run.agent.framework import AgentServices
+from dlrover_run.agent.health_check import HealthCheckRunner
+from dlrover_run.agent.node_state import build_report, leave_report
+from dlrover_run.agent.progress_reporter import ProgressReporter
+from dlrover_run.agent.reconcile import Action, Situation, reconcile
+from dlrover_run.agent.result import JobResult, TaskResults
+from dlrover_run.agent.starter import Starter
+from dlrover_run.agent.worker_round import WorkerRound
+from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment
+from dlrover_run.coordination.reasons import Code, render
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.output.health_file import HealthFile
+from dlrover_run.spec import JobSpec
+from dlrover_run.supervisor.process import StuckProcess
+
+if TYPE_CHECKING:
+    from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
+
+RESTART_DRAIN_TIMEOUT = 0.5
+"""Seconds without progress after which a restart no longer waits for a console to print the old workers' output."""
+
+
+class TorchAdapter:
+    """The workers of this node (a `FrameworkAdapter`). One start or one stop of a round is under way at a time."""
+
+    noun = "workers"
+
+    def __init__(self, services: AgentServices) -> None:
+        self._services = services
+        self._spec = spec = services.job
+        self._node_state = services.node_state
+        self._shutdown = services.shutdown
+        self._orphans = services.orphans
+        console = services.console
+        self._starter = Starter(spec, console.info)
+        if spec.backend in ("master", "etcd"):
+            # Ranks may be assigned at any moment.
+            self._starter.warm(os.environ)
+        self._plugin = _logs_plugin(spec)
+        self._plugin_answer: asyncio.Future[LogsDestinations] | None = None
+        find_problems = partial(_severe_node_problems, spec, console.info)
+        self._health_check = HealthCheckRunner(
+            spec, self._starter, self._orphans.paused, services.wake, find_problems, console.info
+        )
+        self._progress = ProgressReporter(spec, console)
+        self._health_file = HealthFile(services.run_dir, console.info)
+        self._events = EventLog(spec, services.relay.write)
+        self._assignment = Assignment()
+        self._ends = False
+        self._round: WorkerRound | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._stopping = False
+        self.problem: Exception | None = None
+
+    @property
+    def pids(self) -> set[int]:
+        """The pids of workers, check processes, templates and the plugin."""
+        plugin = self._plugin.pids if self._plugin is not None else set()
+        workers = self._round.group.pids if self._round is not None else set()
+        return self._starter.pids | self._health_check.pids | plugin | workers
+
+    @property
+    def running(self) -> bool:
+        """Whether a worker runs."""
+        return self._round is not None and self._round.group.live
+
+    @property
+    def idle(self) -> bool:
+        """Whether no worker runs, and none is being started or stopped."""
+        return self._work is None and not self.running
+
+    async def open(self) -> None:
+        """Print where the logs are."""
+        self._progress.begin(self._services.run_dir)
+
+    def accept(self, assignment: Assignment, ends: bool) -> None:
+        """Take the latest assignment."""
+        self._assignment, self._ends = assignment, ends
+        if not self._shutdown.wanted:
+            self._progress.update(assignment)
+            self._health_file.follow(assignment, self._health_check.devices)
+        if self._round is not None and (ends or self._round.key != self._node_state.round):
+            self._round.cancel()
+        if not ends and self._node_state.round is None and self.idle:
+            # No worker runs, so the devices are free.
+            self._health_check.update(assignment.check_task, assignment.health)
+
+    def reconcile(self, over: bool) -> None:
+        """Start or stop the workers, unless a start or a stop is under way; a start that is not wanted any more ends
+        early."""
+        if self._work is not None:
+            return
+        action = reconcile(
+            Situation(
+                over=over,
+                wanted=self._node_state.round,
+                started=self._round.key if self._round else None,
+                live=self.running,
+                leaving=self._shutdown.wanted,
+            )
+        )
+        if action is Action.START:
+            self._begin(self._start_round())
+        elif action is Action.STOP:
+            self._stopping = True
+            self._begin(self._stop_workers())
+
+    def report(self, leaving: bool) -> NodeReport:
+        """The report of this node, with its health check results."""
+        return self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
+
+    def begin_move(self, number: signal.Signals) -> str | None:
+        """Ranks cannot move."""
+        return None
+
+    def stop_waiting(self) -> None:
+        """Cancel a start of workers."""
+        if self._plugin_answer is not None:
+            self._plugin_answer.cancel()
+        if self._round is not None:
+            self._round.cancel()
+
+    def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
+        """Send the workers a signal that ends them."""
+        if self._round is not None and (self._stopping or not only_stopping):
+            self._round.group.send(number, delivered_at)
+
+    def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
+        """Pass on a signal to the workers."""
+        if self._round is not None:
+            self._round.group.forward(number, delivered_at)
+
+    async def kill(self) -> None:
+        """Kill the workers, and return when they have ended or the kernel does not end one."""
+        self.stop_waiting()
+        self.send(signal.SIGKILL)
+        if self._work is not None:
+            await asyncio.wait([self._work])
+        if self._round is not None:
+            with contextlib.suppress(StuckProcess):
+                await self._round.group.stop(signal.SIGKILL, 0)
+
+    def leave_report(self, error: Exception | None) -> NodeReport | None:
+        """The report that this node has left. None after a success: the other nodes need no round without workers that
+        have succeeded."""
+        if self._succeeded and self._assignment.phase not in OVER:
+            return None
+        return leave_report(self._node_state, error)
+
+    async def finish(self, assignment: Assignment) -> TaskResults:
+        """Collect the exits of the last round."""
+        succeeded = self._succeeded
+        await self._health_check.close()
+        ends: tuple[WorkerExit, ...] = ()
+        returned: dict[int, bytes] = {}
+        if self._round is not None:
+            await self._round.collect_exit_info(None)
+            ends, returned = self._round.ends, self._round.results()
+            self._round.close()
+        return worker_results(assignment, self._node_state.seat, ends, succeeded, returned)
+
+    async def close(self, assignment: Assignment, result: JobResult) -> None:
+        """End the template and the plugin."""
+        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if result.root is not None and error_file:
+            # The error file of the process that started this launcher gets the first failure's record (as torchrun).
+            problem = failures.copy_root_cause(result.root, error_file)
+            if problem is not None:
+                self._services.console.info(problem)
+        await self._starter.close()
+        if self._plugin is not None:
+            await self._plugin.close()
+        self._events.job_ended(assignment.phase, result.restarts, result.reason)
+
+    @property
+    def _succeeded(self) -> bool:
+        """Whether all workers of this node's round have succeeded."""
+        current = self._round
+        return current is not None and current.key == self._node_state.round and current.group.succeeded
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = asyncio.get_running_loop().create_task(work)
+        self._work.add_done_callback(self._note_work_done)
+
+    def _note_work_done(self, work: asyncio.Task[None]) -> None:
+        self._work = None
+        self._stopping = False
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, Exception):
+            self.problem = error
+        self._services.wake()
+
+    async def _start_round(self) -> None:
+        seat = self._node_state.seat
+        assert seat is not None, "a round is started only with ranks"
+        await self._health_check.suspend()
+        if not self._is_wanted(seat):
+            return
+        if self._round is not None:
+            await self._finish_round(self._round, seat)
+            if not self._is_wanted(seat):
+                return
+            self._round.close()
+            self._round = None
+        placed = None
+        if self._plugin is not None:
+            placed = await self._ask_plugin(self._plugin, seat)
+            if placed is None or not self._is_wanted(seat):
+                return
+        services = self._services
+        port = self._node_state.take_port()
+        specs = build_worker_specs(self._spec, seat, os.environ, services.run_dir.path, services.relay, placed)
+        self._progress.begin_round(seat)
+        self._round = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake)
+        with self._orphans.paused():
+            await self._round.start(self._starter)
+        self._starter.learn_later()
+        self._events.round_started(seat)
+
+    def _is_wanted(self, seat: RankAssignment) -> bool:
+        """Whether these are still this node's ranks after a wait."""
+        return not (self._ends or self._shutdown.wanted) and self._node_state.round == seat.key
+
+    async def _finish_round(self, ended: WorkerRound, seat: RankAssignment) -> None:
+        """Collect the exits of an ended round, and print why there is another one."""
+        if self._spec.backend == "static":
+            # The next round needs the same port, on which a child of the ended rank 0 may still listen.
+            self._orphans.end_now()
+        else:
+            self._orphans.kill_orphans()
+        await ended.collect_exit_info(RESTART_DRAIN_TIMEOUT)
+        if self._is_wanted(seat):
+            self._progress.end_round(ended, self._assignment, seat)
+
+    async def _ask_plugin(self, plugin: LogsSpecsClient, seat: RankAssignment) -> LogsDestinations | None:
+        """The plugin's answer where the output goes; None if a signal was received before it answered."""
+        self._plugin_answer = asyncio.ensure_future(plugin.ask(launcher_environments(self._spec, seat, os.environ)))
+        try:
+            return await self._plugin_answer
+        except asyncio.CancelledError:
+            return None
+        finally:
+            self._plugin_answer = None
+
+    async def _stop_workers(self) -> None:
+        assert self._round is not None, "only workers that were started can be stopped"
+        await self._round.group.stop(*self._shutdown.stop_with(self._spec.shutdown_timeout))
+
+    def _on_worker_end(self, worker: Worker) -> None:
+        self._services.wake()
+        self._orphans.reap()
+        if self.running:
+            # At the end of the round all orphans are killed, whatever their session.
+            self._orphans.kill_session(worker.pid)
+
+
+def worker_results(
+    assignment: Assignment,
+    ranks: RankAssignment | None,
+    ends: tuple[WorkerExit, ...],
+    succeeded: bool,
+    returned: dict[int, bytes],
+) -> TaskResults:
+    """The results of this node's workers. `ranks` are its last ones, `ends` the exits of its workers of that round."""
+    failure = assignment.failure
+    owns_failure = (
+        failure is not None and ranks is not None and ranks.key == assignment.key and ranks.has_rank(failure.rank)
+    )
+    root = failures.root_cause(ends)
+    if owns_failure and ranks is not None and failure is not None and ranks.nodes > 1:
+        # The one that was reported to the other nodes.
+        root = next((end for end in ends if end.rank == failure.rank and end.failed), root)
+    failed = assignment.phase is PlanPhase.FAILED
+    others = [reason for reason in assignment.reasons if not Code.WORKER_FAILED.within([reason])]
+    return TaskResults(
+        ends=ends,
+        root=root,
+        owns_failure=owns_failure,
+        succeeded=succeeded,
+        restarted=ranks is not None and assignment.key.number > 1,
+        returned=returned,
+        why_over=render(others) if failed else "",
+    )
+
+
+async def _severe_node_problems(spec: JobSpec, say: Callable[[str], None]) -> Sequence[str]:
+    # Imported only here: a job without a health check does not load a driver library.
+    from dlrover_run.agent.node_problems import severe_node_problems
+
+    return await severe_node_problems(spec, say)
+
+
+def _logs_plugin(spec: JobSpec) -> LogsSpecsClient | None:
+    if spec.logs.plugin is None:
+        return None
+    from dlrover_run.output.logs_specs import LogsSpecsClient
+
+    return LogsSpecsClient(spec.logs)

@@ -1,0 +1,229 @@
+"""The TensorFlow adapter: the tasks of this node, the job's data queues, scale requests, and the move of tasks to other
+nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import msgspec
+
+from dlrover_run.agent.framework import AgentServices
+from dlrover_run.agent.result import JobResult, TaskResults
+from dlrover_run.agent.starter import Starter
+from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeOrder, NodeTasks, Role
+from tf_ps_runner.agent.channel import TaskChannel
+from tf_ps_runner.agent.queue_server import Membership
+from tf_ps_runner.agent.queue_service import Queues
+from tf_ps_runner.agent.reconcile import ReconcileInput, Terminate, reconcile
+from tf_ps_runner.agent.report import EventPrinter, task_results
+from tf_ps_runner.agent.scale_server import ScaleServer
+from tf_ps_runner.agent.supervisor import TaskSupervisor
+from tf_ps_runner.agent.task_start import PACKAGE
+from tf_ps_runner.scale_protocol import Reply
+from tf_ps_runner.spec import PsJobSpec
+
+MOVE_TIMEOUT = 2.0
+"""Seconds that a node which was asked to leave gives the coordinator to begin moving its tasks to other nodes. A move
+that has begun by then gets `--shutdown-timeout` to finish. If none has, no node has room, and the tasks are ended."""
+
+NO_TASKS = NodeOrder(version=0)
+"""The order of a node without tasks."""
+
+
+class TensorFlowAdapter:
+    """The tasks of this node (a `FrameworkAdapter`)."""
+
+    noun = "tasks"
+
+    def __init__(self, spec: PsJobSpec, services: AgentServices) -> None:
+        assert spec.job.rules.cluster is not None, "such a job has rules for its cluster"
+        self._spec = spec
+        self._services = services
+        self._console = services.console
+        self._shutdown = services.shutdown
+        self._starter = Starter(spec.job, services.console.info, ours=[str(PACKAGE)])
+        self._events = EventPrinter(services.console.info)
+        self._queues = Queues(self._membership())
+        self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
+        self._tasks = TaskSupervisor(spec, services, self._starter, self._channel, self._events)
+        self._tasks.warm()
+        self._scale_server = ScaleServer(spec.job.run_id, self._request_scale)
+        self._desired: DesiredReplicas | None = None
+        self._scale_requests = 0
+        self._assignment = Assignment()
+        self._waiting: Waiting | None = None
+        self._moving = False
+
+    @property
+    def pids(self) -> set[int]:
+        """The pids of the tasks and of their template."""
+        return self._starter.pids | self._tasks.pids
+
+    @property
+    def running(self) -> bool:
+        """Whether a task runs, is being started, or its end is being classified."""
+        return self._tasks.live
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of that is so."""
+        return not self._tasks.live
+
+    @property
+    def problem(self) -> Exception | None:
+        """An error of a start, or a process that SIGKILL did not end."""
+        return self._tasks.problem
+
+    async def open(self) -> None:
+        """Listen for messages of tasks, for their requests for data, and for scale requests."""
+        run_dir = self._services.run_dir
+        if run_dir.path is not None and run_dir.keep:
+            self._console.info(f"logs in {run_dir.path}")
+        self._channel.open()
+        await self._queues.listen()
+        problem = await self._scale_server.open(alone=self._spec.job.backend == "memory")
+        if problem is not None:
+            self._console.info(problem)
+
+    def accept(self, assignment: Assignment, ends: bool) -> None:
+        """Take the latest assignment."""
+        self._assignment = assignment
+        if not (self._shutdown.wanted and self._spec.job.backend == "memory"):
+            # If this is the only node, its shutdown ends the job, and no line about other nodes or restarts is true.
+            self._show_waiting(assignment)
+            self._events.follow(assignment)
+        if (order := assignment.cluster) is not None:
+            answer = Reply(granted=not order.scale_refused, text=order.scale_answer)
+            self._scale_server.answer_up_to(order.scale_answered, answer)
+        self._queues.follow(self._order)
+
+    def reconcile(self, over: bool) -> None:
+        """Take the next steps for all tasks, and send their processes what the order says of them."""
+        situation = ReconcileInput(
+            order=self._assignment.cluster,
+            known=self._tasks.known,
+            over=over,
+            departing=self._shutdown.wanted and not self._moving,
+            sparse=self._spec.sparse,
+        )
+        for action in reconcile(situation):
+            if isinstance(action, Terminate):
+                self._tasks.terminate(action.key, *self._shutdown.stop_with(self._spec.grace))
+            else:
+                self._tasks.carry_out(action, self._order)
+        self._tasks.follow(self._order)
+
+    def report(self, leaving: bool) -> NodeReport:
+        """The report of this node, with its tasks."""
+        if leaving:
+            return self._report(NodePhase.LEAVING)
+        return self._report(NodePhase.RUNNING if self._tasks.known else NodePhase.WAITING)
+
+    def begin_move(self, number: signal.Signals) -> str | None:
+        """Begin to move the tasks, if a cluster manager evicts this node: it sends SIGTERM, and the tasks may continue
+        elsewhere with nothing lost."""
+        job = self._spec.job
+        if not self._tasks.live or number is not signal.SIGTERM or job.backend not in ("master", "etcd"):
+            return None
+        self._moving = True
+        asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._check_move)
+        return f"what runs here is moved to other nodes if they have room, within {job.shutdown_timeout:g} s"
+
+    def stop_waiting(self) -> None:
+        """No start of a task is waited for."""
+
+    def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
+        """Send the tasks a signal that ends them; a move ends with it."""
+        self._moving = self._moving and only_stopping
+        self._tasks.send(number, delivered_at, only_stopping)
+
+    def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
+        """Pass on a signal to the tasks."""
+        self._tasks.forward(number, delivered_at)
+
+    async def kill(self) -> None:
+        """Kill the tasks."""
+        self._tasks.send(signal.SIGKILL)
+
+    def leave_report(self, error: Exception | None) -> NodeReport | None:
+        """The report that this node has left."""
+        return self._report(NodePhase.LEFT)
+
+    async def finish(self, assignment: Assignment) -> TaskResults:
+        """Close all that tasks use, and wait for their output."""
+        await self._scale_server.close()
+        self._channel.close()
+        await self._queues.close()
+        await self._tasks.close()
+        await self._services.relay.end_round((), timeout=None)
+        return task_results(assignment, tuple(self._tasks.ends), self._services.node_state.host)
+
+    async def close(self, assignment: Assignment, result: JobResult) -> None:
+        """End the template."""
+        await self._starter.close()
+
+    @property
+    def _order(self) -> NodeOrder:
+        return self._assignment.cluster or NO_TASKS
+
+    def _report(self, phase: NodePhase) -> NodeReport:
+        tasks = tuple(
+            msgspec.structs.replace(task, queue_port=self._queues.port, queue_key=self._queues.key)
+            if task.key.role is Role.CHIEF
+            else task
+            for task in self._tasks.statuses
+        )
+        node_tasks = NodeTasks(
+            capacity=self._spec.capacity,
+            tasks=tasks,
+            scale_request=self._desired,
+            scale_request_number=self._scale_requests,
+        )
+        return msgspec.structs.replace(self._services.node_state.report(phase), cluster=node_tasks)
+
+    def _show_waiting(self, assignment: Assignment) -> None:
+        waiting = assignment.waiting if assignment.phase not in OVER else None
+        if waiting == self._waiting:
+            return
+        self._waiting = waiting
+        if waiting is None:
+            self._console.clear_waiting()
+        else:
+            self._console.show_waiting(waiting.text, waiting.seconds)
+
+    def _membership(self) -> Membership | None:
+        """What shows other nodes that this one belongs to the job; None if it is the only one."""
+        job = self._spec.job
+        if job.backend == "memory":
+            return None
+        return Membership(job.run_id, job.master.token if job.master is not None else "")
+
+    def _request_scale(self, request: DesiredReplicas) -> int:
+        """Pass a scale request on, together with earlier ones that are not decided yet."""
+        order = self._assignment.cluster
+        decided = order is not None and order.scale_answered >= self._scale_requests
+        before = DesiredReplicas() if decided or self._desired is None else self._desired
+        self._desired = DesiredReplicas(
+            ps=before.ps if request.ps is None else request.ps,
+            workers=before.workers if request.workers is None else request.workers,
+        )
+        self._scale_requests += 1
+        self._services.wake()
+        return self._scale_requests
+
+    def _check_move(self) -> None:
+        order = self._assignment.cluster
+        if order is not None:
+            wanted = {task.key for task in order.tasks}
+            left = {one.key for one in self._tasks.known if one.live} - wanted
+            if left or order.next_servers or order.pause:
+                rest = max(0.0, self._spec.job.shutdown_timeout - MOVE_TIMEOUT)
+                asyncio.get_running_loop().call_later(rest, self._end_move)
+                return
+        self._end_move()
+
+    def _end_move(self) -> None:
+        self._moving = False
+        self._services.wake()
