@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -38,7 +39,7 @@ from harness import OURS, WAIT, finish, start
 from torchrun_tables import VERSIONS, torchrun
 
 from dlrover_run.cli import parse
-from dlrover_run.command_line.parser import CommandLine, parse_argv
+from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, parse_argv
 from dlrover_run.master import command as master
 from dlrover_run.spec import JobSpec
 from tf_ps_runner import cli as tf_ps_run
@@ -107,6 +108,8 @@ def job_of(words: list[str], environ: dict[str, str]) -> JobSpec | CommandLine:
     line = parse_argv(words)
     if line.request is not None:
         return line
+    # A flag behind the script is the script's, which is seldom what the page means.
+    assert not {word.partition("=")[0] for word in line.script_args} & set(DLROVER_RUN.by_spelling)
     warnings: list[str] = []
     spec = parse(words, environ, count_workers=lambda kind, environ: 8, warn=warnings.append)
     assert warnings == []
@@ -249,7 +252,8 @@ def test_the_commands_are_found() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "dlrover-run --nnode=1:2 train.py",
+        "dlrover-run --nnodez=2 train.py",
+        "dlrover-run train.py --nnodes=2",
         "tf-ps-run --pss=2 train.py",
         "make demos",
         "mystery --flag",
@@ -327,11 +331,23 @@ def test_the_script_for_ci_kills_a_node_and_ends_well(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/bash\nexec {sys.executable} -m dlrover_run "$@"\n')
     program.chmod(0o755)
     environ = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        ["bash", "-c", block.text], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=WAIT
+    # A session of its own, so that a job which does not end can be killed as a whole.
+    script = subprocess.Popen(
+        ["bash", "-c", block.text],
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "takes its place (1 of 3 node restarts)" in done.stdout + done.stderr
+    try:
+        printed, _ = script.communicate(timeout=WAIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(script.pid, signal.SIGKILL)
+        raise
+    assert script.returncode == 0, printed
+    assert "takes its place (1 of 3 node restarts)" in printed
 
 
 def test_each_target_of_the_readme_can_be_made() -> None:
