@@ -11,7 +11,6 @@ TensorFlow by the functions that need it.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -162,25 +161,17 @@ def save() -> int:
 
 def __getattr__(name: str) -> Any:
     if name == "ElasticHook":
-        # Its base class is TensorFlow's, which is only imported once a script uses it.
-        return _elastic_hook()
+        import tensorflow as tf
+
+        # Does nothing: tf-ps-run adds its own hook to each MonitoredSession. For scripts that name what they rely on.
+        hook = globals()[name] = type(name, (tf.compat.v1.train.SessionRunHook,), {})
+        return hook
     if name == "rebuild":
         raise AttributeError(
             "tf_ps_runner.hooks.rebuild was removed: load the data at the top level of an installed module, and name "
             "that module in `tf-ps-run --preload`"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-@functools.cache
-def _elastic_hook() -> type:
-    import tensorflow as tf
-
-    class ElasticHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-        """Does nothing: `tf-ps-run` adds its own hook to each MonitoredSession. For scripts that name what they rely
-        on."""
-
-    return ElasticHook
 
 
 def _config() -> dict[str, Any]:

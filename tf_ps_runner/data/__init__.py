@@ -1,1 +1,1 @@
-"""The data of a job: which part of the input is whose, what of it has been used, and how it is asked for."""
+"""The data of a job: which task has which part of the input, how much of it was used, and access to the queues."""

@@ -9,7 +9,23 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+
+
+def _local_stat(path: str) -> Any:
+    found = os.stat(path)
+    return SimpleNamespace(length=found.st_size, mtime_nsec=found.st_mtime_ns)
+
+
+_LOCAL = SimpleNamespace(
+    GFile=open,
+    remove=os.remove,
+    rename=lambda source, target, overwrite: os.replace(source, target),
+    stat=_local_stat,
+    listdir=os.listdir,
+)
+"""What is used of `gfile`, for local paths."""
 
 
 def tensorflow() -> Any:
@@ -19,30 +35,22 @@ def tensorflow() -> Any:
 
 def read(path: str, most: int = -1) -> bytes:
     """The first `most` bytes of a file, all of them for -1."""
-    with _translated(path) as remote:
-        if remote is None:
-            with open(path, "rb") as file:
-                return file.read(most)
-        with remote.GFile(path, "rb") as file:
-            content: bytes = file.read(most)
-            return content
+    with _file_system(path) as fs, fs.GFile(path, "rb") as file:
+        content: bytes = file.read(most)
+        return content
 
 
 def write(path: str, content: bytes) -> None:
     """Write a file that exists as a whole or not at all: it is renamed from a temporary name beside it."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with _translated(path) as remote:
-            if remote is None:
-                with open(temporary, "wb") as file:
-                    file.write(content)
+        with _file_system(path) as fs:
+            with fs.GFile(temporary, "wb") as file:
+                file.write(content)
+                if fs is _LOCAL:
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(temporary, path)
-            else:
-                with remote.GFile(temporary, "wb") as file:
-                    file.write(content)
-                remote.rename(temporary, path, overwrite=True)
+            fs.rename(temporary, path, overwrite=True)
     except OSError:
         with contextlib.suppress(OSError):
             remove(temporary)
@@ -51,17 +59,15 @@ def write(path: str, content: bytes) -> None:
 
 def remove(path: str) -> None:
     """Remove a file."""
-    with _translated(path) as remote:
-        (os.remove if remote is None else remote.remove)(path)
+    with _file_system(path) as fs:
+        fs.remove(path)
 
 
 def size(path: str) -> int | None:
     """The bytes of a file; None if it cannot be found."""
-    try:
-        with _translated(path) as remote:
-            return os.path.getsize(path) if remote is None else int(remote.stat(path).length)
-    except Exception:
-        return None
+    with contextlib.suppress(Exception), _file_system(path) as fs:
+        return int(fs.stat(path).length)
+    return None
 
 
 def exists(path: str) -> bool:
@@ -71,28 +77,23 @@ def exists(path: str) -> bool:
 
 def modified(path: str) -> float:
     """When a file was last written, in nanoseconds; 0 if it cannot be found."""
-    try:
-        with _translated(path) as remote:
-            return float(os.stat(path).st_mtime_ns if remote is None else remote.stat(path).mtime_nsec)
-    except Exception:
-        return 0.0
+    with contextlib.suppress(Exception), _file_system(path) as fs:
+        return float(fs.stat(path).mtime_nsec)
+    return 0.0
 
 
 def list_names(directory: str) -> list[str]:
     """The names in a directory; none if it cannot be read."""
-    try:
-        with _translated(directory) as remote:
-            return list(os.listdir(directory) if remote is None else remote.listdir(directory))
-    except Exception:
-        return []
+    with contextlib.suppress(Exception), _file_system(directory) as fs:
+        return list(fs.listdir(directory))
+    return []
 
 
 @contextlib.contextmanager
-def _translated(path: str) -> Iterator[Any]:
-    """`gfile` for a path with a scheme, None for a local path; errors of `gfile` become those of the operating
-    system."""
+def _file_system(path: str) -> Iterator[Any]:
+    """`gfile` for a path with a scheme; its errors become those of the operating system."""
     if "://" not in path:
-        yield None
+        yield _LOCAL
         return
     module = tensorflow()
     if module is None:
@@ -100,10 +101,6 @@ def _translated(path: str) -> Iterator[Any]:
     try:
         yield module.io.gfile
     except module.errors.NotFoundError as error:
-        raise FileNotFoundError(_first_line(error)) from None
+        raise FileNotFoundError(str(error).partition("\n")[0][:500]) from None
     except module.errors.OpError as error:
-        raise OSError(_first_line(error)) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:500]
+        raise OSError(str(error).partition("\n")[0][:500]) from None

@@ -68,7 +68,7 @@ class Mismatch:
 
     name: str
     held: int
-    asked: int
+    wanted: int
 
 
 @dataclasses.dataclass
@@ -287,7 +287,7 @@ def matching_servers(found: Iterable[Mismatch], present: int) -> int:
     parts for each server; 0 where that cannot be."""
     numbers = set()
     for mismatch in found:
-        per_server, rest = divmod(mismatch.asked, present) if present else (0, 0)
+        per_server, rest = divmod(mismatch.wanted, present) if present else (0, 0)
         if not per_server or rest or not mismatch.held or mismatch.held % per_server:
             return 0
         numbers.add(mismatch.held // per_server)
@@ -301,7 +301,7 @@ def refuse(path: str, found: list[Mismatch]) -> NoReturn:
     if first.held:
         text = (
             f"{path} is not restored: it holds {_counted(first.held)} of the table {first.name!r}, which is looked up "
-            f'with partition_strategy="mod", and the script makes {first.asked} with {present} parameter '
+            f'with partition_strategy="mod", and the script makes {first.wanted} with {present} parameter '
             f"server{'' if present == 1 else 's'}: each id would get the row of another id"
         )
     else:
@@ -311,7 +311,7 @@ def refuse(path: str, found: list[Mismatch]) -> NoReturn:
             "format V2, and not before the first step"
         )
     number = matching_servers(found, present)
-    _report(text, number, number, first.name, first.held, refused=first.asked)
+    _report(text, number, number, first.name, first.held, refused=first.wanted)
     leave()
 
 

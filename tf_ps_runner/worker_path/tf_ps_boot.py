@@ -2,8 +2,8 @@
 
 As a module it makes `tf_ps_runner` importable there, wherever the launcher is installed, and has TensorFlow patched
 once the script imports it. It reads no environment and opens nothing, so that a template that has imported it can be
-forked. As a program (`python -u tf_ps_boot.py script.py ARGS`, or `-m module ARGS`) it does the same and becomes the
-script, as the interpreter would have run it.
+forked. As a program (`python -u tf_ps_boot.py script.py ARGS`, or `-m module ARGS`) it also runs the script, as the
+interpreter would have run it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CANNOT_OPEN = 2
 """The interpreter's exit code for a script that cannot be read."""
 
 
-def bring_package() -> None:
-    """Make `tf_ps_runner` importable, by its own directory only: other packages beside it do not belong here."""
+def add_package() -> None:
+    """Make `tf_ps_runner` importable, and no other package beside it."""
     if "tf_ps_runner" in sys.modules:
         return
     directory = os.path.dirname(os.path.dirname(HERE))
@@ -37,14 +37,14 @@ def bring_package() -> None:
 
 def install() -> None:
     """Have TensorFlow patched."""
-    bring_package()
+    add_package()
     from tf_ps_runner.worker import patches
 
     patches.install()
 
 
 def run_program() -> None:
-    """Become the program that the arguments name, in the existing `__main__`."""
+    """Run the program that the arguments name, in the existing `__main__`."""
     from tf_ps_runner.worker.agent_connection import agent
     from tf_ps_runner.worker.task import task
 
@@ -55,7 +55,7 @@ def run_program() -> None:
     try:
         _run(sys.argv[1:])
     except BaseException:
-        _show_only_the_program()
+        _hide_own_frames()
         raise
 
 
@@ -63,7 +63,7 @@ def _run(arguments: list[str]) -> None:
     if not arguments or (arguments[0] == "-m" and len(arguments) < 2):
         print(f"usage: {os.path.basename(HERE)} SCRIPT [ARGS] | -m MODULE [ARGS]", file=sys.stderr)
         raise SystemExit(CANNOT_OPEN)
-    _forget_this_program(len(sys.argv) - len(arguments))
+    _remove_own_arguments(len(sys.argv) - len(arguments))
     names = vars(sys.modules["__main__"])
     for name in [name for name in names if not name.startswith("__")]:
         del names[name]
@@ -73,8 +73,8 @@ def _run(arguments: list[str]) -> None:
         runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
         return
     sys.argv[:] = arguments
-    path = arguments[0] if os.path.isabs(arguments[0]) else os.path.join(os.getcwd(), arguments[0])
-    if _holds_a_program(path):
+    path = os.path.join(os.getcwd(), arguments[0])
+    if _is_runnable_directory(path):
         sys.path.insert(0, path)
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
@@ -82,8 +82,8 @@ def _run(arguments: list[str]) -> None:
     exec(_code(path, names), names)
 
 
-def _forget_this_program(ours: int) -> None:
-    """Remove this file from the interpreter's view of how it was started."""
+def _remove_own_arguments(ours: int) -> None:
+    """Remove this file from `sys.path` and `sys.orig_argv`."""
     if not getattr(sys.flags, "safe_path", False) and os.path.realpath(sys.path[0]) == os.path.dirname(HERE):
         del sys.path[0]
     if hasattr(sys, "orig_argv"):
@@ -96,7 +96,7 @@ def _put_first(directory: str) -> None:
         sys.path.insert(0, directory)
 
 
-def _holds_a_program(path: str) -> bool:
+def _is_runnable_directory(path: str) -> bool:
     """Whether this is a directory or an archive, which runs by its `__main__.py`."""
     for hook in sys.path_hooks:
         try:
@@ -120,12 +120,12 @@ def _code(path: str, names: dict[str, Any]) -> Any:
     return compile(source, path, "exec", dont_inherit=True)
 
 
-def _show_only_the_program() -> None:
+def _hide_own_frames() -> None:
     """Remove the frames of this file from the traceback that the interpreter is about to print."""
     hook = sys.excepthook
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_NAMES:
             trace = trace.tb_next
         value.__traceback__ = sys.last_traceback = trace
         sys.excepthook = hook
@@ -134,7 +134,7 @@ def _show_only_the_program() -> None:
     sys.excepthook = excepthook
 
 
-_OURS = {HERE, __file__, run_program.__code__.co_filename}
+_OWN_NAMES = {HERE, __file__, run_program.__code__.co_filename}
 """The names of this file in a frame."""
 
 
