@@ -71,18 +71,18 @@ class Job:
         with open(self.folder / name, "w") as pipe:
             pipe.write(command + "\n")
 
-    def say(self, name: str, **words: object) -> None:
+    def send(self, name: str, **fields: object) -> None:
         """Have a task send a message to its agent; it has been sent when this returns."""
-        self.say_last(name, **words)
+        self.send_last(name, **fields)
         self.hear(lambda told: told["name"] == name and told["at"] == "said")
 
-    def say_last(self, name: str, **words: object) -> None:
+    def send_last(self, name: str, **fields: object) -> None:
         """Have a task send a message for which the agent kills it: the task may not live to report that it was sent."""
-        self.do(name, f"say {json.dumps(words)}")
+        self.do(name, f"send {json.dumps(fields)}")
 
     def train(self, chief: str = "chief-0", how: str = "fresh", step: int = 0, path: str | None = None) -> None:
         """Have the chief say that it has a whole model."""
-        self.say(chief, say="restored", step=step, how=how, path=path)
+        self.send(chief, type="restored", step=step, how=how, path=path)
 
     def finish(self, chief: str, code: int = 0) -> str:
         """Have the chief end well, and the job with it; what stood on the console."""

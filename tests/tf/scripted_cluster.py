@@ -122,7 +122,7 @@ class Process:
 
     def heard(self, what: str) -> list[Message]:
         """All that it has said of one kind."""
-        return [message for message in self.said if message.get("say") == what]
+        return [message for message in self.said if message.get("type") == what]
 
     def wait_said(self, what: str, such: Callable[[Message], bool] = lambda _: True) -> Message:
         """The first word of a kind that is `such`; waits for it."""
@@ -259,7 +259,7 @@ class ScriptedCluster:
 
     def asked(self, process: Process, line: socket.socket, text: bytes) -> None:
         """A process asks for something: a chief for the state of queues that nobody has made."""
-        line.sendall(json.dumps({"answer": json.loads(text)["ask"]}).encode() + b"\n")
+        line.sendall(json.dumps({"answer": json.loads(text)["request"]}).encode() + b"\n")
 
     def left(self, process: Process) -> None:
         """The line of a process has ended."""
@@ -271,7 +271,7 @@ class ScriptedCluster:
 
     def _send(self, line: socket.socket) -> None:
         try:
-            line.sendall(json.dumps({"tell": "order", "version": self.version, **self._order}).encode() + b"\n")
+            line.sendall(json.dumps({"type": "order", "version": self.version, **self._order}).encode() + b"\n")
         except OSError:
             return
 
@@ -290,15 +290,15 @@ class ScriptedCluster:
                 for text in lines:
                     message = json.loads(text)
                     with self._heard:
-                        if message.get("say") == "hello":
+                        if message.get("type") == "hello":
                             process = self._numbered(int(message["token"]))
                             process.line = line
                         assert process is not None
                         process.said.append(message)
                         self._heard.notify_all()
-                        if message.get("say") == "hello":
+                        if message.get("type") == "hello":
                             self._send(line)
-                    if "ask" in message:
+                    if "request" in message:
                         self.asked(process, line, text)
             except OSError:
                 pass

@@ -45,7 +45,7 @@ def test_a_server_that_is_killed_takes_all_with_it_and_all_come_back_where_they_
     first = {name: job.up(name) for name in ("ps-0", "ps-1", "chief-0", "worker-0")}
     job.train()
     job.told("worker-0", open=True)
-    job.say("chief-0", say="step", step=141)
+    job.send("chief-0", type="step", step=141)
     with watched(*(told["pid"] for told in first.values())) as before:
         os.kill(first["ps-0"]["pid"], signal.SIGKILL)
         second = {name: job.up(name) for name in ("ps-2", "ps-3", "chief-1", "worker-1")}
@@ -115,7 +115,7 @@ def test_an_evaluator_that_fails_too_often_ends_no_training(start: Callable[...,
     job.do("evaluator-1", "exit 3")
     assert job.process.stdout is not None
     assert any("training goes on without evaluation" in line for line in job.process.stdout), "the job is over"
-    job.say("chief-0", say="step", step=5)
+    job.send("chief-0", type="step", step=5)
     assert "the evaluation has failed" in job.finish("chief-0")
 
 
@@ -193,7 +193,7 @@ def test_a_chief_whose_table_allows_no_other_number_of_servers_has_it_refused(
     for name in ("ps-0", "ps-1", "ps-2", "chief-0", "worker-0"):
         job.up(name)
     bounds = {"least": 3, "most": 3, "table": "users", "parts": 3, "refused": 0}
-    job.say("chief-0", say="note", text="'users' has 3 parts", server_bounds=bounds)
+    job.send("chief-0", type="note", text="'users' has 3 parts", server_bounds=bounds)
     job.train()
     job.told("worker-0", open=True)
     refused = scale(job, "--ps=2", "--workers=0", *meet)
@@ -280,7 +280,7 @@ def test_a_forwarded_signal_reaches_each_process_once_and_the_job_goes_on(start:
         job.process.send_signal(signal.SIGUSR1)
         for name in names:
             job.hear(lambda told, name=name: (told["name"], told["at"]) == (name, "signalled"))
-    job.say("chief-0", say="step", step=8)
+    job.send("chief-0", type="step", step=8)
     out = job.finish("chief-0")
     assert not job.heard_more("signalled")
     assert not re.search("(ps-2|chief-1|worker-1) begins", out)
@@ -292,7 +292,7 @@ def test_a_chief_that_does_not_restore_the_model_is_given_the_servers_of_the_che
     job = start("--ps=1:3", "--workers=0", "--max-restarts=0")
     job.up("chief-0")
     bounds = {"least": 2, "most": 2, "table": "users", "parts": 2, "refused": 3}
-    job.say_last("chief-0", say="note", text="not restored", server_bounds=bounds)
+    job.send_last("chief-0", type="note", text="not restored", server_bounds=bounds)
     chief = job.up("chief-1")
     assert (chief["version"], len(chief["cluster"]["ps"])) == (2, 2)
     job.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
@@ -306,7 +306,7 @@ def test_a_job_that_cannot_have_the_servers_of_the_checkpoint_ends_and_names_the
     job = start("--ps=1", "--workers=0")
     job.up("chief-0")
     bounds = {"least": 2, "most": 2, "table": "users", "parts": 2, "refused": 1}
-    job.say_last("chief-0", say="note", text="not restored", server_bounds=bounds)
+    job.send_last("chief-0", type="note", text="not restored", server_bounds=bounds)
     out = " ".join(job.ended(1).split())
     assert "it holds 2 parts of the table 'users', and the script makes 1 with 1 parameter server" in out
     assert "start the job with --ps=2" in out.lower()
@@ -496,7 +496,7 @@ def test_a_chief_that_makes_no_step_any_more_is_given_up(start: Callable[..., Jo
     job = start("--ps=1", "--workers=0", "--hang-timeout=1")
     job.up("chief-0")
     job.train()
-    job.say("chief-0", say="step", step=5)
+    job.send("chief-0", type="step", step=5)
     job.up("chief-1")
     job.train("chief-1", "live", 5)
     assert "chief-0 on " in (out := job.finish("chief-1"))

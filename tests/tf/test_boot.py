@@ -152,7 +152,7 @@ def test_a_tensorflow_that_has_changed_is_told_and_the_script_goes_on(tmp_path: 
         with line, line.makefile() as lines:
             said = [json.loads(text) for text in lines]
     assert finished.stdout == "SessionManager True SourceFileLoader\n"
-    notes = [message["text"] for message in said if message["say"] == "note"]
+    notes = [message["text"] for message in said if message["type"] == "note"]
     assert len(notes) == 1, finished.stderr
     assert notes[0].startswith("TensorFlow 9.9 has no ")
     assert "goes back to the last checkpoint" in notes[0]
@@ -179,9 +179,9 @@ def test_the_queues_go_back_with_the_model_although_the_script_has_not_imported_
             with line, line.makefile("rb") as lines:
                 for text in lines:
                     message = json.loads(text)
-                    heard.append(message.get("say") or message["what"])
-                    if "ask" in message:
-                        line.sendall(json.dumps({"answer": message["ask"]}).encode() + b"\n")
+                    heard.append(message["type"])
+                    if "request" in message:
+                        line.sendall(json.dumps({"answer": message["request"]}).encode() + b"\n")
 
         agent = threading.Thread(target=answer)
         agent.start()

@@ -44,7 +44,7 @@ from tf_ps_runner.agent.protocol import (
 
 WORKER, CHIEF = TaskKey(Role.WORKER, 3), TaskKey(Role.CHIEF, 0)
 PATIENCE = 30.0
-TAKE = {"what": "take", "queue": "train", "spec": {"size": 10, "shard": 5, "epochs": 1, "seed": 0, "shuffle": False}}
+TAKE = {"type": "take", "queue": "train", "spec": {"size": 10, "shard": 5, "epochs": 1, "seed": 0, "shuffle": False}}
 
 
 class Agent:
@@ -115,7 +115,7 @@ def agent_of_one(**order: Any) -> Iterator[tuple[Agent, Line]]:
     token = agent.channel.expect(WORKER)
     line = Line(agent.channel.address)
     try:
-        line.say({"say": "hello", "token": token, "pid": os.getpid()})
+        line.say({"type": "hello", "token": token, "pid": os.getpid()})
         yield agent, line
     finally:
         line.socket.close()
@@ -145,11 +145,11 @@ async def test_a_process_is_known_by_its_token_and_by_the_pid_that_the_kernel_te
     agent = Agent()
     token = agent.channel.expect(WORKER)
     line = Line(agent.channel.address)
-    line.say({"say": "hello", "token": token, "pid": 1})
+    line.say({"type": "hello", "token": token, "pid": 1})
     await agent.heard(ProcessHello("", os.getpid()))
-    line.say({"say": "ready"}, {"say": "step", "step": 7}, {"say": "note", "text": "a word"})
-    line.say({"say": "saved", "step": 8, "path": "/x/model.ckpt-8"})
-    line.say({"say": "restored", "step": 9, "path": None, "how": "live", "skipped": ["a sentence"]})
+    line.say({"type": "ready"}, {"type": "step", "step": 7}, {"type": "note", "text": "a word"})
+    line.say({"type": "saved", "step": 8, "path": "/x/model.ckpt-8"})
+    line.say({"type": "restored", "step": 9, "path": None, "how": "live", "skipped": ["a sentence"]})
     line.socket.close()
     await agent.heard(
         ProcessHello("", os.getpid()),
@@ -170,8 +170,8 @@ async def test_an_order_is_told_after_the_greeting_and_whenever_it_changes() -> 
     token = agent.channel.expect(WORKER)
     agent.channel.tell(WORKER, OrderMessage(1))
     line = Line(agent.channel.address)
-    line.say({"say": "hello", "token": token, "pid": 1})
-    told = {"tell": "order", "version": 1, "open": False, "pause": False, "save": False, "ending": False}
+    line.say({"type": "hello", "token": token, "pid": 1})
+    told = {"type": "order", "version": 1, "open": False, "pause": False, "save": False, "ending": False}
     assert await line.hear() == told
     agent.channel.tell(WORKER, OrderMessage(1))
     agent.channel.tell(WORKER, OrderMessage(1, open=True))
@@ -183,7 +183,7 @@ async def test_an_order_is_told_after_the_greeting_and_whenever_it_changes() -> 
 @running
 async def test_requests_are_answered_when_the_answer_is_known_in_whatever_order() -> None:
     with agent_of_one() as (agent, line):
-        line.say({"ask": 1, **TAKE}, {"ask": 2, "what": "snapshot"})
+        line.say({"request": 1, **TAKE}, {"request": 2, "type": "snapshot"})
         await agent.until(lambda: len(agent.asked) == 2)
         assert isinstance(agent.asked[0][1], Take)
         assert agent.asked[1][:2] == (WORKER, Snapshot())
@@ -191,11 +191,11 @@ async def test_requests_are_answered_when_the_answer_is_known_in_whatever_order(
         agent.asked[0][2](Answer(shard=4, begin=0, end=5, epoch=1))
         assert await line.hear() == {"answer": 2, "over": True}
         assert await line.hear() == {"answer": 1, "shard": 4, "begin": 0, "end": 5, "epoch": 1}
-        line.say({"ask": 3, "what": "used", "queue": "train", "shard": 4, "next": 5})
+        line.say({"request": 3, "type": "used", "queue": "train", "shard": 4, "next": 5})
         await agent.until(lambda: len(agent.asked) == 3)
         agent.asked[2][2](Answer())
         assert await line.hear() == {"answer": 3}
-        line.say({"ask": 4, "what": "snapshot"})
+        line.say({"request": 4, "type": "snapshot"})
         await agent.until(lambda: len(agent.asked) == 4)
         line.socket.close()
         await agent.heard(Disconnected())
@@ -206,13 +206,13 @@ async def test_requests_are_answered_when_the_answer_is_known_in_whatever_order(
 async def test_what_cannot_be_asked_is_answered_with_a_sentence_and_the_line_goes_on() -> None:
     with agent_of_one() as (_, line):
         for request in (
-            {"what": "nothing"},
+            {"type": "nothing"},
             {**TAKE, "spec": {"size": -1, "shard": 5}},
             {**TAKE, "queue": "\n"},
-            {"what": "used", "queue": "train", "shard": 0, "next": 2**80},
-            {"what": "rollback", "state": {"version": 1, "queues": {"a": []}}},
+            {"type": "used", "queue": "train", "shard": 0, "next": 2**80},
+            {"type": "rollback", "state": {"version": 1, "queues": {"a": []}}},
         ):
-            line.say({"ask": 5, **request})
+            line.say({"request": 5, **request})
             answer = await line.hear()
             assert answer["answer"] == 5
             assert answer["error"].startswith("this cannot be asked: ")
@@ -221,7 +221,7 @@ async def test_what_cannot_be_asked_is_answered_with_a_sentence_and_the_line_goe
 @running
 async def test_what_is_no_word_of_a_known_process_is_told_once_and_does_not_end_its_line() -> None:
     with agent_of_one() as (agent, line):
-        line.say({"say": "step", "step": -5}, {"say": "sing"}, [1, 2], {"say": "step", "step": 4})
+        line.say({"type": "step", "step": -5}, {"type": "sing"}, [1, 2], {"type": "step", "step": 4})
         await agent.heard(Step(4))
         notes = [event for _, event in agent.events if isinstance(event, Note)]
         assert len(notes) == 1
@@ -231,9 +231,9 @@ async def test_what_is_no_word_of_a_known_process_is_told_once_and_does_not_end_
 @pytest.mark.parametrize(
     "word",
     [
-        b'{"say":"hello","token":"x","pid":1}\n',
-        b'{"say":"ready"}\n',
-        b'{"ask":1,"what":"snapshot"}\n',
+        b'{"type":"hello","token":"x","pid":1}\n',
+        b'{"type":"ready"}\n',
+        b'{"request":1,"type":"snapshot"}\n',
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\n",
         b"[" * 60_000 + b"\n",
@@ -264,7 +264,7 @@ async def test_another_user_is_not_heard_even_with_the_token() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection_module.os, "geteuid", lambda: os.getuid() + 1)
         line = Line(agent.channel.address)
-        line.say({"say": "hello", "token": token, "pid": 1})
+        line.say({"type": "hello", "token": token, "pid": 1})
         assert await line.hear() is None
     assert agent.events == []
     agent.channel.close()
@@ -274,7 +274,7 @@ CHILD = """
 import os, socket, sys, time
 line = socket.socket(socket.AF_UNIX)
 line.connect("\\0" + sys.argv[1][1:])
-line.sendall(b'{"say":"hello","token":"%s","pid":1}\\n' % sys.argv[2].encode())
+line.sendall(b'{"type":"hello","token":"%s","pid":1}\\n' % sys.argv[2].encode())
 print(line.recv(100) == b"", flush=True)
 """
 
@@ -290,10 +290,10 @@ async def test_a_child_with_its_parents_token_does_not_take_over_the_line() -> N
     agent = Agent()
     token = agent.channel.expect(WORKER)
     line = Line(agent.channel.address)
-    line.say({"say": "hello", "token": token, "pid": 1})
+    line.say({"type": "hello", "token": token, "pid": 1})
     await agent.heard(ProcessHello("", os.getpid()))
     assert await child(CHILD, agent.channel.address, token) == "True"
-    line.say({"say": "step", "step": 1})
+    line.say({"type": "step", "step": 1})
     await agent.heard(ProcessHello("", os.getpid()), Step(1))
     agent.channel.close()
 
@@ -302,12 +302,12 @@ async def test_a_child_with_its_parents_token_does_not_take_over_the_line() -> N
 async def test_the_latest_connection_of_a_process_wins() -> None:
     agent = Agent()
     token = agent.channel.expect(WORKER)
-    hello = {"say": "hello", "token": token, "pid": 1}
+    hello = {"type": "hello", "token": token, "pid": 1}
     first, second = Line(agent.channel.address), Line(agent.channel.address)
-    first.say(hello, {"say": "step", "step": 1})
+    first.say(hello, {"type": "step", "step": 1})
     await agent.heard(Step(1))
-    first.say({"say": "step", "step": 2})
-    second.say(hello, {"say": "step", "step": 3})
+    first.say({"type": "step", "step": 2})
+    second.say(hello, {"type": "step", "step": 3})
     pid = os.getpid()
     await agent.heard(ProcessHello("", pid), Step(1), Step(2), Disconnected(), ProcessHello("", pid), Step(3))
     assert await first.hear() is None
@@ -321,14 +321,14 @@ async def test_the_last_words_of_a_process_are_heard_before_it_is_forgotten() ->
     agent.channel.tell(CHIEF, OrderMessage(1))
     line = Line(agent.channel.address)
     # More than its pace allows, and it leaves without having read what it was told.
-    line.say({"say": "hello", "token": token, "pid": 1}, *({"say": "step", "step": step} for step in range(900)))
-    line.say({"say": "saved", "step": 900, "path": "/x"})
+    line.say({"type": "hello", "token": token, "pid": 1}, *({"type": "step", "step": step} for step in range(900)))
+    line.say({"type": "saved", "step": 900, "path": "/x"})
     line.socket.close()
     agent.channel.finish(CHIEF)
     events = [event for _, event in agent.events]
     assert events == [ProcessHello("", os.getpid()), *map(Step, range(900)), Saved(900, "/x"), Disconnected()]
     late = Line(agent.channel.address)
-    late.say({"say": "hello", "token": token, "pid": 1})
+    late.say({"type": "hello", "token": token, "pid": 1})
     assert await late.hear() is None
     agent.channel.close()
 
@@ -347,13 +347,13 @@ async def test_a_flood_of_one_process_lets_the_others_be_heard() -> None:
     agent = Agent()
     tokens = {task: agent.channel.expect(task) for task in (WORKER, CHIEF)}
     flood, calm = Line(agent.channel.address), Line(agent.channel.address)
-    flood.say({"say": "hello", "token": tokens[WORKER], "pid": 1})
+    flood.say({"type": "hello", "token": tokens[WORKER], "pid": 1})
     flood.socket.setblocking(False)
-    words = b'{"say":"step","step":1}\n' * 50_000
+    words = b'{"type":"step","step":1}\n' * 50_000
     with contextlib.suppress(BlockingIOError):
         while True:
             flood.socket.send(words)
-    calm.say({"say": "hello", "token": tokens[CHIEF], "pid": 1})
+    calm.say({"type": "hello", "token": tokens[CHIEF], "pid": 1})
     await agent.heard(ProcessHello("", os.getpid()), of=CHIEF)
     assert sum(task == WORKER for task, _ in agent.events) <= 3 * connection_module.LINES_AT_ONCE
     # What it has to say does not pile up here: its own socket is full.
@@ -381,7 +381,7 @@ async def flood_with_requests(agent: Agent, line: Line) -> None:
     line.socket.setblocking(False)
     while not isinstance(agent.events[-1][1], Disconnected):
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            line.socket.send(b'{"ask":1,"what":"sing' + b"x" * 1000 + b'"}\n')
+            line.socket.send(b'{"request":1,"type":"sing' + b"x" * 1000 + b'"}\n')
         asked += 1
         assert asked < 100_000
         await asyncio.sleep(0)
@@ -390,7 +390,7 @@ async def flood_with_requests(agent: Agent, line: Line) -> None:
 @running
 async def test_a_process_that_asks_and_asks_loses_its_line() -> None:
     with agent_of_one() as (agent, line):
-        line.say(*({"ask": number, "what": "snapshot"} for number in range(MAX_PENDING_REQUESTS + 1)))
+        line.say(*({"request": number, "type": "snapshot"} for number in range(MAX_PENDING_REQUESTS + 1)))
         await agent.heard(Disconnected())
         assert len(agent.asked) == MAX_PENDING_REQUESTS
         assert agent.gone_to_clerk == [WORKER]
@@ -400,7 +400,7 @@ async def test_a_process_that_asks_and_asks_loses_its_line() -> None:
 async def test_a_line_without_an_end_is_ended_at_its_bound() -> None:
     with agent_of_one() as (agent, line):
         await agent.heard(ProcessHello("", os.getpid()))
-        line.socket.sendall(b'{"say":"note","text":"')
+        line.socket.sendall(b'{"type":"note","text":"')
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             line.socket.setblocking(True)
             await asyncio.get_running_loop().run_in_executor(None, line.socket.sendall, b"x" * (4 * MAX_LINE))
@@ -412,12 +412,12 @@ async def test_strangers_are_bounded_and_do_not_keep_a_process_out() -> None:
     agent = Agent()
     token = agent.channel.expect(WORKER)
     first = Line(agent.channel.address)
-    first.say({"say": "hello", "token": token, "pid": 1})
+    first.say({"type": "hello", "token": token, "pid": 1})
     strangers = [Line(agent.channel.address) for _ in range(4 * MAX_UNAUTHENTICATED)]
     await agent.heard(ProcessHello("", os.getpid()))
     assert await strangers[0].hear() is None
     last = Line(agent.channel.address)
-    last.say({"say": "hello", "token": token, "pid": 1}, {"say": "step", "step": 1})
+    last.say({"type": "hello", "token": token, "pid": 1}, {"type": "step", "step": 1})
     await agent.heard(Step(1))
     for line in strangers:
         line.socket.close()
@@ -440,7 +440,7 @@ async def test_connections_that_find_no_descriptor_are_accepted_when_there_is_on
         agent = Agent()
         token = agent.channel.expect(WORKER)
         line = Line(agent.channel.address)
-        line.say({"say": "hello", "token": token, "pid": 1})
+        line.say({"type": "hello", "token": token, "pid": 1})
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
@@ -458,17 +458,17 @@ async def test_anything_that_anybody_says_leaves_the_channel_as_it_was() -> None
     """Random words, cut up and put together, of one with a token and of many without."""
     chance = random.Random(11)
     pieces = [
-        b'{"say":"step","step":1}\n',
-        b'{"say":"note","text":"\\u0000\\u001b[31m"}\n',
-        b'{"ask":1,"what":"take","queue":"a","spec":{"size":1,"shard":1}}\n',
-        b'{"ask":9,"what":"rollback","state":{"version":1,"queues":{"a":{"spec":{"size":1,"shard":1},"next":1}}}}\n',
-        b'{"say":"restored","step":1,"how":"fresh"}\n',
-        b'{"ask":true,"what":1e999}\n',
-        b'{"say":"hello","token":"","pid":-1}\n',
+        b'{"type":"step","step":1}\n',
+        b'{"type":"note","text":"\\u0000\\u001b[31m"}\n',
+        b'{"request":1,"type":"take","queue":"a","spec":{"size":1,"shard":1}}\n',
+        b'{"request":9,"type":"rollback","state":{"version":1,"queues":{"a":{"spec":{"size":1,"shard":1},"next":1}}}}\n',
+        b'{"type":"restored","step":1,"how":"fresh"}\n',
+        b'{"request":true,"type":1e999}\n',
+        b'{"type":"hello","token":"","pid":-1}\n',
         b"\x00\xff{[\n",
         b"[" * 2000 + b"\n",
-        b'{"say":{"say":"say"}}\n',
-        b'{"say":"step","step":1e5}\n',
+        b'{"type":{"type":"say"}}\n',
+        b'{"type":"step","step":1e5}\n',
     ]
     agent = Agent()
     tokens = {task: agent.channel.expect(task) for task in (WORKER, CHIEF)}
@@ -477,7 +477,7 @@ async def test_anything_that_anybody_says_leaves_the_channel_as_it_was() -> None
         line = Line(agent.channel.address)
         words = b"".join(chance.choice(pieces) for _ in range(chance.randrange(30)))
         if chance.random() < 0.5:
-            line.say({"say": "hello", "token": tokens[WORKER], "pid": 1})
+            line.say({"type": "hello", "token": tokens[WORKER], "pid": 1})
             cut = chance.randrange(len(words) + 1)
             words = words[:cut] + bytes(chance.randrange(256) for _ in range(chance.randrange(9))) + words[cut:]
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -485,7 +485,7 @@ async def test_anything_that_anybody_says_leaves_the_channel_as_it_was() -> None
         line.socket.close()
         await asyncio.sleep(0)
     calm = Line(agent.channel.address)
-    calm.say({"say": "hello", "token": tokens[CHIEF], "pid": 1}, {"say": "step", "step": 5})
+    calm.say({"type": "hello", "token": tokens[CHIEF], "pid": 1}, {"type": "step", "step": 5})
     await agent.heard(ProcessHello("", os.getpid()), Step(5), of=CHIEF)
     agent.channel.finish(WORKER)
     told = [event for task, event in agent.events if task == WORKER]
@@ -503,8 +503,8 @@ async def test_anything_that_anybody_says_leaves_the_channel_as_it_was() -> None
 @running
 async def test_what_is_told_may_stand_on_a_terminal() -> None:
     with agent_of_one() as (agent, line):
-        line.say({"say": "saved", "step": 1, "path": "/a  b\x1b[31m"}, {"say": "note", "text": "a\x1b[2Jb"})
-        line.say({"say": "restored", "step": 1, "how": "fresh", "path": "/a  b", "skipped": ["x\x07"]})
+        line.say({"type": "saved", "step": 1, "path": "/a  b\x1b[31m"}, {"type": "note", "text": "a\x1b[2Jb"})
+        line.say({"type": "restored", "step": 1, "how": "fresh", "path": "/a  b", "skipped": ["x\x07"]})
         await agent.heard(Saved(1, "/a b [31m"), Note("a [2Jb"), Restored(1, "fresh", "/a  b", ("x",)))
 
 

@@ -156,7 +156,7 @@ TestJob.settings = settings(max_examples=150, stateful_step_count=60, deadline=N
 def read_back(state: SavedState) -> SavedState:
     """As a chief keeps it beside a checkpoint and hands it back, through the JSON of its own interpreter."""
     told = json.loads(msgspec.json.encode(state))
-    line = json.dumps({"ask": 1, "what": "rollback", "state": told}).encode()
+    line = json.dumps({"request": 1, "type": "rollback", "state": told}).encode()
     assert len(line) < MAX_LINE
     asked = read_line(line)
     assert isinstance(asked, tuple)

@@ -36,7 +36,7 @@ class Line:
 
     def request(self, what: str, **fields: Any) -> dict[str, Any]:
         """The desk's answer, once there is one."""
-        asked = read_line(json.dumps({"ask": 1, "what": what, **fields}).encode())
+        asked = read_line(json.dumps({"request": 1, "type": what, **fields}).encode())
         assert isinstance(asked, tuple)
         answered: list[Answer] = []
         there = threading.Event()

@@ -372,7 +372,7 @@ class FarProcess:
 
     def request(self, what: str, **fields: Any) -> Mapping[str, Any]:
         """What the agent of its own node answers; called in the client's threads."""
-        asked = read_line(json.dumps({"ask": 1, "what": what, **fields}).encode())
+        asked = read_line(json.dumps({"request": 1, "type": what, **fields}).encode())
         assert isinstance(asked, tuple)
         found: Future[Answer] = Future()
         self._loop.call_soon_threadsafe(self._nodes.far.ask, self.task, asked[1], found.set_result)
@@ -382,7 +382,8 @@ class FarProcess:
     async def ask(self, ask: Request) -> Answer:
         """What comes of a request."""
         fields = msgspec.to_builtins(ask)
-        found = await self._loop.run_in_executor(self._nodes.threads, lambda: self.client.request(**fields))
+        what = fields.pop("type")
+        found = await self._loop.run_in_executor(self._nodes.threads, lambda: self.client.request(what, **fields))
         return msgspec.convert(found, Answer)
 
     def end(self) -> None:
@@ -661,12 +662,19 @@ async def test_the_token_of_one_task_opens_nothing_for_another() -> None:
         token = Membership("job", "secret").token_of(A, 1, nodes.key)
         for role, number, version in (("worker", 0, 1), ("worker", 1, 1), ("chief", 0, 1), ("worker", 0, 2)):
             reader, writer = await asyncio.open_connection("127.0.0.1", nodes.near.port)
-            hello = {"say": "queue", "protocol": PROTOCOL, "job": "job", "version": version, "role": role, "id": number}
+            hello = {
+                "type": "queue",
+                "protocol": PROTOCOL,
+                "job": "job",
+                "version": version,
+                "role": role,
+                "id": number,
+            }
             writer.write(json.dumps({**hello, "session": "a" * 64, "nonce": "b" * 64}).encode() + b"\n")
             nonce = json.loads(await reader.readline())["nonce"]
-            proof = {"say": "proof", "mac": prove(token, "process", "b" * 64, nonce)}
+            proof = {"type": "proof", "mac": prove(token, "process", "b" * 64, nonce)}
             writer.write(json.dumps(proof).encode() + b"\n")
-            told = json.loads(await reader.readline())["tell"]
+            told = json.loads(await reader.readline())["type"]
             assert told == ("welcome" if (role, number, version) == ("worker", 0, 1) else "refused")
             writer.close()
 
@@ -674,10 +682,10 @@ async def test_the_token_of_one_task_opens_nothing_for_another() -> None:
 @remote
 async def test_what_strangers_say_is_not_heard_and_does_not_last() -> None:
     chance = random.Random(3)
-    hello = {"say": "queue", "protocol": PROTOCOL, "job": "job", "version": 1, "role": "worker", "id": 0}
+    hello = {"type": "queue", "protocol": PROTOCOL, "job": "job", "version": 1, "role": "worker", "id": 0}
     opening = json.dumps({**hello, "session": "a" * 64, "nonce": "b" * 64}).encode() + b"\n"
-    proof = b'{"say": "proof", "mac": "%s"}\n' % (b"0" * 64)
-    take = json.dumps({"ask": 1, **msgspec.to_builtins(TAKE)}).encode() + b"\n"
+    proof = b'{"type": "proof", "mac": "%s"}\n' % (b"0" * 64)
+    take = json.dumps({"request": 1, **msgspec.to_builtins(TAKE)}).encode() + b"\n"
     words = [
         opening,
         proof,

@@ -73,19 +73,19 @@ def test_a_line_begins_with_the_token_and_comes_with_the_first_word(agent: Agent
     connection = AgentConnection()
     assert connection.active
     connection.report("step", step=7)
-    assert agent.read() == {"say": "hello", "token": "secret", "pid": os.getpid()}
-    assert agent.read() == {"say": "step", "step": 7}
+    assert agent.read() == {"type": "hello", "token": "secret", "pid": os.getpid()}
+    assert agent.read() == {"type": "step", "step": 7}
 
 
 def test_the_latest_order_wakes_who_waits_for_it(agent: Agent) -> None:
     connection = AgentConnection()
     assert connection.order == TaskOrder()
     agent.read()
-    agent.write(tell="order", version=3, open=False, pause=False, save=False, ending=False)
+    agent.write(type="order", version=3, open=False, pause=False, save=False, ending=False)
     assert connection.wait_for(lambda order: order.version == 3, PATIENCE)
     opened = threading.Thread(target=lambda: connection.wait_for(lambda order: order.open, PATIENCE), daemon=True)
     opened.start()
-    agent.write(tell="order", version=3, open=True, pause=False, save=False, ending=False)
+    agent.write(type="order", version=3, open=True, pause=False, save=False, ending=False)
     opened.join(PATIENCE)
     assert connection.order == TaskOrder(version=3, open=True)
 
@@ -94,8 +94,8 @@ def test_words_that_a_newer_agent_knows_do_no_harm(agent: Agent) -> None:
     connection = AgentConnection()
     connection.report("ready")
     agent.read()
-    agent.write(tell="weather", sun=True)
-    agent.write(tell="order", version=1, open=True, weather="fine")
+    agent.write(type="weather", sun=True)
+    agent.write(type="order", version=1, open=True, weather="fine")
     assert connection.wait_for(lambda order: order.open, PATIENCE)
 
 
@@ -109,7 +109,7 @@ def test_each_request_gets_its_own_answer(agent: Agent) -> None:
     for thread in asking:
         thread.start()
     agent.read()
-    requests = {request["what"]: request["ask"] for request in (agent.read(), agent.read())}
+    requests = {request["type"]: request["request"] for request in (agent.read(), agent.read())}
     agent.write(answer=requests["snapshot"], state={"a": 1})
     agent.write(answer=requests["take"], over=True)
     for thread in asking:

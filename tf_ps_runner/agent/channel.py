@@ -179,8 +179,8 @@ class TaskChannel:
     def _on_malformed(self, connection: Connection, task: TaskKey | None, bad: protocol.ProtocolError) -> None:
         if task is None:
             connection.close()
-        elif bad.ask is not None:
-            connection.answer(protocol.answer_line(bad.ask, Answer(error=f"this cannot be asked: {bad}")))
+        elif bad.request is not None:
+            connection.answer(protocol.answer_line(bad.request, Answer(error=f"this cannot be asked: {bad}")))
         elif connection not in self._malformed:
             # The connection stays, because it is the process's only way to its data. One note is enough to look for the
             # reason.

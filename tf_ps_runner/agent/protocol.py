@@ -1,8 +1,8 @@
 """The messages between a TensorFlow process and its agent: JSON lines of bounded size and checked shape.
 
-A process reports events (`say`) and requests data (`ask`). The agent sends it the state of the cluster (`tell`), and
-answers. The process's interpreter may not have msgspec, so its side uses plain JSON. A process of another node requests
-data with the same lines.
+A process reports events and requests data; a request has a number (`request`). The agent sends its orders, and answers
+with the number of the request (`answer`). The process's interpreter may not have msgspec, so its side uses plain JSON.
+A process of another node requests data with the same lines.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ RequestId = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ProtocolError(ValueError):
-    """A line that is not a valid message; the text is a clause that says why. `ask` is the number of the request that
-    it would have been, because that can be answered."""
+    """A line that is not a valid message; the text is a clause that says why. `request` is the number of the request
+    that it would have been, because that can be answered."""
 
-    def __init__(self, clause: str, ask: int | None = None) -> None:
+    def __init__(self, clause: str, request: int | None = None) -> None:
         super().__init__(clause)
-        self.ask = ask
+        self.request = request
 
 
-class ProcessHello(msgspec.Struct, frozen=True, tag_field="say", tag="hello", forbid_unknown_fields=True):
+class ProcessHello(msgspec.Struct, frozen=True, tag_field="type", tag="hello", forbid_unknown_fields=True):
     """The first line of a process, with the token that it was given. `pid` is what the process takes its own to be; as
     an event it has the pid that the kernel knows, and no token."""
 
@@ -49,11 +49,11 @@ class ProcessHello(msgspec.Struct, frozen=True, tag_field="say", tag="hello", fo
     pid: int
 
 
-class Ready(msgspec.Struct, frozen=True, tag_field="say", tag="ready", forbid_unknown_fields=True):
+class Ready(msgspec.Struct, frozen=True, tag_field="type", tag="ready", forbid_unknown_fields=True):
     """A worker is past the gate, or an evaluator has begun."""
 
 
-class Restored(msgspec.Struct, frozen=True, tag_field="say", tag="restored", forbid_unknown_fields=True):
+class Restored(msgspec.Struct, frozen=True, tag_field="type", tag="restored", forbid_unknown_fields=True):
     """The chief has a complete model, of global step `step`: from the checkpoint at `path`, a live one, or a fresh one.
     The step is -1 if the script has no step counter that can be found. `skipped` are sentences about checkpoints that
     could not be used."""
@@ -64,20 +64,20 @@ class Restored(msgspec.Struct, frozen=True, tag_field="say", tag="restored", for
     skipped: Annotated[tuple[Text, ...], Meta(max_length=MAX_SKIPPED)] = ()
 
 
-class Step(msgspec.Struct, frozen=True, tag_field="say", tag="step", forbid_unknown_fields=True):
+class Step(msgspec.Struct, frozen=True, tag_field="type", tag="step", forbid_unknown_fields=True):
     """The global step of the process."""
 
     step: Total
 
 
-class Saved(msgspec.Struct, frozen=True, tag_field="say", tag="saved", forbid_unknown_fields=True):
+class Saved(msgspec.Struct, frozen=True, tag_field="type", tag="saved", forbid_unknown_fields=True):
     """The chief has written the checkpoint at `path`, of global step `step`."""
 
     step: Total
     path: Path
 
 
-class Note(msgspec.Struct, frozen=True, tag_field="say", tag="note", forbid_unknown_fields=True):
+class Note(msgspec.Struct, frozen=True, tag_field="type", tag="note", forbid_unknown_fields=True):
     """One line for the user. `server_bounds` reports what the tables of a chief require of the number of servers."""
 
     text: Text
@@ -92,14 +92,14 @@ TaskMessage = ProcessHello | Ready | Restored | Step | Saved | Note
 TaskEvent = TaskMessage | Disconnected
 
 
-class Take(msgspec.Struct, frozen=True, tag_field="what", tag="take"):
+class Take(msgspec.Struct, frozen=True, tag_field="type", tag="take"):
     """Request the next part of a queue. The first task that names a queue creates it, with this spec."""
 
     queue: QueueName
     spec: QueueSpec
 
 
-class Used(msgspec.Struct, frozen=True, tag_field="what", tag="used"):
+class Used(msgspec.Struct, frozen=True, tag_field="type", tag="used"):
     """A part was used up to the offset `next`, the first one that was not used."""
 
     queue: QueueName
@@ -107,11 +107,11 @@ class Used(msgspec.Struct, frozen=True, tag_field="what", tag="used"):
     next: Total
 
 
-class Snapshot(msgspec.Struct, frozen=True, tag_field="what", tag="snapshot"):
+class Snapshot(msgspec.Struct, frozen=True, tag_field="type", tag="snapshot"):
     """Request the state of all queues, to be stored beside a checkpoint that is written after the answer."""
 
 
-class Rollback(msgspec.Struct, frozen=True, tag_field="what", tag="rollback"):
+class Rollback(msgspec.Struct, frozen=True, tag_field="type", tag="rollback"):
     """Go back to the state beside the checkpoint that was restored; None for the very beginning."""
 
     state: SavedState | None
@@ -160,7 +160,7 @@ class OrderMessage(msgspec.Struct, frozen=True):
     ending: bool = False
 
 
-class QueueHello(msgspec.Struct, frozen=True, tag_field="say", tag="queue", forbid_unknown_fields=True):
+class QueueHello(msgspec.Struct, frozen=True, tag_field="type", tag="queue", forbid_unknown_fields=True):
     """The first line of a process to the queues on another node. `session` is random and the same for all connections
     of the process, `nonce` is new with each."""
 
@@ -173,7 +173,7 @@ class QueueHello(msgspec.Struct, frozen=True, tag_field="say", tag="queue", forb
     nonce: Nonce
 
 
-class QueueProof(msgspec.Struct, frozen=True, tag_field="say", tag="proof", forbid_unknown_fields=True):
+class QueueProof(msgspec.Struct, frozen=True, tag_field="type", tag="proof", forbid_unknown_fields=True):
     """The second line: that the process has the token of its task."""
 
     mac: Mac
@@ -188,60 +188,57 @@ class QueueRequest(NamedTuple):
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    say: str | None = None
-    ask: RequestId | None = None
+    request: RequestId | None = None
     oldest: RequestId = 0
 
 
 _kind = msgspec.json.Decoder(_Kind)
-_said: msgspec.json.Decoder[TaskMessage] = msgspec.json.Decoder(TaskMessage)
-_ask: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_event: msgspec.json.Decoder[TaskMessage] = msgspec.json.Decoder(TaskMessage)
+_request: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _queue_opening: msgspec.json.Decoder[QueueHello | QueueProof] = msgspec.json.Decoder(QueueHello | QueueProof)
-_queue_ask: msgspec.json.Decoder[Take | Used] = msgspec.json.Decoder(Take | Used)
+_queue_request: msgspec.json.Decoder[Take | Used] = msgspec.json.Decoder(Take | Used)
 _encoder = msgspec.json.Encoder()
 
 
 def read_line(line: bytes) -> TaskMessage | tuple[int, Request]:
     """A message of a process, or the number of its request and the request. Raises ProtocolError."""
     kind = _decode(_kind, line)
-    if (kind.say is None) == (kind.ask is None):
-        raise ProtocolError("it neither says nor asks anything")
-    if kind.ask is None:
-        said: TaskMessage = _decode(_said, line)
-        return said
+    if kind.request is None:
+        event: TaskMessage = _decode(_event, line)
+        return event
     try:
-        return kind.ask, _decode(_ask, line)
+        return kind.request, _decode(_request, line)
     except ProtocolError as bad:
-        raise ProtocolError(str(bad), kind.ask) from None
+        raise ProtocolError(str(bad), kind.request) from None
 
 
 def read_queue_line(line: bytes) -> QueueHello | QueueProof | QueueRequest:
     """A line of a process of another node. Raises ProtocolError."""
     kind = _decode(_kind, line)
-    if kind.ask is not None:
-        return QueueRequest(kind.ask, kind.oldest, _decode(_queue_ask, line))
+    if kind.request is not None:
+        return QueueRequest(kind.request, kind.oldest, _decode(_queue_request, line))
     opening: QueueHello | QueueProof = _decode(_queue_opening, line)
     return opening
 
 
 def challenge_line(nonce: str) -> bytes:
     """The line that a process's proof has to cover."""
-    return _encoder.encode({"tell": "challenge", "nonce": nonce}) + b"\n"
+    return _encoder.encode({"type": "challenge", "nonce": nonce}) + b"\n"
 
 
 def welcome_line(mac: str) -> bytes:
     """The line that lets a process of another node ask, with this side's own proof."""
-    return _encoder.encode({"tell": "welcome", "mac": mac}) + b"\n"
+    return _encoder.encode({"type": "welcome", "mac": mac}) + b"\n"
 
 
 def refusal_line(reason: str) -> bytes:
     """The line that turns such a process away; the same may be granted a little later."""
-    return _encoder.encode({"tell": "refused", "reason": reason}) + b"\n"
+    return _encoder.encode({"type": "refused", "reason": reason}) + b"\n"
 
 
 def order_line(order: OrderMessage) -> bytes:
     """The line that sends an order to a process."""
-    return _encoder.encode({"tell": "order", **msgspec.structs.asdict(order)}) + b"\n"
+    return _encoder.encode({"type": "order", **msgspec.structs.asdict(order)}) + b"\n"
 
 
 def answer_line(number: int, answer: Answer) -> bytes:

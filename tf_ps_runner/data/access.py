@@ -16,7 +16,7 @@ import json
 import socket
 from typing import Any
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when two versions of this program could not understand each other."""
 
 DEAD_AFTER_MS = 10_000

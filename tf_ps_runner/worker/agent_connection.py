@@ -108,7 +108,7 @@ class AgentConnection:
 
     def report(self, what: str, **fields: Any) -> None:
         """Send an event to the agent; does nothing without an agent."""
-        self._send({"say": what, **fields})
+        self._send({"type": what, **fields})
 
     def report_once(self, what: str) -> None:
         """Send an event to the agent the first time only."""
@@ -123,7 +123,7 @@ class AgentConnection:
         self._open()
         if self._connected and self.active:
             for sentence in missing_patches():
-                self._send({"say": "note", "text": sentence})
+                self._send({"type": "note", "text": sentence})
 
     def request(self, what: str, **fields: Any) -> dict[str, Any]:
         """Send a request to the agent and return its answer. Raises AgentGone without an agent."""
@@ -132,7 +132,7 @@ class AgentConnection:
             number = self._requests
             self._answers[number] = None
         try:
-            if self._send({"ask": number, "what": what, **fields}):
+            if self._send({"request": number, "type": what, **fields}):
                 with self._changed:
                     self._changed.wait_for(lambda: self._answers[number] is not None or not self._connected)
                     answer = self._answers[number]
@@ -155,7 +155,7 @@ class AgentConnection:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 self._socket.connect("\0" + path[1:] if path.startswith("@") else path)
-                self._socket.sendall(_packed({"say": "hello", "token": os.environ.get(TOKEN, ""), "pid": os.getpid()}))
+                self._socket.sendall(_packed({"type": "hello", "token": os.environ.get(TOKEN, ""), "pid": os.getpid()}))
                 self._connected = True
             except OSError as error:
                 self._socket.close()
@@ -195,7 +195,7 @@ class AgentConnection:
         if not isinstance(message, dict):
             return
         with self._changed:
-            if message.get("tell") == "order":
+            if message.get("type") == "order":
                 self._order = TaskOrder(**{name: message[name] for name in _ORDER_FIELDS if name in message})
             elif message.get("answer") in self._answers:
                 self._answers[message["answer"]] = message

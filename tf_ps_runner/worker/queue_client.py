@@ -89,7 +89,7 @@ class QueueClient:
                         self._warn(access["endpoint"], str(error), failures)
                         pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2.0 ** min(failures, 8))
                 if connection is not None:
-                    found = self._send(connection, number, {"what": what, **fields})
+                    found = self._send(connection, number, {"type": what, **fields})
                     if found is not None:
                         return found
                 # Random, so that a thousand processes do not connect at once.
@@ -132,9 +132,9 @@ class QueueClient:
     def _authenticate(self, line: socket.socket, lines: Any, access: Mapping[str, Any]) -> None:
         nonce = secrets.token_hex(32)
         own = {name: access[name] for name in ("job", "version", "role", "id")}
-        line.sendall(_packed({"say": "queue", "protocol": PROTOCOL, **own, "session": self._session, "nonce": nonce}))
+        line.sendall(_packed({"type": "queue", "protocol": PROTOCOL, **own, "session": self._session, "nonce": nonce}))
         challenge = _read_handshake(lines, "challenge")["nonce"]
-        line.sendall(_packed({"say": "proof", "mac": prove(access["token"], "process", nonce, challenge)}))
+        line.sendall(_packed({"type": "proof", "mac": prove(access["token"], "process", nonce, challenge)}))
         mac = _read_handshake(lines, "welcome")["mac"]
         if not secrets.compare_digest(mac, prove(access["token"], "queues", nonce, challenge)):
             raise Unreachable("the process that answers there has another token than this job's, or is another node")
@@ -145,7 +145,7 @@ class QueueClient:
             with connection.sending:
                 with self._changed:
                     oldest = min(self._answers)
-                connection.line.sendall(_packed({"ask": number, "oldest": oldest, **message}))
+                connection.line.sendall(_packed({"request": number, "oldest": oldest, **message}))
         except OSError:
             # The thread that reads detects this as well, perhaps after it has read the answer.
             self._close(connection)
@@ -186,9 +186,9 @@ def _read_handshake(lines: Any, expected: str) -> Mapping[str, Any]:
     if not text:
         raise Unreachable("the connection was closed")
     message: Mapping[str, Any] = json.loads(text)
-    if message["tell"] == "refused":
+    if message["type"] == "refused":
         raise Unreachable(str(message["reason"])[:500])
-    if message["tell"] != expected:
+    if message["type"] != expected:
         raise ValueError(f"{expected} was expected")
     return message
 

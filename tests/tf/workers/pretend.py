@@ -30,15 +30,15 @@ def post(**fields: object) -> None:
 
 
 class Channel:
-    """What this process and its agent say to each other."""
+    """The connection of this process to its agent."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect("\0" + os.environ["TF_PS_AGENT"][1:])
         self.lines = self._socket.makefile("r")
-        self.say(say="hello", token=os.environ["TF_PS_TASK_TOKEN"], pid=os.getpid())
+        self.send(type="hello", token=os.environ["TF_PS_TASK_TOKEN"], pid=os.getpid())
 
-    def say(self, **words: object) -> None:
+    def send(self, **words: object) -> None:
         self._socket.sendall(json.dumps(words).encode() + b"\n")
 
 
@@ -68,8 +68,8 @@ def obey(channel: Channel) -> None:
         with open(pipe) as commands:
             for command in commands:
                 word, _, rest = command.strip().partition(" ")
-                if word == "say":
-                    channel.say(**json.loads(rest))
+                if word == "send":
+                    channel.send(**json.loads(rest))
                     post(at="said")
                 elif word == "exit":
                     os._exit(int(rest))
@@ -86,7 +86,7 @@ def listen(channel: Channel) -> None:
         if order["pause"] and ROLE == "worker":
             os._exit(75)
         if order["pause" if SERVED else "save"] and ROLE == "chief":
-            channel.say(say="saved", step=7, path="/pretend/model.ckpt-7")
+            channel.send(type="saved", step=7, path="/pretend/model.ckpt-7")
             os._exit(75)
         if order["ending"] and ROLE == "worker":
             os._exit(0)
@@ -101,13 +101,13 @@ if ROLE == "ps":
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 channel = Channel()
 if ROLE != "chief":
-    channel.say(say="ready")
+    channel.send(type="ready")
 if sys.argv[1:] == ["stay"] and ROLE == "chief":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if SERVED and ROLE == "worker":
     post(at="serving")
     threading.Event().wait()
 if ROLE == "worker":
-    channel.say(say="step", step=0)
+    channel.send(type="step", step=0)
 threading.Thread(target=obey, args=(channel,), daemon=True).start()
 listen(channel)
