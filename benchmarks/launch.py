@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from core.cases import Benchmark, Case, Limits
 from core.launchers import FLOOR, FORKSERVER, OWN_STORE, SPAWN, TORCHRUN, Job, Rival, free_port
@@ -81,66 +82,52 @@ def pair_start(rival: Rival, run: Run, limits: Limits) -> Measured:
     return until_last(began, limits.start, lambda limit: run.wait_reports("first_line", job.nodes, limit))
 
 
-RIVALS = (SPAWN, FORKSERVER, TORCHRUN, FLOOR)
 OUR_LAUNCHER = {(SPAWN.name, ""): 0.25, (FORKSERVER.name, WITHOUT_TEMPLATE): 0.25}
+case = partial(Case, unit="s", rivals=(SPAWN, FORKSERVER, TORCHRUN, FLOOR), baseline=TORCHRUN.name)
 CASES = (
-    Case("help", "--help", "s", (SPAWN, TORCHRUN, FLOOR), TORCHRUN.name, help_time),
-    Case(
+    case("help", "--help", rivals=(SPAWN, TORCHRUN, FLOOR), measure=help_time),
+    case(
         "first-line",
         "start to the first line of a script that imports nothing, 2 workers",
-        "s",
-        RIVALS,
-        TORCHRUN.name,
-        start_time(Job("first_line.py", workers=2)),
-        {(SPAWN.name, ""): 0.35},
+        measure=start_time(Job("first_line.py", workers=2)),
+        targets={(SPAWN.name, ""): 0.35},
     ),
-    Case(
+    case(
         "memory",
         "memory of the launcher (PSS), 2 workers that import nothing",
-        "bytes",
-        RIVALS,
-        TORCHRUN.name,
-        memory("wait.py", with_workers=False),
-        OUR_LAUNCHER | {(FORKSERVER.name, ""): 0.25},
+        unit="bytes",
+        measure=memory("wait.py", with_workers=False),
+        targets=OUR_LAUNCHER | {(FORKSERVER.name, ""): 0.25},
     ),
-    Case(
+    case(
         "torch-memory",
         "memory of the launcher (PSS), 2 workers that have imported torch",
-        "bytes",
-        RIVALS,
-        TORCHRUN.name,
-        memory("torch_wait.py", with_workers=True),
-        OUR_LAUNCHER,
+        unit="bytes",
+        measure=memory("torch_wait.py", with_workers=True),
+        targets=OUR_LAUNCHER,
     ),
-    Case(
+    case(
         "kill",
         "SIGKILL of one of 2 gloo workers to all ranks through init_process_group again",
-        "s",
-        (SPAWN, FORKSERVER, TORCHRUN, OWN_STORE, FLOOR),
-        OWN_STORE.name,
-        recovery,
-        {(SPAWN.name, ""): 1.0, (FORKSERVER.name, ""): 0.2},
+        rivals=(SPAWN, FORKSERVER, TORCHRUN, OWN_STORE, FLOOR),
+        baseline=OWN_STORE.name,
+        measure=recovery,
+        targets={(SPAWN.name, ""): 1.0, (FORKSERVER.name, ""): 0.2},
     ),
-    Case(
+    case(
         "torch-start",
         "start to the first line after `import torch` of all 8 workers",
-        "s",
-        RIVALS,
-        TORCHRUN.name,
-        start_time(Job("torch_line.py", workers=8)),
-        {(FORKSERVER.name, ""): 0.4},
+        measure=start_time(Job("torch_line.py", workers=8)),
+        targets={(FORKSERVER.name, ""): 0.4},
     ),
-    Case(
+    case(
         "pair-start",
         "start of the second of 2 nodes to the first line on both",
-        "s",
-        (SPAWN, FORKSERVER, TORCHRUN),
-        TORCHRUN.name,
-        pair_start,
-        {(SPAWN.name, ""): 0.5},
+        rivals=(SPAWN, FORKSERVER, TORCHRUN),
+        measure=pair_start,
+        targets={(SPAWN.name, ""): 0.5},
     ),
 )
-
 
 BENCHMARK = Benchmark(
     "Launching: dlrover-run, torchrun and no launcher at all",

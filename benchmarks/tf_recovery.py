@@ -58,38 +58,28 @@ def trained_with(python: str) -> str:
     return ""
 
 
+def missing_tensorflow(python: str) -> str | None:
+    """Why scripts with TensorFlow cannot run here; None if they can."""
+    return None if trained_with(python) else f"{python} has no TensorFlow (`make .venv-tf/.made`)"
+
+
+def roles_of(script: str) -> tuple[str, ...]:
+    """The roles that report steps: with the strategy the worker executes no step of the script."""
+    return ("chief",) if script == STRATEGY else ("chief", "worker")
+
+
 @dataclass(frozen=True)
-class Rival:
-    """A way to run a job of a chief, a worker and servers. `python` is the interpreter of the script."""
+class TfPsRun:
+    """tf-ps-run. A job that may have fewer servers starts with the most. `python` is the interpreter of the script."""
 
     name: str
     python: str
     script: str = GRAPH
-
-    def absent(self) -> str | None:
-        """Why it cannot run here; None if it can."""
-        return None if trained_with(self.python) else f"{self.python} has no TensorFlow (`make .venv-tf/.made`)"
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles that report steps: with the strategy the worker executes no step of the script."""
-        return ("chief",) if self.script == STRATEGY else ("chief", "worker")
-
-    def start(self, run: Run, least: int, most: int) -> None:
-        """Start a job with from `least` to `most` servers."""
-        raise NotImplementedError
-
-    def change(self, run: Run, servers: int) -> None:
-        """Ask for another number of servers."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class TfPsRun(Rival):
-    """tf-ps-run. A job that may have fewer servers starts with the most."""
-
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def absent(self) -> str | None:
+        return missing_tensorflow(self.python)
 
     def start(self, run: Run, least: int, most: int) -> None:
         command = [sys.executable, "-m", "tf_ps_runner", f"--ps={most}" if least == most else f"--ps={least}:{most}"]
@@ -102,10 +92,16 @@ class TfPsRun(Rival):
 
 
 @dataclass(frozen=True)
-class PlainProcesses(Rival):
+class PlainProcesses:
     """No launcher: `workers/tf_supervisor.py` starts again `all` processes, or only the `one` that has died."""
 
+    name: str
+    python: str
+    script: str = GRAPH
     again: str = "all"
+
+    def absent(self) -> str | None:
+        return missing_tensorflow(self.python)
 
     def start(self, run: Run, least: int, most: int) -> None:
         supervisor = [sys.executable, "-u", str(WORKERS / "tf_supervisor.py")]
@@ -120,6 +116,9 @@ class PlainProcesses(Rival):
         os.close(change)
 
 
+Rival = TfPsRun | PlainProcesses
+
+
 def train(rival: Rival, run: Run, limits: Limits, least: int = SERVERS) -> None:
     """Start a job, and let chief and worker train for a while."""
     run.ends_by_itself = False
@@ -130,7 +129,7 @@ def train(rival: Rival, run: Run, limits: Limits, least: int = SERVERS) -> None:
 
 def wait_steps(rival: Rival, run: Run, limits: Limits, after_ns: int) -> None:
     """Wait for a step of each role in a session that begins after a moment, and let them train."""
-    for role in rival.roles:
+    for role in roles_of(rival.script):
         session = run.wait_each_rank(f"{role}-session", 1, limits.start, after_ns)[0]
         run.wait_each_rank(f"{role}-step", 1, limits.start, session.at_ns)
     run.settle(limits.settle)
@@ -206,7 +205,7 @@ def steps_lost(reports: Sequence[Report], began_ns: int, planned: bool) -> int |
 def server_death(rival: Rival, run: Run, limits: Limits) -> Measured:
     """The second of two servers is killed, to the next step of each role."""
     train(rival, run, limits)
-    return kill(run, limits, newest(run, "ps", SERVERS - 1), rival.roles)
+    return kill(run, limits, newest(run, "ps", SERVERS - 1), roles_of(rival.script))
 
 
 def chief_death(rival: Rival, run: Run, limits: Limits) -> Measured:
@@ -231,8 +230,8 @@ def planned_change(rival: Rival, run: Run, limits: Limits) -> Measured:
         wait_steps(rival, run, limits, after_ns=now)
     began = time.monotonic_ns()
     rival.change(run, SERVERS)
-    wait_back(run, rival.roles, began, limits.recovery)
-    return recovery_parts(run.reports, rival.roles, began, limits.recovery, planned=True)
+    wait_back(run, roles_of(rival.script), began, limits.recovery)
+    return recovery_parts(run.reports, roles_of(rival.script), began, limits.recovery, planned=True)
 
 
 def cases(python: str) -> tuple[Case, ...]:

@@ -26,8 +26,8 @@ import rendezvous
 import tf_recovery
 from core import processes, report
 from core.cases import Case, Limits, run_case
-from core.crowds import crowd_sizes
 from core.launchers import SPAWN, Job
+from core.meetings import crowd_sizes
 from core.processes import Process
 from core.ratios import Late, Measured, Reading, Row, Sample, pair_ratios, summarise
 from core.run import Report, all_ranks, each_rank, until_last

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from core import pictures, report
 from core.ratios import Lost, Measured, Row, Sample, summarise
@@ -28,17 +28,6 @@ class Limits:
     settle: float = 3.0
 
 
-class Named(Protocol):
-    """A rival."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the table."""
-
-    def absent(self) -> str | None:
-        """Why it cannot run here, as a clause; None if it can."""
-
-
 def _nothing() -> None:
     return None
 
@@ -49,7 +38,8 @@ def _as_measured(samples: list[Sample]) -> list[Sample]:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. `measure` runs one rival once.
+    """One comparison. `measure` runs one rival once. A rival has a `name`, and `absent()` returns why it cannot run
+    here, None if it can.
 
     `targets` bound the ratio to `baseline` by rival and part; `within`: see `summarise`. `warm_up` adds one run of each
     rival that is not counted. A rival takes at most `max_turns` turns, or the number in `turns_of`. A baseline that is
@@ -77,7 +67,7 @@ class Case:
         return summarise(self.derive(samples), self.baseline, self.targets, self.within)
 
 
-def run_once(case: Case, rival: Named, turn: int, limits: Limits) -> Sample:
+def run_once(case: Case, rival: Any, turn: int, limits: Limits) -> Sample:
     """Run one rival once, and print on stderr how it went; turn 0 is a warm-up."""
     try:
         with Run() as run:

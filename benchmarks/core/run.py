@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from subprocess import Popen
 from typing import NamedTuple
@@ -38,7 +38,7 @@ TAIL_LINES = 5
 FOREIGN = (
     *("PET_", "TORCHELASTIC_", "TORCH_", "DLROVER_", "OMP_"),
     *("MASTER_", "GROUP_", "ROLE_", "LOCAL_", "NODE_", "WORKER_", "RANK", "WORLD_SIZE"),
-    *("TF_", "STOP_FILE", "MODEL_DIR", "DATA_SHARDS", "PYTHON_EXEC"),
+    *("TF_", "STOP_FILE", "MODEL_DIR", "DATA_SHARDS", "PYTHON_EXEC", "ETCD_"),
 )
 """Variables of the caller's shell that would change the behaviour of a rival."""
 
@@ -70,14 +70,16 @@ def all_ranks(reports: Iterable[Report], event: str, ranks: int, first_attempt: 
     return next(([found[rank] for rank in sorted(found)] for found in complete), None)
 
 
-def each_rank(reports: Iterable[Report], event: str, ranks: int, after_ns: int) -> list[Report] | None:
-    """The first report of `event` by each rank after `after_ns`; None if a rank has none.
+def each_rank(
+    reports: Iterable[Report], event: str, ranks: int, after_ns: int, only: Set[int] | None = None
+) -> list[Report] | None:
+    """The first report of `event` by each rank (of `only`) after `after_ns`; None if a rank has none.
 
     With several nodes each launcher of torch counts its own restarts, so attempts do not say which reports match.
     """
     found: dict[int, Report] = {}
     for report in reports:
-        if report.event == event and report.at_ns > after_ns:
+        if report.event == event and report.at_ns > after_ns and (only is None or report.rank in only):
             found.setdefault(report.rank, report)
     return [found[rank] for rank in sorted(found)] if len(found) == ranks else None
 
@@ -131,13 +133,24 @@ class Run:
             os.close(descriptor)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def start(self, command: Sequence[str], environment: dict[str, str] | None = None) -> int:
-        """Start a process of the rival; return the time just before, in nanoseconds of the monotonic clock."""
+    def start(
+        self, command: Sequence[str], environment: dict[str, str] | None = None, inherited: Sequence[int] = ()
+    ) -> int:
+        """Start a process of the rival; return the time just before, in nanoseconds of the monotonic clock. It gets
+        these variables besides those of the run, and inherits these descriptors."""
         with open(self.directory / "output.log", "ab") as output:
             variables = self.environment | (environment or {})
             began = time.monotonic_ns()
             self.launchers.append(
-                Popen(command, env=variables, cwd=self.directory, stdout=output, stderr=output, start_new_session=True)
+                Popen(
+                    command,
+                    env=variables,
+                    cwd=self.directory,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    pass_fds=inherited,
+                )
             )
         return began
 
@@ -146,9 +159,11 @@ class Run:
         `timeout` seconds."""
         return self._wait_found(lambda: all_ranks(self.reports, event, ranks, first_attempt), event, timeout)
 
-    def wait_each_rank(self, event: str, ranks: int, timeout: float, after_ns: int = 0) -> list[Report]:
-        """Wait until every rank has reported `event` after `after_ns`, in any attempt; raises as above."""
-        return self._wait_found(lambda: each_rank(self.reports, event, ranks, after_ns), event, timeout)
+    def wait_each_rank(
+        self, event: str, ranks: int, timeout: float, after_ns: int = 0, only: Set[int] | None = None
+    ) -> list[Report]:
+        """Wait until every rank (of `only`) has reported `event` after `after_ns`, in any attempt; raises as above."""
+        return self._wait_found(lambda: each_rank(self.reports, event, ranks, after_ns, only), event, timeout)
 
     def watch(self, pids: Iterable[int]) -> None:
         """Record in `ends` when these processes end, as far as the run waits for something then."""
@@ -195,8 +210,8 @@ class Run:
 
     def settle(self, seconds: float) -> None:
         """Let the job run for a fixed time, the same for all rivals. Raises Lost if it ends meanwhile."""
-        self._wait(lambda: False, seconds)
-        if self._all_ended():
+        self._wait(self._failed, seconds)
+        if self._failed() or self._all_ended():
             raise Lost("the job ended while it should have been running")
 
     def output_tail(self) -> str:
@@ -206,11 +221,16 @@ class Run:
             return "\n".join(lines[-TAIL_LINES:])
         return ""
 
+    def _failed(self) -> bool:
+        return any(report.event == "failed" for report in self.reports)
+
     def _all_ended(self) -> bool:
         return all(launcher.poll() is not None for launcher in self.launchers)
 
     def _wait_found(self, find: Callable[[], list[Report] | None], event: str, timeout: float) -> list[Report]:
-        if not self._wait(lambda: find() is not None, timeout):
+        if not self._wait(lambda: find() is not None or self._failed(), timeout) or self._failed():
+            if self._failed():
+                raise Lost("a worker reported that it failed")
             if self._all_ended():
                 raise Lost(f"the job ended without {event!r} of all ranks")
             self.ends_by_itself = False

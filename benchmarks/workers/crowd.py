@@ -1,7 +1,11 @@
-"""A crowd: one process that plays many nodes of a job: `python -m workers.crowd ORDER`, see `core/crowds.py`.
+"""A crowd: one process that plays many nodes of a job, for `rendezvous.py`.
 
-A line on its standard input lets the nodes join. It writes an `Event` to its standard output, a line of JSON, whenever
-all of its nodes have reached a state. The end of its standard input ends it, so that it never outlives the benchmark.
+    crowd.py master|etcd|torch ADDRESS FIRST COUNT NODES LEAST INTERVAL
+
+It plays COUNT of the NODES nodes of a job, from number FIRST on, which meet at ADDRESS. The job trains with at least
+LEAST nodes, and a node sends a heartbeat every INTERVAL seconds. SIGUSR1 lets the nodes join. It reports when all of
+its nodes have reached a state: "ready", "joining", "known" (to the rendezvous) or "placed-N" (each has its rank in a
+world of N nodes), and "failed" if one of them gives up.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,8 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-from core.crowds import Event, Order, What, raise_file_limit
+from reporting import report
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.model import NodePhase
@@ -25,42 +29,37 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec, MasterSpec
 
 JOB = "benchmark"
-MAX_REASON = 500
 WORKERS_PER_NODE = 8
 
-Join = Callable[[], None]
+KIND, ADDRESS = sys.argv[1:3]
+FIRST, COUNT, NODES, LEAST = map(int, sys.argv[3:7])
+INTERVAL = float(sys.argv[7])
+
+_reached: Counter[str] = Counter()
+_lock = threading.Lock()
 
 
-class Tally:
-    """Counts the nodes of a crowd that have reached each state, and emits an event at the last one. Thread-safe."""
+def reach(event: str) -> None:
+    """One more node has reached a state, which each node does once; report it if it is the last one. Thread-safe."""
+    now = time.monotonic_ns()
+    with _lock:
+        _reached[event] += 1
+        if _reached[event] == COUNT:
+            report(event, now)
 
-    def __init__(self, count: int, emit: Callable[[Event], None], clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._count = count
-        self._emit = emit
-        self._clock = clock
-        self._reached: Counter[tuple[What, int]] = Counter()
-        self._lock = threading.Lock()
 
-    def reach(self, what: What, size: int = 0) -> None:
-        """One more node has reached it. Each node calls this once for each state."""
-        now = self._clock()
-        with self._lock:
-            self._reached[what, size] += 1
-            if self._reached[what, size] == self._count:
-                self._emit(Event(what, now, size))
-
-    def fail(self, why: str) -> None:
-        """A node has given up."""
-        with self._lock:
-            self._emit(Event("failed", self._clock(), why=why[:MAX_REASON]))
+def fail(why: str) -> None:
+    """A node has given up."""
+    print(why, file=sys.stderr, flush=True)
+    report("failed")
 
 
 class Node:
     """A node with the product's own client, and so with a connection of its own. It starts no workers."""
 
-    def __init__(self, order: Order, number: int, tally: Tally) -> None:
-        host, _, port = order.address.rpartition(":")
-        rules = JobRules(min_nodes=order.least, max_nodes=order.nodes, keep_alive_interval=order.interval)
+    def __init__(self, number: int) -> None:
+        host, _, port = ADDRESS.rpartition(":")
+        rules = JobRules(min_nodes=LEAST, max_nodes=NODES, keep_alive_interval=INTERVAL)
         spec = JobSpec(
             Entrypoint("program", "true"),
             run_id=JOB,
@@ -71,12 +70,11 @@ class Node:
             node_id=f"node{number}",
             local_addr="127.0.0.1",
         )
-        if order.kind == "etcd":
+        if KIND == "etcd":
             # As on the command line: the end of a lease is the loss of its node.
             rules = dataclasses.replace(rules, lost_after=0.0)
             spec = dataclasses.replace(spec, backend="etcd", etcd=EtcdSpec(((host, int(port)),)), rules=rules)
         self._spec = spec
-        self._tally = tally
         self._state = NodeState(spec)
 
     async def live(self) -> None:
@@ -91,12 +89,12 @@ class Node:
             if client.assignment.epoch:
                 if not known:
                     known = True
-                    self._tally.reach("known")
+                    reach("known")
                 before = self._state.round
                 self._state.accept(client.assignment)
                 ranks = self._state.seat
                 if ranks is not None and ranks.key != before:
-                    self._tally.reach("placed", ranks.nodes)
+                    reach(f"placed-{ranks.nodes}")
             phase = NodePhase.RUNNING if self._state.seat else NodePhase.WAITING
             client.report(self._state.report(phase))
             await changed.wait()
@@ -104,12 +102,13 @@ class Node:
         raise ConnectionError(client.problem)
 
 
-def _our_nodes(order: Order, tally: Tally) -> Join:
+def our_nodes() -> Callable[[], None]:
+    """Prepare the nodes; the function that is returned lets them join."""
     # Imported before the clock starts, as the nodes of torch have imported theirs.
     from dlrover_run.transport.grpc_setup import load_grpc
 
     load_grpc()
-    if order.kind == "etcd":
+    if KIND == "etcd":
         import dlrover_run.etcd.store
         import dlrover_run.rendezvous.etcd_client
         from dlrover_run.etcd import codec
@@ -117,19 +116,18 @@ def _our_nodes(order: Order, tally: Tally) -> Join:
         codec.load()
     else:
         import dlrover_run.rendezvous.master_client  # noqa: F401
-    nodes = [Node(order, number, tally) for number in range(order.first, order.first + order.count)]
+    nodes = [Node(number) for number in range(FIRST, FIRST + COUNT)]
 
     async def live() -> None:
         try:
             await asyncio.gather(*(node.live() for node in nodes))
         except ConnectionError as error:
-            tally.fail(str(error))
-            sys.exit(1)
+            fail(str(error))
 
     return lambda: asyncio.run(live())
 
 
-def _torch_nodes(order: Order, tally: Tally) -> Join:
+def torch_nodes() -> Callable[[], None]:
     """Nodes of torch's c10d rendezvous, made by its own factories: a thread and a store connection each.
 
     They are connected to their store before they join: a connection looks up the name of its peer, and many at once
@@ -142,10 +140,10 @@ def _torch_nodes(order: Order, tally: Tally) -> Join:
     def connect() -> Any:
         parameters = RendezvousParameters(
             backend="c10d",
-            endpoint=order.address,
+            endpoint=ADDRESS,
             run_id=JOB,
-            min_nodes=order.least,
-            max_nodes=order.nodes,
+            min_nodes=LEAST,
+            max_nodes=NODES,
             local_addr="127.0.0.1",
             is_host="False",
         )
@@ -159,7 +157,7 @@ def _torch_nodes(order: Order, tally: Tally) -> Join:
             # The first state that a node manages to write contains the node itself.
             if answer is not None and answer[2] and not written:
                 written = True
-                tally.reach("known")
+                reach("known")
             return answer
 
         backend.set_state = set_state  # type: ignore[method-assign]
@@ -170,12 +168,12 @@ def _torch_nodes(order: Order, tally: Tally) -> Join:
             world = handler.next_rendezvous()
         except Exception as error:
             # Any failure of a node of the rival is its result.
-            tally.fail(f"{type(error).__name__}: {error}")
+            fail(f"{type(error).__name__}: {error}")
             os._exit(1)
-        tally.reach("placed", world.world_size)
+        reach(f"placed-{world.world_size}")
 
     # A handler sends heartbeats for as long as it is referenced.
-    handlers = [connect() for _ in range(order.count)]
+    handlers = [connect() for _ in range(COUNT)]
     threads = [threading.Thread(target=live, args=(handler,), daemon=True) for handler in handlers]
 
     def join() -> None:
@@ -186,28 +184,10 @@ def _torch_nodes(order: Order, tally: Tally) -> Join:
     return join
 
 
-def emit(event: Event) -> None:
-    """Write an event. A line is shorter than PIPE_BUF, so it is written whole."""
-    os.write(sys.stdout.fileno(), msgspec.json.encode(event) + b"\n")
-
-
-def main() -> None:
-    """Prepare the nodes, report that they are ready, and let them join."""
-    order = msgspec.json.decode(sys.argv[1], type=Order)
-    raise_file_limit()
-    join = (_torch_nodes if order.kind == "torch" else _our_nodes)(order, Tally(order.count, emit))
-    emit(Event("ready", time.monotonic_ns()))
-    if not sys.stdin.readline():
-        return
-
-    def end_with_benchmark() -> None:
-        sys.stdin.read()
-        os._exit(0)
-
-    threading.Thread(target=end_with_benchmark, daemon=True).start()
-    emit(Event("joining", time.monotonic_ns()))
-    join()
-
-
-if __name__ == "__main__":
-    main()
+# Blocked before there are threads, so that it waits for `sigwait`.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+join = torch_nodes() if KIND == "torch" else our_nodes()
+report("ready")
+signal.sigwait({signal.SIGUSR1})
+report("joining")
+join()
