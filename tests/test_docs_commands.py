@@ -491,6 +491,13 @@ def test_the_fractions_in_the_readme_are_those_of_the_benchmark() -> None:
     ):
         assert claim in text
         assert rows_of(case)[row]["ratio"] == pytest.approx(ratio, rel=0.25)
+    joined = re.search(r"joins enlarges the world after (.*?) s / (.*?) s; with torchrun after (.*?) s\.", text)
+    assert joined is not None
+    growth = rows_of("growth")
+    for figure, title in zip(
+        joined.groups(), ("dlrover-run forkserver", "dlrover-run spawn", "torchrun, own store"), strict=True
+    ):
+        assert float(figure) == pytest.approx(growth[title]["median"], rel=0.5)
     assert "about 0.1 s on one machine" in text
     assert rows_of("kill")["dlrover-run forkserver"]["median"] < 0.15
 
