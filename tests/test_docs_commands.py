@@ -453,7 +453,7 @@ def test_the_manifest_of_a_job_fits_together() -> None:
 def rows_of(case: str) -> dict[str, Any]:
     """The rows of a benchmark's newest result, by their title."""
     results = ROOT / "benchmarks" / "results"
-    files = [*results.rglob("recovery.json"), *results.rglob("launch.json")]
+    files = [file for name in ("launch", "recovery", "tf_recovery") for file in results.rglob(f"{name}.json")]
     cases = [found for file in files for found in json.loads(file.read_text())["cases"] if found["name"] == case]
     (found,) = cases
     return {row["title"]: row for row in found["rows"]}
@@ -480,6 +480,25 @@ def test_the_seconds_in_the_readme_are_those_of_the_benchmark(fault: str, case: 
         assert rival["lost"] == len(rival["samples"])
     else:
         assert float(theirs.split()[0]) == pytest.approx(rival["median"], rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "case"),
+    [
+        ("a server killed, graph mode", "server-death"),
+        ("a server killed, `ParameterServerStrategy`", "strategy-server-death"),
+        ("from one server to two, graph mode", "planned-change"),
+        ("the chief killed, graph mode", "chief-death"),
+        ("the chief killed, `ParameterServerStrategy`", "strategy-chief-death"),
+    ],
+)
+def test_the_seconds_of_tf_ps_run_are_those_of_the_benchmark(fault: str, case: str) -> None:
+    rows = rows_of(case)
+    (line,) = [line for line in (DOCS / "tf-users.md").read_text().splitlines() if line.startswith(f"| {fault} |")]
+    titles = ("tf-ps-run forkserver", "tf-ps-run spawn", "plain processes", "TensorFlow by itself")
+    for title, cell in zip(titles, line.strip("| ").split("|")[1:], strict=False):
+        if cell.strip():
+            assert float(re.split("[ ,]", cell.strip())[0]) == pytest.approx(rows[title]["median"], rel=0.5)
 
 
 def test_the_fractions_in_the_readme_are_those_of_the_benchmark() -> None:
