@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from core.cases import Benchmark, Case, Limits
 from core.launchers import OURS, WORKERS, Job, Launcher
 from core.ratios import Measured, Sample
-from core.run import NANOSECOND, Run, until_last
-from launch import pair_start, start_time
+from core.run import NANOSECOND, Run
+from launch import pair_start, restart_time, start_time
 
 WITHOUT, WITH, ADDED = "without the check", "with the check", "added by the check"
 TASK = "the task itself"
@@ -21,7 +21,6 @@ MAX_ADDED = 1.5
 SAME = 1.1
 """Up to this ratio, two times count as equal: neighbouring runs of one command differ by more."""
 
-STEP = "step-of-2"
 PARTS = {", computing": ("begins", "computed"), ", linking": ("computed", "linked"), ", ending": ("linked", "ended")}
 """The parts of the task, from which report to which. Computing includes forking the check processes."""
 
@@ -52,20 +51,6 @@ def task_time(run: Run, limits: Limits, workers: int) -> Measured:
     at = {report.event.removeprefix("task-"): report.at_ns for report in run.reports}
     parts = {part: (at[end] - at[begin]) * NANOSECOND for part, (begin, end) in PARTS.items()}
     return Measured({"": (at["ended"] - at["begins"]) * NANOSECOND, **parts})
-
-
-def kill(rival: Launcher, run: Run, limits: Limits) -> Measured:
-    """SIGKILL of rank 1 of two to a step of both ranks after that."""
-    run.ends_by_itself = False
-    job = Job("steps.py", workers=2, max_restarts=3)
-    rival.start(run, job)
-    victim = run.wait_reports(STEP, job.workers, limits.start)[1]
-    # The template learns meanwhile what its workers have imported, as in a job that has run for a while.
-    run.settle(limits.settle)
-    killed = run.kill(victim.pid)
-    return until_last(
-        killed, limits.recovery, lambda limit: run.wait_reports(STEP, job.workers, limit, victim.attempt + 1)
-    )
 
 
 def add_difference(samples: list[Sample]) -> list[Sample]:
@@ -108,6 +93,9 @@ def _with_and_without(method: str) -> tuple[Launcher, Launcher]:
     return Launcher(WITHOUT, OURS, options), Launcher(WITH, OURS, (*options, "--network-check"))
 
 
+RESTART = restart_time("steps.py", "step-of-2")
+
+
 def _cases() -> Iterator[Case]:
     for method in METHODS:
         for imports in SCRIPTS:
@@ -115,7 +103,9 @@ def _cases() -> Iterator[Case]:
                 yield _start_case(method, imports, workers)
     for method in ("spawn", "forkserver"):
         title = f"{' '.join(METHODS[method])}: SIGKILL of one of 2 workers to the next step of both"
-        yield Case(f"kill-{method}", title, "s", _with_and_without(method), WITHOUT, kill, targets={(WITH, ""): SAME})
+        yield Case(
+            f"kill-{method}", title, "s", _with_and_without(method), WITHOUT, RESTART, targets={(WITH, ""): SAME}
+        )
     for method in ("spawn", "forkserver"):
         title = f"{' '.join(METHODS[method])}: start of the second of 2 nodes to the first line on both"
         yield Case(f"pair-{method}", title, "s", _with_and_without(method), "", pair_start)
@@ -124,7 +114,14 @@ def _cases() -> Iterator[Case]:
 CASES = tuple(_cases())
 
 
-BENCHMARK = Benchmark("What --network-check costs", "node-check/cost.json", lambda options: CASES, repetitions=7)
+BENCHMARK = Benchmark(
+    "What --network-check costs",
+    "node-check/cost.json",
+    lambda options: CASES,
+    repetitions=7,
+    # 16 tables of the same rivals are read as tables.
+    draw=lambda results, path: None,
+)
 
 if __name__ == "__main__":
     sys.exit(BENCHMARK.main())

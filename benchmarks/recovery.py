@@ -355,7 +355,7 @@ HEADINGS = {
     "node-death": "A node fails: launcher and worker killed at once (--nnodes=1:2)",
     "growth": "A node joins a running one (--nnodes=1:2)",
     "master-death": "The master (torchrun: node 0) is killed: longest pause between steps",
-    "network-cut": "The network of a node is cut (time-out 9 s, --nnodes=1:2)",
+    "network-cut": "The network of a node is cut (ratio to the time-out of 9 s, --nnodes=1:2)",
     "ettr": "Longer is better: share of effective training time, a worker killed every 30 s for 5 minutes",
 }
 CAPTION = (

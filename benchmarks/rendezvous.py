@@ -271,7 +271,10 @@ def draw(results: Sequence[Result], path: Path) -> None:
                 kept = [value for value in row.samples if value]
                 axes.plot([nodes] * len(kept), kept, "." if row.limit is None else "^", color=colour, markersize=5)
         axes.set_xscale("log")
-        axes.set_yscale("log" if result.baseline else "linear")
+        if result.baseline:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         axes.set_xticks(sizes, [str(nodes) for nodes in sizes], fontsize=8)
         axes.minorticks_off()
         axes.set_xlabel("nodes", fontsize=8)

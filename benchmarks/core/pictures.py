@@ -12,12 +12,12 @@ from core.ratios import Row
 from core.report import MEBIBYTE, Result, ratio_text
 
 OURS = ("dlrover-run", "tf-ps-run", "with the check", "added by the check")
-LEFT = 0.01
-"""Seconds at the left end of a logarithmic axis."""
+LEFT, RIGHT = 0.01, 20_000.0
+"""Seconds at the ends of a logarithmic axis, the same in all panels; the labels need what is right of the bars."""
 
 TICKS = {0.01: "10 ms", 0.1: "0.1 s", 1.0: "1 s", 10.0: "10 s", 100.0: "100 s"}
-LABEL_ROOM = {"log": 1000.0, "linear": 1.35}
-"""By what the axis is longer than the longest bar, so that the labels beside the bars have room."""
+LABEL_ROOM = 1.35
+"""By what a linear axis is longer than the longest bar, so that the labels beside the bars have room."""
 
 SHADES = (0.9, 0.6, 0.35)
 MISSED = "tab:red"
@@ -41,7 +41,8 @@ def label(row: Row, result: Result, success: str) -> str:
     if row.lost:
         # The ratio is that of the other runs too, and the bar is not.
         return f"{text}, {ended}"
-    text += f" ({ratio_text(row.ratio, row.bound)}x)" if row.ratio is not None and row.title != result.baseline else ""
+    if row.ratio is not None and result.baseline and row.title != result.baseline:
+        text += f" ({ratio_text(row.ratio, row.bound)}x)"
     cut = [note for note in row.notes.split("; ") if note.startswith(("cut off", "job lost"))]
     return ", ".join([text, *cut])
 
@@ -138,11 +139,11 @@ def _panel(axes: Any, result: Result, rows: Sequence[Row], stages: Sequence[str]
         longest = max(longest, *marks)
     if log:
         axes.set_xscale("log")
-        axes.set_xlim(left, max(longest, 1.0) * LABEL_ROOM["log"])
+        axes.set_xlim(LEFT, RIGHT)
         axes.set_xticks(list(TICKS), list(TICKS.values()), fontsize=8)
         axes.minorticks_off()
     else:
-        axes.set_xlim(0, longest * LABEL_ROOM["linear"] or 1.0)
+        axes.set_xlim(0, longest * LABEL_ROOM or 1.0)
         axes.set_xlabel({"bytes": "MiB", "s": "seconds"}.get(result.unit, result.unit), fontsize=8)
     axes.grid(axis="x", alpha=0.4)
     axes.set_axisbelow(True)
