@@ -90,7 +90,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         numa_binding=cast("Literal['node', 'socket', 'exclusive', 'core-complex'] | None", numa or None),
         compat_exit_codes=flags.is_on("compat_exit_codes"),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
-        # On a shared console the prefix tells the nodes apart.
+        # On a shared console the prefix identifies the node.
         logs=replace(logs, prefixed=True) if local else logs,
         local=local.spec if local else None,
     )

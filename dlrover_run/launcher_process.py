@@ -1,7 +1,7 @@
 """Runs a launcher in a separate process for a Python program, forwards signals to it, and reads its result.
 
-The process of the caller may hold threads, devices and children. A launcher in it could neither fork safely nor tell
-these children from its own.
+The process of the caller may hold threads, devices and children. A launcher in it could neither fork safely nor
+distinguish these children from its own.
 """
 
 from __future__ import annotations

@@ -153,12 +153,7 @@ TABLE: tuple[Flag, ...] = (
         STATIC_ADDRESS,
     ),
     Flag("master-port", RENDEZVOUS, "Port on node 0 for static [dim](29500)[/].", "PORT"),
-    Flag(
-        "local-addr",
-        RENDEZVOUS,
-        "Address that this node advertises [dim](127.0.0.1 for a single node)[/].",
-        "HOST",
-    ),
+    Flag("local-addr", RENDEZVOUS, "Address that this node advertises [dim](127.0.0.1 for a single node)[/].", "HOST"),
     Flag("module", WORKERS, "SCRIPT is the name of a module, as in [b]python -m[/].", short="-m"),
     Flag("no-python", WORKERS, "SCRIPT is any program; run it without Python."),
     Flag("run-path", WORKERS, "Run the script with runpy.run_path; overrides -m and --no-python."),
@@ -265,13 +260,7 @@ TABLE: tuple[Flag, ...] = (
         "30",
         extension=True,
     ),
-    Flag(
-        "log-dir",
-        OUTPUT,
-        "Directory of the log files; /dev/null forbids any file.",
-        "DIR",
-        files="directory",
-    ),
+    Flag("log-dir", OUTPUT, "Directory of the log files; /dev/null forbids any file.", "DIR", files="directory"),
     Flag(
         "redirects",
         OUTPUT,

@@ -7,7 +7,8 @@ warning, because existing command lines contain them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from dlrover_run.command_line import values
@@ -60,47 +61,40 @@ class Key(NamedTuple):
     """One key.
 
     `parse` turns the text into a value or raises SpecError. `help` is empty for an alias and for a key of torchrun that
-    has no effect here. `rule` is the field of `Rules` that the key sets; otherwise it sets the field of `RdzvConf` with
-    its name, or that of the key of which it is an `alias`. `scope` is where a key has an effect: in any job, in a job
-    whose nodes communicate, or only with a master or etcd; a key that torchrun has too is "any", so that it is never
-    warned about. `instead_in_etcd` is what to do instead of a key that has no effect with etcd.
+    has no effect here. A key sets the field of `JobRules` or `RdzvConf` with its name or its `alias`. `scope` is where
+    a key has an effect: in any job, in a job whose nodes communicate, or only with a master or etcd; a key that
+    torchrun has too is "any", so that it is never warned about. `instead_in_etcd` is what to do instead of a key that
+    has no effect with etcd.
     """
 
     name: str
     parse: Callable[[str, str], Any]
     help: str = ""
-    rule: str = ""
     scope: Literal["any", "nodes", "master", "etcd"] = "any"
     alias: str = ""
     instead_in_etcd: str = ""
 
+    @property
+    def field(self) -> str:
+        """The name of the field that the key sets, if there is one."""
+        return self.alias or self.name
 
-def _time(source: str, text: str) -> float:
-    return values.seconds(source, text, zero_allowed=True)
-
-
-def _time_above_zero(source: str, text: str) -> float:
-    return values.seconds(source, text, zero_allowed=False)
-
-
-def _whole_seconds(source: str, text: str) -> int:
-    return values.integer(source, text, 1)
+    @property
+    def rule(self) -> str:
+        """The field of `JobRules` that the key sets; empty if it sets none."""
+        return self.field if self.field in _RULES else ""
 
 
-def _count(source: str, text: str) -> int:
-    return values.integer(source, text, 0, MAX_COUNT)
-
-
-def _count_above_zero(source: str, text: str) -> int:
-    return values.integer(source, text, 1, MAX_COUNT)
+_time = partial(values.seconds, zero_allowed=True)
+_time_above_zero = partial(values.seconds, zero_allowed=False)
+_whole_seconds = partial(values.integer, lowest=1)
+_count = partial(values.integer, lowest=0, highest=MAX_COUNT)
+_count_above_zero = partial(values.integer, lowest=1, highest=MAX_COUNT)
+_auth = partial(values.choice, allowed=("auto", "required"))
 
 
 def _yes_or_no(source: str, text: str) -> bool:
     return values.choice(source, text.lower(), (*_TRUE_WORDS, *_FALSE_WORDS)) in _TRUE_WORDS
-
-
-def _auth(source: str, text: str) -> str:
-    return values.choice(source, text, ("auto", "required"))
 
 
 def _prefix(source: str, text: str) -> str:
@@ -126,59 +120,41 @@ def _protocol(source: str, text: str) -> str:
     return values.choice(source, text.lower(), ("http", "https"))
 
 
+_RULES = frozenset(rule.name for rule in fields(JobRules))
+
 TABLE: tuple[Key, ...] = (
-    Key("join_timeout", _time_above_zero, "Seconds to wait for MIN nodes at the start", "join_timeout"),
-    Key(
-        "last_call_timeout",
-        _time_above_zero,
-        "Seconds without a new node until fewer than MAX nodes start",
-        "last_call_timeout",
-    ),
-    Key(
-        "pend_timeout",
-        _time,
-        "Seconds to wait for other nodes when fewer than MIN are left",
-        "pend_timeout",
-        scope="nodes",
-    ),
+    Key("join_timeout", _time_above_zero, "Seconds to wait for MIN nodes at the start"),
+    Key("last_call_timeout", _time_above_zero, "Seconds without a new node until fewer than MAX nodes start"),
+    Key("pend_timeout", _time, "Seconds to wait for other nodes when fewer than MIN are left", scope="nodes"),
     Key(
         "lost_after",
         _time,
         "Seconds from the end of a node's connection (1) or lease (0) until the node is declared lost",
-        "lost_after",
         scope="nodes",
     ),
     Key(
         "scale_up_delay",
         _time,
         "Seconds from the arrival of a new node until the job includes it and those that came meanwhile",
-        "scale_up_delay",
         scope="nodes",
     ),
-    Key(
-        "restart_window",
-        _time,
-        "Seconds in which --max-restarts counts; 0 counts over the whole job",
-        "restart_window",
-    ),
-    Key("keep_alive_interval", _time_above_zero, "Seconds between two heartbeats of a node", "keep_alive_interval"),
+    Key("restart_window", _time, "Seconds in which --max-restarts counts; 0 counts over the whole job"),
+    Key("keep_alive_interval", _time_above_zero, "Seconds between two heartbeats of a node"),
     Key(
         "keep_alive_max_attempt",
         _count_above_zero,
         "Missed heartbeats after which a silent connection counts as ended",
-        "keep_alive_attempts",
+        alias="keep_alive_attempts",
     ),
     Key(
         "early_failure_limit",
         _count,
         "Identical failures in a row before any worker got to work, after which the job stops; 0 for no limit",
-        "early_failure_limit",
     ),
     Key(
         "check_timeout",
         _time_above_zero,
         "Seconds for a round of --network-check, after which a node that did not answer has failed",
-        "check_timeout",
     ),
     Key("is_host", _yes_or_no, "1 if this node runs the master, 0 if not; by default the endpoint's address decides"),
     Key("auth", _auth, "auto, or required to refuse to run without credentials", scope="nodes"),
@@ -256,7 +232,7 @@ def _fields(source: str, parsed: dict[Key, Any]) -> dict[str, Any]:
     """The fields of `RdzvConf` that the keys set; two spellings of one key must agree."""
     setters: dict[str, Key] = {}
     for key in parsed:
-        name = key.alias or key.name
+        name = key.field
         if name not in RdzvConf._fields:
             continue
         other = setters.setdefault(name, key)

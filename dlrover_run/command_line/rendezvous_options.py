@@ -155,7 +155,7 @@ def resolve_local(args: RendezvousArgs) -> Rendezvous:
 
 
 def _set_by_variable(args: RendezvousArgs) -> bool:
-    """Whether the variable counts: a flag of the rendezvous means torchrun's static, whatever the variable says."""
+    """Whether the variable counts. It does not beside a flag of the rendezvous, which means torchrun's static."""
     by_flag = args.backend or args.endpoint.text.strip() or args.master_addr or args.master_port is not None
     return not by_flag and bool(args.environ.get(MASTER_VARIABLE, "").strip())
 

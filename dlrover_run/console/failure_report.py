@@ -92,12 +92,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """One paragraph; an entry of a list (with `indent`) has a hanging indent."""
     further = indent + ("  " if indent else "")
     return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=further,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, initial_indent=indent, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
     )
 
 

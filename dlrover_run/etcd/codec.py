@@ -46,7 +46,7 @@ _FILES = ("kv", "auth", "rpc")
 
 
 class PackageMissing(SpecError):
-    """The client's packages are missing or incomplete; the message is a sentence that says what to do."""
+    """The client's packages are missing or incomplete; the message is a sentence with the remedy."""
 
 
 class Method(NamedTuple):

@@ -41,11 +41,7 @@ def read_error_file(path: str | Path) -> RecordedError | None:
     text, extra = message.get("message"), message.get("extraInfo")
     extra = extra if isinstance(extra, Mapping) else {}
     stack = extra.get("py_callstack")
-    return RecordedError(
-        _printable(text),
-        _printable(stack),
-        _moment(extra.get("timestamp"), modified),
-    )
+    return RecordedError(_printable(text), _printable(stack), _moment(extra.get("timestamp"), modified))
 
 
 def copy_root_cause(root: WorkerExit, dest: str | Path) -> str | None:

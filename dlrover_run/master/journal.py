@@ -53,11 +53,11 @@ class JournalContents(msgspec.Struct, frozen=True):
 
 
 class JournalDamaged(Exception):
-    """A journal is damaged; the message says where and what to do."""
+    """A journal is damaged; the message has the place and the remedy."""
 
 
 class JournalReplaced(Exception):
-    """Another master has taken the job over; the message says so."""
+    """Another master has taken the job over."""
 
 
 def encode(contents: JournalContents) -> bytes:

@@ -1,6 +1,6 @@
 """How far each source of the relay has been shown, in shared memory that outlives the relay.
 
-The memory file has one record per source. A record holds two cursors and a byte that says which one is valid. The
+The memory file has one record per source. A record holds two cursors and a byte that selects the valid one. The
 other one is written first and then made valid by that byte, so the relay can be killed at any moment.
 """
 
@@ -31,7 +31,7 @@ LINE_INTERRUPTED = 2
 class Cursor(NamedTuple):
     """All bytes before `offset` have been shown, and of the output that follows the first `skip` bytes as they appear.
 
-    `unfinished` says whether the beginning of the line at `offset` was shown: `LINE_BEGUN`, `LINE_INTERRUPTED` or 0.
+    `unfinished` is `LINE_BEGUN` or `LINE_INTERRUPTED` if the beginning of the line at `offset` was shown, else 0.
     `writing` is 1 + the position in the console's file of a write that was not known to have ended, 0 for none.
     """
 

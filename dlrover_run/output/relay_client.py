@@ -1,10 +1,11 @@
 """The agent's side of the relay: give it outputs to show, wait until they are shown, read how an output ended.
 
 The agent holds everything that a relay works with: the reading end of each worker's pipe, so that no worker dies of
-SIGPIPE when the relay is killed; the memory files into which the pipes are emptied; and the cursors, which say how far
-each one has been shown. A relay that is killed is replaced (`relay_process`), and its successor continues where it was.
-This costs two descriptors a pipe. A pseudo-terminal cannot be emptied into a file by the kernel: of its output, one
-buffer at most is lost, which the killed relay had just read. If no relay can live, training continues without one.
+SIGPIPE when the relay is killed; the memory files into which the pipes are emptied; and the cursors, which record how
+far each one has been shown. A relay that is killed is replaced (`relay_process`), and the next one continues at the
+same position. This costs two descriptors a pipe. A pseudo-terminal cannot be emptied into a file by the kernel: of its
+output, one buffer at most is lost, which the killed relay had just read. If no relay can live, training continues
+without one.
 """
 
 from __future__ import annotations
@@ -330,7 +331,7 @@ class RelayClient:
 
     def _discard_from_now(self, source: _Source) -> None:
         """Read output that no relay can show, so that its worker does not wait for a full pipe for ever. The end of it
-        is kept: it may say why the worker died."""
+        is kept: it may have the reason why the worker died."""
         spool, pipe = source.fds
         source.tail = os.pread(spool, TAIL_BYTES + 1, max(0, os.fstat(spool).st_size - TAIL_BYTES - 1))
         asyncio.get_running_loop().add_reader(pipe, self._discard, source)

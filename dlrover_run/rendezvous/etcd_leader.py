@@ -17,13 +17,7 @@ from dlrover_run.coordination.validation import validate_report, wrong_job_kind
 from dlrover_run.coordination.waiting_throttle import WaitingThrottle
 from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.etcd.operations import Change, Compacted, KeyValue, KeyValueStore, LeaseExpired, Range, Watch
-from dlrover_run.rendezvous.etcd_records import (
-    Keys,
-    StoredPlan,
-    decode_record,
-    encode_record,
-    messages_by_bucket,
-)
+from dlrover_run.rendezvous.etcd_records import Keys, StoredPlan, decode_record, encode_record, messages_by_bucket
 from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.rendezvous.reconnect import wait_for_event
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules

@@ -53,11 +53,7 @@ class ReconnectBackoff:
     """
 
     def __init__(
-        self,
-        join_timeout: float,
-        now: float,
-        rng: Callable[[], float],
-        refusal_timeout: float = ID_IN_USE_TIMEOUT,
+        self, join_timeout: float, now: float, rng: Callable[[], float], refusal_timeout: float = ID_IN_USE_TIMEOUT
     ) -> None:
         self.join_timeout = join_timeout
         self.refusal_timeout = refusal_timeout

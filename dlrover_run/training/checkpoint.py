@@ -37,7 +37,7 @@ _TEMPORARY = ".step-*.tmp"
 
 
 class DamagedCheckpointError(Exception):
-    """The file is not what was saved; the message says how that was detected."""
+    """The file is not what was saved; the message is the evidence."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import os
 import secrets
 import ssl
 from pathlib import Path
-from typing import NamedTuple
 
 from dlrover_run.spec import TlsSpec
 from dlrover_run.transport.messages import Hello
@@ -61,17 +60,9 @@ class TlsFileError(Exception):
     """A TLS file that cannot be read now; the message is a clause. A file that is being renewed may be back soon."""
 
 
-class TlsFiles(NamedTuple):
-    """The arguments of `grpc.ssl_channel_credentials`, in its order."""
-
-    root_certificates: bytes | None
-    private_key: bytes | None
-    certificate_chain: bytes | None
-
-
-def read_tls_files(tls: TlsSpec) -> TlsFiles:
-    """Read the files of a TLS configuration. Raises TlsFileError."""
-    return TlsFiles(*map(_read, (find_ca_file(tls), tls.key, tls.cert)))
+def read_tls_files(tls: TlsSpec) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """The arguments of `grpc.ssl_channel_credentials`: CA, key and certificate. Raises TlsFileError."""
+    return _read(find_ca_file(tls)), _read(tls.key), _read(tls.cert)
 
 
 def find_ca_file(tls: TlsSpec) -> str | None:

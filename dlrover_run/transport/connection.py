@@ -20,7 +20,7 @@ MASTER = ServerKind("a master", "master", "tls_ca", "tls_ca", "tls_cert", "tls_k
 
 
 class ConnectionLost(Exception):
-    """The connection has ended or was never established; the message is a clause that says why."""
+    """The connection has ended or was never established; the message is the reason, a clause."""
 
 
 class ServerConnection(Protocol):
