@@ -23,13 +23,11 @@ class WorkerFailure(WorkerExit):
 
     @classmethod
     def of(cls, end: WorkerExit) -> WorkerFailure:
-        """The same exit as a `WorkerFailure`."""
         values = {field.name: getattr(end, field.name) for field in fields(WorkerExit)}
         return cls(**{**values, "error_file": end.error_file or _NOT_AVAILABLE})
 
     @property
     def exitcode(self) -> int:
-        """The exit code, or minus the number of a signal."""
         return self.code
 
     @property
@@ -46,13 +44,11 @@ class WorkerFailure(WorkerExit):
         return {"message": self.error.message, "extraInfo": extra}
 
     def signal_name(self) -> str:
-        """The name of the signal that ended it."""
         import signal
 
         return signal.Signals(-self.code).name if -self.code in set(signal.Signals) else _NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
-        """`timestamp` in local time."""
         return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
 
 

@@ -38,11 +38,9 @@ class StreamMap:
     by_rank: dict[int, Std] = field(default_factory=dict)
 
     def of(self, local_rank: int) -> Std:
-        """The selected streams of one local rank."""
         return self.by_rank.get(local_rank, self.default)
 
     def any(self) -> bool:
-        """Whether any stream of any rank is selected."""
         return bool(self.default) or any(self.by_rank.values())
 
 
@@ -204,5 +202,4 @@ class JobSpec:
 
     @property
     def single_node(self) -> bool:
-        """Whether the job has exactly one node."""
         return self.backend == "memory" or (self.backend == "static" and self.rules.max_nodes == 1)

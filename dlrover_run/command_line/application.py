@@ -63,7 +63,6 @@ def run(program: Program, argv: Sequence[str]) -> int:
 
 
 def show_help(program: Program) -> int:
-    """Print the help; the exit code."""
     command = _command(program)
     # Running the command would import pydantic, which doubles the time that this page takes.
     with typer.Context(command, info_name=program.name, obj=program) as context:
@@ -162,7 +161,6 @@ class _Group(typer.core.TyperGroup):
     """The launch command line and its subcommands."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help with the keys of `--rdzv-conf`."""
         super().format_help(ctx, formatter)
         _print_keys(ctx.find_root().obj)
 
@@ -183,7 +181,6 @@ class _Subcommand(typer.core.TyperCommand):
         return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help with the keys of `--rdzv-conf` if the subcommand takes them."""
         super().format_help(ctx, formatter)
         if any(parameter.name == "rdzv_conf" for parameter in self.params):
             _print_keys(ctx.find_root().obj)

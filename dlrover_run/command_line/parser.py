@@ -56,7 +56,6 @@ class Program:
 
     @cached_property
     def by_dest(self) -> Mapping[str, Flag]:
-        """The flags by `Flag.dest`."""
         return {flag.dest: flag for flag in self.table}
 
     @cached_property
@@ -237,7 +236,6 @@ class FlagValues:
         return self.explicit(dest) or FlagValue(flag.spellings[0], flag.default or "")
 
     def is_on(self, dest: str) -> bool:
-        """Whether a switch is on."""
         if dest in self._line.values:
             return True
         given = self.explicit(dest)

@@ -53,7 +53,6 @@ class RdzvConf(NamedTuple):
     unknown: tuple[str, ...] = ()
 
     def has(self, name: str) -> bool:
-        """Whether a key was given."""
         return any(key.name == name for key in self.keys)
 
 

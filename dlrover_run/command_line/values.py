@@ -115,7 +115,6 @@ def seconds(source: str, text: str, *, zero_allowed: bool) -> float:
 
 
 def choice(source: str, text: str, allowed: Sequence[str]) -> str:
-    """One of a few words."""
     if text not in allowed:
         raise invalid(source, text, "is not valid", f"give {alternatives(allowed)}")
     return text
@@ -173,7 +172,6 @@ def _without_brackets(text: str) -> str | None:
 
 
 def shared_name(source: str, text: str, *, empty_allowed: bool = False) -> str:
-    """A name that is sent to other nodes."""
     if not (empty_allowed or text) or len(text) > MAX_NAME_LENGTH or not text.isprintable():
         least = 0 if empty_allowed else 1
         problem = f"must be {least}-{MAX_NAME_LENGTH} printable characters"

@@ -135,7 +135,6 @@ _EVERYTHING = b"\0"
 
 
 def write_txn(api: Api, txn: Txn) -> Any:
-    """A transaction as a TxnRequest."""
     return api.message("TxnRequest")(
         compare=[_write_condition(api, condition) for condition in txn.conditions],
         success=[_write_operation(api, operation) for operation in txn.then],
@@ -144,7 +143,6 @@ def write_txn(api: Api, txn: Txn) -> Any:
 
 
 def read_outcome(response: Any) -> TxnResult:
-    """The content of a TxnResponse."""
     found = {value.key: value for value in _found(response)}
     return TxnResult(response.succeeded, response.header.revision, found)
 
@@ -156,7 +154,6 @@ def write_watch(api: Api, range: Range, revision: int) -> Any:
 
 
 def read_changes(events: Sequence[Any]) -> list[Change]:
-    """The changes that the events of a WatchResponse stand for."""
     return [Change(_text(e.kv.key), None if e.type == e.DELETE else _key_value(e.kv)) for e in events]
 
 

@@ -60,7 +60,6 @@ _Resolved = Sequence[Address] | addresses.UnresolvedHost
 
 
 def unary_call(method: Method, request: Any) -> Call[Any]:
-    """A call with one request and one response."""
 
     async def call(channel: Any, metadata: Metadata) -> Any:
         encode, decode = method.request.SerializeToString, method.response.FromString
@@ -71,7 +70,6 @@ def unary_call(method: Method, request: Any) -> Call[Any]:
 
 
 def open_stream(channel: Any, method: Method, metadata: Metadata) -> Any:
-    """A call with streams in both directions."""
     encode, decode = method.request.SerializeToString, method.response.FromString
     rpc = channel.stream_stream(method.path, request_serializer=encode, response_deserializer=decode)
     return rpc(metadata=metadata)
@@ -102,7 +100,6 @@ class AddressCache:
         raise EndpointFailed(str(found))
 
     def close(self) -> None:
-        """Cancel all resolutions."""
         for resolving in self._resolving.values():
             resolving.cancel()
 
@@ -150,7 +147,6 @@ class EndpointChannel:
             raise EndpointFailed(str(grpc_errors.CallCancelled())) from None
 
     async def close(self) -> None:
-        """Close the channel; calls over it fail."""
         self._closed = True
         if self._channel is not None:
             await self._channel.close()
@@ -230,7 +226,6 @@ class EtcdConnection:
             await failed.close()
 
     async def close(self) -> None:
-        """Close the connection; calls over it fail."""
         self._closed = True
         self._names.close()
         await self._channel.close()

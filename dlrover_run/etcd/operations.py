@@ -50,7 +50,6 @@ class Range(NamedTuple):
     prefix: bool = False
 
     def has(self, key: str) -> bool:
-        """Whether a key is in the range."""
         return key.startswith(self.key) if self.prefix else key == self.key
 
 
@@ -169,6 +168,4 @@ class KeyValueStore(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Close the connection."""
-        ...
+    async def close(self) -> None: ...

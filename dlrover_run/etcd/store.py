@@ -55,7 +55,6 @@ class EtcdStore(KeyValueStore):
         return lease
 
     async def renew(self, lease: int) -> bool:
-        """Restart a lease's time to live; False if it has expired."""
         method = self._api.method("Lease.LeaseKeepAlive")
 
         async def keep_alive(channel: Any, metadata: Metadata) -> bool:
@@ -75,20 +74,17 @@ class EtcdStore(KeyValueStore):
         return is_alive
 
     async def revoke(self, lease: int) -> None:
-        """End a lease; one that has expired is no error."""
         try:
             await self._connection.request("Lease.LeaseRevoke", self._api.message("LeaseRevokeRequest")(ID=lease))
         except LeaseExpired:
             return
 
     async def commit(self, txn: Txn) -> TxnResult:
-        """Apply a transaction. Raises LeaseExpired."""
         request = codec.write_txn(self._api, txn)
         return codec.read_outcome(await self._connection.request("KV.Txn", request))
 
     @asynccontextmanager
     async def watch(self, ranges: Sequence[Range]) -> AsyncIterator[Watch]:
-        """Watch these ranges from now on, over one stream."""
         watch = Watch(self._connection, ranges)
         await watch.begin()
         try:
@@ -97,7 +93,6 @@ class EtcdStore(KeyValueStore):
             watch.end()
 
     async def close(self) -> None:
-        """Close the connection; calls over it fail."""
         await self._connection.close()
 
 
@@ -115,11 +110,9 @@ class Watch:
         self._open: tuple[EndpointChannel, Any] | None = None
 
     async def begin(self) -> None:
-        """Create the watches. Raises EtcdUnavailable and EtcdMisconfigured."""
         self._open = await self._connection.call(self._create)
 
     def end(self) -> None:
-        """End the stream."""
         if self._open is not None:
             self._open[1].cancel()
             self._open = None

@@ -50,7 +50,6 @@ class WorkerExit:
 
     @property
     def who(self) -> str:
-        """Its name in messages."""
         return self.name or f"rank {self.rank}"
 
     @property

@@ -166,7 +166,6 @@ def _make_state_dir(path: str) -> Path:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run a master; return its exit code."""
     tree.open_standard_streams()
     # A signal of a terminal (SIGHUP, SIGQUIT) ends a master that a user has started.
     signals.ignore({*SHUTDOWN_SIGNALS, signal.SIGHUP, signal.SIGQUIT})

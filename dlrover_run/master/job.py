@@ -95,12 +95,10 @@ class Job:
 
     @property
     def connected(self) -> int:
-        """The number of connected nodes."""
         return len(self._nodes)
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended, in success or in failure."""
         return self._over_at is not None
 
     def join(self, connection: NodeConnection, report: NodeReport, rules: JobRules, now: float) -> Welcome:
@@ -195,7 +193,6 @@ class Job:
         return self._stored.key.number == 0 and not self._coordinator.members
 
     def delete(self) -> None:
-        """Delete the journal."""
         if self._journal is not None:
             self._journal.remove()
 

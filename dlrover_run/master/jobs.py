@@ -64,12 +64,10 @@ class Jobs:
 
     @property
     def connected(self) -> int:
-        """The number of connected nodes, over all jobs."""
         return sum(job.connected for job in self._jobs.values())
 
     @property
     def empty(self) -> bool:
-        """Whether there is no job."""
         return not self._jobs
 
     def join(self, name: str, connection: NodeConnection, join: Join) -> tuple[Job, Welcome]:
@@ -90,12 +88,10 @@ class Jobs:
         return job, welcome
 
     def receive(self, job: Job, connection: NodeConnection, report: NodeReport) -> None:
-        """Take a node's latest report. Raises RequestRefused."""
         if job.receive(connection, report, self._now()):
             self._schedule(job.name)
 
     def disconnect(self, job: Job, connection: NodeConnection, key: NodeKey) -> None:
-        """Record that a node's stream has ended."""
         job.disconnect(connection, key, self._now())
         if self._jobs.get(job.name) is job:
             self._schedule(job.name)

@@ -61,7 +61,6 @@ class JournalReplaced(Exception):
 
 
 def encode(contents: JournalContents) -> bytes:
-    """The bytes of a journal with these contents."""
     first = _line(msgspec.json.encode(contents.header), 0)
     return first if contents.plan is None else first + _line(msgspec.json.encode(contents.plan), _checksum_of(first))
 
@@ -190,7 +189,6 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

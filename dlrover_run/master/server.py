@@ -72,7 +72,6 @@ class ConnectionLimiter:
         asyncio.get_running_loop().add_reader(self._poll.fileno(), self._on_connection)
 
     def close(self) -> None:
-        """Stop."""
         if self._timer is not None:
             self._timer.cancel()
         if self._poll is not None:

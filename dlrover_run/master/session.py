@@ -82,12 +82,10 @@ class NodeSession:
                 self._jobs.disconnect(job, self, key)
 
     def send_assignment(self, assignment: Assignment) -> None:
-        """Send an assignment; it replaces one that has not been sent yet."""
         self._assignment = assignment
         self._start_writing()
 
     def end(self, last_message: Refused | None) -> None:
-        """End the connection after this message."""
         if self._ending:
             return
         self._ending = True

@@ -30,7 +30,6 @@ _IGNORED_SIGNALS = (
 
 
 def run() -> None:
-    """Process requests from standard input until its end, and end the process."""
     global __package__
     if not __package__:
         # Here the folder is the first entry of sys.path, where its modules would shadow a library's of the same name.

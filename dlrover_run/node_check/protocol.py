@@ -64,7 +64,6 @@ Request = Compute | Link
 
 
 def read_request(line: bytes) -> Request:
-    """Parse a request. Raises InvalidRequest."""
     try:
         fields: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -79,7 +78,6 @@ def read_request(line: bytes) -> Request:
 
 
 def failed(request: Request, problem: str, wrong: bool = False) -> dict[str, Any]:
-    """The reply to a request that failed."""
     if isinstance(request, Compute):
         return {"done": "compute", "problem": problem, "wrong": wrong}
     return {"done": "link", "name": request.name, "problem": problem}
@@ -102,7 +100,6 @@ class Replies:
         self._expected = False
 
     def expect(self) -> None:
-        """Record that a request has arrived."""
         self._expected = True
 
     def send(self, reply: dict[str, Any]) -> None:

@@ -61,12 +61,10 @@ class CursorTable:
         os.close(fd)
 
     def get(self, number: int) -> Cursor:
-        """The cursor of a source."""
         start = number * _RECORD_BYTES
         return Cursor(*_CURSOR.unpack_from(self._memory, start + _FIRST_CURSOR + self._memory[start] * _CURSOR.size))
 
     def put(self, number: int, cursor: Cursor) -> None:
-        """Replace the cursor of a source."""
         start = number * _RECORD_BYTES
         other = 1 - self._memory[start]
         _CURSOR.pack_into(self._memory, start + _FIRST_CURSOR + other * _CURSOR.size, *cursor)

@@ -31,7 +31,6 @@ class LineCutter:
 
     @property
     def held(self) -> int:
-        """Bytes of the unfinished line."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> bytes:
@@ -108,7 +107,6 @@ class LineWriter:
 
     @property
     def held(self) -> int:
-        """Bytes of the source that are held back."""
         return self._cutter.held
 
     @property
@@ -132,7 +130,6 @@ class LineWriter:
         return shown
 
     def unfinished(self, now: float) -> bytes:
-        """The unfinished line if it is due."""
         return self.all_held() if self.due is not None and now >= self.due else b""
 
     def all_held(self) -> bytes:
@@ -164,7 +161,6 @@ class LineWriter:
 
 
 def prefixed(lines: bytes, prefix: bytes) -> bytes:
-    """Whole lines, each with `prefix` before it."""
     if not lines or not prefix:
         return lines
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"

@@ -44,11 +44,9 @@ class LogWatcher:
 
     @property
     def due(self) -> float | None:
-        """When `resume` must be called."""
         return self._resume_at
 
     def add(self, log: Source) -> None:
-        """Watch a log file."""
         try:
             if self._inotify is None:
                 self._inotify = Inotify()

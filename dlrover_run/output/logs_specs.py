@@ -71,7 +71,6 @@ class LogsSpecsClient:
 
     @property
     def pids(self) -> set[int]:
-        """The pid of the process while it runs."""
         return {self._process.pid} if self._process is not None and self._process.returncode is None else set()
 
     async def ask(self, environments: Mapping[int, Mapping[str, str]]) -> LogsDestinations:
@@ -98,7 +97,6 @@ class LogsSpecsClient:
         return answer
 
     async def close(self) -> None:
-        """End the process."""
         if self._process is None or self._process.returncode is not None:
             return
         self._writer.close()
@@ -149,7 +147,6 @@ def plan_from_destinations(answer: LogsDestinations, logs: LogSpec) -> StreamPla
 
 
 def main() -> None:
-    """Run the plugin's process."""
     # A scheduler signals every process of a job step. The signals are caught, not ignored: programs that the plugin
     # starts would inherit that they are ignored.
     signals.catch(lambda number: None, but={signal.SIGTERM, signal.SIGINT})

@@ -254,7 +254,6 @@ class RelayClient:
                 request.done.set_result(None)
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End the relay and wait for its end."""
         await self._process.close(timeout)
         # A relay that was not killed has removed them already.
         for path in self._owned:

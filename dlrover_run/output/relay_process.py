@@ -124,7 +124,6 @@ class RelayProcess:
             self._flush()
 
     async def close(self, timeout: float) -> None:
-        """End the relay and wait for its end."""
         if self.ended.done():
             return
         self.closing = True

@@ -58,7 +58,6 @@ class Segment:
 
     @property
     def unfinished(self) -> bool:
-        """Whether it ends within a line."""
         return bytes(self.view[-1:]) not in (b"\n", b"\r")
 
 
@@ -150,18 +149,15 @@ class Sink:
         return 0
 
     def _position(self) -> int:
-        """The position of the next write to a file."""
         appends = fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND
         return os.fstat(self.fd).st_size if appends else os.lseek(self.fd, 0, os.SEEK_CUR)
 
     def fail(self, error: OSError) -> None:
-        """Mark the sink as dead and drop its queue."""
         self.error = error
         self._queue.clear()
         self.written_bytes = self.put_bytes
 
     def close(self) -> None:
-        """Close the descriptor; nothing may be put into the sink afterwards."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

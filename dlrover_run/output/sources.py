@@ -70,7 +70,6 @@ class Source:
             )
 
     def size(self) -> int:
-        """Bytes of the file."""
         return os.fstat(self._fd).st_size
 
     @property
@@ -100,7 +99,6 @@ class Source:
         self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()), begin, resumed)
 
     def show_unfinished(self, now: float) -> None:
-        """Show the unfinished line if it is due."""
         self._show(lambda lines: lines.unfinished(now))
 
     def _show(self, take: Callable[[LineWriter], bytes]) -> None:
@@ -110,14 +108,12 @@ class Source:
             self._put(take(self.lines), begin, resumed)
 
     def finish(self) -> None:
-        """Complete the last line and close the file."""
         self._show(LineWriter.finish)
         os.close(self._fd)
         # Output that is still queued is recorded later, when the number may be that of another source's file.
         self._fd = -1
 
     def record(self, cursor: Cursor) -> None:
-        """Record how far this has been shown."""
         self._cursors.put(self.number, cursor)
 
     @property
@@ -290,7 +286,6 @@ class PipeSource(Source):
         return text[-TAIL_BYTES:], start > 0 or len(text) > TAIL_BYTES or bool(self._before)
 
     def close(self) -> None:
-        """Close the pipe; no more is read from it."""
         if self.pipe < 0:
             return
         if self._watched:

@@ -251,7 +251,6 @@ class EtcdClient(RemoteClient):
         return now
 
     async def _follow(self, entry: TxnResult, watch: Watch) -> None:
-        """Follow the leader's key and the assignment."""
         self._election.on_leader_change(entry.found.get(self._keys.leader), RETURN_GRACE)
         if (message := entry.found.get(self._message_key.key)) is not None:
             self._read(message)

@@ -46,7 +46,6 @@ class Election:
         self.leading: asyncio.Task[None] | None = None
 
     def begin(self, tasks: asyncio.TaskGroup, own: NodeKey, lease: int) -> None:
-        """Take part with this lease."""
         self._tasks = tasks
         self._own = own
         self._lease = lease

@@ -40,7 +40,6 @@ class MembershipWatch:
         self.mismatched: frozenset[str] = frozenset()
 
     def has_left(self, key: NodeKey) -> bool:
-        """Whether that node has reported that it left."""
         return key in self._left
 
     def has_absent_member(self, plan: Plan) -> bool:
@@ -49,7 +48,6 @@ class MembershipWatch:
         return any(not member.done and member.key not in known for member in plan.members)
 
     def receive_all(self, coordinator: Coordinator, found: Iterable[KeyValue], now: float) -> None:
-        """Take all reports at one revision."""
         reports = {current.key: current for current in found}
         lost = {self._keys.node(node_id) for node_id in self._nodes} - reports.keys()
         for key, current in [*((key, None) for key in lost), *reports.items()]:

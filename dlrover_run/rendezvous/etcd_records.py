@@ -63,7 +63,6 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     views: tuple[tuple[str, str, NodeView], ...] = ()
 
     def assignment(self, key: NodeKey) -> Assignment:
-        """The assignment of one of the nodes."""
         own = next((view for *process, view in self.views if tuple(process) == key), EMPTY_VIEW)
         if own.cluster is not None and self.common.cluster is not None:
             own = msgspec.structs.replace(own, cluster=join_order(self.common.cluster, own.cluster))
@@ -84,11 +83,9 @@ class Keys:
         self.last_write = f"{self.job}last_write"
 
     def node(self, node_id: str) -> str:
-        """The key of a node's report."""
         return f"{self.nodes}{node_id}"
 
     def messages(self, bucket: int) -> str:
-        """The key of the message for a bucket."""
         return f"{self.all_messages}{bucket:02}"
 
 
@@ -101,13 +98,11 @@ Record = TypeVar("Record", NodeReport, StoredPlan, BucketMessage)
 
 
 def encode_record(record: NodeReport | StoredPlan | BucketMessage) -> bytes:
-    """The bytes of a record."""
     data = msgspec.json.encode(record)
     return zlib.compress(data, 1) if len(data) >= COMPRESS_FROM else data
 
 
 def decode_record(data: bytes, kind: type[Record]) -> Record:
-    """Decode a record. Raises InvalidMessage."""
     try:
         # Our JSON begins with a brace, and a zlib stream never does.
         if not data.startswith(b"{"):

@@ -60,12 +60,10 @@ class FailureDetector(Generic[Peer]):
         self._heartbeats: dict[Peer, float] = {}
 
     def heartbeat(self, peer: Peer, now: float) -> None:
-        """Record that a message from this peer has arrived."""
         self._heartbeats.pop(peer, None)
         self._heartbeats[peer] = now - self._stalled
 
     def remove(self, peer: Peer) -> None:
-        """Stop watching this peer."""
         self._heartbeats.pop(peer, None)
 
     def compensate_stall(self, seconds: float) -> None:

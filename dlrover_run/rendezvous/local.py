@@ -44,7 +44,6 @@ class LocalClient:
 
     @property
     def pids(self) -> set[int]:
-        """No process."""
         return set()
 
     def report(self, report: NodeReport) -> None:
@@ -56,7 +55,6 @@ class LocalClient:
         self._decide(report)
 
     async def close(self) -> None:
-        """Cancel the timer of the next decision."""
         self._cancel_timer()
 
     def _decide(self, report: NodeReport) -> None:

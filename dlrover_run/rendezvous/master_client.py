@@ -97,7 +97,6 @@ class MasterSession:
         await self._connection.send(messages.encode(message))
 
     async def receive(self) -> MasterMessage:
-        """The master's next message. Raises ConnectionLost and MasterRefused."""
         try:
             message = messages.decode_from_master(await self._connection.receive())
         except InvalidMessage as error:
@@ -107,7 +106,6 @@ class MasterSession:
         return message
 
     async def finish(self) -> None:
-        """Send nothing more; the master ends the connection once it has read all earlier messages."""
         await self._connection.finish()
 
 
@@ -257,7 +255,6 @@ class MasterClient(RemoteClient):
             )
 
     def _note_refused(self, refusal: MasterRefused) -> None:
-        """Handle a `Refused` of the master."""
         reason = f"{self._server} refuses this node: {refusal}"
         if (self._connected and refusal.retry) or (self._ever_connected and not refusal.authenticated):
             # Another process may listen at the address of a lost master: it cannot end a running job.

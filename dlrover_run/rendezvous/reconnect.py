@@ -65,27 +65,23 @@ class ReconnectBackoff:
         self._refused_since: float | None = None
 
     def note_phase(self, phase: NodePhase, now: float) -> None:
-        """Record what the node is doing now."""
         if phase not in _WITHOUT_WORKERS:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
 
     def note_connected(self, now: float) -> None:
-        """Record that the node takes part."""
         self._connected_at = now
         self._away_since = None
         self._refused_since = None
 
     def note_disconnected(self, now: float) -> None:
-        """Record that the connection has ended."""
         self._away_since = now
         self._refused_since = None
         # Otherwise a node would reconnect without a pause to a master that ends every connection at once.
         self._failures = 0 if now - self._connected_at >= BACKOFF_MAX else self._failures + 1
 
     def note_failed(self) -> None:
-        """Record an attempt that got no answer."""
         self._failures += 1
         self._refused_since = None
 
@@ -156,16 +152,13 @@ class RemoteClient(abc.ABC):
 
     @property
     def assignment(self) -> Assignment:
-        """The latest assignment in force."""
         return self._assignments.assignment
 
     @property
     def pids(self) -> set[int]:
-        """Processes that the client has started and that outlive this agent on purpose."""
         return set()
 
     def report(self, report: NodeReport) -> None:
-        """Send the latest report of this node if it has changed."""
         if report != self._latest_report:
             self._latest_report = report
             self._backoff.note_phase(report.phase, self._loop.time())

@@ -57,7 +57,6 @@ def persistent_threads() -> list[str]:
 
 
 def child_processes(proc: str = "/proc") -> list[int]:
-    """The children of this process."""
     try:
         with open(f"{proc}/self/task/{os.getpid()}/children") as children:
             return [int(child) for child in children.read().split()]

@@ -113,7 +113,6 @@ def origin_of(spec: ModuleSpec) -> str | None:
 
 
 def is_shared(spec: ModuleSpec, where: ImportRoots) -> bool:
-    """Whether a module is in the standard library or installed."""
     origin = origin_of(spec)
     if origin is None:
         return spec.origin in ("built-in", "frozen")

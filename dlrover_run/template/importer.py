@@ -35,7 +35,6 @@ class SharedFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The first spec of the replaced finders if it is shared."""
         for finder in self.finders:
             spec: ModuleSpec | None = finder.find_spec(fullname, path, target)
             if spec is not None:
@@ -53,7 +52,6 @@ class MissedImports:
         self.names: set[str] = set()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Record the name."""
         if path is None:
             self.names.add(fullname)
 
@@ -204,7 +202,6 @@ class ImportRecorder:
         self._lock = _thread.allocate_lock()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Note the name."""
         if os.getpid() != self._process:
             self._leave()
             return

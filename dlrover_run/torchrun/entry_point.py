@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def handler_creator() -> RendezvousHandlerCreator:
-    """The function that creates a handler of this backend."""
     return _create
 
 

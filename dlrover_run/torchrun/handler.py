@@ -65,11 +65,9 @@ class DlroverRendezvous(RendezvousHandler):
         return True
 
     def get_backend(self) -> str:
-        """The name of this backend in torchrun."""
         return self._backend
 
     def get_run_id(self) -> str:
-        """The job's name."""
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:

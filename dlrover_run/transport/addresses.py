@@ -104,7 +104,6 @@ def route_source(address: Address) -> str | None:
 
 
 def is_local_address(address: Address) -> bool:
-    """Whether the address belongs to this machine."""
     return bind_error(address._replace(port=0)) is None
 
 

@@ -29,17 +29,14 @@ _CA_BUNDLES = (
 
 
 def new_nonce() -> str:
-    """A random text that was never used before."""
     return secrets.token_hex(32)
 
 
 def master_mac(token: str, hello: Hello, nonce: str) -> str:
-    """The master's proof; empty without a token."""
     return _mac(token, "master", hello, nonce)
 
 
 def node_mac(token: str, hello: Hello, nonce: str) -> str:
-    """The node's proof; empty without a token."""
     return _mac(token, "node", hello, nonce)
 
 

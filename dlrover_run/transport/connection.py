@@ -79,12 +79,10 @@ class GrpcConnection:
         self._incoming = aiter(self._stream)
 
     async def send(self, data: bytes) -> None:
-        """Send a message."""
         with contextlib.suppress(self._failed, asyncio.InvalidStateError):
             await self._stream.write(data)
 
     async def receive(self) -> bytes:
-        """The next message. Raises ConnectionLost."""
         try:
             data: bytes = await grpc_errors.wait_for_call(self._incoming.__anext__())
         except grpc_errors.CallCancelled as error:
@@ -96,12 +94,10 @@ class GrpcConnection:
         return data
 
     async def finish(self) -> None:
-        """Send nothing more."""
         with contextlib.suppress(self._failed, asyncio.InvalidStateError):
             await self._stream.done_writing()
 
     async def close(self) -> None:
-        """Close the channel."""
         await self._channel.close()
 
 
@@ -114,14 +110,12 @@ class GrpcServerConnection:
         self._failed: type[Exception] = grpc.aio.BaseError
 
     async def send(self, data: bytes) -> None:
-        """Send a message. Raises ConnectionLost."""
         try:
             await self._stream.write(data)
         except self._failed as error:
             raise ConnectionLost(str(error)) from None
 
     async def receive(self) -> bytes:
-        """The next message. Raises ConnectionLost."""
         try:
             data = await self._stream.read()
         except self._failed as error:

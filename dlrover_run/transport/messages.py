@@ -118,17 +118,14 @@ _from_master: msgspec.json.Decoder[MasterMessage] = msgspec.json.Decoder(MasterM
 
 
 def encode(message: NodeMessage | MasterMessage) -> bytes:
-    """The bytes of a message."""
     return _encoder.encode(message)
 
 
 def decode_from_node(data: bytes) -> NodeMessage:
-    """Decode a message from a node. Raises InvalidMessage."""
     return _decode(_from_node, data, MAX_NODE_MESSAGE)
 
 
 def decode_from_master(data: bytes) -> MasterMessage:
-    """Decode a message from a master. Raises InvalidMessage."""
     return _decode(_from_master, data, MAX_MASTER_MESSAGE)
 
 
