@@ -101,10 +101,7 @@ def _neighbours(order: list[int]) -> list[list[int]]:
 
 def _fastest_with_slowest(times: dict[int, float]) -> list[list[int]]:
     order = sorted(times, key=lambda node: times[node])
-    groups = [[order[at], order[-1 - at]] for at in range(len(order) // 2)]
-    if len(order) % 2:
-        groups[-1].append(order[len(order) // 2])
-    return groups
+    return _neighbours([order[-1 - at // 2] if at % 2 else order[at // 2] for at in range(len(order))])
 
 
 RULES: dict[str, Callable[[World, int], set[int]]] = {

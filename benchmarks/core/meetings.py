@@ -23,7 +23,7 @@ import psutil
 
 from core.launchers import WORKERS, free_port
 from core.processes import pss
-from core.ratios import Lost, Measured
+from core.ratios import Late, Lost, Measured
 from core.run import Report, Run, until_last
 from dlrover_run.coordination.rules import KEEP_ALIVE_INTERVAL
 
@@ -188,7 +188,12 @@ class Job:
 
     def wait(self, event: str, crowds: Set[int], limit: float) -> list[Report]:
         """Wait until these crowds have reported an event. Raises Lost if a node fails, Late after `limit` seconds."""
-        return self._run.wait_each_rank(event, len(crowds), limit, only=crowds)
+        try:
+            return self._run.wait_each_rank(event, len(crowds), limit, only=crowds)
+        except Late:
+            if not {self._pids[number] for number in crowds} <= {process.pid for process in self._run.processes()}:
+                raise Lost("a crowd of nodes ended by itself") from None
+            raise
 
     def wait_placed(self, began_ns: int, crowds: Set[int], nodes: int, limit: float) -> Measured:
         """The time until all nodes of these crowds have their rank in a world of that size."""
