@@ -156,7 +156,7 @@ def save() -> int:
     With sessions, `tf.compat.v1.train.MonitoredTrainingSession` saves by itself."""
     from tf_ps_runner.worker import strategy
 
-    return strategy.save_all() if strategy.leads_coordinator() else 0
+    return strategy.save_all()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The bootstrap runs a script as the interpreter would, changes TensorFlow when it is imported, and opens nothing."""
+"""The bootstrap runs a script as the interpreter would, patches TensorFlow when it is imported, and opens nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(*command: str, at: Path, **environment: str) -> subprocess.CompletedProc
 
 
 def both(*program: str, at: Path) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
-    """What a program does under Python alone, and through the bootstrap."""
+    """The result of a program under Python alone, and through the bootstrap."""
     return run(*program, at=at), run(str(BOOT), *program, at=at)
 
 
@@ -48,7 +48,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "fail.py").write_text("def inner():\n    1 / 0\n\n\ninner()\n")
     (tmp_path / "wrong.py").write_text("print('never')\nx = = 1\n")
     (tmp_path / "leave.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
-    (tmp_path / "words.py").write_text("raise SystemExit('some last words')\n")
+    (tmp_path / "message.py").write_text("raise SystemExit('a last message')\n")
     (tmp_path / "hooked.py").write_text(
         "import sys, traceback\n"
         "sys.excepthook = lambda kind, value, trace: print(len(traceback.extract_tb(trace)), kind.__name__)\n"
@@ -79,8 +79,8 @@ def test_a_program_sees_what_it_sees_under_python_alone(project: Path, program: 
 
 @pytest.mark.parametrize(
     "program",
-    [("fail.py",), ("wrong.py",), ("leave.py", "7"), ("words.py",), ("hooked.py",), ("nowhere.py",)],
-    ids=["exception", "syntax error", "exit code", "last words", "own hook", "no such file"],
+    [("fail.py",), ("wrong.py",), ("leave.py", "7"), ("message.py",), ("hooked.py",), ("nowhere.py",)],
+    ids=["exception", "syntax error", "exit code", "last message", "own hook", "no such file"],
 )
 def test_a_program_ends_as_it_ends_under_python_alone(project: Path, program: tuple[str, ...]) -> None:
     alone, booted = both(*program, at=project)
@@ -98,7 +98,7 @@ def test_a_child_of_multiprocessing_finds_the_script_again(project: Path) -> Non
     assert run(str(BOOT), "children.py", at=project).stdout == "(42, 'children.py')\n"
 
 
-def test_without_a_program_the_bootstrap_says_how_it_is_used(tmp_path: Path) -> None:
+def test_without_a_program_the_bootstrap_prints_its_usage(tmp_path: Path) -> None:
     finished = run(str(BOOT), at=tmp_path)
     assert (finished.returncode, finished.stderr.startswith("usage: tf_ps_boot.py SCRIPT")) == (2, True)
 
@@ -121,7 +121,7 @@ def test_importing_the_bootstrap_opens_and_starts_nothing(tmp_path: Path) -> Non
     assert (finished.stdout, finished.stderr) == ("True 1 False\n", "")
 
 
-def test_the_package_comes_from_beside_the_bootstrap_and_brings_nothing_else(tmp_path: Path) -> None:
+def test_the_package_beside_the_bootstrap_is_imported_and_no_other(tmp_path: Path) -> None:
     look = (
         "import tf_ps_boot, importlib.util, tf_ps_runner.worker.agent_connection as it\n"
         "print(it.__file__, importlib.util.find_spec('dlrover_run'))\n"
@@ -130,7 +130,7 @@ def test_the_package_comes_from_beside_the_bootstrap_and_brings_nothing_else(tmp
     assert finished.stdout == f"{BOOT.parents[1] / 'worker' / 'agent_connection.py'} None\n", finished.stderr
 
 
-def test_a_tensorflow_that_has_changed_is_told_and_the_script_goes_on(tmp_path: Path) -> None:
+def test_a_missing_attribute_of_tensorflow_is_reported_and_the_script_continues(tmp_path: Path) -> None:
     training = tmp_path / "tensorflow" / "python" / "training"
     training.mkdir(parents=True)
     for folder in (training, training.parent, training.parent.parent):
@@ -150,9 +150,9 @@ def test_a_tensorflow_that_has_changed_is_told_and_the_script_goes_on(tmp_path: 
         finished = run(str(BOOT), "script.py", at=tmp_path, TF_PS_AGENT=str(tmp_path / "agent"))
         line, _ = agent.accept()
         with line, line.makefile() as lines:
-            said = [json.loads(text) for text in lines]
+            messages = [json.loads(text) for text in lines]
     assert finished.stdout == "SessionManager True SourceFileLoader\n"
-    notes = [message["text"] for message in said if message["type"] == "note"]
+    notes = [message["text"] for message in messages if message["type"] == "note"]
     assert len(notes) == 1, finished.stderr
     assert notes[0].startswith("TensorFlow 9.9 has no ")
     assert "goes back to the last checkpoint" in notes[0]
@@ -161,14 +161,14 @@ def test_a_tensorflow_that_has_changed_is_told_and_the_script_goes_on(tmp_path: 
 RESTORE = """
 from tf_ps_runner.worker import checkpoints
 
-# What the protections do before the first step of a chief, whatever its script has imported by then.
+# What the patches do before the first step of a chief, whatever its script has imported by then.
 checkpoints.RestoredModel().report(0)
 """
 
 
 def test_the_queues_go_back_with_the_model_although_the_script_has_not_imported_its_hooks(tmp_path: Path) -> None:
     (tmp_path / "restore.py").write_text(RESTORE)
-    address, heard = f"@tf-ps-boot-{os.getpid()}", []
+    address, received = f"@tf-ps-boot-{os.getpid()}", []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + address[1:])
         listener.listen()
@@ -179,7 +179,7 @@ def test_the_queues_go_back_with_the_model_although_the_script_has_not_imported_
             with line, line.makefile("rb") as lines:
                 for text in lines:
                     message = json.loads(text)
-                    heard.append(message["type"])
+                    received.append(message["type"])
                     if "request" in message:
                         line.sendall(json.dumps({"answer": message["request"]}).encode() + b"\n")
 
@@ -189,4 +189,4 @@ def test_the_queues_go_back_with_the_model_although_the_script_has_not_imported_
         done = run(str(BOOT), "restore.py", at=tmp_path, TF_CONFIG=config, TF_PS_AGENT=address, TF_PS_TASK_TOKEN="t")
         agent.join()
     assert done.returncode == 0, done.stderr
-    assert heard == ["hello", "rollback", "restored"]
+    assert received == ["hello", "rollback", "restored"]

@@ -1,4 +1,4 @@
-"""What the queues of the data promise, whoever takes, dies and goes back, and in which order."""
+"""The data queues: no offset is lost, in whatever order tasks take parts, die and roll back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BLOCKS = {
 
 
 class Job(RuleBasedStateMachine):
-    """Workers that take, use, tell and die, a model that counts what was used for it, and checkpoints of both."""
+    """Workers that take, use, report and die, a model that counts what was used for it, and checkpoints of both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,16 +64,16 @@ class Job(RuleBasedStateMachine):
             self.held[worker] = (name, part, part.begin, part.begin)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), tell=st.booleans())
-    def use(self, data: st.DataObject, tell: bool) -> None:
-        """A worker trains on a few blocks more, and then tells so or is about to."""
+    @rule(data=st.data(), report=st.booleans())
+    def use(self, data: st.DataObject, report: bool) -> None:
+        """A worker trains on a few blocks more, and reports it or is about to."""
         worker = data.draw(st.sampled_from(sorted(self.held)))
-        name, part, told, used = self.held[worker]
+        name, part, reported, used = self.held[worker]
         until = data.draw(st.integers(used, part.end))
         for block in range(used, until):
             self.model[name, part.epoch, block] += 1
-        if not tell:
-            self.held[worker] = (name, part, told, until)
+        if not report:
+            self.held[worker] = (name, part, reported, until)
             return
         self.queues.use(worker, name, part.number, until)
         self.held[worker] = (name, part, until, until)
@@ -84,8 +84,8 @@ class Job(RuleBasedStateMachine):
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.held)))
-        name, part, told, used = self.held.pop(worker)
-        for block in range(told, used):
+        name, part, reported, used = self.held.pop(worker)
+        for block in range(reported, used):
             self.repeated[name, part.epoch, block] += 1
         self.queues.give_back(worker)
         with pytest.raises(QueueError) as refused:
@@ -98,12 +98,12 @@ class Job(RuleBasedStateMachine):
         state = read_back(self.queues.snapshot())
         for _ in range(data.draw(st.integers(0, 3)) if self.held else 0):
             if self.held:
-                self.use(data=data, tell=True)
+                self.use(data=data, report=True)
         self.saved = (state, Counter(self.model))
 
     @rule()
     def lose_a_server(self) -> None:
-        """Everybody is started again, with the model and the queues of the last checkpoint."""
+        """All tasks are restarted, with the model and the queues of the last checkpoint."""
         state, model = self.saved
         self.queues.roll_back(state)
         self.model = Counter(model)
@@ -118,7 +118,7 @@ class Job(RuleBasedStateMachine):
             assert times <= 1 + self.repeated[block]
 
     def teardown(self) -> None:
-        """The rest is used up, and the workers that hold something tell how far they are."""
+        """The rest is used up, and the workers that hold something report how far they are."""
         for worker, (name, part, _, used) in self.held.items():
             for block in range(used, part.end):
                 self.model[name, part.epoch, block] += 1
@@ -155,14 +155,14 @@ TestJob.settings = settings(max_examples=150, stateful_step_count=60, deadline=N
 
 def read_back(state: SavedState) -> SavedState:
     """As a chief keeps it beside a checkpoint and hands it back, through the JSON of its own interpreter."""
-    told = json.loads(msgspec.json.encode(state))
-    line = json.dumps({"request": 1, "type": "rollback", "state": told}).encode()
+    fields = json.loads(msgspec.json.encode(state))
+    line = json.dumps({"request": 1, "type": "rollback", "state": fields}).encode()
     assert len(line) < MAX_LINE
-    asked = read_line(line)
-    assert isinstance(asked, tuple)
-    assert isinstance(asked[1], Rollback)
-    assert asked[1].state is not None
-    return asked[1].state
+    request = read_line(line)
+    assert isinstance(request, tuple)
+    assert isinstance(request[1], Rollback)
+    assert request[1].state is not None
+    return request[1].state
 
 
 def use_up(queue: ShardQueue[str], holder: str = "worker") -> list[Part]:
@@ -184,7 +184,7 @@ specs = st.builds(
 
 
 @given(specs)
-def test_an_undisturbed_queue_gives_each_block_once_an_epoch_and_the_epochs_in_order(spec: QueueSpec) -> None:
+def test_an_undisturbed_queue_hands_out_each_offset_once_an_epoch(spec: QueueSpec) -> None:
     parts = use_up(ShardQueue(spec))
     assert [part.epoch for part in parts] == sorted(part.epoch for part in parts)
     used = Counter((part.epoch, block) for part in parts for block in range(part.begin, part.end))
@@ -192,7 +192,7 @@ def test_an_undisturbed_queue_gives_each_block_once_an_epoch_and_the_epochs_in_o
 
 
 @given(specs, st.data())
-def test_the_order_goes_on_from_a_state_as_it_would_have_without(spec: QueueSpec, data: st.DataObject) -> None:
+def test_the_order_is_the_same_after_a_restored_state(spec: QueueSpec, data: st.DataObject) -> None:
     queue: ShardQueue[str] = ShardQueue(spec)
     for _ in range(data.draw(st.integers(0, spec.total))):
         part = queue.take("worker")
@@ -202,7 +202,7 @@ def test_the_order_goes_on_from_a_state_as_it_would_have_without(spec: QueueSpec
     assert use_up(ShardQueue(spec, state)) == use_up(queue)
 
 
-def test_a_part_goes_back_from_where_its_holder_got_to_and_before_all_others() -> None:
+def test_the_rest_of_a_part_goes_back_and_is_handed_out_before_all_others() -> None:
     queue: ShardQueue[str] = ShardQueue(QueueSpec(size=30, shard=10))
     first, second = queue.take("a"), queue.take("b")
     assert first is not None
@@ -218,7 +218,7 @@ def test_a_part_goes_back_from_where_its_holder_got_to_and_before_all_others() -
     assert queue.holders
 
 
-def test_a_part_cannot_be_used_backwards_nor_beyond_its_end_nor_by_another() -> None:
+def test_a_part_is_used_forwards_within_its_end_and_by_its_holder() -> None:
     queue: ShardQueue[str] = ShardQueue(QueueSpec(size=30, shard=10))
     part = queue.take("a")
     assert part is not None
@@ -231,7 +231,7 @@ def test_a_part_cannot_be_used_backwards_nor_beyond_its_end_nor_by_another() -> 
     assert queue.take("a") == Part(1, 10, 20, 0)
 
 
-def test_shuffling_depends_on_seed_and_epoch_alone_in_every_interpreter() -> None:
+def test_the_shuffle_depends_on_seed_and_epoch_alone_in_every_interpreter() -> None:
     def order(seed: int, epoch: int) -> list[int]:
         shuffle = Shuffle(100, seed, epoch)
         return [shuffle.at(place) for place in range(100)]
@@ -241,8 +241,8 @@ def test_shuffling_depends_on_seed_and_epoch_alone_in_every_interpreter() -> Non
     # Kept with checkpoints: another order would use some blocks twice and others never.
     assert order(1, 0)[:8] == FIRST
     code = "from tf_ps_runner.data.order import Shuffle; s = Shuffle(100, 1, 0); print([s.at(i) for i in range(8)])"
-    told = subprocess.run([sys.executable, "-R", "-c", code], capture_output=True, text=True, check=True).stdout
-    assert json.loads(told) == FIRST
+    printed = subprocess.run([sys.executable, "-R", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(printed) == FIRST
 
 
 FIRST = [20, 26, 22, 32, 85, 66, 43, 9]
@@ -268,7 +268,7 @@ def test_a_shuffle_of_few_parts_comes_in_all_orders_about_equally_often(parts: i
     assert all(0.5 * expected < times < 1.5 * expected for times in found.values())
 
 
-def test_a_known_queue_with_another_spec_is_an_error_that_names_both() -> None:
+def test_another_spec_for_a_queue_is_an_error_that_names_both() -> None:
     queues: ShardQueues[str] = ShardQueues()
     assert queues.take("a", "train", QueueSpec(size=10, shard=5)) is not None
     with pytest.raises(QueueError, match="queue train exists already and hands out 10 in parts of 5, in order, not"):
@@ -276,7 +276,7 @@ def test_a_known_queue_with_another_spec_is_an_error_that_names_both() -> None:
     assert queues.take("b", "train", QueueSpec(size=10, shard=5)) == Part(1, 5, 10, 0)
 
 
-def test_queues_of_several_names_do_not_touch_each_other() -> None:
+def test_queues_of_several_names_are_independent() -> None:
     queues: ShardQueues[str] = ShardQueues()
     spec = QueueSpec(size=10, shard=10)
     assert queues.take("a", "train", spec) == queues.take("a", "test", spec) == Part(0, 0, 10, 0)
@@ -286,7 +286,7 @@ def test_queues_of_several_names_do_not_touch_each_other() -> None:
     assert queues.take("b", "test", spec) == Part(0, 0, 10, 0)
 
 
-def test_no_more_queues_are_made_and_no_more_parts_are_open_than_a_state_can_say() -> None:
+def test_no_more_queues_and_open_parts_than_a_state_can_have() -> None:
     queues: ShardQueues[int] = ShardQueues()
     spec = QueueSpec(size=2**50, shard=2**10)
     for number in range(MAX_QUEUES):
@@ -321,7 +321,7 @@ def test_the_longest_state_fits_into_one_line() -> None:
     read_back(longest)
 
 
-def test_a_queue_of_a_million_millions_costs_no_time_and_no_memory() -> None:
+def test_a_queue_of_many_parts_costs_no_time_and_no_memory() -> None:
     queue: ShardQueue[str] = ShardQueue(QueueSpec(size=2**50, shard=2**10, seed=3, shuffle=True))
     parts = [queue.take("a") for _ in range(5)]
     assert len({part.begin for part in parts if part is not None}) == 5
@@ -348,7 +348,7 @@ SPEC = QueueSpec(size=25, shard=10, epochs=2)
         ),
     ],
 )
-def test_a_state_that_no_queue_was_ever_in_is_refused_and_changes_nothing(state: SavedState, clause: str) -> None:
+def test_an_impossible_state_is_refused_and_changes_nothing(state: SavedState, clause: str) -> None:
     queues: ShardQueues[str] = ShardQueues()
     queues.take("a", "train", SPEC)
     before = queues.snapshot()
@@ -357,7 +357,7 @@ def test_a_state_that_no_queue_was_ever_in_is_refused_and_changes_nothing(state:
     assert queues.snapshot() == before
 
 
-def test_going_back_to_the_very_beginning_forgets_all_queues() -> None:
+def test_going_back_to_the_beginning_drops_all_queues() -> None:
     queues: ShardQueues[str] = ShardQueues()
     queues.take("a", "train", SPEC)
     queues.roll_back(None)
@@ -369,25 +369,25 @@ def test_going_back_to_the_very_beginning_forgets_all_queues() -> None:
 
 
 @given(st.sets(st.integers(0, 5)), st.lists(st.integers(0, 5)), st.none() | st.integers(0, 5))
-def test_whoever_waits_at_the_tail_is_dismissed_only_where_nobody_is_waited_for_in_vain(
+def test_tasks_that_wait_at_the_end_are_dismissed_unless_they_may_be_needed(
     holders: set[int], waiting: list[int], keeper: int | None
 ) -> None:
-    told = finished_waiters(holders, waiting, keeper)
-    assert told <= set(waiting)
+    finished = finished_waiters(holders, waiting, keeper)
+    assert finished <= set(waiting)
     if holders - set(waiting):
-        assert not told, "one who does not wait may die, and its part be needed"
-    stays = set(waiting) - told
+        assert not finished, "a task that does not wait may die, and its part be needed"
+    stays = set(waiting) - finished
     if holders and not holders - set(waiting):
-        assert len(stays) <= 1, "those who hold something and wait for each other would wait for ever"
+        assert len(stays) <= 1, "tasks that hold something and wait for each other would wait for ever"
         if len(set(waiting)) > 1:
-            assert stays, "somebody must take over what comes back"
+            assert stays, "one task must take over what comes back"
         for one in stays:
             assert holders - {one}
     if not holders:
         assert not stays
 
 
-def test_the_chief_is_the_one_who_stays_for_the_tail_unless_it_holds_the_tail_itself() -> None:
+def test_the_chief_stays_for_the_last_parts_unless_it_holds_them_itself() -> None:
     assert finished_waiters({1, 2}, [1, 2, 0], keeper=0) == {1, 2}
     assert finished_waiters({0, 1}, [1, 0, 2], keeper=0) == {1, 2}
     assert finished_waiters({0}, [0, 1], keeper=0) == {0}

@@ -119,5 +119,5 @@ def test_a_dataset_that_loads_ahead_gives_every_batch_once(tf221: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "eager 40 rows, sum 780; told at the third batch: [(0, 4)]" in done.stdout
+    assert "eager 40 rows, sum 780; reported at the third batch: [(0, 4)]" in done.stdout
     assert "graph 40 rows, sum 780" in done.stdout

@@ -1,4 +1,4 @@
-"""What scripts import, against the queues as an agent keeps them and without any agent; no TensorFlow is started."""
+"""What scripts import, with the queues of an agent and without an agent; no TensorFlow is started."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tf_ps_runner.worker.shards import AgentQueue, DatasetBatches, OpenPart, Own
 CHIEF, WORKER = TaskKey(Role.CHIEF, 0), TaskKey(Role.WORKER, 0)
 
 
-class Line:
-    """The line of one process to an agent's desk, by the words that would go over it."""
+class Requests:
+    """The requests of one process to the queues of an agent, as the lines that it would send."""
 
     def __init__(self, service: QueueService, task: TaskKey) -> None:
         self.service = service
         self.task = task
 
     def request(self, what: str, **fields: Any) -> dict[str, Any]:
-        """The desk's answer, once there is one."""
+        """The answer, once there is one."""
         asked = read_line(json.dumps({"request": 1, "type": what, **fields}).encode())
         assert isinstance(asked, tuple)
         answered: list[Answer] = []
@@ -46,7 +46,7 @@ class Line:
             there.set()
 
         self.service.ask(self.task, asked[1], reply)
-        assert there.wait(30), "nobody answers"
+        assert there.wait(30), "there is no answer"
         found: dict[str, Any] = json.loads(answer_line(1, answered[0]))
         return found
 
@@ -57,7 +57,7 @@ def service() -> QueueService:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_out() -> Any:
+def clear_batches() -> Any:
     yield
     shards._given.clear()
     shards._of_datasets.clear()
@@ -65,11 +65,11 @@ def nothing_is_out() -> Any:
 
 
 def queue(service: QueueService, spec: ShardSpec, task: TaskKey = WORKER) -> AgentQueue:
-    return AgentQueue(Line(service, task), "train", spec)
+    return AgentQueue(Requests(service, task), "train", spec)
 
 
 def left(service: QueueService, spec: ShardSpec) -> list[tuple[int, int]]:
-    """What another process gets after all that a dead one held has gone back."""
+    """What another process gets after the parts of a dead one have gone back."""
     service.gone(WORKER)
     return [(batch.begin, batch.end) for batch in batches(queue(service, spec, CHIEF), None)]
 
@@ -91,19 +91,19 @@ def test_data_shards_cut_parts_into_batches_that_do_not_cross_them() -> None:
 
 
 @pytest.mark.parametrize(("field", "wrong"), [("size", 0), ("shard_size", -1), ("epochs", 1.5), ("size", True)])
-def test_data_shards_refuse_what_is_no_number_of_anything(field: str, wrong: Any) -> None:
+def test_data_shards_refuse_invalid_numbers(field: str, wrong: Any) -> None:
     with pytest.raises(ValueError, match=f"DataShards train: {field} must be a whole number from 1, not {wrong}"):
         hooks.DataShards("train", **{"size": 10, "shard_size": 2, field: wrong})
 
 
-def test_a_batch_is_used_once_the_next_one_is_asked_for(service: QueueService) -> None:
+def test_a_batch_is_used_once_the_next_one_is_requested(service: QueueService) -> None:
     spec = ShardSpec(size=20, shard=10)
     own_task = batches(queue(service, spec), 4)
     assert [next(own_task).begin for _ in range(2)] == [0, 4]
     assert left(service, spec) == [(4, 10), (10, 20)]
 
 
-def test_of_a_batch_with_which_a_step_was_made_is_told_before_leaving(service: QueueService) -> None:
+def test_a_batch_with_which_a_step_was_made_is_reported_before_leaving(service: QueueService) -> None:
     spec = ShardSpec(size=10, shard=10)
     own_task = batches(queue(service, spec), 4)
     next(own_task)
@@ -122,7 +122,7 @@ def test_a_batch_that_was_not_trained_with_goes_back_on_leaving(service: QueueSe
     assert left(service, spec) == [(4, 10)]
 
 
-def test_a_whole_part_goes_back_on_leaving_for_a_step_is_not_all_of_it(service: QueueService) -> None:
+def test_a_whole_part_goes_back_on_leaving_because_it_may_take_several_steps(service: QueueService) -> None:
     spec = ShardSpec(size=10, shard=10)
     own_task = batches(queue(service, spec), None)
     next(own_task)
@@ -142,7 +142,7 @@ def test_a_claimed_batch_is_used_only_when_its_result_is_there(service: QueueSer
     scheduled[1].used()
     scheduled[2].used()
     scheduled[2].used()
-    assert left(service, spec) == [(0, 10), (15, 20)], "the first batch is on its way, and those behind it are not told"
+    assert left(service, spec) == [(0, 10), (15, 20)], "the first batch is on its way, and no later one is reported"
 
 
 def test_the_result_of_a_claimed_batch_may_come_while_its_thread_waits_for_the_last_parts(
@@ -156,7 +156,7 @@ def test_the_result_of_a_claimed_batch_may_come_while_its_thread_waits_for_the_l
     assert list(own_task) == []
 
 
-def test_results_out_of_order_are_told_without_gaps() -> None:
+def test_results_out_of_order_are_reported_without_gaps() -> None:
     part = OpenPart(Part(3, 10, 20, 0))
     assert [part.cut(4) for _ in range(4)] == [(10, 14), (14, 18), (18, 20), None]
     assert part.finish(14) is None
@@ -164,25 +164,25 @@ def test_results_out_of_order_are_told_without_gaps() -> None:
     assert part.finish(18) == 20
 
 
-def test_after_a_rollback_the_rest_of_a_part_is_let_go_and_another_one_taken(service: QueueService) -> None:
+def test_after_a_rollback_the_rest_of_a_part_is_dropped_and_another_one_taken(service: QueueService) -> None:
     spec = ShardSpec(size=20, shard=10)
     reader = Reader(queue(service, spec), 4)
     first = reader.next()
     assert first is not None
-    Line(service, CHIEF).request("rollback", state=None)
+    Requests(service, CHIEF).request("rollback", state=None)
     first.used()
     again = reader.next()
     assert again is not None
     assert (again.begin, again.end) == (0, 4)
 
 
-def test_a_queue_that_means_something_else_is_refused_in_words(service: QueueService) -> None:
+def test_a_queue_with_another_spec_is_refused(service: QueueService) -> None:
     assert queue(service, ShardSpec(10, 5)).take() is not None
     with pytest.raises(RuntimeError, match="DataShards train: queue train exists already and hands out"):
         queue(service, ShardSpec(10, 2)).take()
 
 
-def test_a_batch_that_is_loaded_ahead_is_not_used_before_the_next_one_goes_out(service: QueueService) -> None:
+def test_a_batch_that_is_loaded_ahead_is_not_used_before_the_next_one_is_given(service: QueueService) -> None:
     spec = ShardSpec(size=20, shard=20)
     reader, outgoing = Reader(queue(service, spec), 5), DatasetBatches()
     loaded = [outgoing.loaded(batch) for _ in range(4) if (batch := reader.next()) is not None]
@@ -192,7 +192,7 @@ def test_a_batch_that_is_loaded_ahead_is_not_used_before_the_next_one_goes_out(s
     assert left(service, spec) == [(5, 20)]
 
 
-def test_the_last_batch_of_a_part_is_used_when_the_consumer_asks_beyond_it(service: QueueService) -> None:
+def test_the_last_batch_of_a_part_is_used_when_the_next_one_is_requested(service: QueueService) -> None:
     spec = ShardSpec(size=5, shard=5)
     reader, outgoing = Reader(queue(service, spec), 5), DatasetBatches()
     batch = reader.next()
@@ -202,12 +202,12 @@ def test_the_last_batch_of_a_part_is_used_when_the_consumer_asks_beyond_it(servi
     assert left(service, spec) == []
 
 
-class Beside:
-    """A chief's checkpoints with the state of a desk beside them."""
+class SavedStates:
+    """A chief's checkpoints with the state of the queues states them."""
 
     def __init__(self, service: QueueService, folder: Path) -> None:
         self.folder = folder
-        self.line = Line(service, CHIEF)
+        self.line = Requests(service, CHIEF)
 
     def path(self, step: int) -> str:
         return str(self.folder / f"model.ckpt-{step}")
@@ -219,8 +219,8 @@ class Beside:
 
 
 @pytest.fixture
-def beside(service: QueueService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Beside:
-    found = Beside(service, tmp_path)
+def states(service: QueueService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SavedStates:
+    found = SavedStates(service, tmp_path)
     monkeypatch.setattr(shard_state, "agent", lambda: found.line)
     return found
 
@@ -231,33 +231,33 @@ def use_one(service: QueueService, spec: ShardSpec) -> None:
     queue(service, spec).use(part.number, part.end)
 
 
-def test_the_state_of_the_data_goes_back_with_the_model(service: QueueService, beside: Beside) -> None:
+def test_the_state_of_the_data_goes_back_with_the_model(service: QueueService, states: SavedStates) -> None:
     spec = ShardSpec(size=40, shard=10)
     use_one(service, spec)
-    beside.save(1)
+    states.save(1)
     use_one(service, spec)
-    shard_state.restore(beside.path(1), 1, "checkpoint")
+    shard_state.restore(states.path(1), 1, "checkpoint")
     assert left(service, spec) == [(10, 20), (20, 30), (30, 40)]
 
 
-def test_the_state_is_that_of_before_the_variables_were_read(service: QueueService, beside: Beside) -> None:
+def test_the_state_is_taken_before_the_variables_are_read(service: QueueService, states: SavedStates) -> None:
     spec = ShardSpec(size=30, shard=10)
     use_one(service, spec)
-    shard_state.take(beside.path(1))
+    shard_state.take(states.path(1))
     use_one(service, spec)
-    shard_state.store(beside.path(1), 1)
-    shard_state.restore(beside.path(1), 1, "checkpoint")
+    shard_state.store(states.path(1), 1)
+    shard_state.restore(states.path(1), 1, "checkpoint")
     assert left(service, spec) == [(10, 20), (20, 30)]
 
 
-def test_a_live_model_keeps_its_data_where_it_is(service: QueueService, beside: Beside) -> None:
+def test_a_live_model_keeps_the_position_in_the_data(service: QueueService, states: SavedStates) -> None:
     spec = ShardSpec(size=20, shard=10)
     use_one(service, spec)
     shard_state.restore(None, 5, "live")
     assert left(service, spec) == [(10, 20)]
 
 
-def test_a_model_made_anew_begins_with_all_data(service: QueueService, beside: Beside) -> None:
+def test_a_fresh_model_begins_with_all_data(service: QueueService, states: SavedStates) -> None:
     spec = ShardSpec(size=20, shard=10)
     use_one(service, spec)
     shard_state.restore(None, 0, "fresh")
@@ -274,108 +274,108 @@ def test_a_model_made_anew_begins_with_all_data(service: QueueService, beside: B
         (lambda path: path.write_text('{"queues":{}}' + " " * 70_000), "is damaged"),
     ],
 )
-def test_a_checkpoint_without_its_state_goes_with_the_newest_older_one(
-    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str], damage: Any, clause: str
+def test_a_checkpoint_without_its_state_uses_that_of_the_newest_older_one(
+    service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str], damage: Any, clause: str
 ) -> None:
     spec = ShardSpec(size=40, shard=10)
     for step in (1, 2, 3):
         use_one(service, spec)
-        beside.save(step)
-    damage(Path(beside.path(3) + shard_state.SUFFIX))
-    shard_state.restore(beside.path(3), 3, "checkpoint")
+        states.save(step)
+    damage(Path(states.path(3) + shard_state.SUFFIX))
+    shard_state.restore(states.path(3), 3, "checkpoint")
     assert left(service, spec) == [(20, 30), (30, 40)]
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert f"model.ckpt-3 {clause}" in said
-    assert "that of model.ckpt-2 is used, and nothing is lost" in said
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1
+    assert f"model.ckpt-3 {clause}" in printed
+    assert "that of model.ckpt-2 is used, and nothing is lost" in printed
 
 
-def test_which_checkpoint_is_older_is_a_matter_of_the_step_and_not_of_the_number_in_its_name(
-    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str]
+def test_an_older_checkpoint_is_one_of_a_lower_step_whatever_its_number(
+    service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = ShardSpec(size=50, shard=10)
     for number, step in ((393, 100), (8, 200), (7, 300), (9, 400)):
         use_one(service, spec)
-        shard_state.take(beside.path(number))
-        Path(beside.path(number) + ".index").touch()
-        shard_state.store(beside.path(number), step)
-    Path(beside.path(7) + shard_state.SUFFIX).unlink()
-    shard_state.restore(beside.path(7), 300, "checkpoint")
+        shard_state.take(states.path(number))
+        Path(states.path(number) + ".index").touch()
+        shard_state.store(states.path(number), step)
+    Path(states.path(7) + shard_state.SUFFIX).unlink()
+    shard_state.restore(states.path(7), 300, "checkpoint")
     assert left(service, spec) == [(20, 30), (30, 40), (40, 50)]
     assert "that of model.ckpt-8 is used" in capfd.readouterr().err
 
 
-def test_a_checkpoint_of_another_name_is_neither_older_nor_forgotten(
-    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str]
+def test_the_state_of_a_checkpoint_of_another_name_is_neither_used_nor_removed(
+    service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = ShardSpec(size=40, shard=10)
     use_one(service, spec)
-    other = str(beside.folder / "model.ckpt-best-1")
+    other = str(states.folder / "model.ckpt-best-1")
     shard_state.take(other)
     shard_state.store(other, 1)
     use_one(service, spec)
-    beside.save(2)
+    states.save(2)
     assert Path(other + shard_state.SUFFIX).exists()
-    Path(beside.path(2) + shard_state.SUFFIX).unlink()
-    shard_state.restore(beside.path(2), 2, "checkpoint")
+    Path(states.path(2) + shard_state.SUFFIX).unlink()
+    shard_state.restore(states.path(2), 2, "checkpoint")
     assert left(service, spec) == [(0, 10), (10, 20), (20, 30), (30, 40)]
     assert capfd.readouterr().err == ""
 
 
-def test_with_no_state_at_all_the_data_begins_anew_and_that_is_told(
-    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str]
+def test_without_any_state_the_data_begins_anew_with_a_message(
+    service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = ShardSpec(size=20, shard=10)
     use_one(service, spec)
-    Path(beside.path(7) + shard_state.SUFFIX).write_text("no json")
-    shard_state.restore(beside.path(7), 7, "checkpoint")
+    Path(states.path(7) + shard_state.SUFFIX).write_text("no json")
+    shard_state.restore(states.path(7), 7, "checkpoint")
     assert left(service, spec) == [(0, 10), (10, 20)]
     assert "all data is used from the beginning, and nothing is lost" in capfd.readouterr().err
 
 
-def test_a_state_that_was_never_one_is_refused_and_the_data_begins_anew(
-    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str]
+def test_an_impossible_state_is_refused_and_the_data_begins_anew(
+    service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = ShardSpec(size=20, shard=10)
     use_one(service, spec)
-    beside.save(1)
-    name = Path(beside.path(1) + shard_state.SUFFIX)
+    states.save(1)
+    name = Path(states.path(1) + shard_state.SUFFIX)
     state = json.loads(name.read_text())
     state["queues"]["train"]["next"] = 99
     name.write_text(json.dumps(state))
-    shard_state.restore(beside.path(1), 1, "checkpoint")
+    shard_state.restore(states.path(1), 1, "checkpoint")
     assert left(service, spec) == [(0, 10), (10, 20)]
     assert "more parts were handed out than there are" in capfd.readouterr().err
 
 
-def test_a_script_without_data_shards_has_no_states_and_no_words_about_them(
-    beside: Beside, capfd: pytest.CaptureFixture[str]
+def test_a_script_without_data_shards_has_no_states_and_no_messages(
+    states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    beside.save(1)
-    shard_state.restore(beside.path(1), 1, "checkpoint")
-    assert [path.name for path in beside.folder.iterdir()] == ["model.ckpt-1.index"]
+    states.save(1)
+    shard_state.restore(states.path(1), 1, "checkpoint")
+    assert [path.name for path in states.folder.iterdir()] == ["model.ckpt-1.index"]
     assert capfd.readouterr().err == ""
 
 
-def test_states_of_checkpoints_that_the_saver_has_removed_are_removed(service: QueueService, beside: Beside) -> None:
+def test_states_of_removed_checkpoints_are_removed(service: QueueService, states: SavedStates) -> None:
     use_one(service, ShardSpec(size=20, shard=10))
     for step in (9, 10, 11):
-        beside.save(step)
-    Path(beside.path(9) + ".index").unlink()
-    beside.save(12)
-    names = sorted(path.name for path in beside.folder.glob("*.shards.json"))
+        states.save(step)
+    Path(states.path(9) + ".index").unlink()
+    states.save(12)
+    names = sorted(path.name for path in states.folder.glob("*.shards.json"))
     assert names == [f"model.ckpt-{step}.shards.json" for step in (10, 11, 12)]
 
 
-def test_a_state_is_what_the_agent_would_read(service: QueueService, beside: Beside) -> None:
+def test_the_agent_can_read_a_stored_state(service: QueueService, states: SavedStates) -> None:
     use_one(service, ShardSpec(size=20, shard=10))
-    beside.save(1)
-    kept = json.loads(Path(beside.path(1) + shard_state.SUFFIX).read_bytes())
+    states.save(1)
+    kept = json.loads(Path(states.path(1) + shard_state.SUFFIX).read_bytes())
     assert kept.pop("step") == 1
     msgspec.convert(kept, SavedState).check()
 
 
-def test_a_process_knows_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_knows_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     stated = {"cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(stated))
     monkeypatch.setenv("WORKER_ID", "4")
@@ -383,14 +383,14 @@ def test_a_process_knows_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (hooks.task(), hooks.rank(), hooks.version()) == (hooks.Task("worker", 1, 4), 1, 3)
 
 
-def test_without_a_cluster_a_process_is_a_chief_that_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_a_process_is_a_single_chief(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TF_CONFIG", "WORKER_ID", "TF_PS_VERSION"):
         monkeypatch.delenv(name, raising=False)
     assert (hooks.task(), hooks.version(), hooks.save()) == (hooks.Task("chief", 0, 0), 0, 0)
 
 
 @pytest.mark.parametrize("wrong", ["{", "[]"])
-def test_a_tf_config_that_says_nothing_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_an_invalid_tf_config_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setenv("TF_CONFIG", wrong)
     with pytest.raises(ValueError, match="TF_CONFIG is no JSON"):
         hooks.rank()
@@ -410,7 +410,7 @@ class Partitioned(list[Any]):
         (SimpleNamespace(name="whole:0"), ("", 0)),
     ],
 )
-def test_what_has_parts_is_known(params: Any, parts: tuple[str, int]) -> None:
+def test_the_parts_of_a_table_are_counted(params: Any, parts: tuple[str, int]) -> None:
     listed = params if isinstance(params, list) else [params]
     table = partitioning.table_of(listed, params, Partitioned)
     assert ((table.name, table.parts) if table is not None else ("", 0)) == parts
@@ -480,21 +480,21 @@ class Saver:
         return f"{save_path} by TensorFlow itself"
 
 
-def test_what_a_saver_needs_is_missed_before_it_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_attribute_of_a_saver_is_found_before_it_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     framework = SimpleNamespace(tensor_util=SimpleNamespace(__name__="tensor_util"))
     monkeypatch.setitem(sys.modules, "tensorflow.python.framework", framework)
     with pytest.raises(MissingAttribute, match="constant_value"):
         partitioning.change_saver(SimpleNamespace(Saver=Saver))
 
 
-def test_what_the_lookups_need_is_missed_before_they_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_attribute_of_the_lookups_is_found_before_they_are_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     training = SimpleNamespace(py_checkpoint_reader=SimpleNamespace(__name__="py_checkpoint_reader"))
     monkeypatch.setitem(sys.modules, "tensorflow.python.training", training)
     with pytest.raises(MissingAttribute, match="NewCheckpointReader"):
         partitioning.change_lookups(SimpleNamespace())
 
 
-def test_a_saver_that_has_nothing_to_save_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saver_that_has_nothing_to_save_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor_util = SimpleNamespace(constant_value=None.__class__)
     monkeypatch.setitem(sys.modules, "tensorflow.python.framework", SimpleNamespace(tensor_util=tensor_util))
     monkeypatch.setattr(partitioning, "is_chief", lambda: True)
@@ -503,7 +503,7 @@ def test_a_saver_that_has_nothing_to_save_is_left_alone(monkeypatch: pytest.Monk
     assert patch.replacement(Saver(), SimpleNamespace(graph=graph), "ckpt-1") == "ckpt-1 by TensorFlow itself"  # type: ignore[operator]
 
 
-def test_of_a_checkpoint_that_is_gone_the_parts_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_deleted_checkpoint_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(path: str) -> dict[str, Any]:
         raise FileNotFoundError(path)
 
@@ -529,7 +529,7 @@ def test_of_a_checkpoint_that_is_gone_the_parts_are_not_known(monkeypatch: pytes
         ([(3, 2)], 0, 0),
     ],
 )
-def test_the_number_of_servers_that_makes_the_parts_of_the_checkpoint_is_known_where_it_can_be(
+def test_the_number_of_servers_that_makes_the_parts_of_the_checkpoint(
     found: list[tuple[int, int]], present: int, servers: int
 ) -> None:
     mismatches = [partitioning.Mismatch("table", *one) for one in found]
@@ -555,24 +555,24 @@ def test_the_step_is_that_of_the_variable_nearest_to_the_top() -> None:
     assert checkpoints.read_step([], [Tracked(model=Tracked(optimizer=optimizer), global_step=counter(9))]) == 9
 
 
-def test_the_step_counter_of_a_manager_counts_before_all() -> None:
+def test_the_step_counter_of_a_manager_has_precedence() -> None:
     assert checkpoints.read_step([SimpleNamespace(_step_counter=counter(3))], [Tracked(step=counter(9))]) == 3
 
 
-def test_a_script_that_counts_no_steps_has_none_even_in_circles() -> None:
+def test_a_script_without_a_step_counter_has_no_step_even_with_cycles() -> None:
     one = Tracked(step=counter(3, rank=1))
     one.children["self"] = one
     assert checkpoints.read_step([], [one]) is None
 
 
-def test_what_must_come_before_the_data_is_done_before_a_part_is_taken(
-    service: QueueService, beside: Beside, monkeypatch: pytest.MonkeyPatch
+def test_the_model_is_restored_before_a_part_is_taken(
+    service: QueueService, states: SavedStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ShardSpec(size=20, shard=10)
     use_one(service, spec)
-    beside.save(1)
+    states.save(1)
     use_one(service, spec)
-    monkeypatch.setattr(shards, "_before_take", [lambda: shard_state.restore(beside.path(1), 1, "checkpoint")])
+    monkeypatch.setattr(shards, "_before_take", [lambda: shard_state.restore(states.path(1), 1, "checkpoint")])
     batch = next(batches(queue(service, spec), 5))
     assert (batch.begin, batch.end) == (10, 15), "the model goes back first, and its data with it"
 
@@ -586,7 +586,7 @@ def test_a_chief_that_waits_for_a_part_leaves_from_there_when_the_servers_change
     monkeypatch.setattr(strategy, "_leave", lambda: left_from.append(shards.is_taking()))
 
     def take() -> None:
-        # What was dropped is not used any more, so that nobody would answer.
+        # What was dropped is not used any more, so there would be no answer.
         strategy._watch()
 
     reader = Reader(SimpleNamespace(take=take, use=lambda number, offset: True), 1)
@@ -595,6 +595,6 @@ def test_a_chief_that_waits_for_a_part_leaves_from_there_when_the_servers_change
     assert left_from == [True]
 
 
-def test_a_script_that_still_calls_rebuild_learns_what_to_use_instead() -> None:
+def test_a_script_that_still_calls_rebuild_gets_advice() -> None:
     with pytest.raises(AttributeError, match="--preload"):
         hooks.rebuild  # noqa: B018

@@ -1,4 +1,4 @@
-"""What a task may take: read from the kernel of this machine where it lets us, from a made-up one where it does not."""
+"""The memory limits of tasks, with the kernel of this machine if it allows, and with a simulated one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlrover_run.policies.parameter_servers import text as words
+from dlrover_run.policies.parameter_servers import text as policy_text
 from dlrover_run.supervisor.process import ProcessSpec, spawn
 from tf_ps_runner.memory import cgroups, enforcer
 from tf_ps_runner.memory.cgroups import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
@@ -22,27 +22,28 @@ from tf_ps_runner.memory.enforcer import MemoryEnforcer
 from tf_ps_runner.memory.process_tree import ProcessTreeWatch, processes_of, usage_of
 
 LIMIT = 60.0
-"""Seconds that a process of a test may take before the test gives up."""
+"""Seconds that a process of a test may take before the test fails."""
 
-TAKE = "held = [b'x' * (1 << 20) for _ in range({mib})]\n"
-"""What takes so many MiB and touches them all."""
+TAKE = "task_limit = [b'x' * (1 << 20) for _ in range({mib})]\n"
+"""Allocates so many MiB and touches them all."""
 
 TAKEN = "import sys; print('taken', flush=True); sys.stdin.read()"
-"""What says that, and keeps it until its standard input ends."""
+"""Prints that, and keeps the memory until standard input ends."""
 
 
-def test_words_of_a_limit_are_those_that_a_flag_takes() -> None:
-    assert [words.memory_size(mib) for mib in (0, 100, 1024, 1536, 4096)] == ["0Mi", "100Mi", "1Gi", "1536Mi", "4Gi"]
+def test_a_limit_is_written_as_its_flag_accepts_it() -> None:
+    sizes = [policy_text.memory_size(mib) for mib in (0, 100, 1024, 1536, 4096)]
+    assert sizes == ["0Mi", "100Mi", "1Gi", "1536Mi", "4Gi"]
 
 
-def test_a_task_is_swollen_above_nine_tenths_of_a_limit_that_it_has() -> None:
+def test_a_task_is_near_its_limit_above_nine_tenths_of_it() -> None:
     assert enforcer.is_near_limit(91, 100)
     assert not enforcer.is_near_limit(90, 100)
     assert not enforcer.is_near_limit(10**6, 0)
 
 
 @pytest.mark.parametrize(
-    ("code", "before", "after", "words"),
+    ("code", "before", "after", "clause"),
     [
         (-9, 0, 1, "was killed for memory: it used more than its limit of 4Gi"),
         (7, 2, 3, "exited with code 7 after a child of it was killed for memory"),
@@ -54,22 +55,22 @@ def test_a_task_is_swollen_above_nine_tenths_of_a_limit_that_it_has() -> None:
         (-9, 0, None, None),
     ],
 )
-def test_the_count_of_kills_and_a_bad_end_together_are_an_end_for_memory(
-    code: int, before: int | None, after: int | None, words: str | None
+def test_a_risen_count_of_kills_and_a_failure_together_are_a_kill_for_memory(
+    code: int, before: int | None, after: int | None, clause: str | None
 ) -> None:
-    said = enforcer.explain_end(code, before, after, 4096)
-    assert (said is None) is (words is None)
-    assert words is None or (said is not None and said.startswith(words))
+    found = enforcer.explain_end(code, before, after, 4096)
+    assert (found is None) is (clause is None)
+    assert clause is None or (found is not None and found.startswith(clause))
 
 
-def test_without_a_limit_only_a_sigkill_with_evidence_is_an_end_for_memory() -> None:
-    held = MemoryEnforcer.open("worker-0", 0)
+def test_without_a_limit_only_a_sigkill_with_evidence_is_a_kill_for_memory() -> None:
+    task_limit = MemoryEnforcer.open("worker-0", 0)
     evidence: str | None = "the machine had run out"
-    held._machine = SimpleNamespace(explain=lambda: evidence)  # type: ignore[assignment]
-    assert held.killed_for_memory(-9) == "was killed for memory: the machine had run out"
-    assert held.killed_for_memory(1) is None
+    task_limit._machine = SimpleNamespace(explain=lambda: evidence)  # type: ignore[assignment]
+    assert task_limit.killed_for_memory(-9) == "was killed for memory: the machine had run out"
+    assert task_limit.killed_for_memory(1) is None
     evidence = None
-    assert held.killed_for_memory(-9) is None
+    assert task_limit.killed_for_memory(-9) is None
 
 
 # --- Groups of the kernel that is here.
@@ -86,55 +87,55 @@ def place() -> CgroupParent:
 
 @pytest.fixture
 def by_group(place: CgroupParent) -> Callable[[str, int], MemoryEnforcer]:
-    """Opens a hold that is a group."""
+    """Opens a limit that a group enforces."""
 
     def opened(name: str, limit: int) -> MemoryEnforcer:
-        held = MemoryEnforcer.open(name, limit)
-        assert held.kept_by == "group"
-        return held
+        task_limit = MemoryEnforcer.open(name, limit)
+        assert task_limit.kept_by == "group"
+        return task_limit
 
     return opened
 
 
 @pytest.fixture
 def by_watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], MemoryEnforcer]:
-    """Opens a hold on a machine where no group can be made."""
+    """Opens a limit on a machine where no group can be created."""
     monkeypatch.setattr(enforcer, "_cgroup_parent", lambda: None)
 
     def opened(name: str, limit: int) -> MemoryEnforcer:
-        held = MemoryEnforcer.open(name, limit)
-        assert held.kept_by == "watch"
-        return held
+        task_limit = MemoryEnforcer.open(name, limit)
+        assert task_limit.kept_by == "watch"
+        return task_limit
 
     return opened
 
 
 @pytest.fixture(params=["by_group", "by_watch"])
 def opened(request: pytest.FixtureRequest) -> Callable[[str, int], MemoryEnforcer]:
-    """Opens a hold, in both ways one after the other."""
+    """Opens a limit, in both ways one after the other."""
     found: Callable[[str, int], MemoryEnforcer] = request.getfixturevalue(request.param)
     return found
 
 
-def start(held: MemoryEnforcer, program: str) -> subprocess.Popen[bytes]:
-    """A Python program under that hold, as an agent starts one."""
+def start(task_limit: MemoryEnforcer, program: str) -> subprocess.Popen[bytes]:
+    """A Python program under that limit, as an agent starts one."""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
-        preexec_fn=held.enter,
+        preexec_fn=task_limit.enter,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    held.place(process.pid)
+    task_limit.place(process.pid)
     return process
 
 
 def run(
-    held: MemoryEnforcer, program: str, *, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None
+    task_limit: MemoryEnforcer, program: str, *, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None
 ) -> int:
-    """Run a Python program under that hold to its end; its exit code. Its standard input ends after `meanwhile`."""
+    """Run a Python program under that limit to its end; its exit code. Its standard input ends after `meanwhile`."""
 
     async def life() -> int:
-        with start(held, program) as process:
+        with start(task_limit, program) as process:
             try:
                 if meanwhile is not None:
                     await asyncio.to_thread(meanwhile, process)
@@ -150,7 +151,7 @@ def run(
 def test_a_spawned_task_is_under_its_limit_before_its_program_begins(
     by_group: Callable[[str, int], MemoryEnforcer], tmp_path: Path
 ) -> None:
-    held = by_group("worker-3", 100)
+    task_limit = by_group("worker-3", 100)
     with open(tmp_path / "groups", "w+") as output:
         stdio = (0, output.fileno(), 2)
         task = ProcessSpec(
@@ -158,10 +159,10 @@ def test_a_spawned_task_is_under_its_limit_before_its_program_begins(
             argv=("cat", "/proc/self/cgroup"),
             environment=os.environ,
             stdio=stdio,
-            before_exec=held.enter,
+            before_exec=task_limit.enter,
         )
         os.waitpid(spawn(task), 0)
-        held.close()
+        task_limit.close()
         output.seek(0)
         assert f"{cgroups.PREFIX}worker-3." in output.read()
 
@@ -171,48 +172,48 @@ def groups_of(place: CgroupParent, name: str) -> list[str]:
     return [group for group in os.listdir(place.folder) if group.startswith(f"{cgroups.PREFIX}{name}.")]
 
 
-def test_a_task_that_takes_too_much_is_killed_and_that_is_said(opened: Callable[[str, int], MemoryEnforcer]) -> None:
-    held = opened("worker-0", 100)
-    code = run(held, TAKE.format(mib=400) + "input()")
-    said = held.killed_for_memory(code)
-    held.close()
+def test_a_task_above_its_limit_is_killed_and_reported(opened: Callable[[str, int], MemoryEnforcer]) -> None:
+    task_limit = opened("worker-0", 100)
+    code = run(task_limit, TAKE.format(mib=400) + "input()")
+    found = task_limit.killed_for_memory(code)
+    task_limit.close()
     assert code == -signal.SIGKILL
-    assert said is not None
-    assert said.startswith("was killed for memory: it used ")
-    assert "100Mi" in said
+    assert found is not None
+    assert found.startswith("was killed for memory: it used ")
+    assert "100Mi" in found
 
 
 def test_a_task_within_its_limit_is_left_alone(opened: Callable[[str, int], MemoryEnforcer]) -> None:
-    held = opened("worker-0", 400)
+    task_limit = opened("worker-0", 400)
 
     def ask(process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"taken\n"
-        assert 100 < held.usage() < 200
-        assert not held.near_memory_limit
+        assert 100 < task_limit.usage() < 200
+        assert not task_limit.near_memory_limit
 
-    code = run(held, TAKE.format(mib=100) + TAKEN, meanwhile=ask)
-    assert (code, held.killed_for_memory(code)) == (0, None)
-    held.close()
+    code = run(task_limit, TAKE.format(mib=100) + TAKEN, meanwhile=ask)
+    assert (code, task_limit.killed_for_memory(code)) == (0, None)
+    task_limit.close()
 
 
-def test_a_task_near_its_limit_is_swollen(opened: Callable[[str, int], MemoryEnforcer]) -> None:
-    held = opened("ps-0", 220)
+def test_a_task_near_its_limit_is_detected(opened: Callable[[str, int], MemoryEnforcer]) -> None:
+    task_limit = opened("ps-0", 220)
 
     def ask(process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"taken\n"
-        assert held.near_memory_limit
+        assert task_limit.near_memory_limit
 
-    assert run(held, TAKE.format(mib=195) + TAKEN, meanwhile=ask) == 0
-    held.close()
+    assert run(task_limit, TAKE.format(mib=195) + TAKEN, meanwhile=ask) == 0
+    task_limit.close()
 
 
-def test_a_task_that_somebody_kills_has_not_ended_for_memory(opened: Callable[[str, int], MemoryEnforcer]) -> None:
-    held = opened("worker-0", 400)
-    code = run(held, "input()", meanwhile=lambda process: process.kill())
-    assert (code, held.killed_for_memory(code)) == (-signal.SIGKILL, None)
-    held.close()
+def test_a_task_that_is_killed_was_not_always_killed_for_memory(opened: Callable[[str, int], MemoryEnforcer]) -> None:
+    task_limit = opened("worker-0", 400)
+    code = run(task_limit, "input()", meanwhile=lambda process: process.kill())
+    assert (code, task_limit.killed_for_memory(code)) == (-signal.SIGKILL, None)
+    task_limit.close()
 
 
 CHILD_TAKES = """\
@@ -222,42 +223,42 @@ sys.exit(7 if code == -9 else 1)
 """
 
 
-def test_a_task_whose_child_alone_was_killed_has_ended_for_memory(
+def test_a_task_whose_child_alone_was_killed_was_killed_for_memory(
     by_group: Callable[[str, int], MemoryEnforcer],
 ) -> None:
-    held = by_group("worker-0", 100)
-    code = run(held, CHILD_TAKES.format(program=TAKE.format(mib=400)))
-    said = held.killed_for_memory(code)
-    held.close()
+    task_limit = by_group("worker-0", 100)
+    code = run(task_limit, CHILD_TAKES.format(program=TAKE.format(mib=400)))
+    found = task_limit.killed_for_memory(code)
+    task_limit.close()
     # Version 2 kills all of the group.
     assert code in (7, -signal.SIGKILL)
-    assert said is not None
-    assert "killed for memory" in said
+    assert found is not None
+    assert "killed for memory" in found
 
 
 def test_the_memory_of_a_child_counts_for_a_task_that_is_watched(
     by_watch: Callable[[str, int], MemoryEnforcer],
 ) -> None:
-    held = by_watch("worker-0", 100)
-    code = run(held, CHILD_TAKES.format(program=TAKE.format(mib=400) + "input()"))
+    task_limit = by_watch("worker-0", 100)
+    code = run(task_limit, CHILD_TAKES.format(program=TAKE.format(mib=400) + "input()"))
     assert code == -signal.SIGKILL
-    assert held.killed_for_memory(code) is not None
-    held.close()
+    assert task_limit.killed_for_memory(code) is not None
+    task_limit.close()
 
 
-def test_the_last_limit_before_a_replacement_is_forgotten_with_its_group(
+def test_a_replacement_has_its_own_limit_and_group(
     by_group: Callable[[str, int], MemoryEnforcer], place: CgroupParent
 ) -> None:
     name = f"worker-{os.getpid()}"
     for limit, ended in ((100, -signal.SIGKILL), (400, 0)):
-        held = by_group(name, limit)
+        task_limit = by_group(name, limit)
         assert len(groups_of(place, name)) == 1
-        assert run(held, TAKE.format(mib=200)) == ended
-        held.close()
+        assert run(task_limit, TAKE.format(mib=200)) == ended
+        task_limit.close()
         assert groups_of(place, name) == []
 
 
-def test_what_a_task_has_left_in_its_group_ends_with_it(place: CgroupParent) -> None:
+def test_processes_that_a_task_has_left_in_its_group_are_killed(place: CgroupParent) -> None:
     group = TaskCgroup(place, "worker-0", 100)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stray:
         group.add(stray.pid)
@@ -270,8 +271,8 @@ LAUNCHER = """\
 import sys
 sys.path.insert(0, {root!r})
 from tf_ps_runner.memory.enforcer import MemoryEnforcer
-held = MemoryEnforcer.open("ps-0", 64)
-print(held._group.path, flush=True)
+task_limit = MemoryEnforcer.open("ps-0", 64)
+print(task_limit._group.path, flush=True)
 input()
 """
 
@@ -291,7 +292,7 @@ def test_the_groups_of_a_killed_launcher_are_removed_by_the_next_and_those_of_a_
     assert not path.exists()
 
 
-def test_a_group_that_others_clear_away_before_it_is_locked_is_made_again(
+def test_a_group_that_another_launcher_removes_before_it_is_locked_is_created_again(
     place: CgroupParent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, cleared = os.mkdir, []
@@ -309,25 +310,23 @@ def test_a_group_that_others_clear_away_before_it_is_locked_is_made_again(
     group.close()
 
 
-def test_a_group_that_cannot_be_made_leaves_a_hold_that_watches(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_group_a_task_is_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(enforcer, "_cgroup_parent", lambda: CgroupParent(tmp_path / "gone", 1))
     assert MemoryEnforcer.open("worker-0", 100).kept_by == "watch"
 
 
-def test_a_task_without_a_limit_is_held_by_nothing() -> None:
-    held = MemoryEnforcer.open("worker-0", 0)
-    assert held.kept_by == "nothing"
-    code = run(held, TAKE.format(mib=50))
-    assert (code, held.killed_for_memory(code), held.near_memory_limit) == (0, None, False)
-    held.close()
+def test_a_task_without_a_limit_is_not_limited() -> None:
+    task_limit = MemoryEnforcer.open("worker-0", 0)
+    assert task_limit.kept_by == "nothing"
+    code = run(task_limit, TAKE.format(mib=50))
+    assert (code, task_limit.killed_for_memory(code), task_limit.near_memory_limit) == (0, None, False)
+    task_limit.close()
 
 
 # --- Watching.
 
 
-def test_pages_that_processes_have_in_common_count_once_where_that_matters() -> None:
+def test_shared_pages_count_once_where_that_matters() -> None:
     program = (
         "import os, sys\n" + TAKE.format(mib=150) + "pids = []\n"
         "for _ in range(3):\n"
@@ -351,7 +350,7 @@ def test_pages_that_processes_have_in_common_count_once_where_that_matters() -> 
         assert 140 < usage_of(tree, 300) < 300
 
 
-def test_a_watch_that_is_closed_looks_no_more() -> None:
+def test_a_closed_watch_checks_no_more() -> None:
     async def life() -> int | None:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
             watch = ProcessTreeWatch(process.pid, 1)
@@ -372,7 +371,7 @@ def test_a_process_that_is_gone_uses_nothing() -> None:
     assert usage_of([process.pid], 0) == 0
 
 
-# --- Version 2, as a made-up kernel shows it.
+# --- Version 2, with a simulated kernel.
 
 FILES = {
     "cgroup.procs": "",
@@ -406,7 +405,7 @@ class Kernel2:
             (group / name).write_text(text)
 
     def put(self, name: str, text: str) -> None:
-        """Have a file of our own group say that."""
+        """Write a file of our own group."""
         (self.own / name).write_text(text)
 
     @property
@@ -435,7 +434,7 @@ def kernel2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel2:
     return kernel
 
 
-def test_a_group_of_version_2_has_its_limit_no_swap_and_dies_as_one(kernel2: Kernel2) -> None:
+def test_a_group_of_version_2_has_its_limit_and_no_swap_and_is_killed_as_a_whole(kernel2: Kernel2) -> None:
     kernel2.put("cgroup.subtree_control", "cpu memory\n")
     place = find_cgroup_parent(kernel2.proc)
     assert place == CgroupParent(kernel2.own, 2)
@@ -458,7 +457,7 @@ def test_a_group_of_version_2_has_its_limit_no_swap_and_dies_as_one(kernel2: Ker
     assert kernel2.groups == []
 
 
-def test_a_launcher_alone_in_its_group_steps_aside_so_that_limits_can_be_handed_down(kernel2: Kernel2) -> None:
+def test_a_launcher_alone_in_its_group_moves_into_one_below_it(kernel2: Kernel2) -> None:
     assert find_cgroup_parent(kernel2.proc) == CgroupParent(kernel2.own, 2)
     (aside,) = kernel2.groups
     assert aside.name.startswith("tf-ps-run.launcher.")
@@ -466,19 +465,19 @@ def test_a_launcher_alone_in_its_group_steps_aside_so_that_limits_can_be_handed_
     assert (kernel2.own / "cgroup.subtree_control").read_text() == "+memory"
 
 
-def test_a_group_that_others_are_in_is_left_as_it_is(kernel2: Kernel2) -> None:
+def test_a_group_with_other_processes_is_not_changed(kernel2: Kernel2) -> None:
     kernel2.put("cgroup.procs", f"1\n{os.getpid()}\n")
     assert find_cgroup_parent(kernel2.proc) is None
     assert kernel2.groups == []
     assert (kernel2.own / "cgroup.subtree_control").read_text() == ""
 
 
-def test_a_group_without_the_controller_is_no_place(kernel2: Kernel2) -> None:
+def test_a_group_without_the_controller_is_not_used(kernel2: Kernel2) -> None:
     kernel2.put("cgroup.controllers", "cpu hugetlb\n")
     assert find_cgroup_parent(kernel2.proc) is None
 
 
-def test_a_group_that_may_not_be_written_to_is_no_place(kernel2: Kernel2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_without_permission_is_not_used(kernel2: Kernel2, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel2.put("cgroup.subtree_control", "memory\n")
 
     def refuse(path: Path, mode: int = 0o777) -> None:
@@ -488,7 +487,7 @@ def test_a_group_that_may_not_be_written_to_is_no_place(kernel2: Kernel2, monkey
     assert find_cgroup_parent(kernel2.proc) is None
 
 
-# --- The whole program, with something that only looks like TensorFlow.
+# --- The whole program, with a stand-in for TensorFlow.
 
 TRAIN = """\
 import json, os, signal, sys

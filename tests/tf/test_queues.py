@@ -1,4 +1,4 @@
-"""Who answers for the queues of the data: on one machine, and over connections that break."""
+"""Which agent serves the data queues: on one machine, and over connections that break."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tf_ps_runner.worker.queue_client import QueueClient
 CHIEF, A, B = TaskKey(Role.CHIEF, 0), TaskKey(Role.WORKER, 0), TaskKey(Role.WORKER, 1)
 SPEC = QueueSpec(size=20, shard=10)
 TAKE = Take("train", SPEC)
-PATIENCE = 30.0
+TIMEOUT = 30.0
 FIRST, SECOND = Answer(shard=0, begin=0, end=10, epoch=0), Answer(shard=1, begin=10, end=20, epoch=0)
 OVER = Answer(over=True)
 
@@ -60,17 +60,17 @@ class Asking:
 
     def __call__(self, task: TaskKey, ask: Request) -> Answer | None:
         """The answer that was given at once; None while it is waited for."""
-        told: list[Answer] = []
+        answered: list[Answer] = []
 
         def reply(answer: Answer) -> None:
-            told.append(answer)
+            answered.append(answer)
             self.answers.append((task, answer))
 
         self._ask(task, ask, reply)
-        return told[0] if told else None
+        return answered[0] if answered else None
 
 
-def test_whoever_finds_no_part_waits_and_takes_over_what_a_dying_process_held() -> None:
+def test_a_task_without_a_part_waits_and_takes_over_those_of_a_dead_process() -> None:
     service = QueueService()
     asking = Asking(service.ask)
     assert asking(A, TAKE) == FIRST
@@ -86,7 +86,7 @@ def test_whoever_finds_no_part_waits_and_takes_over_what_a_dying_process_held() 
     assert asking(A, TAKE) == OVER
 
 
-def test_those_who_hold_the_tail_and_ask_for_more_are_told_that_it_is_over_but_one_stays() -> None:
+def test_holders_of_the_last_parts_that_wait_get_the_end_but_one() -> None:
     service = QueueService()
     asking = Asking(service.ask)
     assert asking(A, TAKE) == FIRST
@@ -99,7 +99,7 @@ def test_those_who_hold_the_tail_and_ask_for_more_are_told_that_it_is_over_but_o
     assert asking(CHIEF, TAKE) == OVER, "nobody else holds anything"
 
 
-def test_one_who_waits_and_goes_is_given_nothing() -> None:
+def test_a_waiting_task_that_ends_gets_nothing() -> None:
     service = QueueService()
     asking = Asking(service.ask)
     assert asking(A, TAKE) == FIRST
@@ -111,7 +111,7 @@ def test_one_who_waits_and_goes_is_given_nothing() -> None:
     assert [task for task, _ in asking.answers] == [A, A, CHIEF]
 
 
-def test_a_rollback_gives_those_who_wait_what_has_come_back_and_takes_from_all_what_they_hold() -> None:
+def test_a_rollback_takes_all_parts_back_and_hands_them_to_waiting_tasks() -> None:
     service = QueueService()
     asking = Asking(service.ask)
     state = asking(CHIEF, Snapshot())
@@ -127,7 +127,7 @@ def test_a_rollback_gives_those_who_wait_what_has_come_back_and_takes_from_all_w
     assert "no longer held" in refused.error
 
 
-def test_another_spec_and_a_wrong_state_are_sentences_for_whoever_asked() -> None:
+def test_another_spec_and_a_wrong_state_are_answered_with_sentences() -> None:
     service = QueueService()
     asking = Asking(service.ask)
     asking(A, TAKE)
@@ -143,7 +143,7 @@ def test_another_spec_and_a_wrong_state_are_sentences_for_whoever_asked() -> Non
     assert asking(B, TAKE) == SECOND
 
 
-def test_a_reply_that_ends_the_connection_of_the_one_who_asked_loses_nothing() -> None:
+def test_a_reply_that_ends_its_connection_loses_nothing() -> None:
     service = QueueService()
     asking = Asking(service.ask)
     assert asking(A, TAKE) == FIRST
@@ -165,7 +165,7 @@ def order(version: int, *tasks: TaskKey, queue_endpoint: str = "", queue_key: st
     )
 
 
-def test_a_process_of_servers_that_are_gone_can_neither_take_nor_use() -> None:
+def test_a_process_of_an_earlier_version_can_neither_take_nor_use() -> None:
     queues = Queues()
     asking = Asking(queues.ask)
     queues.follow(order(1, CHIEF, A))
@@ -175,10 +175,10 @@ def test_a_process_of_servers_that_are_gone_can_neither_take_nor_use() -> None:
         refused = asking(A, ask)
         assert refused is not None
         assert refused.lost
-    assert asking(B, TAKE) == FIRST, "what nobody has told to be in the new model is not in it"
+    assert asking(B, TAKE) == FIRST, "what was not reported to be in the new model is not in it"
 
 
-def test_a_worker_that_is_told_to_leave_still_says_what_it_has_used() -> None:
+def test_a_worker_that_leaves_still_reports_what_it_has_used() -> None:
     queues = Queues()
     asking = Asking(queues.ask)
     queues.follow(order(1, CHIEF, A))
@@ -222,17 +222,17 @@ async def worker_process(channel: TaskChannel, task: TaskKey) -> asyncio.subproc
     )
 
 
-def test_what_a_killed_process_held_goes_on_in_another_one_from_where_it_got_to() -> None:
+def test_the_rest_of_a_killed_process_part_goes_to_another_process() -> None:
     async def test() -> None:
         steps = asyncio.Queue[int]()
 
-        def hear(task: TaskKey, event: TaskEvent) -> None:
+        def on_event(task: TaskKey, event: TaskEvent) -> None:
             if isinstance(event, Step):
                 steps.put_nowait(event.step)
 
         queues = Queues()
         queues.follow(order(1, CHIEF, A, B))
-        channel = TaskChannel(hear, queues)
+        channel = TaskChannel(on_event, queues)
         channel.open()
         processes = [first := await worker_process(channel, A)]
         try:
@@ -242,7 +242,7 @@ def test_what_a_killed_process_held_goes_on_in_another_one_from_where_it_got_to(
             assert first.stdin is not None
             assert second.stdin is not None
             first.stdin.write(b"\n\n\n")
-            assert [await asyncio.wait_for(steps.get(), PATIENCE) for _ in range(3)] == [0, 1, 2]
+            assert [await asyncio.wait_for(steps.get(), TIMEOUT) for _ in range(3)] == [0, 1, 2]
             first.send_signal(signal.SIGKILL)
             await first.wait()
             channel.finish(A)
@@ -263,7 +263,7 @@ def test_what_a_killed_process_held_goes_on_in_another_one_from_where_it_got_to(
 
 async def line_of(process: asyncio.subprocess.Process) -> bytes:
     assert process.stdout is not None
-    return await asyncio.wait_for(process.stdout.readline(), PATIENCE)
+    return await asyncio.wait_for(process.stdout.readline(), TIMEOUT)
 
 
 def test_a_request_waits_until_it_is_known_where_the_queues_are() -> None:
@@ -272,7 +272,7 @@ def test_a_request_waits_until_it_is_known_where_the_queues_are() -> None:
         asking = Asking(queues.ask)
         queues.follow(order(1, A))
         assert asking(A, TAKE) is None
-        assert asking(B, TAKE) is not None, "it is not this node's"
+        assert asking(B, TAKE) is not None, "it is no task of this node"
         queues.gone(A)
         assert asking(A, TAKE) is None
         queues.follow(order(1, A, queue_endpoint="host:1", queue_key="k"))
@@ -285,7 +285,7 @@ def test_a_request_waits_until_it_is_known_where_the_queues_are() -> None:
 
 
 class Wire:
-    """A way from one node to another that can be cut at any moment, with what is on it."""
+    """A connection between nodes that can be broken at any moment, with the data in flight."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -442,9 +442,9 @@ class Nodes:
 
 
 async def answer(queues: Queues, task: TaskKey, ask: Request) -> Answer:
-    told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    queues.ask(task, ask, told.set_result)
-    return await asyncio.wait_for(told, PATIENCE)
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    queues.ask(task, ask, answered.set_result)
+    return await asyncio.wait_for(answered, TIMEOUT)
 
 
 def remote(test: Callable[[], Awaitable[None]]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -545,9 +545,9 @@ async def test_tasks_that_go_and_nodes_that_stay_away_repeat_at_most_a_batch_and
                                 process.end()
                                 lost += 1
                                 break
-                            told = await process.ask(Used("train", part.shard, offset + 5))
-                            assert told.lost or told == Answer()
-                            if told.lost:
+                            answered = await process.ask(Used("train", part.shard, offset + 5))
+                            assert answered.lost or answered == Answer()
+                            if answered.lost:
                                 lost += 1
                                 break
 
@@ -557,7 +557,7 @@ async def test_tasks_that_go_and_nodes_that_stay_away_repeat_at_most_a_batch_and
 
 
 @remote
-async def test_what_a_process_holds_that_stays_away_goes_back_and_is_lost_to_it() -> None:
+async def test_the_parts_of_a_process_that_stays_away_go_back() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queue_server, "BROKEN_GRACE", 0.05)
         async with Nodes().up() as nodes:
@@ -588,7 +588,7 @@ async def test_a_connection_that_broke_has_longer_to_come_back_than_one_that_end
 
 
 @remote
-async def test_a_process_that_takes_the_place_of_another_has_what_it_held_given_back() -> None:
+async def test_the_parts_of_a_replaced_process_go_back() -> None:
     async with Nodes().up() as nodes:
         a = nodes.process(A)
         assert await a.ask(TAKE) == FIRST
@@ -598,7 +598,7 @@ async def test_a_process_that_takes_the_place_of_another_has_what_it_held_given_
 
 
 @remote
-async def test_a_process_of_another_version_waits_until_the_chief_has_heard_of_it_too() -> None:
+async def test_a_process_of_a_later_version_waits_until_the_chief_knows_the_version() -> None:
     async with Nodes().up() as nodes:
         a = nodes.process(A)
         assert await a.ask(TAKE) == FIRST
@@ -625,21 +625,21 @@ def test_a_process_with_another_token_or_without_the_key_gets_nothing(
     token: str, other: str, key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        said: list[str] = []
+        warnings: list[str] = []
         warned = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def note(sentence: str) -> None:
-            said.append(sentence)
+            warnings.append(sentence)
             loop.call_soon_threadsafe(warned.set)
 
         monkeypatch.setattr(queue_client, "note", note)
         async with Nodes(token, other, key).up() as nodes:
             waiting = asyncio.ensure_future(nodes.process(A).ask(TAKE))
-            await asyncio.wait_for(warned.wait(), PATIENCE)
-            assert len(said) == 1
-            assert "token" in said[0]
-            assert "secret" not in said[0]
+            await asyncio.wait_for(warned.wait(), TIMEOUT)
+            assert len(warnings) == 1
+            assert "token" in warnings[0]
+            assert "secret" not in warnings[0]
             assert not waiting.done()
             assert await answer(nodes.near, CHIEF, TAKE) == FIRST, "nothing was taken before"
         with pytest.raises(NodesGone):
@@ -657,7 +657,7 @@ def test_without_a_token_it_is_enough_to_know_the_key(monkeypatch: pytest.Monkey
 
 
 @remote
-async def test_the_token_of_one_task_opens_nothing_for_another() -> None:
+async def test_the_token_of_one_task_is_refused_for_another() -> None:
     async with Nodes().up() as nodes:
         token = Membership("job", "secret").token_of(A, 1, nodes.key)
         for role, number, version in (("worker", 0, 1), ("worker", 1, 1), ("chief", 0, 1), ("worker", 0, 2)):
@@ -674,13 +674,13 @@ async def test_the_token_of_one_task_opens_nothing_for_another() -> None:
             nonce = json.loads(await reader.readline())["nonce"]
             proof = {"type": "proof", "mac": prove(token, "process", "b" * 64, nonce)}
             writer.write(json.dumps(proof).encode() + b"\n")
-            told = json.loads(await reader.readline())["type"]
-            assert told == ("welcome" if (role, number, version) == ("worker", 0, 1) else "refused")
+            answered = json.loads(await reader.readline())["type"]
+            assert answered == ("welcome" if (role, number, version) == ("worker", 0, 1) else "refused")
             writer.close()
 
 
 @remote
-async def test_what_strangers_say_is_not_heard_and_does_not_last() -> None:
+async def test_unauthenticated_peers_get_nothing_and_are_disconnected() -> None:
     chance = random.Random(3)
     hello = {"type": "queue", "protocol": PROTOCOL, "job": "job", "version": 1, "role": "worker", "id": 0}
     opening = json.dumps({**hello, "session": "a" * 64, "nonce": "b" * 64}).encode() + b"\n"
@@ -703,7 +703,7 @@ async def test_what_strangers_say_is_not_heard_and_does_not_last() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", nodes.near.port)
             writer.write(b"".join(chance.choices(words, k=chance.randrange(1, 4))) + opening + proof)
             with contextlib.suppress(OSError):
-                while line := await asyncio.wait_for(reader.readline(), PATIENCE):
+                while line := await asyncio.wait_for(reader.readline(), TIMEOUT):
                     assert b"welcome" not in line
                     assert b"answer" not in line
             writer.close()
@@ -715,5 +715,5 @@ async def test_what_strangers_say_is_not_heard_and_does_not_last() -> None:
             writer.close()
 
 
-def test_the_token_stands_in_no_text() -> None:
+def test_the_token_is_not_printed() -> None:
     assert "secret" not in repr(Membership("job", "secret"))

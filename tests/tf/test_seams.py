@@ -27,7 +27,7 @@ SEAMS = SCRIPTS / "seams.py"
 
 
 class Queue:
-    """As that of a coordinator, but for the one attribute that a chief needs to leave."""
+    """The queue of a coordinator without the one attribute that a chief needs to leave."""
 
     inflight_closure_count = 0
 
@@ -89,7 +89,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     patching.missing_patches()
 
 
-def test_a_field_that_a_leaving_chief_needs_is_missed_before_anything_is_changed(loaded: ModuleType) -> None:
+def test_a_missing_field_that_a_leaving_chief_needs_is_found_before_anything_is_patched(loaded: ModuleType) -> None:
     fill(loaded, Queue)
     before = classes(loaded)
     after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
@@ -98,7 +98,7 @@ def test_a_field_that_a_leaving_chief_needs_is_missed_before_anything_is_changed
     assert classes(loaded) == before
 
 
-def test_one_method_that_is_missing_leaves_all_others_as_they_are(loaded: ModuleType) -> None:
+def test_one_missing_method_leaves_all_others_unpatched(loaded: ModuleType) -> None:
     fill(loaded, Whole)
     del loaded.ClusterCoordinator.fetch
     before = classes(loaded)
@@ -108,7 +108,7 @@ def test_one_method_that_is_missing_leaves_all_others_as_they_are(loaded: Module
     assert classes(loaded) == before
 
 
-def test_a_module_that_has_all_of_it_is_changed(loaded: ModuleType) -> None:
+def test_a_module_with_all_attributes_is_patched(loaded: ModuleType) -> None:
     fill(loaded, Whole)
     schedule = loaded.ClusterCoordinator.schedule
     after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
@@ -116,7 +116,7 @@ def test_a_module_that_has_all_of_it_is_changed(loaded: ModuleType) -> None:
     assert loaded.ClusterCoordinator.schedule is not schedule
 
 
-def test_a_patch_that_cannot_be_applied_takes_back_those_before_it(loaded: ModuleType) -> None:
+def test_a_patch_that_cannot_be_applied_reverts_those_before_it(loaded: ModuleType) -> None:
     class Slotted:
         __slots__ = ()
         length = 3
@@ -184,7 +184,7 @@ def test_the_tensorflow_of_tf_python_has_all_that_is_changed() -> None:
 @pytest.mark.parametrize(
     "renamed", ["_stop_waiting_condition", pytest.param("_no_inflight_closure_condition", marks=pytest.mark.long)]
 )
-def test_a_script_runs_to_its_end_without_a_protection_that_this_tensorflow_does_not_allow(
+def test_a_script_runs_to_its_end_without_a_patch_that_this_tensorflow_does_not_allow(
     renamed: str, tf221: Path, tmp_path: Path
 ) -> None:
     with ScriptedCluster(tf221, "other_tensorflow.py", tmp_path, RENAMED=renamed, STEPS="20") as cluster:

@@ -239,7 +239,7 @@ def change_checkpoint(module: Any) -> Sequence[Patch]:
 
 
 def save_all() -> int:
-    """Save everything that the script saves, and return the number of checkpoints."""
+    """Save everything that the script of a chief saves, and return the number of checkpoints; 0 in other tasks."""
     with _chief.lock:
         for manager in _chief.managers:
             manager.save(check_interval=False)
@@ -248,11 +248,6 @@ def save_all() -> int:
             checkpoint.save(prefix)
             return 1
         return len(_chief.managers)
-
-
-def leads_coordinator() -> bool:
-    """Whether this process is a chief with a coordinator."""
-    return is_chief() and bool(_chief.clusters)
 
 
 def _begin() -> None:

@@ -1,4 +1,4 @@
-"""Reads data shards through tf.data, eagerly and in a graph, and says what was told to the queue meanwhile."""
+"""Reads data shards through tf.data, eagerly and in a graph, and prints what was reported to the queue meanwhile."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def dataset(data: DataShards) -> tf.data.Dataset:
 
 
 data = DataShards("train", size=40, shard_size=10)
-told: list[tuple[int, int]] = []
-data._queue.use = lambda number, offset: told.append((number, offset)) or True
+reported: list[tuple[int, int]] = []
+data._queue.use = lambda number, offset: reported.append((number, offset)) or True
 rows: list[int] = []
 third: list[tuple[int, int]] = []
 for count, batch in enumerate(dataset(data), start=1):
     rows += batch.numpy().tolist()
     if count == 3:
-        third = told[-1:]
-print(f"eager {len(rows)} rows, sum {sum(rows)}; told at the third batch: {third}")
-assert told[-1] == (3, 40), told
+        third = reported[-1:]
+print(f"eager {len(rows)} rows, sum {sum(rows)}; reported at the third batch: {third}")
+assert reported[-1] == (3, 40), reported
 
 with tf.Graph().as_default():
     batch = tf.compat.v1.data.make_one_shot_iterator(dataset(DataShards("train", 40, 10))).get_next()

@@ -1,4 +1,4 @@
-"""A script as people write it for ParameterServerStrategy: it knows nothing of tf-ps-run but, where told, its data.
+"""A script as people write it for ParameterServerStrategy: it uses nothing of tf-ps-run but, with SHARDS, its data.
 
 STEPS steps are made in all, over any number of starts; each adds 1 to a counter and trains a partitioned table. EXTRA
 is one more variable, as NAME:DTYPE, which is not saved.

@@ -13,7 +13,7 @@ import tensorflow  # noqa: F401
 import tf_ps_boot  # noqa: F401 - the first one of what a template imports
 
 
-def tell(**message):
+def send(**message):
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
@@ -30,14 +30,14 @@ def become(task):
 
 
 def watch(task):
-    """In a process between the two, as nobody else is told how a task ends."""
+    """Wait for a task in a process between the two, because only its parent gets its exit code."""
     worker = os.fork()
     if worker == 0:
         become(task)
         sys.exit(0)
-    tell(number=task["number"], pid=worker)
+    send(number=task["number"], pid=worker)
     _, status = os.waitpid(worker, 0)
-    tell(number=task["number"], code=-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+    send(number=task["number"], code=-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The line between a process of TensorFlow and its agent, at the process's side."""
+"""The connection between a TensorFlow process and its agent, on the process's side."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pytest
 
 from tf_ps_runner.worker.agent_connection import MAX_MESSAGE, AgentConnection, AgentGone, TaskOrder
 
-PATIENCE = 30.0
-"""Seconds for what comes in a few milliseconds."""
+TIMEOUT = 30.0
+"""Seconds for what takes a few milliseconds."""
 
 
 class Agent:
-    """The other end of the line."""
+    """The other end of the connection."""
 
     def __init__(self, address: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("\0" + address[1:] if address.startswith("@") else address)
         self._listener.listen()
-        self._listener.settimeout(PATIENCE)
+        self._listener.settimeout(TIMEOUT)
         self._line: socket.socket | None = None
 
     def read(self) -> dict[str, Any]:
@@ -41,8 +41,8 @@ class Agent:
         assert self._line is not None
         self._line.sendall(json.dumps(message).encode() + b"\n")
 
-    def nobody_called(self) -> bool:
-        """Whether no process has opened its line."""
+    def has_no_connection(self) -> bool:
+        """Whether no process has connected."""
         self._listener.setblocking(False)
         try:
             self._listener.accept()
@@ -51,7 +51,7 @@ class Agent:
         return False
 
     def close(self) -> None:
-        """End all."""
+        """Close the connection, and listen no more."""
         self._listener.close()
         if self._line is not None:
             self._lines.close()
@@ -60,7 +60,7 @@ class Agent:
 
 @pytest.fixture(params=["file", "abstract"])
 def agent(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    """An agent that listens where the environment says."""
+    """An agent that listens at the address in the environment."""
     address = str(tmp_path / "agent") if request.param == "file" else f"@tf-ps-test-{tmp_path}"[:100]
     monkeypatch.setenv("TF_PS_AGENT", address)
     monkeypatch.setenv("TF_PS_TASK_TOKEN", "secret")
@@ -69,7 +69,7 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     listening.close()
 
 
-def test_a_line_begins_with_the_token_and_comes_with_the_first_word(agent: Agent) -> None:
+def test_a_connection_is_opened_by_the_first_message_and_begins_with_the_token(agent: Agent) -> None:
     connection = AgentConnection()
     assert connection.active
     connection.report("step", step=7)
@@ -77,26 +77,26 @@ def test_a_line_begins_with_the_token_and_comes_with_the_first_word(agent: Agent
     assert agent.read() == {"type": "step", "step": 7}
 
 
-def test_the_latest_order_wakes_who_waits_for_it(agent: Agent) -> None:
+def test_the_latest_order_wakes_a_thread_that_waits_for_it(agent: Agent) -> None:
     connection = AgentConnection()
     assert connection.order == TaskOrder()
     agent.read()
     agent.write(type="order", version=3, open=False, pause=False, save=False, ending=False)
-    assert connection.wait_for(lambda order: order.version == 3, PATIENCE)
-    opened = threading.Thread(target=lambda: connection.wait_for(lambda order: order.open, PATIENCE), daemon=True)
+    assert connection.wait_for(lambda order: order.version == 3, TIMEOUT)
+    opened = threading.Thread(target=lambda: connection.wait_for(lambda order: order.open, TIMEOUT), daemon=True)
     opened.start()
     agent.write(type="order", version=3, open=True, pause=False, save=False, ending=False)
-    opened.join(PATIENCE)
+    opened.join(TIMEOUT)
     assert connection.order == TaskOrder(version=3, open=True)
 
 
-def test_words_that_a_newer_agent_knows_do_no_harm(agent: Agent) -> None:
+def test_unknown_messages_of_a_newer_agent_are_ignored(agent: Agent) -> None:
     connection = AgentConnection()
     connection.report("ready")
     agent.read()
     agent.write(type="weather", sun=True)
     agent.write(type="order", version=1, open=True, weather="fine")
-    assert connection.wait_for(lambda order: order.open, PATIENCE)
+    assert connection.wait_for(lambda order: order.open, TIMEOUT)
 
 
 def test_each_request_gets_its_own_answer(agent: Agent) -> None:
@@ -113,12 +113,12 @@ def test_each_request_gets_its_own_answer(agent: Agent) -> None:
     agent.write(answer=requests["snapshot"], state={"a": 1})
     agent.write(answer=requests["take"], over=True)
     for thread in asking:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert answers["take"] == {"answer": requests["take"], "over": True}
     assert answers["snapshot"] == {"answer": requests["snapshot"], "state": {"a": 1}}
 
 
-def test_who_waits_is_told_when_the_agent_goes(agent: Agent) -> None:
+def test_a_waiting_thread_gets_an_error_when_the_agent_ends(agent: Agent) -> None:
     connection = AgentConnection()
     connection.report("ready")
     failed: list[BaseException] = []
@@ -133,19 +133,19 @@ def test_who_waits_is_told_when_the_agent_goes(agent: Agent) -> None:
     asking.start()
     agent.read(), agent.read(), agent.read()
     agent.close()
-    asking.join(PATIENCE)
+    asking.join(TIMEOUT)
     assert [type(error) for error in failed] == [AgentGone]
     assert connection.gone
     assert not connection.wait_for(lambda order: order.open)
     connection.report("step", step=1)
 
 
-def test_a_message_that_the_agent_would_not_take_is_not_sent(agent: Agent) -> None:
+def test_a_message_that_is_too_long_is_not_sent(agent: Agent) -> None:
     with pytest.raises(ValueError, match="the agent accepts at most"):
         AgentConnection().request("rollback", state={str(number): 0 for number in range(MAX_MESSAGE)})
 
 
-def test_without_an_agent_in_the_environment_all_keeps_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_agent_in_the_environment_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_PS_AGENT", raising=False)
     connection = AgentConnection()
     connection.report("ready")
@@ -156,20 +156,20 @@ def test_without_an_agent_in_the_environment_all_keeps_still(monkeypatch: pytest
         connection.request("take")
 
 
-def test_an_agent_that_cannot_be_reached_is_told_and_the_script_goes_on(
+def test_an_unreachable_agent_is_reported_and_the_script_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TF_PS_AGENT", str(tmp_path / "nobody"))
     connection = AgentConnection()
     connection.report("ready")
     connection.report("step", step=1)
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "continues as under plain TensorFlow" in told
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "continues as under plain TensorFlow" in printed
     assert connection.gone
 
 
-def test_a_forked_child_has_no_line(agent: Agent) -> None:
+def test_a_forked_child_has_no_connection(agent: Agent) -> None:
     connection = AgentConnection()
     connection.claim()
     child = os.fork()
@@ -177,4 +177,4 @@ def test_a_forked_child_has_no_line(agent: Agent) -> None:
         connection.report("step", step=1)
         os._exit(3 if connection.active else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert agent.nobody_called()
+    assert agent.has_no_connection()

@@ -1,4 +1,4 @@
-"""Which checkpoint is whole, by a real one of TensorFlow 2.21: two variables, one data file of 64 bytes."""
+"""Complete and incomplete checkpoints, made from one of TensorFlow 2.21: two variables, one data file of 64 bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH = 64
 
 
 def checkpoint(folder: Path, step: int, written: int) -> str:
-    """A whole checkpoint, written at a time."""
+    """A complete checkpoint, written at a time."""
     path = folder / f"model.ckpt-{step}"
     path.with_name(path.name + ".data-00000-of-00001").write_bytes(bytes(LENGTH))
     index = path.with_name(path.name + ".index")
@@ -51,33 +51,33 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_index_says_how_long_the_data_must_be() -> None:
+def test_an_index_gives_the_length_of_the_data() -> None:
     assert read_index(INDEX).lengths == [LENGTH]
 
 
-def test_an_index_names_also_the_variables_in_one_piece() -> None:
+def test_an_index_gives_also_the_variables_in_one_piece() -> None:
     assert read_index(INDEX).parts == {"alpha": UNPARTITIONED, "beta": UNPARTITIONED}
 
 
-def test_the_sums_are_those_of_the_standard() -> None:
+def test_the_checksums_are_those_of_the_standard() -> None:
     assert crc32c(b"123456789") == 0xE3069283
     assert masked(0) == 0xA282EAD8
 
 
-def test_an_index_that_is_cut_off_is_found_out() -> None:
+def test_an_index_that_is_cut_off_is_detected() -> None:
     for length in range(len(INDEX)):
         with pytest.raises(DamagedIndex):
             read_index(INDEX[:length])
 
 
 def test_each_byte_of_an_index_counts() -> None:
-    # After the entries comes an empty block that nobody reads, and at the end the footer with its padding.
+    # After the entries comes an empty block that is not read, and at the end the footer with its padding.
     for at in [*range(73), *range(86, len(INDEX) - 48)]:
         with pytest.raises(DamagedIndex):
             read_index(INDEX[:at] + bytes([INDEX[at] ^ 4]) + INDEX[at + 1 :])
 
 
-def test_the_newest_is_what_tensorflow_notes(folder: Path) -> None:
+def test_the_newest_is_what_tensorflow_records(folder: Path) -> None:
     assert newest_complete(str(folder)) == (str(folder / "model.ckpt-150"), [])
 
 
@@ -98,7 +98,7 @@ def test_the_newest_is_what_tensorflow_notes(folder: Path) -> None:
     ],
     ids=["no index", "half an index", "an empty index", "no data", "half the data"],
 )
-def test_one_that_is_not_whole_is_skipped_told_and_kept(folder: Path, damage: object, why: str) -> None:
+def test_an_incomplete_checkpoint_is_skipped_reported_and_kept(folder: Path, damage: object, why: str) -> None:
     assert callable(damage)
     damage(folder)
     left = sorted(os.listdir(folder))
@@ -109,17 +109,17 @@ def test_one_that_is_not_whole_is_skipped_told_and_kept(folder: Path, damage: ob
     assert sorted(os.listdir(folder)) == left
 
 
-def test_one_that_was_written_but_could_not_be_noted_any_more_is_the_newest(folder: Path) -> None:
+def test_a_checkpoint_that_could_not_be_recorded_any_more_is_the_newest(folder: Path) -> None:
     newest = checkpoint(folder, 200, written=200)
     assert newest_complete(str(folder)) == (newest, [])
 
 
-def test_one_that_lies_there_from_before_is_not_taken_for_the_newest(folder: Path) -> None:
+def test_an_older_file_with_a_higher_number_is_not_the_newest(folder: Path) -> None:
     checkpoint(folder, 900, written=20)
     assert newest_complete(str(folder)) == (str(folder / "model.ckpt-150"), [])
 
 
-def test_one_of_another_name_is_left_alone(folder: Path) -> None:
+def test_a_checkpoint_of_another_name_is_not_used(folder: Path) -> None:
     for step in (50, 100, 150):
         (folder / f"model.ckpt-{step}.index").rename(folder / f"bert.ckpt-{step}.index")
     found, skipped = newest_complete(str(folder))
@@ -127,19 +127,19 @@ def test_one_of_another_name_is_left_alone(folder: Path) -> None:
     assert len(skipped) == 3
 
 
-def test_when_the_note_is_empty_the_newest_one_there_is_taken_and_told(folder: Path) -> None:
+def test_with_an_empty_state_file_the_newest_checkpoint_is_used_with_a_message(folder: Path) -> None:
     (folder / "checkpoint").write_bytes(b"")
     found, skipped = newest_complete(str(folder))
     assert found == str(folder / "model.ckpt-150")
     assert skipped == [f"{folder / 'checkpoint'} names no checkpoint; the newest one there is used"]
 
 
-def test_without_a_note_there_is_no_checkpoint_as_for_tensorflow(folder: Path) -> None:
+def test_without_a_state_file_there_is_no_checkpoint_as_for_tensorflow(folder: Path) -> None:
     (folder / "checkpoint").unlink()
     assert newest_complete(str(folder)) == (None, [])
 
 
-def test_what_failed_to_be_restored_is_passed_over(folder: Path) -> None:
+def test_a_checkpoint_that_failed_to_be_restored_is_passed_over(folder: Path) -> None:
     assert newest_complete(str(folder), [str(folder / "model.ckpt-150")])[0] == str(folder / "model.ckpt-100")
 
 
