@@ -68,7 +68,8 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
         there = f"on {node}: on that launcher's console" if root.node != report.host else "above, on this console"
         lines += _wrapped(f"Its output is {there}, or in its log files.", width, "  ")
     else:
-        lines += [colored(line, red) for line in _wrapped(f"{root.who} {describe_exit(root)}", width, "  ")]
+        exit_text = f"{root.name or f'rank {root.rank}'} {describe_exit(root)}"
+        lines += [colored(line, red) for line in _wrapped(exit_text, width, "  ")]
         lines += _fields(root, report.host, width, zone)
         lines += _own_output(root)
         lines += _where_to_look(root, width)
@@ -168,13 +169,13 @@ def _others(others: Sequence[WorkerExit], root: WorkerExit | None) -> list[str]:
         groups.setdefault((kind, alike), []).append(end)
     texts = []
     for (kind, _), ends in sorted(groups.items(), key=lambda item: item[0][0]):
-        who = format_ranks(end.rank for end in ends)
+        ranks = format_ranks(end.rank for end in ends)
         if kind == 0:
-            texts.append(f"{who} {_delay(ends, root) if root else 'failed'}{_lost(ends)}{_how(ends)}")
+            texts.append(f"{ranks} {_delay(ends, root) if root else 'failed'}{_lost(ends)}{_how(ends)}")
         elif kind == 1:
-            texts.append(_stopped(ends, who))
+            texts.append(_stopped(ends, ranks))
         else:
-            texts.append(f"{who} finished with code 0")
+            texts.append(f"{ranks} finished with code 0")
     left_out = len(texts) - MAX_GROUPS
     return texts if left_out <= 0 else [*texts[:MAX_GROUPS], f"and {left_out} more groups of exits"]
 
@@ -201,10 +202,10 @@ def _how(ends: Sequence[WorkerExit]) -> str:
     return text if len(distinct) == 1 else f"{text} (rank {ends[0].rank}; the others alike)"
 
 
-def _stopped(ends: Sequence[WorkerExit], who: str) -> str:
+def _stopped(ends: Sequence[WorkerExit], ranks: str) -> str:
     verb = "was" if len(ends) == 1 else "were"
     sent = ends[0].stopped_with
-    text = f"{who} {verb} stopped by the launcher ({sent.name if sent else '?'})"
+    text = f"{ranks} {verb} stopped by the launcher ({sent.name if sent else '?'})"
     # A worker may report an error of its own, before it was stopped or because of that; it may be of interest.
     for end in ends:
         lines = exception_lines(end.stderr_tail)

@@ -49,10 +49,6 @@ class WorkerExit:
     name: str = ""
 
     @property
-    def who(self) -> str:
-        return self.name or f"rank {self.rank}"
-
-    @property
     def failed(self) -> bool:
         """Whether the worker failed by itself: its code is not 0, and not only because the launcher stopped it."""
         return self.code != 0 and (self.stopped_with is None or self.failed_first)
