@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_job import KILLED, LOST_PEER, VirtualJob, rules
 
-from dlrover_run.agent.reconcile import Action, Situation, reconcile
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import (
@@ -913,28 +912,6 @@ def test_deciding_for_two_thousand_nodes_takes_moments() -> None:
         return calls_of(lambda: decide(rules(1, nodes), plan, present, 1.0))
 
     assert calls(2000) < 20 * calls(200)
-
-
-situations = st.builds(
-    Situation,
-    over=st.booleans(),
-    wanted=st.none() | st.builds(RoundKey, st.integers(0, 1), st.integers(1, 3)),
-    started=st.none() | st.builds(RoundKey, st.integers(0, 1), st.integers(1, 3)),
-    live=st.booleans(),
-    leaving=st.booleans(),
-)
-
-
-@given(situations)
-def test_an_agent_never_leaves_or_starts_anew_while_workers_live(situation: Situation) -> None:
-    action = reconcile(situation)
-    if situation.live:
-        assert action in (Action.STOP, Action.WAIT)
-    if situation.leaving or situation.over:
-        assert action in (Action.STOP, Action.LEAVE)
-    if action is Action.START:
-        assert situation.wanted is not None
-        assert situation.wanted != situation.started
 
 
 @pytest.mark.parametrize(

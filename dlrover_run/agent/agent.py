@@ -1,9 +1,8 @@
 """The agent: one node's loop between the coordinator's assignment and the tasks of this node.
 
 Each event (an assignment, the end of a process, a message of a task, a signal, the loss of the watchdog) only wakes the
-loop. The loop then compares what is desired with what runs and takes the next steps, so that only the latest state
-counts and no sequence of events can be missed. No step blocks the loop. What the tasks are is known to the adapter of
-the framework.
+loop. The loop then asks `reconcile` for the actions that bring the tasks to what is desired, begins them, and reports.
+No action blocks the loop. What the tasks are is known to the adapter of the framework.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
 from dlrover_run.agent.node_state import NodeState
+from dlrover_run.agent.reconcile import reconcile
 from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
 from dlrover_run.agent.shutdown import ShutdownRequest, received_text
 from dlrover_run.console.console import Console
@@ -81,14 +81,17 @@ class Agent:
             self._wake.clear()
             if self._adapter.problem is not None:
                 raise self._adapter.problem
-            assignment, ends = self._client.assignment, self._is_over or self._shutdown.wanted
-            if not self._shutdown.wanted:
+            adapter, leaving = self._adapter, self._shutdown.wanted
+            assignment, over = self._client.assignment, self._is_over
+            if not leaving:
                 # A leaving node accepts no new ranks; it stays a member of its round until its tasks have ended.
                 self._node_state.accept(assignment)
-            self._adapter.accept(assignment, ends)
-            self._adapter.reconcile(self._is_over)
-            self._client.report(self._adapter.report(self._shutdown.wanted))
-            if ends and self._adapter.idle:
+            adapter.accept(assignment, over or leaving)
+            ends = over or (leaving and not adapter.moving)
+            for action in reconcile(adapter.desired(), adapter.states(), ends):
+                adapter.carry_out(action)
+            self._client.report(adapter.report(leaving))
+            if (over or leaving) and adapter.idle:
                 return
             await self._wake.wait()
 

@@ -7,11 +7,12 @@ TensorFlow. The adapter holds all that its framework determines: environment, re
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from dlrover_run.agent.node_state import NodeState
+from dlrover_run.agent.reconcile import Action, DesiredTask, Key, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.console.console import Console
@@ -36,13 +37,13 @@ class AgentServices:
     wake: Callable[[], None]
 
 
-class FrameworkAdapter(Protocol):
+class FrameworkAdapter(Protocol[Key]):
     """This node's tasks. No method but `open`, `kill`, `finish` and `close` waits: what takes time goes on in the
     background, and `wake` is called when it is done or has failed.
 
     `noun` names the tasks in messages. `pids` are its child processes. `running` is whether a process of a task runs,
-    `idle` whether none runs or is being started or classified. `problem` is an error of the background work, which
-    makes this node leave.
+    `idle` whether no task is live. While tasks are `moving` to other nodes, the assignment counts although this node
+    leaves. `problem` is an error of the background work, which makes this node leave.
     """
 
     noun: str
@@ -57,6 +58,9 @@ class FrameworkAdapter(Protocol):
     def idle(self) -> bool: ...
 
     @property
+    def moving(self) -> bool: ...
+
+    @property
     def problem(self) -> Exception | None: ...
 
     async def open(self) -> None:
@@ -68,8 +72,16 @@ class FrameworkAdapter(Protocol):
         that the node has to leave. Raises SpecError."""
         ...
 
-    def reconcile(self, over: bool) -> None:
-        """Bring the tasks one step nearer to the assignment that was accepted last. Raises SpecError or OSError."""
+    def desired(self) -> Sequence[DesiredTask[Key]]:
+        """The tasks that the assignment names."""
+        ...
+
+    def states(self) -> Sequence[TaskState[Key]]:
+        """The tasks that are here."""
+        ...
+
+    def carry_out(self, action: Action[Key]) -> None:
+        """Carry out an action, or begin to. Raises SpecError or OSError."""
         ...
 
     def report(self, leaving: bool) -> NodeReport:
@@ -111,4 +123,4 @@ class FrameworkAdapter(Protocol):
         ...
 
 
-AdapterFactory = Callable[[AgentServices], FrameworkAdapter]
+AdapterFactory = Callable[[AgentServices], FrameworkAdapter[Any]]

@@ -1,48 +1,157 @@
-"""What an agent does next: a pure function of its seat, its workers and what it was asked.
+"""The steps that bring a node's tasks to what is desired: a pure function of the desired tasks and the tasks here.
 
-The loop around it carries one action out and asks again, so that only the latest state counts and no order of events
-can be forgotten.
+The agent carries the actions out and calls it again. So only the latest state counts, and no sequence of events can be
+missed. The same function serves both frameworks: a torch node has one task at a time, the workers of a round.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from dlrover_run.coordination.model import RoundKey
+Key = TypeVar("Key", bound=Hashable)
 
 
-class Action(enum.Enum):
-    """One step of the agent."""
+class StopMode(enum.IntEnum):
+    """How a task is stopped; a higher mode replaces a lower one."""
 
-    WAIT = "wait for something to change"
-    START = "start the workers of the plan's round"
-    STOP = "stop the workers that run"
-    LEAVE = "end the agent"
+    DRAIN = 1
+    """It is asked to leave in its own time: the other tasks continue without it."""
+
+    TERMINATE = 2
+    """It gets a signal, and SIGKILL after a grace period."""
+
+    KILL = 3
+    """It gets SIGKILL at once: nothing that it could still do is of use, and some of it would do harm."""
+
+
+class Readiness(enum.Enum):
+    """Whether a desired task can start."""
+
+    READY = "it has all that it needs"
+    LACKS_PEERS = "it can start without peers whose addresses are not known yet, and may never be"
+    NOT_READY = "an address that it needs is not known"
 
 
 @dataclass(frozen=True)
-class Situation:
-    """All that the next action depends on.
+class DesiredTask(Generic[Key]):
+    """A task that is to run on this node.
 
-    `over` says that the job has ended for this node. `wanted` is the round in which it has a seat, None when it has to
-    wait without one, `started` the round of the last group that was started. `live` is whether any worker of it still
-    runs; `leaving` is whether a signal or the loss of the launcher tells this node to go.
+    `place` is what only one running task can have, such as its port or the node's devices. A running task of another
+    `generation` is stopped and started anew. With `reserves`, its port is reserved before it starts, because the
+    coordinator has to pass its address on first.
     """
 
-    over: bool
-    wanted: RoundKey | None
-    started: RoundKey | None
-    live: bool
-    leaving: bool
+    key: Key
+    place: Hashable
+    generation: Hashable = None
+    readiness: Readiness = Readiness.READY
+    reserves: bool = False
 
 
-def reconcile(situation: Situation) -> Action:
-    """The action that brings this node nearer to the plan."""
-    if situation.over or situation.leaving:
-        return Action.STOP if situation.live else Action.LEAVE
-    if situation.wanted == situation.started:
-        return Action.WAIT
-    if situation.live:
-        return Action.STOP
-    return Action.WAIT if situation.wanted is None else Action.START
+@dataclass(frozen=True)
+class TaskState(Generic[Key]):
+    """A task of this node.
+
+    `live` means that its process runs, is being started, or that its end is being classified; `ended` that it has run.
+    Neither is true while only its port is reserved. `stopping` is how it is being stopped, `stop_mode` how it is
+    stopped when it is not desired any more. When the node ends, tasks that are `served` end before those that `serve`.
+    """
+
+    key: Key
+    place: Hashable
+    generation: Hashable = None
+    live: bool = False
+    ended: bool = False
+    stopping: StopMode | None = None
+    stop_mode: StopMode = StopMode.TERMINATE
+    serves: bool = False
+    served: bool = False
+
+
+@dataclass(frozen=True)
+class Reserve(Generic[Key]):
+    """Reserve the port of a task."""
+
+    key: Key
+
+
+@dataclass(frozen=True)
+class Start(Generic[Key]):
+    """Start a task."""
+
+    key: Key
+
+
+@dataclass(frozen=True)
+class WaitForPeers(Generic[Key]):
+    """Wait for the addresses of peers, for a limited time; then the task is ready without them."""
+
+    key: Key
+
+
+@dataclass(frozen=True)
+class Stop(Generic[Key]):
+    """Stop a task that is live."""
+
+    key: Key
+    mode: StopMode
+
+
+@dataclass(frozen=True)
+class Release(Generic[Key]):
+    """Forget a task that has ended or never started, and release its port."""
+
+    key: Key
+
+
+Action = Reserve[Key] | Start[Key] | WaitForPeers[Key] | Stop[Key] | Release[Key]
+
+
+def reconcile(
+    desired: Sequence[DesiredTask[Key]], states: Sequence[TaskState[Key]], ends: bool
+) -> tuple[Action[Key], ...]:
+    """The actions that bring this node closer to what is desired; none if it only has to wait. Idempotent.
+
+    `ends` means that the job is over for this node, or that it has to leave: nothing is desired any more, and a task
+    that is being drained gets a signal as well.
+    """
+    if ends:
+        return tuple(action for state in _first_to_end(states) for action in _stop(state, StopMode.TERMINATE))
+    wanted = {task.key: task for task in desired}
+    here = {state.key: state for state in states}
+    actions: list[Action[Key]] = []
+    for state in states:
+        if not _is_desired(state, wanted.get(state.key)):
+            actions += _stop(state, state.stop_mode) if state.live else [Release(state.key)]
+    # The place of a task is that of its predecessor, which has not left it yet.
+    occupied = {state.place for state in states if state.live and state.key not in wanted}
+    for task in desired:
+        known = here.get(task.key)
+        if known is None:
+            if task.place not in occupied:
+                actions.append(Reserve(task.key) if task.reserves else Start(task.key))
+        elif not (known.live or known.ended) and _is_desired(known, task):
+            if task.readiness is Readiness.READY:
+                actions.append(Start(task.key))
+            elif task.readiness is Readiness.LACKS_PEERS:
+                actions.append(WaitForPeers(task.key))
+    return tuple(actions)
+
+
+def _is_desired(state: TaskState[Key], task: DesiredTask[Key] | None) -> bool:
+    return task is not None and task.generation == state.generation
+
+
+def _stop(state: TaskState[Key], mode: StopMode) -> Iterable[Stop[Key]]:
+    return [] if state.stopping is not None and state.stopping >= mode else [Stop(state.key, mode)]
+
+
+def _first_to_end(states: Sequence[TaskState[Key]]) -> list[TaskState[Key]]:
+    """The live tasks that end first: those that serve others only once none of these is here. A session that is closed
+    waits for servers that are gone, and what is saved at the end is read from them."""
+    live = [state for state in states if state.live]
+    any_served = any(state.served for state in live)
+    return [state for state in live if not (any_served and state.serves)]

@@ -16,12 +16,12 @@ from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.health_check import HealthCheckRunner
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import ProgressReporter
-from dlrover_run.agent.reconcile import Action, Situation, reconcile
+from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
-from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.coordination.reasons import Code, render
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.health_file import HealthFile
@@ -31,6 +31,9 @@ from dlrover_run.supervisor.process import StuckProcess
 if TYPE_CHECKING:
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
 
+DEVICES = "the devices of this node"
+"""What the workers of two rounds cannot both have."""
+
 RESTART_DRAIN_TIMEOUT = 0.5
 """Seconds without progress after which a restart no longer waits for a console to print the old workers' output."""
 
@@ -39,6 +42,8 @@ class TorchAdapter:
     """The workers of this node (a `FrameworkAdapter`). One start or one stop of a round is under way at a time."""
 
     noun = "workers"
+    moving = False
+    """Ranks cannot move to other nodes."""
 
     def __init__(self, services: AgentServices) -> None:
         self._services = services
@@ -64,6 +69,7 @@ class TorchAdapter:
         self._ends = False
         self._round: WorkerRound | None = None
         self._work: asyncio.Task[None] | None = None
+        self._starting: RoundKey | None = None
         self._stopping = False
         self.problem: Exception | None = None
 
@@ -94,38 +100,41 @@ class TorchAdapter:
         if not self._shutdown.wanted:
             self._progress.update(assignment)
             self._health_file.follow(assignment, self._health_check.devices)
-        if self._round is not None and (ends or self._round.key != self._node_state.round):
-            self._round.cancel()
         if not ends and self._node_state.round is None and self.idle:
             # No worker runs, so the devices are free.
             self._health_check.update(assignment.check_task, assignment.health)
 
-    def reconcile(self, over: bool) -> None:
-        """Start or stop the workers, unless a start or a stop is under way; a start that is not wanted any more ends
-        early."""
-        if self._work is not None:
-            return
-        action = reconcile(
-            Situation(
-                over=over,
-                wanted=self._node_state.round,
-                started=self._round.key if self._round else None,
-                live=self.running,
-                leaving=self._shutdown.wanted,
-            )
-        )
-        if action is Action.START:
+    def desired(self) -> Sequence[DesiredTask[RoundKey]]:
+        """The workers of the round in which this node has ranks."""
+        wanted = self._node_state.round
+        return () if wanted is None else (DesiredTask(wanted, DEVICES),)
+
+    def states(self) -> Sequence[TaskState[RoundKey]]:
+        """The workers that run, are being started or stopped, or have ended in the desired round. Ended workers of an
+        earlier round are kept for the report at the end; the next start closes them."""
+        key = self._starting or (self._round.key if self._round is not None else None)
+        if key is None or (self.idle and key != self._node_state.round):
+            return ()
+        stopping = StopMode.TERMINATE if self._stopping else None
+        return (TaskState(key, DEVICES, live=not self.idle, ended=self.idle, stopping=stopping),)
+
+    def carry_out(self, action: Action[RoundKey]) -> None:
+        """Begin to start or to stop workers. A stop ends a start early; those that it has started are stopped next."""
+        if isinstance(action, Start):
+            self._starting = action.key
             self._begin(self._start_round())
-        elif action is Action.STOP:
+        elif isinstance(action, Stop) and self._work is None:
             self._stopping = True
             self._begin(self._stop_workers())
+        elif self._round is not None:
+            self._round.cancel()
 
     def report(self, leaving: bool) -> NodeReport:
         """The report of this node, with its health check results."""
         return self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
 
     def begin_move(self, number: signal.Signals) -> str | None:
-        """Ranks cannot move."""
+        """None."""
         return None
 
     def stop_waiting(self) -> None:
@@ -198,7 +207,7 @@ class TorchAdapter:
         self._work.add_done_callback(self._note_work_done)
 
     def _note_work_done(self, work: asyncio.Task[None]) -> None:
-        self._work = None
+        self._work = self._starting = None
         self._stopping = False
         error = None if work.cancelled() else work.exception()
         if isinstance(error, Exception):

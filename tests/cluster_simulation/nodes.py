@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING
 from simulation.timeline import demand
 
 from cluster_simulation.tensorflow import LEFT, Process
+from dlrover_run.agent.reconcile import (
+    Action,
+    Release,
+    Reserve,
+    Start,
+    Stop,
+    StopMode,
+    WaitForPeers,
+    reconcile,
+)
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodePhase, NodeReport, RoundKey
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,
@@ -22,19 +32,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from tf_ps_runner.agent.reconcile import (
-    Action,
-    Drain,
-    Kill,
-    ReconcileInput,
-    Release,
-    ReservePort,
-    Start,
-    TaskState,
-    Terminate,
-    WaitForPeers,
-    reconcile,
-)
+from tf_ps_runner.agent.desired import LocalTask, desired_tasks, task_states
 from tf_ps_runner.tf_config import servers_of
 
 if TYPE_CHECKING:
@@ -53,9 +51,7 @@ class Slot:
     port: int = 0
     process: Process | None = None
     end: TaskEnd | None = None
-    dying: bool = False
-    ending: bool = False
-    leaving: bool = False
+    stopping: StopMode | None = None
     waited: bool = False
 
 
@@ -132,10 +128,11 @@ class Node:
         """Take the next steps."""
         if not self.alive:
             return
-        known = tuple(self._known(slot) for slot in self.slots.values())
-        departing = self.phase is NodePhase.LEFT
-        for step in reconcile(ReconcileInput(self.order, known, self.over, departing)):
-            self._take(step)
+        here = tuple(self._local(slot) for slot in self.slots.values())
+        order = self.order or NodeOrder(version=0)
+        ends = self.over or self.phase is NodePhase.LEFT
+        for step in reconcile(desired_tasks(order, here, sparse=False), task_states(order, here), ends):
+            self._take(step, order)
 
     def leave(self) -> None:
         """Somebody asks the node to go: it has some seconds."""
@@ -171,20 +168,12 @@ class Node:
     def processes(self) -> list[Process]:
         return [slot.process for slot in self.slots.values() if slot.process is not None and slot.process.alive]
 
-    def _known(self, slot: Slot) -> TaskState:
+    def _local(self, slot: Slot) -> LocalTask:
         live = slot.process is not None and slot.end is None
         servers = slot.process.servers if slot.process is not None else ()
-        return TaskState(
-            slot.task.key,
-            slot.task.rank,
-            slot.task.version,
-            servers,
-            live,
-            slot.end is not None,
-            slot.dying,
-            slot.ending,
-            slot.leaving,
-            slot.waited,
+        ended = slot.end is not None
+        return LocalTask(
+            slot.task.key, slot.task.rank, slot.task.version, servers, live, ended, slot.stopping, slot.waited
         )
 
     def _told(self, slot: Slot) -> TaskStatus:
@@ -203,33 +192,32 @@ class Node:
             end=slot.end,
         )
 
-    def _take(self, step: Action) -> None:
+    def _take(self, step: Action[TaskKey], order: NodeOrder) -> None:
         random, after = self.world.timeline.random, self.world.timeline.after
-        if isinstance(step, ReservePort):
-            slot = self.slots[step.task.key] = Slot(step.task)
+        if isinstance(step, Reserve):
+            slot = self.slots[step.key] = Slot(_assigned(order, step.key))
             after(random.uniform(0.001, 0.05), lambda: self._hold(slot))
             return
-        if isinstance(step, Start):
-            self._start(self.slots[step.task.key], step.task)
-            return
         slot = self.slots[step.key]
-        if isinstance(step, Release):
+        if isinstance(step, Start):
+            self._start(slot, _assigned(order, step.key))
+        elif isinstance(step, Release):
             del self.slots[step.key]
             after(0.0, self.look)
             self.publish()
         elif isinstance(step, WaitForPeers):
             after(1.0, lambda: self._wait_no_more(slot))
-        elif isinstance(step, Kill | Terminate):
-            slot.dying = True
+        elif isinstance(step, Stop) and step.mode is StopMode.DRAIN:
+            slot.stopping = step.mode
+            after(random.uniform(0.05, GRACE), lambda: self._end(slot, LEFT))
+        elif isinstance(step, Stop):
+            slot.stopping = StopMode.KILL
             slow = random.random() < 0.1
             after(random.uniform(0.5, 3) if slow else random.uniform(0.001, 0.1), lambda: self._end(slot, FORCED))
-        elif isinstance(step, Drain):
-            slot.leaving = True
-            after(random.uniform(0.05, GRACE), lambda: self._end(slot, LEFT))
 
     def _obeys_late(self) -> bool:
         """Whether something runs here that it was told to end."""
-        return any(slot.process is not None and slot.dying for slot in self.slots.values())
+        return any(slot.process is not None and slot.stopping is StopMode.KILL for slot in self.slots.values())
 
     def _hold(self, slot: Slot) -> None:
         if self.alive and self.slots.get(slot.task.key) is slot:
@@ -280,3 +268,7 @@ class Node:
         if self.slots.get(slot.task.key) is slot:
             slot.waited = True
             self.look()
+
+
+def _assigned(order: NodeOrder, key: TaskKey) -> Task:
+    return next(task for task in order.tasks if task.key == key)

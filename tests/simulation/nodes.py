@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from dlrover_run.agent.node_state import NodeState, build_report, leave_report
-from dlrover_run.agent.reconcile import Action, Situation, reconcile
+from dlrover_run.agent.reconcile import DesiredTask, Start, TaskState, reconcile
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, RoundKey
 from dlrover_run.spec import Entrypoint, JobSpec
 from simulation.checks import CheckPart, Health
@@ -163,22 +163,21 @@ class Node(LoopProcess):
             return
         self._report()
         group = self.group
-        situation = Situation(
-            over=self._is_over or self.rendezvous.problem is not None,
-            wanted=self._standing.round,
-            started=group.key if group else None,
-            live=group is not None and group.live,
-            leaving=self._leaving,
-        )
-        action = reconcile(situation)
-        random = self.timeline.random
-        if action is Action.LEAVE:
+        ends = self._leaving or self._is_over or self.rendezvous.problem is not None
+        live, wanted = group is not None and group.live, self._standing.round
+        if ends and not live:
             self._leave()
-        elif action is Action.STOP:
-            assert group is not None, "only workers can be stopped"
-            self._after(random.uniform(0, self.place.slow_stop) * random.random(), group.stop)
-        elif action is Action.START:
-            self._start()
+            return
+        desired = [] if wanted is None else [DesiredTask(wanted, "devices")]
+        states = [] if group is None else [TaskState(group.key, "devices", live=live, ended=not live)]
+        here = [state for state in states if live or state.key == wanted]
+        for action in reconcile(desired, here, ends):
+            if isinstance(action, Start):
+                self._start()
+            else:
+                assert group is not None, "only workers can be stopped"
+                random = self.timeline.random
+                self._after(random.uniform(0, self.place.slow_stop) * random.random(), group.stop)
 
     @property
     def _is_over(self) -> bool:

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 
 import msgspec
 
 from dlrover_run.agent.framework import AgentServices
+from dlrover_run.agent.reconcile import Action, DesiredTask, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
-from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeOrder, NodeTasks, Role
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeOrder, NodeTasks, Role, TaskKey
 from tf_ps_runner.agent.channel import TaskChannel
+from tf_ps_runner.agent.desired import desired_tasks, task_states
 from tf_ps_runner.agent.queue_server import Membership
 from tf_ps_runner.agent.queue_service import Queues
-from tf_ps_runner.agent.reconcile import ReconcileInput, Terminate, reconcile
 from tf_ps_runner.agent.report import EventPrinter, task_results
 from tf_ps_runner.agent.scale_server import ScaleServer
 from tf_ps_runner.agent.supervisor import TaskSupervisor
@@ -54,7 +56,7 @@ class TensorFlowAdapter:
         self._scale_requests = 0
         self._assignment = Assignment()
         self._waiting: Waiting | None = None
-        self._moving = False
+        self.moving = False
 
     @property
     def pids(self) -> set[int]:
@@ -98,28 +100,25 @@ class TensorFlowAdapter:
             answer = Reply(granted=not order.scale_refused, text=order.scale_answer)
             self._scale_server.answer_up_to(order.scale_answered, answer)
         self._queues.follow(self._order)
+        self._tasks.follow(self._order, ends)
 
-    def reconcile(self, over: bool) -> None:
-        """Take the next steps for all tasks, and send their processes what the order says of them."""
-        situation = ReconcileInput(
-            order=self._assignment.cluster,
-            known=self._tasks.known,
-            over=over,
-            departing=self._shutdown.wanted and not self._moving,
-            sparse=self._spec.sparse,
-        )
-        for action in reconcile(situation):
-            if isinstance(action, Terminate):
-                self._tasks.terminate(action.key, *self._shutdown.stop_with(self._spec.grace))
-            else:
-                self._tasks.carry_out(action, self._order)
-        self._tasks.follow(self._order)
+    def desired(self) -> Sequence[DesiredTask[TaskKey]]:
+        """The tasks of the order."""
+        return desired_tasks(self._order, self._tasks.here, self._spec.sparse)
+
+    def states(self) -> Sequence[TaskState[TaskKey]]:
+        """The tasks that are here."""
+        return task_states(self._order, self._tasks.here)
+
+    def carry_out(self, action: Action[TaskKey]) -> None:
+        """Begin an action for one task."""
+        self._tasks.carry_out(action, self._order)
 
     def report(self, leaving: bool) -> NodeReport:
         """The report of this node, with its tasks."""
         if leaving:
             return self._report(NodePhase.LEAVING)
-        return self._report(NodePhase.RUNNING if self._tasks.known else NodePhase.WAITING)
+        return self._report(NodePhase.RUNNING if self._tasks.here else NodePhase.WAITING)
 
     def begin_move(self, number: signal.Signals) -> str | None:
         """Begin to move the tasks, if a cluster manager evicts this node: it sends SIGTERM, and the tasks may continue
@@ -127,7 +126,7 @@ class TensorFlowAdapter:
         job = self._spec.job
         if not self._tasks.live or number is not signal.SIGTERM or job.backend not in ("master", "etcd"):
             return None
-        self._moving = True
+        self.moving = True
         asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._check_move)
         return f"what runs here is moved to other nodes if they have room, within {job.shutdown_timeout:g} s"
 
@@ -136,7 +135,7 @@ class TensorFlowAdapter:
 
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
         """Send the tasks a signal that ends them; a move ends with it."""
-        self._moving = self._moving and only_stopping
+        self.moving = self.moving and only_stopping
         self._tasks.send(number, delivered_at, only_stopping)
 
     def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
@@ -217,7 +216,7 @@ class TensorFlowAdapter:
         order = self._assignment.cluster
         if order is not None:
             wanted = {task.key for task in order.tasks}
-            left = {one.key for one in self._tasks.known if one.live} - wanted
+            left = {one.key for one in self._tasks.here if one.live} - wanted
             if left or order.next_servers or order.pause:
                 rest = max(0.0, self._spec.job.shutdown_timeout - MOVE_TIMEOUT)
                 asyncio.get_running_loop().call_later(rest, self._end_move)
@@ -225,5 +224,5 @@ class TensorFlowAdapter:
         self._end_move()
 
     def _end_move(self) -> None:
-        self._moving = False
+        self.moving = False
         self._services.wake()

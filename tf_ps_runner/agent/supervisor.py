@@ -1,4 +1,4 @@
-"""The tasks of this node as processes: carries out the actions of `reconcile`, and follows each process to its end."""
+"""The tasks of this node as processes: carries out the actions of `reconcile`, and watches each process to its end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Container, Coroutine, Mapping, Sequence
 from typing import Any
 
 from dlrover_run.agent.framework import AgentServices
+from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, StopMode, WaitForPeers
 from dlrover_run.agent.starter import Starter
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskEnd, TaskKey, TaskStatus
@@ -15,25 +16,15 @@ from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, StuckProcess
 from tf_ps_runner.agent import task_start
 from tf_ps_runner.agent.channel import TaskChannel
+from tf_ps_runner.agent.desired import LocalTask
 from tf_ps_runner.agent.exits import ExitClassifier
 from tf_ps_runner.agent.liveness import ProbeState, ServerMonitor
 from tf_ps_runner.agent.protocol import Note, Restored, Saved, Step, TaskEvent
-from tf_ps_runner.agent.reconcile import (
-    Action,
-    Drain,
-    Kill,
-    Release,
-    ReservePort,
-    Start,
-    TaskState,
-    Terminate,
-    WaitForPeers,
-)
 from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_start import TaskStartBuilder
 from tf_ps_runner.spec import PsJobSpec
-from tf_ps_runner.tf_config import servers_of, task_variables
+from tf_ps_runner.tf_config import servers_of, task_variables, tf_config
 
 
 class TaskPorts:
@@ -95,6 +86,7 @@ class TaskSupervisor:
         self._orphans = services.orphans
         self._channel = channel
         self._wake = services.wake
+        self._shutdown = services.shutdown
         self._events = events
         self._ports = TaskPorts()
         self._probe = ServerMonitor(self._on_probe_state)
@@ -108,9 +100,9 @@ class TaskSupervisor:
         self.problem: Exception | None = None
 
     @property
-    def known(self) -> tuple[TaskState, ...]:
+    def here(self) -> tuple[LocalTask, ...]:
         """What the next actions depend on."""
-        return tuple(task.known for task in self._tasks.values())
+        return tuple(task.local for task in self._tasks.values())
 
     @property
     def statuses(self) -> tuple[TaskStatus, ...]:
@@ -137,8 +129,9 @@ class TaskSupervisor:
         """Prepare a template before there is a task: what it imports takes longer than anything else."""
         self._ready = self._ready or self._do(self._starter.prepare([self._start_builder.common]))
 
-    def follow(self, order: NodeOrder) -> None:
-        """Take what the order says of the tasks here, and send it to their processes."""
+    def follow(self, order: NodeOrder, ends: bool) -> None:
+        """Take what the order says of the tasks here, and send it to their processes. When this node `ends`, all its
+        tasks are stopped anyway."""
         for assigned in order.tasks:
             task = self._tasks.get(assigned.key)
             if task is not None and task.assigned.version == assigned.version and task.assigned.rank == assigned.rank:
@@ -146,33 +139,30 @@ class TaskSupervisor:
         for task in self._tasks.values():
             if task.live:
                 self._channel.tell(task.key, task.message(order))
-            if order.ending and task.live and task.only_serves and not (task.dying or task.ending):
+            if order.ending and not ends and task.live and task.only_serves and not (task.dying or task.ending):
                 task.terminate(signal.SIGTERM, self._spec.grace)
 
-    def carry_out(self, action: Action, order: NodeOrder) -> None:
+    def carry_out(self, action: Action[TaskKey], order: NodeOrder) -> None:
         """Carry out one action; what takes time goes on in the background. Raises OSError if no port is free."""
-        if isinstance(action, ReservePort):
-            self._reserve_port(action.task)
+        if isinstance(action, Reserve):
+            self._reserve_port(_assigned(order, action.key))
             return
-        task = self._tasks[action.task.key if isinstance(action, Start) else action.key]
+        task = self._tasks[action.key]
         if isinstance(action, Start):
-            self._begin_start(task, order, action)
+            self._begin_start(task, order, _assigned(order, action.key))
         elif isinstance(action, WaitForPeers):
-            task.later("gaps", PEER_TIMEOUT, lambda: self._start_without_peers(task), again=False)
-        elif isinstance(action, Drain):
-            task.drain(self._spec.grace)
-            self._channel.tell(task.key, task.message(order))
-        elif isinstance(action, Terminate):
-            raise AssertionError("the adapter decides how a task is terminated")
-        elif isinstance(action, Kill):
-            task.kill()
+            task.later("peers", PEER_TIMEOUT, lambda: self._start_without_peers(task), again=False)
         elif isinstance(action, Release):
             task.close()
             del self._tasks[action.key]
-
-    def terminate(self, key: TaskKey, number: signal.Signals, grace: float, delivered_at: float | None) -> None:
-        """End a task with a signal, and kill it after `grace`; `delivered_at` is as in `ManagedProcess.send`."""
-        self._tasks[key].terminate(number, grace, delivered_at)
+            self._wake()
+        elif action.mode is StopMode.DRAIN:
+            task.drain(self._spec.grace)
+            self._channel.tell(task.key, task.message(order))
+        elif action.mode is StopMode.TERMINATE:
+            task.terminate(*self._shutdown.stop_with(self._spec.grace))
+        else:
+            task.kill()
 
     def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
         """Forward a signal that does not end a task to all running tasks."""
@@ -241,11 +231,13 @@ class TaskSupervisor:
         task.waited = True
         self._wake()
 
-    def _begin_start(self, task: TaskProcess, order: NodeOrder, action: Start) -> None:
-        task.cancel("gaps")
-        task.take(action.task)
-        task.servers = servers_of(order, action.task)
-        variables = task_variables(order, action.task, action.config, task_start.master_address(self._spec))
+    def _begin_start(self, task: TaskProcess, order: NodeOrder, assigned: Task) -> None:
+        task.cancel("peers")
+        task.take(assigned)
+        task.servers = servers_of(order, assigned)
+        config = tf_config(order, assigned, self._spec.sparse, gaps=task.waited)
+        assert config is not None, "only a task that is ready is started"
+        variables = task_variables(order, assigned, config, task_start.master_address(self._spec))
         # One template for all tasks that start together: it can only learn what the first of them imports after a
         # while.
         self.warm()
@@ -353,3 +345,7 @@ class TaskSupervisor:
         if isinstance(error, Exception):
             self.problem = self.problem or error
         self._wake()
+
+
+def _assigned(order: NodeOrder, key: TaskKey) -> Task:
+    return next(task for task in order.tasks if task.key == key)

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from dlrover_run.agent.reconcile import StopMode
 from dlrover_run.policies.parameter_servers.model import (
     NodeOrder,
     Role,
@@ -19,8 +20,8 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStatus,
 )
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
+from tf_ps_runner.agent.desired import LocalTask
 from tf_ps_runner.agent.protocol import Note, OrderMessage, ProcessHello, Ready, Restored, Saved, Step, TaskEvent
-from tf_ps_runner.agent.reconcile import TaskState
 from tf_ps_runner.agent.task_start import TaskOutput
 from tf_ps_runner.memory.enforcer import MemoryEnforcer
 
@@ -89,20 +90,26 @@ class TaskProcess:
         return self.assigned.role is Role.CHIEF and self.process is not None and not self.ready
 
     @property
-    def known(self) -> TaskState:
+    def local(self) -> LocalTask:
         """What the next action for it depends on."""
-        return TaskState(
+        return LocalTask(
             key=self.key,
             rank=self.assigned.rank,
             version=self.assigned.version,
             servers=self.servers,
             live=self.live,
             ended=self.over,
-            dying=self.dying,
-            ending=self.ending,
-            leaving=self.leaving,
+            stopping=self._stopping,
             waited=self.waited,
         )
+
+    @property
+    def _stopping(self) -> StopMode | None:
+        if self.dying:
+            return StopMode.KILL
+        if self.ending:
+            return StopMode.TERMINATE
+        return StopMode.DRAIN if self.leaving else None
 
     @property
     def status(self) -> TaskStatus:
