@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Container, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 """The errors of a kernel that has IPv6 compiled in but disabled."""
@@ -26,6 +30,32 @@ class HeldPort:
     def release(self) -> None:
         """Release the port. Idempotent."""
         self._socket.close()
+
+
+class PortPool(Generic[Key]):
+    """The ports of tasks: one for each key, which a replacement takes over, because the other tasks look for it at the
+    old address. Every port is held until `close`, so no other process gets it between the end of one task and the start
+    of the next."""
+
+    def __init__(self) -> None:
+        self._held: dict[Key, list[HeldPort]] = {}
+
+    def take(self, key: Key, in_use: Container[int]) -> int:
+        """The first port of this key that is not in use, or a new one if all are, as for the server of the next version
+        beside that of the present one. Raises OSError if no port is free."""
+        ports = self._held.setdefault(key, [])
+        for port in ports:
+            if port.number not in in_use:
+                return port.number
+        ports.append(HeldPort())
+        return ports[-1].number
+
+    def close(self) -> None:
+        """Release all ports."""
+        for ports in self._held.values():
+            for port in ports:
+                port.release()
+        self._held.clear()
 
 
 def bind_everywhere(port: int) -> socket.socket:

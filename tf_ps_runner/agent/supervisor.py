@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Container, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from dlrover_run.agent.framework import AgentServices
@@ -12,7 +12,7 @@ from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, StopMod
 from dlrover_run.agent.starter import Starter
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskEnd, TaskKey, TaskStatus
-from dlrover_run.supervisor.ports import HeldPort
+from dlrover_run.supervisor.ports import PortPool
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, StuckProcess
 from tf_ps_runner.agent import task_start
 from tf_ps_runner.agent.channel import TaskChannel
@@ -25,33 +25,6 @@ from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_start import TaskStartBuilder
 from tf_ps_runner.spec import PsJobSpec
 from tf_ps_runner.tf_config import servers_of, task_variables, tf_config
-
-
-class TaskPorts:
-    """The ports of this node's tasks: one for each role and rank, which a replacement takes over, because the other
-    tasks look for it at the old address. Every port is held until `close`. A held port is bound and not listened on, so
-    that a task can listen on it, and no other process gets it between the end of one task and the start of the next."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[Role, int], list[HeldPort]] = {}
-
-    def take(self, role: Role, rank: int, in_use: Container[int]) -> int:
-        """The port for a task: the first one of this role and rank that is not in use, or a new one if all are, as for
-        the server of the next version beside that of the present one. Raises OSError if no port is free."""
-        ports = self._held.setdefault((role, rank), [])
-        for port in ports:
-            if port.number not in in_use:
-                return port.number
-        ports.append(HeldPort())
-        return ports[-1].number
-
-    def close(self) -> None:
-        """Release all ports."""
-        for ports in self._held.values():
-            for port in ports:
-                port.release()
-        self._held.clear()
-
 
 PEER_TIMEOUT = 5.0
 """Seconds that a task waits for the addresses of workers that are being replaced. Then it starts without them, because
@@ -88,7 +61,7 @@ class TaskSupervisor:
         self._wake = services.wake
         self._shutdown = services.shutdown
         self._events = events
-        self._ports = TaskPorts()
+        self._ports: PortPool[tuple[Role, int]] = PortPool()
         self._probe = ServerMonitor(self._on_probe_state)
         self._tasks: dict[TaskKey, TaskProcess] = {}
         self._exits = ExitClassifier(services.relay, events)
@@ -223,7 +196,7 @@ class TaskSupervisor:
 
     def _reserve_port(self, assigned: Task) -> None:
         in_use = {task.port for task in self._tasks.values() if task.live or not task.over}
-        port = self._ports.take(assigned.role, assigned.rank, in_use)
+        port = self._ports.take((assigned.role, assigned.rank), in_use)
         self._tasks[assigned.key] = TaskProcess(assigned, port, self._wake)
         self._wake()
 
