@@ -30,7 +30,9 @@ def scrub(secrets: Iterable[str]) -> None:
             areas = [(int(begin, 16), int(end, 16)) for begin, end in _WRITABLE.findall(maps.read())]
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
             for begin, end in areas:
-                _scrub_area(memory, begin, end, wanted, window)
+                # An area may be gone by now: the allocator unmaps what the list of the areas itself took.
+                with contextlib.suppress(OSError):
+                    _scrub_area(memory, begin, end, wanted, window)
     except (OSError, ValueError):
         return
     finally:
