@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.os_errors import explain_os_error
+from dlrover_run.agent.host import explain_os_error
 from dlrover_run.console.text import prefix_with_node
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.process_tree import tree, watchdog
@@ -44,7 +44,7 @@ TRAINING = Program("dlrover-run", "dlrover-agent", _torch_adapter)
 
 
 def launch(
-    spec: JobSpec, parent_pipe: int | None = None, verdict: int | None = None, program: Program = TRAINING
+    spec: JobSpec, parent_pipe: int | None = None, result_fd: int | None = None, program: Program = TRAINING
 ) -> int:
     """Run one job on this node, or on all of its nodes here, and return the exit code of the launcher.
 
@@ -58,7 +58,7 @@ def launch(
     if spec.local is not None:
         from dlrover_run.local_cluster.supervisor import supervise
 
-        return supervise(spec, parent_pipe, verdict)
+        return supervise(spec, parent_pipe, result_fd)
     tree.become_subreaper()
     awaited = watchdog.block_signals((*spec.signals, *spec.forward_signals))
     run_dir = create_run_dir(spec.logs, spec.run_id)
@@ -72,10 +72,10 @@ def launch(
         if agent == 0:
             os.close(agent_end)
             parent_pipes = [watchdog_end] if parent_pipe is None else [watchdog_end, parent_pipe]
-            _be_agent(spec, run_dir, parent_pipes, verdict, program)
+            _be_agent(spec, run_dir, parent_pipes, result_fd, program)
         os.close(watchdog_end)
-        if verdict is not None:
-            os.close(verdict)
+        if result_fd is not None:
+            os.close(result_fd)
         code = watchdog.watch(agent, awaited, agent_end)
         os.close(agent_end)
     finally:
@@ -90,7 +90,7 @@ def launch(
 
 
 def _be_agent(
-    spec: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], verdict: int | None, program: Program
+    spec: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], result_fd: int | None, program: Program
 ) -> None:
     """The whole life of the agent process. It never returns into the frames of the process that it was forked from."""
     code = exit_codes.of_failure(exit_codes.INTERNAL_ERROR, spec.compat_exit_codes)
@@ -112,9 +112,9 @@ def _be_agent(
         except OSError as error:
             code = _cannot_start(error, spec, program)
         else:
-            code = event_loop.run(run_agent(spec, run_dir, parent_pipes, relay, verdict, program.name, make_adapter))
+            code = event_loop.run(run_agent(spec, run_dir, parent_pipes, relay, result_fd, program.name, make_adapter))
     except BaseException as error:
-        # What the person needs is a sentence; the traceback of a defect of ours is for those who ask for it.
+        # A user needs a sentence; the traceback of a defect is printed on request.
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
             import traceback
 
@@ -132,19 +132,19 @@ def _cannot_start(error: OSError, spec: JobSpec, program: Program) -> int:
 
 
 def _say(spec: JobSpec, text: str) -> None:
-    """Print what there is no `Console` for, before there is an agent or after its end."""
+    """Print a line while there is no `Console`: before the agent starts, or after it has ended."""
     print(prefix_with_node(text, spec.console_name), file=sys.stderr)
 
 
 def _say_now(spec: JobSpec, line: str) -> None:
-    """The same with the time of day, for what happens while a job goes on."""
+    """Print it with the time of day, for events while a job runs."""
     from dlrover_run.console.text import format_time_of_day
 
     _say(spec, f"{format_time_of_day(time.time())} {line}")
 
 
 def run() -> int:
-    """Run the job that somebody wrote to the file whose descriptor is the first argument (see `launch_request`)."""
+    """Run the job in the file whose descriptor is the first argument (see `launch_request`)."""
     import msgspec
 
     from dlrover_run.launch_request import LaunchRequest

@@ -351,7 +351,7 @@ class Workers:
     def __init__(self, spec: JobSpec) -> None:
         self.started: list[int] = []
 
-    async def warmed(self, parent: object) -> None:
+    async def prestarted(self, parent: object) -> None:
         pass
 
     def has_imported(self, module: str) -> bool:
@@ -477,7 +477,7 @@ class TestReplacing:
             async def never(parent: object) -> None:
                 await asyncio.Event().wait()
 
-            monkeypatch.setattr(scene.workers, "warmed", never)
+            monkeypatch.setattr(scene.workers, "prestarted", never)
             scene.tell(task(1, (SELF, PEER), compute=True, timeout=0.2))
             status = await scene.until(has_linked(1))
             problem = (

@@ -94,16 +94,16 @@ def test_workers_that_meet_a_dead_template_together_say_so_once(monkeypatch: pyt
     assert told == ["--start-method=forkserver: it cannot fork; workers are spawned instead"]
 
 
-def test_a_round_waits_for_a_lesson_and_its_cancellation_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_waits_for_an_import_and_its_cancellation_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(starter, "LEARN_DELAY", 0.0)
+    monkeypatch.setattr(starter, "IMPORT_DELAY", 0.0)
 
     async def run() -> None:
         stub = Stub()
         stubbed(monkeypatch, stub)
         workers = Starter(SPEC, told.append)
         await workers.prepare([{}])
-        workers.learn_later()
+        workers.import_later()
         await asyncio.wait_for(stub.asked.wait(), PATIENCE)
         cancelled = asyncio.ensure_future(workers.prepare([{}]))
         waiting = asyncio.ensure_future(workers.prepare([{}]))
@@ -120,25 +120,25 @@ def test_a_round_waits_for_a_lesson_and_its_cancellation_does_not_stop_it(monkey
     assert told == ["--start-method=forkserver: a thread was left; workers are spawned instead"]
 
 
-def test_workers_that_start_one_after_the_other_have_one_lesson_and_none_after_the_end(
+def test_workers_that_start_one_after_the_other_have_one_import_and_none_after_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(starter, "LEARN_DELAY", 0.0)
+    monkeypatch.setattr(starter, "IMPORT_DELAY", 0.0)
 
     async def run() -> None:
         stub = Stub()
         stubbed(monkeypatch, stub)
         workers = Starter(SPEC, pytest.fail)
         await workers.prepare([{}])
-        workers.learn_later()
-        workers.learn_later()
+        workers.import_later()
+        workers.import_later()
         await asyncio.wait_for(stub.asked.wait(), PATIENCE)
-        workers.learn_later()
+        workers.import_later()
         # A turn for the timer, and one for what it would begin.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        workers.learn_later()
-        workers.learn_later()
+        workers.import_later()
+        workers.import_later()
         await workers.close()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -154,8 +154,8 @@ def test_a_node_that_waits_for_its_place_has_a_template_ready_when_it_comes(monk
         stub.lesson.set_result(Imported((), ()))
         stubbed(monkeypatch, stub)
         workers = Starter(SPEC, pytest.fail)
-        workers.warm({"A": "a"})
-        workers.warm({})
+        workers.prestart({"A": "a"})
+        workers.prestart({})
         await asyncio.wait_for(stub.begun.wait(), PATIENCE)
         assert workers.pids == {7}, "no sweep may take it for something that was left behind"
         place = asyncio.ensure_future(workers.prepare([{}]))
@@ -169,7 +169,7 @@ def test_a_node_that_waits_for_its_place_has_a_template_ready_when_it_comes(monk
 
 
 @pytest.mark.parametrize("by_round", [True, False])
-def test_a_defect_while_a_template_is_warmed_gives_forking_up_with_a_sentence(
+def test_a_defect_while_a_template_is_prestarted_gives_forking_up_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, by_round: bool
 ) -> None:
     told: list[str] = []
@@ -179,7 +179,7 @@ def test_a_defect_while_a_template_is_warmed_gives_forking_up_with_a_sentence(
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         stubbed(monkeypatch)
         workers = Starter(SPEC, told.append)
-        workers.warm({})
+        workers.prestart({})
         await asyncio.sleep(0)
         if by_round:
             await workers.prepare([{}])
@@ -195,11 +195,11 @@ def test_a_defect_while_a_template_is_warmed_gives_forking_up_with_a_sentence(
     assert told[0].endswith("; please report it; workers are spawned instead")
 
 
-def test_nothing_is_warmed_where_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_prestarted_where_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         stubbed(monkeypatch)
         workers = Starter(replace(SPEC, start_method="spawn"), pytest.fail)
-        workers.warm({})
+        workers.prestart({})
         await workers.close()
 
     asyncio.run(run())

@@ -53,7 +53,7 @@ async def check(workers: int) -> None:
     runner = HealthCheckRunner(spec, starter, nullcontext, changed.set, _no_problems, print)
     blank = NodeReport(node_id="n", incarnation="i", host="h", address=ADDRESS, port=1, workers=workers)
     try:
-        await starter.warmed(os.environ)
+        await starter.prestarted(os.environ)
         report("task-begins")
 
         def computed() -> ComputeResult | None:

@@ -1,41 +1,47 @@
-"""The environment that a worker finds: torchrun's contract, and the names that a DLRover user expects."""
+"""The command line of a worker, and its environment: the variables of torchrun and those of DLRover."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from string import Template
+from typing import Literal
 
 from dlrover_run.coordination.model import RankAssignment, RoundKey
-from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.spec import Entrypoint, JobSpec, SpecError
+
+FUNCTION_WORKER = "dlrover_run.agent.function_worker"
+
+# The script's directory is no part of sys.path and the code is no frame of a file of ours: what runpy itself gives.
+_RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
 """The variable that tells a process of the node check that no other local rank has the one device that it sees
-(`node_check/tasks.py`): as many of them as there are could otherwise not be told from one that all share."""
+(`node_check/tasks.py`). Without it, devices that each rank sees alone look like one device that all ranks share."""
 
 
 def worker_environment(
-    spec: JobSpec, seat: RankAssignment, local_rank: int, parent: Mapping[str, str], error_file: str
+    spec: JobSpec, ranks: RankAssignment, local_rank: int, parent: Mapping[str, str], error_file: str
 ) -> dict[str, str]:
     """The whole environment of one worker. `parent` is the launcher's own; `error_file` is empty when no file may be
     written.
 
     Raises SpecError when `--virtual-local-rank` finds fewer devices than workers.
     """
-    rank = seat.first_rank + local_rank
+    rank = ranks.first_rank + local_rank
     environment = dict(parent)
     environment.update(
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),
-        GROUP_RANK=str(seat.node_rank),
-        ROLE_RANK=str(seat.role_first_rank + local_rank),
+        GROUP_RANK=str(ranks.node_rank),
+        ROLE_RANK=str(ranks.role_first_rank + local_rank),
         ROLE_NAME=spec.role,
-        WORLD_SIZE=str(seat.world_size),
-        LOCAL_WORLD_SIZE=str(seat.workers),
-        GROUP_WORLD_SIZE=str(seat.nodes),
-        ROLE_WORLD_SIZE=str(seat.role_world_size),
-        MASTER_ADDR=seat.store_address,
-        MASTER_PORT=str(seat.store_port),
-        TORCHELASTIC_RESTART_COUNT=str(seat.restart_count),
+        WORLD_SIZE=str(ranks.world_size),
+        LOCAL_WORLD_SIZE=str(ranks.workers),
+        GROUP_WORLD_SIZE=str(ranks.nodes),
+        ROLE_WORLD_SIZE=str(ranks.role_world_size),
+        MASTER_ADDR=ranks.store_address,
+        MASTER_PORT=str(ranks.store_port),
+        TORCHELASTIC_RESTART_COUNT=str(ranks.restart_count),
         TORCHELASTIC_MAX_RESTARTS=str(spec.rules.max_restarts),
         TORCHELASTIC_RUN_ID=spec.run_id,
         # The worker with rank 0 hosts the store, so that it dies with its round; True would make rank 0 a client as
@@ -45,11 +51,11 @@ def worker_environment(
         TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(s.name for s in spec.signals),
     )
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    _bound_threads(environment, seat.workers)
+    _bound_threads(environment, ranks.workers)
     # What a cluster manager says of its nodes stays; on a bare machine the round's numbers stand in for it.
     for prefix in ("NODE", "WORKER"):
-        environment.setdefault(f"{prefix}_RANK", str(seat.node_rank))
-        environment.setdefault(f"{prefix}_NUM", str(seat.nodes))
+        environment.setdefault(f"{prefix}_RANK", str(ranks.node_rank))
+        environment.setdefault(f"{prefix}_NUM", str(ranks.nodes))
     if spec.virtual_local_rank:
         _show_own_device(environment, local_rank)
     return environment
@@ -73,13 +79,13 @@ def check_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[st
     return [environment(local_rank) for local_rank in range(spec.workers_per_node)]
 
 
-def seatless_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:
-    """Environments which have that in common which the workers of this node will have whatever its seat is.
+def environments_before_ranks(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:
+    """Environments whose common part is what the workers of this node have in common for any ranks.
 
     Raises what `worker_environment` raises.
     """
 
-    def seat(number: int) -> RankAssignment:
+    def numbered(number: int) -> RankAssignment:
         others = dict.fromkeys(("node_rank", "nodes", "first_rank", "role_first_rank", "store_port"), number)
         return RankAssignment(
             key=RoundKey(),
@@ -92,7 +98,7 @@ def seatless_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict
         )
 
     return [
-        worker_environment(spec, seat(number), local_rank, parent, error_file=str(number))
+        worker_environment(spec, numbered(number), local_rank, parent, error_file=str(number))
         for number in (1, 2)
         for local_rank in range(spec.workers_per_node)
     ]
@@ -132,3 +138,23 @@ def fill_macros(args: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
     """The script's arguments with `${local_rank}` filled in; other dollar words stay, and `$$` becomes `$` (as
     torchrun)."""
     return tuple(Template(arg).safe_substitute(local_rank=str(local_rank)) for arg in args)
+
+
+def command_line(entrypoint: Entrypoint, args: Sequence[str]) -> tuple[str, ...]:
+    """What is executed for a worker whose own arguments are `args` (as torchrun, `-u` included)."""
+    if entrypoint.kind == "program":
+        return (entrypoint.target, *args)
+    python = (entrypoint.python, "-u")
+    if entrypoint.kind == "run_path":
+        return (*python, "-c", _RUN_PATH, entrypoint.target, *args)
+    kind, target = python_program(entrypoint) or ("script", entrypoint.target)
+    return (*python, "-m", target, *args) if kind == "module" else (*python, target, *args)
+
+
+def python_program(entrypoint: Entrypoint) -> tuple[Literal["script", "module", "run_path"], str] | None:
+    """What an interpreter is to run, as (kind, target); None for a program of which nothing is known."""
+    if entrypoint.kind == "program":
+        return None
+    if entrypoint.kind == "function":
+        return "module", FUNCTION_WORKER
+    return entrypoint.kind, entrypoint.target

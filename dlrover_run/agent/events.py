@@ -23,10 +23,10 @@ class EventLog:
         self._started = time.monotonic()
         self._group_rank = spec.node_rank
 
-    def round_started(self, seat: RankAssignment) -> None:
+    def round_started(self, ranks: RankAssignment) -> None:
         """The workers of a round have been started."""
-        self._group_rank = seat.node_rank
-        self._emit("RUNNING", seat.restart_count, "")
+        self._group_rank = ranks.node_rank
+        self._emit("RUNNING", ranks.restart_count, "")
 
     def job_ended(self, phase: PlanPhase, restarts: int, reason: str) -> None:
         """The job is over for this node; one that a signal stopped counts as failed, as with torchrun."""

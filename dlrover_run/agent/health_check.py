@@ -101,7 +101,7 @@ class HealthCheckRunner:
         self._problems: asyncio.Future[Sequence[str]] | None = None
         self._folder = folder
         self._python = spec.entrypoint.python or sys.executable
-        # With `static` ranks nothing is heard of the others.
+        # With `static` ranks, no node receives anything from the others.
         self._wanted = spec.rules.check != CHECK_NEVER and (spec.backend != "static" or spec.rules.max_nodes == 1)
         self._port = HeldPort() if self._wanted else None
         self._key = CheckKey()
@@ -324,7 +324,7 @@ class HealthCheckRunner:
             with contextlib.suppress(StuckProcess):
                 await self._end_workers()
         starter = await self._starter()
-        await starter.warmed(os.environ)
+        await starter.prestarted(os.environ)
         argv = (self._python, "-u", self._folder)
         assert self._port is not None, "a checked node holds one"
         first, *others = check_environments(self._spec, os.environ)
@@ -335,7 +335,7 @@ class HealthCheckRunner:
 
     async def _starter(self) -> Starter:
         if self._spec.start_method == "forkserver" and self._spec.entrypoint.kind != "program":
-            await self._workers_starter.warmed(os.environ)
+            await self._workers_starter.prestarted(os.environ)
             # If the script does not import torch itself, each check process would have to.
             if self._own_starter is None and all(self._workers_starter.has_imported(name) for name in PRELOAD):
                 return self._workers_starter

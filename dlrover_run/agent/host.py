@@ -1,9 +1,11 @@
-"""What this machine is called where people and other nodes are told of it."""
+"""This machine: its name in messages and reports, and explanations of its errors."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import resource
 import socket
 
 from dlrover_run.spec import JobSpec
@@ -11,18 +13,34 @@ from dlrover_run.spec import JobSpec
 SLURM_VARIABLE = "SLURMD_NODENAME"
 
 _LONGEST = 255
-"""Characters of a name that may travel (`records.Name`)."""
+"""Characters of the longest name in a record (`bounds.Name`)."""
 
 
 @functools.cache
 def host_name() -> str:
-    """The name of this machine, in the bounds of what travels. It is read once: a node whose name changed while it runs
+    """The name of this machine, cut to the bound of a record. It is read once: a node whose name changed while it runs
     would report failures of a host that the others do not know."""
     return socket.gethostname()[:_LONGEST]
 
 
 def display_name(spec: JobSpec) -> str:
-    """What a node is called in what people and other nodes are told: as its machine, unless it shares that with others
-    of its job. Under Slurm it is the name that Slurm knows it by, since several of its nodes may be one machine."""
+    """The name of a node in messages and reports: that of its machine, unless several nodes of the job share the
+    machine. Under Slurm it is the name in Slurm, of whose nodes several may be one machine."""
     given = os.environ.get(SLURM_VARIABLE, "")
     return spec.console_name or (given[:_LONGEST] if given.isprintable() else "") or host_name()
+
+
+def explain_os_error(error: OSError) -> str:
+    """The error as a clause for the user: what failed, for which file if any, and what to do."""
+    if error.errno == errno.EMFILE:
+        return f"too many files are open; raise the limit with `ulimit -n` (it is {_limit(resource.RLIMIT_NOFILE)})"
+    if error.errno == errno.EAGAIN:
+        limit = _limit(resource.RLIMIT_NPROC)
+        return f"no more processes are allowed; raise `ulimit -u` (it is {limit}) or the container's limit on processes"
+    what = error.strerror or str(error)
+    return what if error.filename is None else f"{what}: {error.filename}"
+
+
+def _limit(which: int) -> str:
+    soft, _ = resource.getrlimit(which)
+    return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)

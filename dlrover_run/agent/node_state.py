@@ -32,40 +32,40 @@ class NodeState:
         self._node_id = spec.node_id or f"{os.getpid()}-{self._incarnation[:12]}"
         self._next_port = HeldPort()
         self._port: HeldPort | None = None
-        self._heard = RoundKey()
+        self._known_round = RoundKey()
         self._epoch = 0
         self._restart_count = 0
-        self.seat: RankAssignment | None = None
+        self.ranks: RankAssignment | None = None
         self.leave_signal = ""
         """The name of the signal because of which this node leaves."""
 
     @property
     def round(self) -> RoundKey | None:
         """The round in which this node has ranks."""
-        return None if self.seat is None else self.seat.key
+        return None if self.ranks is None else self.ranks.key
 
-    def accept(self, wanted: Assignment) -> None:
+    def accept(self, assignment: Assignment) -> None:
         """Accept an assignment, immediately: the port of a formed round is not offered any more, even while the workers
         of the last round are still ending.
 
         After each assignment for another round, or by another coordinator, a new port is offered: a round of which this
         node received no assignment may have used the last one.
         """
-        is_news = (wanted.key, wanted.epoch) != (self._heard, self._epoch)
-        self._heard = wanted.key
-        self._epoch = wanted.epoch
-        self._restart_count = wanted.restart_count
-        if wanted.phase in OVER:
+        is_news = (assignment.key, assignment.epoch) != (self._known_round, self._epoch)
+        self._known_round = assignment.key
+        self._epoch = assignment.epoch
+        self._restart_count = assignment.restart_count
+        if assignment.phase in OVER:
             # Reports about a job that is over refer to its last round.
             return
-        seat = wanted.ranks
-        if seat is None or seat.key != self.round:
+        ranks = assignment.ranks
+        if ranks is None or ranks.key != self.round:
             self._release()
-            if seat is not None and seat.node_rank == 0 and seat.store_port == self._next_port.number:
+            if ranks is not None and ranks.node_rank == 0 and ranks.store_port == self._next_port.number:
                 self._port, self._next_port = self._next_port, HeldPort()
                 is_news = False
         # Otherwise the ranks are the same, perhaps assigned by another coordinator.
-        self.seat = seat
+        self.ranks = ranks
         if is_news:
             self._next_port.release()
             self._next_port = HeldPort()
@@ -76,17 +76,17 @@ class NodeState:
         Raises SpecError if a port given by a flag is not available on this host.
         """
         port, self._port = self._port, None
-        if port is not None or self.seat is None or self.seat.node_rank != 0:
+        if port is not None or self.ranks is None or self.ranks.node_rank != 0:
             return port
         try:
-            return HeldPort(self.seat.store_port)
+            return HeldPort(self.ranks.store_port)
         except OSError as error:
             raise SpecError(
-                f"--master-port: port {self.seat.store_port} cannot be had on this host ({error.strerror}); "
+                f"--master-port: port {self.ranks.store_port} cannot be had on this host ({error.strerror}); "
                 "name another one."
             ) from None
 
-    def report(self, phase: NodePhase, failure: Failure | None = None, met: bool = False) -> NodeReport:
+    def report(self, phase: NodePhase, failure: Failure | None = None, progressed: bool = False) -> NodeReport:
         """A report of this node."""
         return NodeReport(
             node_id=self._node_id,
@@ -98,11 +98,11 @@ class NodeState:
             role=self._spec.role[:255],
             preferred_rank=self._spec.node_rank,
             phase=phase,
-            ranks=self.seat,
-            known_round=self._heard,
+            ranks=self.ranks,
+            known_round=self._known_round,
             epoch=self._epoch,
             restart_count=self._restart_count,
-            progressed=met,
+            progressed=progressed,
             failure=failure,
             ended_by=self.leave_signal if phase in (NodePhase.LEAVING, NodePhase.LEFT) else "",
         )
@@ -128,7 +128,7 @@ def build_report(state: NodeState, current: WorkerRound | None, leaving: bool) -
         return state.report(NodePhase.LEAVING if leaving else NodePhase.WAITING)
     if current.group.succeeded:
         # Also when this node leaves: its workers are done, and the other nodes need no round without them.
-        return state.report(NodePhase.SUCCEEDED, met=True)
+        return state.report(NodePhase.SUCCEEDED, progressed=True)
     if leaving:
         return state.report(NodePhase.LEAVING)
     end = current.failure
@@ -150,11 +150,11 @@ def build_failure(end: WorkerExit, host: str) -> Failure:
 
 def leave_report(state: NodeState, gave_up: Exception | None) -> NodeReport:
     """The report that this node has left; `gave_up` is the error that made it leave, if any."""
-    seat = state.seat
-    if gave_up is None or seat is None:
+    ranks = state.ranks
+    if gave_up is None or ranks is None:
         return state.report(NodePhase.LEFT)
     what = f"could not be {'stopped' if isinstance(gave_up, StuckProcess) else 'started'}: {gave_up}"
-    failure = Failure(seat.first_rank, state.host, what[:MAX_WHAT])
+    failure = Failure(ranks.first_rank, state.host, what[:MAX_WHAT])
     return state.report(NodePhase.LEFT, failure)
 
 

@@ -28,13 +28,13 @@ _Link = tuple[frozenset[str], LinkRow]
 
 
 class ProgressReporter:
-    """Tells of one node's part in a job, through `console`."""
+    """Prints the progress of one node on `console`."""
 
     def __init__(self, spec: JobSpec, console: Console) -> None:
         self._spec = spec
         self._console = console
         self._waiting: Waiting | None = None
-        self._told_restarts = 0
+        self._reported_restarts = 0
         self._rows: tuple[NodeHealth, ...] = ()
         self._checkup: NodeHealth | None = None
         self._others: frozenset[NodeHealth] = frozenset()
@@ -42,37 +42,37 @@ class ProgressReporter:
         self._verbose = is_verbose(os.environ)
 
     def begin(self, run_dir: RunDir) -> None:
-        """The launcher starts. Nothing is printed if it leaves no log files, as with torchrun."""
+        """Print at the start where the logs are; nothing if no log file is kept, as with torchrun."""
         if run_dir.path is not None and run_dir.keep:
             from dlrover_run.console.rounds import render_start
 
             self._console.info(render_start(self._spec.workers_per_node, run_dir.path, self._spec.logs))
 
-    def update(self, wanted: Assignment) -> None:
-        """Show what the node waits for while it has no place in a round, and for how long still; and once for each node
-        check what has come of it. Where that comes between two rounds, what ended the first is said before."""
-        self._tell_cause(wanted)
-        waiting = wanted.waiting if wanted.ranks is None and wanted.phase not in OVER else None
+    def update(self, assignment: Assignment) -> None:
+        """Show what a node without ranks waits for, with the time left, and the result of each health check once. If
+        the check runs between two rounds, the failure that ended the first round is printed before it."""
+        self._print_cause(assignment)
+        waiting = assignment.waiting if assignment.ranks is None and assignment.phase not in OVER else None
         if waiting != self._waiting:
             self._waiting = waiting
             if waiting is None:
                 self._console.clear_waiting()
             else:
                 self._console.show_waiting(waiting.text, waiting.seconds, self._table(waiting.rows))
-                self._tell_bad_news(waiting.rows)
-        self._tell_outcome(wanted)
+                self._print_bad_nodes(waiting.rows)
+        self._print_outcome(assignment)
 
-    def _tell_cause(self, wanted: Assignment) -> None:
-        between = wanted.ranks is None and wanted.phase is PlanPhase.GATHERING
-        failure = wanted.failure if between and self._spec.rules.check == CHECK_ALWAYS else None
-        if failure is None or wanted.restart_count <= self._told_restarts:
+    def _print_cause(self, assignment: Assignment) -> None:
+        between = assignment.ranks is None and assignment.phase is PlanPhase.GATHERING
+        failure = assignment.failure if between and self._spec.rules.check == CHECK_ALWAYS else None
+        if failure is None or assignment.restart_count <= self._reported_restarts:
             return
         from dlrover_run.console.rounds import render_check_before_restart
 
-        self._told_restarts = wanted.restart_count
+        self._reported_restarts = assignment.restart_count
         alone = self._spec.rules.max_nodes == 1
         reason = f"rank {failure.rank} {failure.what}" if alone else str(failure)
-        self._console.error(render_check_before_restart(reason, wanted.restart_count))
+        self._console.error(render_check_before_restart(reason, assignment.restart_count))
 
     def _table(self, rows: tuple[NodeHealth, ...]) -> DrawTable | None:
         if not rows:
@@ -81,9 +81,9 @@ class ProgressReporter:
 
         return lambda columns, lines: render_live_table(rows, columns, lines, self._console.color)
 
-    def _tell_bad_news(self, rows: tuple[NodeHealth, ...]) -> None:
-        """Where no table can change, a line for each node that has just been found wanting; those that pass are told
-        of when all is over."""
+    def _print_bad_nodes(self, rows: tuple[NodeHealth, ...]) -> None:
+        """On a console without a live table, print a line for each node that has just failed. Nodes that pass are
+        printed at the end of the check."""
         if not rows:
             return
         known = {(row.node_id, row.incarnation): row.status for row in self._rows}
@@ -96,13 +96,13 @@ class ProgressReporter:
             if row.status in _BAD and known.get((row.node_id, row.incarnation)) is not row.status:
                 self._console.info(render_node_status(rows, place))
 
-    def _tell_outcome(self, wanted: Assignment) -> None:
-        """The table for whoever reads the console of the node with rank 0, one line for the others. A round without
-        a check brings nothing new, only fewer nodes or another order of them, and is no reason to speak."""
-        checkup, others = wanted.health, wanted.health_table
+    def _print_outcome(self, assignment: Assignment) -> None:
+        """Print the table on the node with rank 0, and one line on the others. A round without a check only has fewer
+        nodes or another order of them, which prints nothing."""
+        checkup, others = assignment.health, assignment.health_table
         if checkup is not None and checkup != self._checkup and checkup.status is not HealthStatus.PENDING:
             self._checkup = checkup
-            # Why a node leaves is in its last words; and one line says no more than the table.
+            # The line would repeat the table, and the result of the job says why a node is dismissed.
             if len(others) <= 1 and not checkup.dismissed:
                 from dlrover_run.console.health_table import render_own_status
 
@@ -111,52 +111,52 @@ class ProgressReporter:
             from dlrover_run.console.health_table import render_health_table
 
             self._others = frozenset(others)
-            self._console.print(render_health_table(others, *self._paper()), timed=True)
-        links = tuple(link for link in wanted.link_table if max(link.one, link.other) < len(others))
+            self._console.print(render_health_table(others, *self._page()), timed=True)
+        links = tuple(link for link in assignment.link_table if max(link.one, link.other) < len(others))
         named = frozenset(_named(link, others) for link in links)
         if not self._links.issuperset(named):
             from dlrover_run.console.health_table import render_link_table
 
             self._links = named
             threshold = self._spec.rules.straggler_threshold
-            self._console.print(render_link_table(others, links, threshold, *self._paper()), timed=True)
+            self._console.print(render_link_table(others, links, threshold, *self._page()), timed=True)
 
-    def _paper(self) -> tuple[int, bool]:
-        """How many columns there are to write on, and whether in colour."""
+    def _page(self) -> tuple[int, bool]:
+        """The width of the console, and whether it shows colors."""
         return self._console.width, self._console.color
 
-    def begin_round(self, seat: RankAssignment) -> None:
-        """A round begins in which this node has that seat. Each node says so in one line. torchrun's block of twelve is
-        for scripts that search a log for it: one node of those that meet has it, and all with LOGLEVEL=INFO."""
+    def begin_round(self, ranks: RankAssignment) -> None:
+        """Print that a round begins: one line on each node. Scripts search logs for torchrun's block of twelve lines,
+        which the node with rank 0 prints; with LOGLEVEL=INFO all nodes do."""
         if not self._spec.single_node:
             from dlrover_run.console.rounds import render_rank_assignment
 
-            self._console.info(render_rank_assignment(seat))
-        meets = self._spec.backend in ("master", "etcd") and not self._spec.console_name
-        if self._verbose or (meets and seat.node_rank == 0):
+            self._console.info(render_rank_assignment(ranks))
+        has_peers = self._spec.backend in ("master", "etcd") and not self._spec.console_name
+        if self._verbose or (has_peers and ranks.node_rank == 0):
             from dlrover_run.console.rounds import render_rendezvous
 
-            self._console.info(render_rendezvous(seat, self._spec.event_log))
+            self._console.info(render_rendezvous(ranks, self._spec.event_log))
 
-    def end_round(self, ended: WorkerRound, wanted: Assignment, seat: RankAssignment) -> None:
-        """A round is over, and `seat` is this node's place in the next one."""
+    def end_round(self, ended: WorkerRound, assignment: Assignment, ranks: RankAssignment) -> None:
+        """Print why a round has ended; `ranks` are this node's in the next one."""
         from dlrover_run.console.rounds import render_membership_change, render_restart
 
-        # A master that has forgotten what was before counts anew.
-        if seat.restart_count <= ended.seat.restart_count:
-            self._console.error(render_membership_change(wanted.reason, seat, ended.lasted))
+        # A master without a journal counts restarts from 0.
+        if ranks.restart_count <= ended.ranks.restart_count:
+            self._console.error(render_membership_change(assignment.reason, ranks, ended.lasted))
             return
-        reason, failure = wanted.reason, wanted.failure
-        if failure is None or ended.seat.has_rank(failure.rank):
-            # All the evidence is here now, and on one node nobody needs to be told which it was.
+        reason, failure = assignment.reason, assignment.failure
+        if failure is None or ended.ranks.has_rank(failure.rank):
+            # All exits of this node are known by now, and the name of the only node is left out.
             root = failures.root_cause(ended.ends)
             reason = f"rank {root.rank} {failures.describe_exit(root)}" if root else reason
         rules = self._spec.rules
-        line = render_restart(reason, seat.restart_count, rules.max_restarts, ended.lasted, rules.restart_window)
+        line = render_restart(reason, ranks.restart_count, rules.max_restarts, ended.lasted, rules.restart_window)
         self._console.error(line)
 
 
 def _named(link: LinkRow, others: tuple[NodeHealth, ...]) -> _Link:
-    """The same for the same link whatever ranks its ends have by now."""
+    """The identity of a link, which does not depend on the present ranks of its ends."""
     ends = frozenset({others[link.one].incarnation, others[link.other].incarnation})
     return ends, LinkRow(0, 0, link.gigabytes, link.problem)

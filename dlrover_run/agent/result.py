@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, field
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.os_errors import explain_os_error
+from dlrover_run.agent.host import explain_os_error
 from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.health import model as check_records

@@ -1,7 +1,7 @@
-"""Devices of this node that compute much slower than its others, of which a person is told. Pure.
+"""Finds devices of this node that compute much slower than its others, for a warning. Pure.
 
-A check compares nodes by their slowest device. Where there is but one node, or where each has one slow device, nobody
-would hear of it.
+A health check compares nodes by their slowest device. It finds nothing if there is only one node, or if each node has
+one slow device.
 """
 
 from __future__ import annotations

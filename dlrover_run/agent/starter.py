@@ -1,4 +1,4 @@
-"""How a worker is started: spawned, or forked from the template, with the reason told when forking is not possible."""
+"""Starts workers: forked from the template, or spawned, with a message that says why if forking is not possible."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from dlrover_run.agent.command import python_program
-from dlrover_run.agent.environment import seatless_environments
+from dlrover_run.agent.environment import environments_before_ranks, python_program
 from dlrover_run.agent.template_client import (
     Imported,
     ProgramKind,
@@ -19,16 +18,16 @@ from dlrover_run.agent.template_client import (
 from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import ProcessSpec, spawn
 
-LEARN_DELAY = 2.0
+IMPORT_DELAY = 2.0
 """Seconds after a start at which the template imports what the new workers have imported.
 
-Sooner it would compete with them for the processor while they start; a restart that comes earlier learns by itself.
+Sooner it would compete with them for the processor while they start. A restart that comes earlier imports first.
 """
 
 
 class Starter:
-    """Starts the workers of every round of a job. `say` tells the person when forking was given up, and why. The
-    template imports installed modules ahead, and such as lie in `ours`, directories of the launcher's own."""
+    """Starts the workers of every round of a job. `say` prints why workers are not forked. The template imports
+    installed modules in advance, and modules in `ours`, directories of the launcher itself."""
 
     def __init__(self, spec: JobSpec, say: Callable[[str], None], ours: Sequence[str] = ()) -> None:
         self._spec = spec
@@ -39,10 +38,10 @@ class Starter:
         self._directory = ""
         self._template: Template | None = None
         self._imported: set[str] = set()
-        self._told: set[str] = set()
-        self._lesson: asyncio.TimerHandle | None = None
-        self._learning: asyncio.Task[None] | None = None
-        self._warming: asyncio.Task[None] | None = None
+        self._reported: set[str] = set()
+        self._import_timer: asyncio.TimerHandle | None = None
+        self._importing: asyncio.Task[None] | None = None
+        self._prestarting: asyncio.Task[None] | None = None
         if self._forking and self._program is None:
             self._give_up("only Python programs can be forked")
 
@@ -52,35 +51,35 @@ class Starter:
         return {self._template.pid} if self._template is not None and not self._template.closed.done() else set()
 
     def has_imported(self, module: str) -> bool:
-        """Whether there is a template that was told to import something of the library to which that module belongs. Of
-        what a library imports in turn nothing is known."""
+        """Whether a template runs that has imported a module of the same library on request. Modules that a library
+        imports in turn are not known."""
         return self._template is not None and module.partition(".")[0] in self._imported
 
-    def warm(self, parent: Mapping[str, str]) -> None:
-        """Start a template though no worker is to be started yet, for a node that waits for its place in the job.
+    def prestart(self, parent: Mapping[str, str]) -> None:
+        """Start a template before there is a worker to start, for a node that waits for its ranks.
 
         `parent` is the launcher's own environment. Raises SpecError when workers could not be started.
         """
-        if self._forking and self._template is None and self._warming is None:
-            self._warming = asyncio.ensure_future(self._make_ready(seatless_environments(self._spec, parent)))
+        if self._forking and self._template is None and self._prestarting is None:
+            self._prestarting = asyncio.ensure_future(self._make_ready(environments_before_ranks(self._spec, parent)))
 
-    async def warmed(self, parent: Mapping[str, str]) -> None:
-        """`warm`, and wait until that template is ready. Whoever waits no more leaves it as it is."""
-        self.warm(parent)
-        if self._warming is not None:
-            await asyncio.wait([self._warming])
+    async def prestarted(self, parent: Mapping[str, str]) -> None:
+        """`prestart`, and wait until that template is ready. A caller that is cancelled leaves the template running."""
+        self.prestart(parent)
+        if self._prestarting is not None:
+            await asyncio.wait([self._prestarting])
 
     async def prepare(self, environments: Sequence[Mapping[str, str]]) -> None:
-        """Have a template ready for workers with these environments: a new one, or the old one with what it has
-        learned since."""
-        if self._lesson is not None:
-            self._lesson.cancel()
-        for task in (self._warming, self._learning):
+        """Have a template ready for workers with these environments: a new one, or the old one after it has imported
+        what the last workers did."""
+        if self._import_timer is not None:
+            self._import_timer.cancel()
+        for task in (self._prestarting, self._importing):
             if task is not None:
                 # It may end in giving forking up; and a wait that is cancelled leaves it running.
                 await asyncio.wait([task])
                 await self._note_defect(task)
-        self._warming = None
+        self._prestarting = None
         await self._make_ready(environments)
 
     async def _make_ready(self, environments: Sequence[Mapping[str, str]]) -> None:
@@ -100,8 +99,8 @@ class Starter:
         return await self._start(start, self._program, records=start.record_imports)
 
     async def start_folder(self, start: ProcessSpec, folder: str) -> int:
-        """The same for a process that runs another program than the workers do: a folder with a `__main__`, by its
-        path. Nothing is learned from it."""
+        """Start a process that runs another program than the workers do: a folder with a `__main__`, by its path. What
+        it imports is not recorded."""
         return await self._start(start, ("script", folder), records=False)
 
     async def _start(self, start: ProcessSpec, program: tuple[ProgramKind, str] | None, records: bool) -> int:
@@ -127,19 +126,19 @@ class Starter:
                 await self._abandon(error)
         return spawn(start)
 
-    def learn_later(self) -> None:
+    def import_later(self) -> None:
         """Let the template import what the workers that were just started import, once they have had time to."""
         if self._forking and self._template is not None:
-            if self._lesson is not None:
-                # One lesson for all that are started one after the other.
-                self._lesson.cancel()
-            self._lesson = asyncio.get_running_loop().call_later(LEARN_DELAY, self._begin_lesson)
+            if self._import_timer is not None:
+                # One import for all workers that start one after the other.
+                self._import_timer.cancel()
+            self._import_timer = asyncio.get_running_loop().call_later(IMPORT_DELAY, self._begin_import)
 
     async def close(self) -> None:
-        """End the template; workers that it has forked are not its own any more."""
-        if self._lesson is not None:
-            self._lesson.cancel()
-        for task in (self._warming, self._learning):
+        """End the template. Workers that it has forked are children of the agent and go on."""
+        if self._import_timer is not None:
+            self._import_timer.cancel()
+        for task in (self._prestarting, self._importing):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
@@ -151,31 +150,34 @@ class Starter:
         # Libraries read the environment while they are imported, so the template has what all workers have in common.
         first, *others = environments
         common = {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}
-        # Ours from its first moment, so that no sweep takes it for something that was left behind.
+        # Assigned before the first await, so that the orphan killer never takes it for an orphan.
         self._template = Template.start(self._spec.entrypoint.python, common, self._directory, os.getpid())
         self._imported.clear()
         prepared = await self._template.prepare(self._spec.preload, self._program, self._ours)
         self._note_imported(prepared)
-        self._tell_skipped(prepared.skipped)
+        self._report_skipped(prepared.skipped)
 
     def _note_imported(self, learned: Imported) -> None:
         self._imported |= {name.partition(":")[0].partition(".")[0] for name in learned.imported}
 
-    def _tell_skipped(self, skipped: Sequence[str]) -> None:
-        """Say what of `--preload` is not in the template, each once in a job; nobody asked for the other modules."""
+    def _report_skipped(self, skipped: Sequence[str]) -> None:
+        """Print which modules of `--preload` are not in the template, each once in a job. Other modules were not
+        requested."""
         for sentence in skipped:
-            if sentence not in self._told and sentence.startswith(tuple(f"{name}: " for name in self._spec.preload)):
-                self._told.add(sentence)
+            if sentence not in self._reported and sentence.startswith(
+                tuple(f"{name}: " for name in self._spec.preload)
+            ):
+                self._reported.add(sentence)
                 self._say(f"--preload {sentence}; it is left to the workers")
 
-    def _begin_lesson(self) -> None:
-        if self._learning is not None and not self._learning.done():
-            # What is imported now was asked for before the last of them began.
-            self.learn_later()
+    def _begin_import(self) -> None:
+        if self._importing is not None and not self._importing.done():
+            # The import that runs was requested before the last workers started.
+            self.import_later()
             return
-        self._learning = asyncio.ensure_future(self._learn())
+        self._importing = asyncio.ensure_future(self._import_learned())
 
-    async def _learn(self) -> None:
+    async def _import_learned(self) -> None:
         if self._template is None:
             return
         try:
@@ -183,11 +185,11 @@ class Starter:
         except UnsafeToFork as error:
             await self._abandon(error)
         except TemplateError as error:
-            # It died while nobody needed it; the next round starts another.
+            # It died while it was not needed; the next round starts another.
             self._say(f"--start-method=forkserver: {error}; running workers are not affected")
 
     async def _note_defect(self, task: asyncio.Task[None]) -> None:
-        """Give forking up after what nobody foresaw, in a task that nobody waited for while it ran."""
+        """Stop forking after an unexpected error in a background task."""
         if not task.cancelled() and (error := task.exception()) is not None:
             await self._abandon(TemplateError(f"internal error: {error!r}; please report it"))
 
@@ -199,7 +201,7 @@ class Starter:
 
     def _give_up(self, reason: str) -> None:
         if not self._forking:
-            return  # Another worker of the round has met the same.
+            return  # Another worker of the round has reported it.
         self._forking = False
         self._say(f"--start-method=forkserver: {reason}; workers are spawned instead")
 

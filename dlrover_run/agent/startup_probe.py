@@ -35,8 +35,8 @@ _MAPPED = "0000000000000000FFFF0000"
 class StartupProbe:
     """Observes on this node whether the workers of one round, which starts now, begin to train."""
 
-    def __init__(self, seat: RankAssignment) -> None:
-        self._seat = seat
+    def __init__(self, ranks: RankAssignment) -> None:
+        self._seat = ranks
         self._began = time.monotonic()
         self._mark = os.memfd_create("dlrover-run checkpoint mark")
 

@@ -163,7 +163,8 @@ class Template:
             raise
 
     async def fork(self, command: WorkerCommand) -> int:
-        """Fork a worker, then a child of the agent, and return its pid. One nobody waits for any more never begins."""
+        """Fork a worker, which becomes a child of the agent, and return its pid. It never begins if the caller is
+        cancelled."""
         streams = (command.stdin, command.stdout, command.stderr)
         request = {
             "op": "fork",
@@ -177,7 +178,7 @@ class Template:
             "affinity": sorted(command.sched_affinity) if command.sched_affinity is not None else None,
             "record": command.record_imports,
         }
-        # The descriptors are the caller's, who may close them once he has given up waiting.
+        # The descriptors belong to the caller, which may close them after it is cancelled.
         given = [os.dup(fd) for fd in streams if fd is not None]
         reader, go = os.pipe()
         given.append(reader)

@@ -55,7 +55,7 @@ class TorchAdapter:
         self._starter = Starter(spec, console.info)
         if spec.backend in ("master", "etcd"):
             # Ranks may be assigned at any moment.
-            self._starter.warm(os.environ)
+            self._starter.prestart(os.environ)
         self._plugin = _logs_plugin(spec)
         self._plugin_answer: asyncio.Future[LogsDestinations] | None = None
         find_problems = partial(_severe_node_problems, spec, console.info)
@@ -181,7 +181,7 @@ class TorchAdapter:
             await self._round.collect_exit_info(None)
             ends, returned = self._round.ends, self._round.results()
             self._round.close()
-        return worker_results(assignment, self._node_state.seat, ends, succeeded, returned)
+        return worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
 
     async def close(self, assignment: Assignment, result: JobResult) -> None:
         """End the template and the plugin."""
@@ -215,37 +215,37 @@ class TorchAdapter:
         self._services.wake()
 
     async def _start_round(self) -> None:
-        seat = self._node_state.seat
-        assert seat is not None, "a round is started only with ranks"
+        ranks = self._node_state.ranks
+        assert ranks is not None, "a round is started only with ranks"
         await self._health_check.suspend()
-        if not self._is_wanted(seat):
+        if not self._is_wanted(ranks):
             return
         if self._round is not None:
-            await self._finish_round(self._round, seat)
-            if not self._is_wanted(seat):
+            await self._finish_round(self._round, ranks)
+            if not self._is_wanted(ranks):
                 return
             self._round.close()
             self._round = None
         placed = None
         if self._plugin is not None:
-            placed = await self._ask_plugin(self._plugin, seat)
-            if placed is None or not self._is_wanted(seat):
+            placed = await self._ask_plugin(self._plugin, ranks)
+            if placed is None or not self._is_wanted(ranks):
                 return
         services = self._services
         port = self._node_state.take_port()
-        specs = build_worker_specs(self._spec, seat, os.environ, services.run_dir.path, services.relay, placed)
-        self._progress.begin_round(seat)
+        specs = build_worker_specs(self._spec, ranks, os.environ, services.run_dir.path, services.relay, placed)
+        self._progress.begin_round(ranks)
         self._round = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake)
         with self._orphans.paused():
             await self._round.start(self._starter)
-        self._starter.learn_later()
-        self._events.round_started(seat)
+        self._starter.import_later()
+        self._events.round_started(ranks)
 
-    def _is_wanted(self, seat: RankAssignment) -> bool:
+    def _is_wanted(self, ranks: RankAssignment) -> bool:
         """Whether these are still this node's ranks after a wait."""
-        return not (self._ends or self._shutdown.wanted) and self._node_state.round == seat.key
+        return not (self._ends or self._shutdown.wanted) and self._node_state.round == ranks.key
 
-    async def _finish_round(self, ended: WorkerRound, seat: RankAssignment) -> None:
+    async def _finish_round(self, ended: WorkerRound, ranks: RankAssignment) -> None:
         """Collect the exits of an ended round, and print why there is another one."""
         if self._spec.backend == "static":
             # The next round needs the same port, on which a child of the ended rank 0 may still listen.
@@ -253,12 +253,12 @@ class TorchAdapter:
         else:
             self._orphans.kill_orphans()
         await ended.collect_exit_info(RESTART_DRAIN_TIMEOUT)
-        if self._is_wanted(seat):
-            self._progress.end_round(ended, self._assignment, seat)
+        if self._is_wanted(ranks):
+            self._progress.end_round(ended, self._assignment, ranks)
 
-    async def _ask_plugin(self, plugin: LogsSpecsClient, seat: RankAssignment) -> LogsDestinations | None:
+    async def _ask_plugin(self, plugin: LogsSpecsClient, ranks: RankAssignment) -> LogsDestinations | None:
         """The plugin's answer where the output goes; None if a signal was received before it answered."""
-        self._plugin_answer = asyncio.ensure_future(plugin.ask(launcher_environments(self._spec, seat, os.environ)))
+        self._plugin_answer = asyncio.ensure_future(plugin.ask(launcher_environments(self._spec, ranks, os.environ)))
         try:
             return await self._plugin_answer
         except asyncio.CancelledError:

@@ -34,7 +34,7 @@ class WorkerRound:
         on_end: Callable[[Worker], None],
         on_news: Callable[[], None],
     ) -> None:
-        self.seat = specs.seat
+        self.ranks = specs.ranks
         self.group = ProcessGroup(specs.workers, self._note_end)
         self._specs = specs
         self._port = port
@@ -55,7 +55,7 @@ class WorkerRound:
     @property
     def key(self) -> RoundKey:
         """Which round it is."""
-        return self.seat.key
+        return self.ranks.key
 
     async def start(self, starter: Starter) -> None:
         """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
@@ -86,15 +86,15 @@ class WorkerRound:
             self._asking.result()  # Raises the error of the task, which is awaited nowhere else.
         return failures.root_cause(self._failed)
 
-    async def collect_exit_info(self, patience: float | None) -> None:
+    async def collect_exit_info(self, drain_timeout: float | None) -> None:
         """Set `ends`, when all workers have ended, and forget the round's streams.
 
-        A console that is stuck gets `patience` seconds; None is as long as nobody hurries the relay. Repeated, it does
-        nothing.
+        A console that is stuck gets `drain_timeout` seconds; with None there is no limit, until
+        `RelayClient.stop_waiting`. Idempotent.
         """
         if self.ends:
             return
-        tails = await self._relay.end_round([_key(worker) for worker in self.group.ended], timeout=patience)
+        tails = await self._relay.end_round([_key(worker) for worker in self.group.ended], timeout=drain_timeout)
         self.ends = tuple(self._describe(worker, tails.get(_key(worker))) for worker in self.group.ended)
 
     def results(self) -> dict[int, bytes]:
@@ -118,7 +118,7 @@ class WorkerRound:
         end = collect_exit_info(worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._memory)
         failed = {one.spec.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
         live = [one for one in self._live if one.rank not in failed]
-        return replace(end, waited_for=failures.find_absent_workers(end, live, all_here=self.seat.nodes == 1))
+        return replace(end, waited_for=failures.find_absent_workers(end, live, all_here=self.ranks.nodes == 1))
 
     def _note_end(self, worker: Worker) -> None:
         self.lasted = time.monotonic() - self._started

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlrover_run.agent.command import command_line
-from dlrover_run.agent.environment import fill_macros, worker_environment
+from dlrover_run.agent.environment import command_line, fill_macros, worker_environment
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
 from dlrover_run.coordination.model import RankAssignment
@@ -59,23 +58,23 @@ class WorkerSpecs:
     """The specs of the workers of one round on this node, and the resources opened for them. `work` detects whether
     they started to train; `results` is None unless a function runs."""
 
-    seat: RankAssignment
+    ranks: RankAssignment
     streams: streams.StreamPlan
     workers: tuple[WorkerSpec, ...]
     startup_probe: StartupProbe
     results: ResultFiles | None
 
 
-def launcher_environments(spec: JobSpec, seat: RankAssignment, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
+def launcher_environments(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
     """The variables that the launcher itself sets, by local rank, as torchrun passes them to a plugin for logs."""
-    names = worker_environment(spec, seat, 0, {}, "").keys()
-    wholes = {rank: worker_environment(spec, seat, rank, parent, "") for rank in range(seat.workers)}
+    names = worker_environment(spec, ranks, 0, {}, "").keys()
+    wholes = {rank: worker_environment(spec, ranks, rank, parent, "") for rank in range(ranks.workers)}
     return {rank: {name: whole[name] for name in names} for rank, whole in wholes.items()}
 
 
 def build_worker_specs(
     spec: JobSpec,
-    seat: RankAssignment,
+    ranks: RankAssignment,
     parent: Mapping[str, str],
     run_dir: str | None,
     relay: RelayClient,
@@ -87,8 +86,8 @@ def build_worker_specs(
     device, a CPU set or a log directory is missing, OSError if a file cannot be opened.
     """
     if placed is None:
-        attempt = streams.next_free_attempt(run_dir, seat.round - 1)
-        plan = streams.plan_streams(spec.logs, run_dir, attempt, seat.workers)
+        attempt = streams.next_free_attempt(run_dir, ranks.round - 1)
+        plan = streams.plan_streams(spec.logs, run_dir, attempt, ranks.workers)
         streams.make_dirs(plan)
     else:
         plan = _placed_plan(placed, spec)
@@ -97,20 +96,20 @@ def build_worker_specs(
         plan = streams.route_through_relay(plan)
     if relay.single_console:
         plan = streams.merge_stdout_into_stderr(plan)
-    results = ResultFiles(seat.workers) if spec.entrypoint.kind == "function" else None
-    cpus = _bound_cpus(spec, seat, parent)
-    work = StartupProbe(seat)
+    results = ResultFiles(ranks.workers) if spec.entrypoint.kind == "function" else None
+    cpus = _bound_cpus(spec, ranks, parent)
+    work = StartupProbe(ranks)
     workers = []
-    for ranks in plan.ranks:
-        local_rank = ranks.local_rank
-        rank = seat.first_rank + local_rank
+    for rank_streams in plan.ranks:
+        local_rank = rank_streams.local_rank
+        rank = ranks.first_rank + local_rank
         if placed is None:
-            environment = worker_environment(spec, seat, local_rank, parent, ranks.error_file or "")
+            environment = worker_environment(spec, ranks, local_rank, parent, rank_streams.error_file or "")
         else:
             environment = {**parent, **placed.environments[local_rank]}
         environment[MARK_VARIABLE] = work.mark_path
         args = fill_macros(spec.entrypoint.args, local_rank)
-        prefix = _prefix(spec, seat, local_rank) if spec.logs.prefixed else None
+        prefix = _prefix(spec, ranks, local_rank) if spec.logs.prefixed else None
         if results is not None:
             args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
         workers.append(
@@ -122,19 +121,19 @@ def build_worker_specs(
                 argv=command_line(spec.entrypoint, args),
                 args=args,
                 environment=environment,
-                stdio=(0, *_outputs(ranks, relay, prefix, shared)),
+                stdio=(0, *_outputs(rank_streams, relay, prefix, shared)),
                 cpus=cpus.get(local_rank),
                 signal_group=spec.entrypoint.kind == "program",
             )
         )
     for tee in plan.tees:
-        prefix = _prefix(spec, seat, tee.local_rank)
+        prefix = _prefix(spec, ranks, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
-    return WorkerSpecs(seat, plan, tuple(workers), work, results)
+    return WorkerSpecs(ranks, plan, tuple(workers), work, results)
 
 
-def _prefix(spec: JobSpec, seat: RankAssignment, local_rank: int) -> str:
-    rank = seat.first_rank + local_rank
+def _prefix(spec: JobSpec, ranks: RankAssignment, local_rank: int) -> str:
+    rank = ranks.first_rank + local_rank
     return streams.line_prefix(spec.logs.prefix_template, spec.role, rank, local_rank, host_name())
 
 
@@ -142,11 +141,11 @@ def _placed_plan(placed: LogsDestinations, spec: JobSpec) -> streams.StreamPlan:
     from dlrover_run.output.logs_specs import plan_from_destinations
 
     plan = plan_from_destinations(placed, spec.logs)
-    for ranks in plan.ranks:
+    for rank_streams in plan.ranks:
         # A plugin may name the same file in every round; the record of an earlier round must not be read as this one's.
-        if ranks.error_file is not None:
+        if rank_streams.error_file is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(ranks.error_file)
+                os.unlink(rank_streams.error_file)
     return plan
 
 
@@ -155,29 +154,31 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
-def _bound_cpus(spec: JobSpec, seat: RankAssignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
+def _bound_cpus(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
     """The processors of each local rank with `--numa-binding`, empty without."""
     if spec.numa_binding is None:
         return {}
     from dlrover_run.devices import numa
 
     gpus = numa.binding_gpus(spec.numa_binding, parent)
-    return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(seat.workers)}
+    return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(ranks.workers)}
 
 
-def _outputs(ranks: streams.RankStreams, relay: RelayClient, prefix: str | None, shared: bool) -> tuple[int, int]:
+def _outputs(
+    rank_streams: streams.RankStreams, relay: RelayClient, prefix: str | None, shared: bool
+) -> tuple[int, int]:
     """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console.
     `shared` says that other workers write there too."""
-    key = str(ranks.local_rank)
-    if ranks.stderr.where == "relay":
-        stderr = relay.open_stderr(key, show=ranks.stderr.shown, prefix=prefix, whole_lines=shared)
+    key = str(rank_streams.local_rank)
+    if rank_streams.stderr.where == "relay":
+        stderr = relay.open_stderr(key, show=rank_streams.stderr.shown, prefix=prefix, whole_lines=shared)
     else:
-        stderr = _output(ranks.stderr, 2)
-    if ranks.stdout.where == "stderr":
+        stderr = _output(rank_streams.stderr, 2)
+    if rank_streams.stdout.where == "stderr":
         return stderr, stderr
-    if ranks.stdout.where == "relay":
+    if rank_streams.stdout.where == "relay":
         return relay.open_stdout(key, prefix), stderr
-    return _output(ranks.stdout, 1), stderr
+    return _output(rank_streams.stdout, 1), stderr
 
 
 def _output(stream: streams.Stream, inherited: int) -> int:

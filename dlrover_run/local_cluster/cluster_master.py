@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-from dlrover_run.agent.os_errors import explain_os_error
+from dlrover_run.agent.host import explain_os_error
 from dlrover_run.local_cluster.network import Network
 from dlrover_run.rendezvous.master_launcher import MasterNotReady, MasterProcess
 from dlrover_run.spec import MasterSpec

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.os_errors import explain_os_error
+from dlrover_run.agent.host import explain_os_error
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console
 from dlrover_run.console.text import use_color

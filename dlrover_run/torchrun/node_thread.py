@@ -171,11 +171,11 @@ class NodeThread:
                     phase, failure = (
                         (worker_state.phase, worker_state.failure) if is_current else (NodePhase.WAITING, None)
                     )
-                    client.report(node_state.report(phase, failure, met=phase is NodePhase.SUCCEEDED))
+                    client.report(node_state.report(phase, failure, progressed=phase is NodePhase.SUCCEEDED))
                     health, problem = client.assignment.health, client.problem
                     if problem is None and health is not None and health.dismissed:
                         problem = f"the node check dismissed this node: {health.reason}"
-                    view = NodeSnapshot(client.assignment, node_state.seat, problem)
+                    view = NodeSnapshot(client.assignment, node_state.ranks, problem)
                     if view != self.view:
                         with self._changed:
                             self.view = view

@@ -186,7 +186,7 @@ class Node(LoopProcess):
         return wanted.phase in OVER or (dismissed and self.key not in self.place.health.stubborn)
 
     def _start(self) -> None:
-        seat = self._standing.seat
+        seat = self._standing.ranks
         assert seat is not None, "only a seat is a reason to start"
         self._standing.take_port()
         group = self.group = Group(self.place.workers, seat, self._note_end)

@@ -50,7 +50,7 @@ class TensorFlowAdapter:
         self._queues = Queues(self._membership())
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(spec, services, self._starter, self._channel, self._events)
-        self._tasks.warm()
+        self._tasks.prestart()
         self._scale_server = ScaleServer(spec.job.run_id, self._request_scale)
         self._desired: DesiredReplicas | None = None
         self._scale_requests = 0

@@ -98,7 +98,7 @@ class TaskSupervisor:
         processes = (task.process for task in self._tasks.values())
         return {process.pid for process in processes if process is not None and process.live}
 
-    def warm(self) -> None:
+    def prestart(self) -> None:
         """Prepare a template before there is a task: what it imports takes longer than anything else."""
         self._ready = self._ready or self._do(self._starter.prepare([self._start_builder.common]))
 
@@ -213,7 +213,7 @@ class TaskSupervisor:
         variables = task_variables(order, assigned, config, task_start.master_address(self._spec))
         # One template for all tasks that start together: it can only learn what the first of them imports after a
         # while.
-        self.warm()
+        self.prestart()
         task.starting = self._do(self._start(task, variables, order))
 
     async def _start(self, task: TaskProcess, variables: Mapping[str, str], order: NodeOrder) -> None:
@@ -247,7 +247,7 @@ class TaskSupervisor:
             task.kill()
         if task.assigned.role is Role.PS:
             self._probe.watch(task.key, task.port)
-        self._starter.learn_later()
+        self._starter.import_later()
         self._channel.tell(task.key, task.message(order))
         if task.assigned.memory:
             self._check_memory(task)

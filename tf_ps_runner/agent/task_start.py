@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from dlrover_run.agent.command import command_line, python_program
-from dlrover_run.agent.environment import fill_macros
+from dlrover_run.agent.environment import command_line, fill_macros, python_program
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import TEMP_PREFIX, RunDir
