@@ -96,7 +96,7 @@ def test_nodes_need_no_console_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("whom", "said"), [*only_long((0, "died without a word (exit code 137)")), (1, "was killed by SIGKILL")]
+    ("whom", "said"), [*only_long((0, "died without a result (exit code 137)")), (1, "was killed by SIGKILL")]
 )
 def test_half_of_a_launcher_that_is_killed_takes_its_node_along(cluster: Cluster, whom: int, said: str) -> None:
     job = command(cluster, "2", "2")

@@ -18,8 +18,7 @@ from dlrover_run.coordination.model import Failure
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.launch_request import command
 from dlrover_run.local_cluster.nodes import decode, end_of, environment_of, spec_of
-from dlrover_run.local_cluster.outcome import verdict_of
-from dlrover_run.local_cluster.supervision import EndKind, Node
+from dlrover_run.local_cluster.supervision import EndKind, Node, job_result
 from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, LogSpec, MasterSpec
 
 JOB = JobSpec(Entrypoint("script", "train.py"), "run", local=LocalSpec(2, 3), compat_exit_codes=True)
@@ -127,7 +126,7 @@ def test_a_node_that_died_of_a_signal_that_it_was_sent_has_left() -> None:
 def test_a_node_that_only_heard_of_the_failure_says_so() -> None:
     elsewhere = JobResult(1, "", failure=Failure(3, "node 1", "exited with code 7"))
     end = end_of(0, 1, elsewhere)
-    assert (end.kind, end.by_peer, end.words) == (EndKind.FAILED, True, "ended because another node failed")
+    assert (end.kind, end.by_peer, end.clause) == (EndKind.FAILED, True, "ended because another node failed")
 
 
 def test_half_a_verdict_is_none() -> None:
@@ -143,19 +142,19 @@ def test_the_command_tells_of_the_node_that_has_the_failed_worker() -> None:
     heard = JobResult(1, "heard", ends=(worker_end(0, 0),), failure=Failure(3, "node 1", "exited with code 7"))
     has = JobResult(7, "has", ends=(FAILED,), root=FAILED)
     dismissed = JobResult(73, "dismissed", error="The node network is breakdown.")
-    verdict = verdict_of(7, [dismissed, heard, has], "node 1 failed with exit code 7")
+    verdict = job_result(7, [dismissed, heard, has], "node 1 failed with exit code 7")
     assert (verdict.exit_code, verdict.root, verdict.error) == (7, FAILED, None)
     assert [end.rank for end in verdict.ends] == [0, 3]
 
 
 def test_the_command_says_its_last_sentence_where_no_node_could_say_anything() -> None:
     left = JobResult(143, "SIGTERM stopped the job", stopped=True)
-    verdict = verdict_of(137, [left], "node 1 was killed by SIGKILL, so no node is left")
+    verdict = job_result(137, [left], "node 1 was killed by SIGKILL, so no node is left")
     assert (verdict.exit_code, verdict.error) == (137, "node 1 was killed by SIGKILL, so no node is left")
 
 
 def test_a_job_that_succeeded_has_no_error() -> None:
-    assert verdict_of(0, [JobResult(0, "all workers succeeded")], "2 nodes on this machine").error is None
+    assert job_result(0, [JobResult(0, "all workers succeeded")], "2 nodes on this machine").error is None
 
 
 def test_the_page_names_tests_that_exist() -> None:

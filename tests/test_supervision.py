@@ -49,8 +49,8 @@ class History:
         self.cluster = step.cluster
         return step
 
-    def end(self, number: int, kind: EndKind = EndKind.DIED, code: int = 137, words: str = "ended") -> Step:
-        return self.follow(node_ended(self.cluster, NodeEnd(number, kind, code, words)))
+    def end(self, number: int, kind: EndKind = EndKind.DIED, code: int = 137, clause: str = "ended") -> Step:
+        return self.follow(node_ended(self.cluster, NodeEnd(number, kind, code, clause)))
 
     def refuse(self, node: Node) -> Step:
         return self.follow(cannot_start(self.cluster, node, "no memory is left."))
@@ -158,28 +158,28 @@ def test_a_job_that_was_done_is_a_success_whatever_else_was_lost(history: Histor
 @given(histories())
 def test_what_is_said_is_a_clause_on_one_line_and_names_who_starts(history: History) -> None:
     for step in history.steps:
-        assert all(said and "\n" not in said and not said.endswith(".") for said in step.said)
+        assert all(said and "\n" not in said and not said.endswith(".") for said in step.lines)
     for step in history.steps[1:]:
-        assert all(f"node {node.number} " in "".join(step.said) for node in step.start)
+        assert all(f"node {node.number} " in "".join(step.lines) for node in step.start)
 
 
 def test_the_first_nodes_start_at_once_in_their_places() -> None:
     step = begin(LocalSpec(3, 5))
     assert step.start == step.cluster.running == (Node(0, 0), Node(1, 1), Node(2, 2))
-    assert step.said == ("3 nodes on this machine, and 2 more later",)
-    assert begin(LocalSpec(1, 1)).said == ("1 node on this machine",)
+    assert step.lines == ("3 nodes on this machine, and 2 more later",)
+    assert begin(LocalSpec(1, 1)).lines == ("1 node on this machine",)
 
 
 @pytest.mark.parametrize("kind", LOST)
 def test_a_node_that_was_lost_is_replaced_in_its_place_while_restarts_are_left(kind: EndKind) -> None:
     history = History.of(LocalSpec(4, 4, restarts=2))
-    step = history.end(1, kind, words="was killed by SIGKILL")
+    step = history.end(1, kind, clause="was killed by SIGKILL")
     assert step.start == (Node(4, 1),)
-    assert step.said == ("node 1 was killed by SIGKILL; node 4 takes its place (1 of 2 node restarts)",)
+    assert step.lines == ("node 1 was killed by SIGKILL; node 4 takes its place (1 of 2 node restarts)",)
     assert history.end(4, kind).start == (Node(5, 1),)
-    step = history.end(2, kind, words="was excluded by the node check (exit code 73)")
+    step = history.end(2, kind, clause="was excluded by the node check (exit code 73)")
     assert (step.start, step.end_others) == ((), False)
-    assert step.said == (
+    assert step.lines == (
         "node 2 was excluded by the node check (exit code 73); no node restart is left of 2, "
         "so the others go on without it",
     )
@@ -188,8 +188,8 @@ def test_a_node_that_was_lost_is_replaced_in_its_place_while_restarts_are_left(k
 def test_without_restarts_the_last_node_to_go_leaves_none() -> None:
     history = History.of(LocalSpec(2, 3, restarts=0))
     said = "node 0 was killed; no node is replaced in this job, so the others go on without it"
-    assert history.end(0, words="was killed").said == (said,)
-    assert history.end(1, EndKind.EXCLUDED, exit_codes.FAULTY_NODE).said[0].endswith("so no node is left")
+    assert history.end(0, clause="was killed").lines == (said,)
+    assert history.end(1, EndKind.EXCLUDED, exit_codes.FAULTY_NODE).lines[0].endswith("so no node is left")
     assert history.cluster.over
     assert not history.cluster.more_to_come
     assert exit_code(history.cluster) == exit_codes.FAULTY_NODE
@@ -200,7 +200,7 @@ def test_nodes_join_one_at_a_time_with_numbers_of_their_own() -> None:
     history.end(0)
     assert history.join().start == (Node(3, 2),)
     step = history.join()
-    assert (step.start, step.said) == ((Node(4, 3),), ("node 4 joins",))
+    assert (step.start, step.lines) == ((Node(4, 3),), ("node 4 joins",))
     assert not history.cluster.more_to_come
     assert history.join() == Step(history.cluster)
 
@@ -208,11 +208,11 @@ def test_nodes_join_one_at_a_time_with_numbers_of_their_own() -> None:
 def test_the_others_of_a_job_that_is_done_are_awaited_and_not_replaced() -> None:
     history = History.of(LocalSpec(4, 5))
     step = history.end(0, EndKind.DONE, 0, "is done")
-    assert (step.end_others, step.said, history.join().start) == (True, (), ())
+    assert (step.end_others, step.lines, history.join().start) == (True, (), ())
     assert not history.end(3, EndKind.DONE, 0, "is done").end_others
     step = history.end(1, EndKind.DIED, 137, "was killed by SIGKILL")
-    assert (step.end_others, step.said, step.start) == (False, ("node 1 was killed by SIGKILL",), ())
-    assert history.end(2, EndKind.LEFT, 143, "was stopped by SIGTERM").said == ()
+    assert (step.end_others, step.lines, step.start) == (False, ("node 1 was killed by SIGKILL",), ())
+    assert history.end(2, EndKind.LEFT, 143, "was stopped by SIGTERM").lines == ()
     assert (history.cluster.over, exit_code(history.cluster)) == (True, exit_codes.SUCCESS)
 
 
@@ -220,9 +220,9 @@ def test_the_first_failure_of_the_job_is_its_code() -> None:
     history = History.of(LocalSpec(3, 3))
     step = history.end(2, EndKind.FAILED, 7, "failed with exit code 7")
     assert (step.end_others, step.start) == (True, ())
-    assert step.said == ("node 2 failed with exit code 7, so the job has failed",)
+    assert step.lines == ("node 2 failed with exit code 7, so the job has failed",)
     step = history.end(0, EndKind.FAILED, exit_codes.PEER_FAILED, "failed with exit code 1")
-    assert (step.end_others, step.said) == (False, ("node 0 failed with exit code 1",))
+    assert (step.end_others, step.lines) == (False, ("node 0 failed with exit code 1",))
     history.end(1, EndKind.DIED)
     assert (history.cluster.over, exit_code(history.cluster)) == (True, 7)
 
@@ -273,15 +273,15 @@ def test_who_was_told_to_go_is_not_replaced_and_not_reported() -> None:
     history = History.of(LocalSpec(2, 3))
     step = history.stop(signal.SIGTERM)
     assert (step.start, step.end_others) == ((), False)
-    assert (history.join().start, history.end(0, EndKind.LEFT).said) == ((), ())
-    step = history.end(1, EndKind.DIED, words="was killed by SIGKILL")
-    assert (step.start, step.said) == ((), ("node 1 was killed by SIGKILL",))
+    assert (history.join().start, history.end(0, EndKind.LEFT).lines) == ((), ())
+    step = history.end(1, EndKind.DIED, clause="was killed by SIGKILL")
+    assert (step.start, step.lines) == ((), ("node 1 was killed by SIGKILL",))
 
 
 def test_a_job_one_of_whose_first_nodes_cannot_be_started_has_failed() -> None:
     history = History.of(LocalSpec(2, 3))
     step = history.refuse(Node(1, 1))
-    assert step.said == ("node 1 could not be started: no memory is left, so the job has failed",)
+    assert step.lines == ("node 1 could not be started: no memory is left, so the job has failed",)
     assert (step.end_others, history.join().start) == (True, ())
     history.end(0, EndKind.LEFT, 143)
     assert (history.cluster.over, exit_code(history.cluster)) == (True, exit_codes.CANNOT_START)
@@ -292,7 +292,7 @@ def test_a_job_goes_on_without_a_further_node_that_cannot_be_started() -> None:
     [newcomer] = history.end(1).start
     step = history.refuse(newcomer)
     assert (step.start, step.end_others) == ((), False)
-    assert step.said == ("node 2 could not be started: no memory is left, so the others go on without it",)
+    assert step.lines == ("node 2 could not be started: no memory is left, so the others go on without it",)
     assert history.join().start == (Node(3, 2),)
     assert not history.cluster.settled
 
@@ -302,7 +302,7 @@ def test_a_node_that_cannot_be_started_any_more_as_the_job_ends_is_told_and_no_m
     [newcomer] = history.end(1).start
     history.stop()
     step = history.refuse(newcomer)
-    assert (step.said, step.end_others) == (("node 2 could not be started: no memory is left",), False)
+    assert (step.lines, step.end_others) == (("node 2 could not be started: no memory is left",), False)
 
 
 def test_the_code_is_that_of_the_cause_also_when_those_who_heard_of_it_end_first() -> None:

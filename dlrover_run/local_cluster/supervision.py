@@ -1,16 +1,18 @@
-"""What a cluster does for a job of its nodes, as a pure function: which nodes it starts, replaces and gives up.
+"""Decides which nodes of a local cluster are started, replaced and given up. Pure.
 
-It knows processes only, as a cluster manager does: whether the nodes that are left are enough to train is for the job's
-coordinator to say.
+It knows processes only, as a cluster manager does. The job's coordinator decides whether the nodes that are left are
+enough to train.
 """
 
 from __future__ import annotations
 
 import enum
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dlrover_run import exit_codes
+from dlrover_run.agent.result import JobResult
 from dlrover_run.coordination.text import counted
 from dlrover_run.spec import LocalSpec
 
@@ -18,8 +20,8 @@ from dlrover_run.spec import LocalSpec
 class EndKind(enum.Enum):
     """How a node ended.
 
-    DONE means that the job is done. DIED is a node that had no time to say anything, EXCLUDED one that the node check
-    sent away, LEFT one that was told to go, or that found no master any more. FAILED is a verdict of the job itself.
+    DONE means that the job is done. DIED is a node that sent no result, EXCLUDED one that the node check dismissed,
+    LEFT one that a signal ended, or that could not reach the master any more. FAILED means that the job failed.
     """
 
     DONE = "done"
@@ -31,8 +33,8 @@ class EndKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Node:
-    """A node: `number` is its name and no other's, `place` the part of the cluster that it fills, and the rank that it
-    wishes for."""
+    """A node: `number` identifies it, also among replaced nodes; `place` is its preferred rank, which a replacement
+    takes over."""
 
     number: int
     place: int
@@ -40,24 +42,24 @@ class Node:
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """The end of node `number`. `words` tell it as a clause, such as "was killed by SIGKILL". `by_peer` says of one
-    that FAILED that another node was the cause, so that its code says nothing of it."""
+    """The end of node `number`. `clause` describes it, such as "was killed by SIGKILL". `by_peer` is true if it FAILED
+    because of another node, so that its exit code is not that of the failure."""
 
     number: int
     kind: EndKind
     code: int
-    words: str
+    clause: str
     by_peer: bool = False
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster as it stands.
+    """The state of the cluster.
 
-    `running` are the nodes that have been started and have not ended. `numbers` and `places` count what has been given
-    away of each, `replaced` the nodes that another took the place of. `done` says that a node has finished the job,
-    `failed` is the code of the first that failed it, but for one that failed `by_peer` only while nobody else has,
-    `told` the signal by which the command was told to end, and `last_code` the code of the latest end.
+    `running` are the nodes that have been started and have not ended. `numbers` and `places` count those in use, and
+    `replaced` the nodes that were replaced. `done` is true if a node has finished the job. `failed` is the exit code of
+    the first node that failed; a node that failed `by_peer` counts only while no other has failed. `stopped_by` is the
+    signal that stops the command, and `last_code` the exit code of the latest end.
     """
 
     local: LocalSpec
@@ -68,18 +70,18 @@ class Cluster:
     done: bool = False
     failed: int | None = None
     by_peer: bool = False
-    told: signal.Signals | None = None
+    stopped_by: signal.Signals | None = None
     last_code: int = exit_codes.SUCCESS
 
     @property
     def over(self) -> bool:
-        """Whether nothing runs. Then nothing more is started either: nobody is left whom a node could join."""
+        """Whether no node runs. Then none is started any more, because it would have no node to join."""
         return not self.running
 
     @property
     def settled(self) -> bool:
-        """Whether it is decided how the command ends, so that no node is started any more."""
-        return self.done or self.failed is not None or self.told is not None
+        """Whether the result of the command is known, so that no node is started any more."""
+        return self.done or self.failed is not None or self.stopped_by is not None
 
     @property
     def more_to_come(self) -> bool:
@@ -93,15 +95,15 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Step:
-    """What follows from an event: the record from now on, the nodes to `start`, and what to tell the person.
+    """What follows from an event: the new state, the nodes to `start`, and the lines to print.
 
-    `end_others` is true once, when the job is done or has failed and nodes still run: they hear that from the job and
-    end by themselves, and one that has not after a while is told to.
+    `end_others` is true once, when the job is done or has failed and nodes still run: the job's coordinator makes them
+    end by themselves, and one that has not after a while gets a signal.
     """
 
     cluster: Cluster
     start: tuple[Node, ...] = ()
-    said: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
     end_others: bool = False
 
 
@@ -110,10 +112,10 @@ def begin(local: LocalSpec) -> Step:
     cluster = Cluster(local)
     for place in range(local.min_nodes):
         cluster = _with_another(cluster, place)
-    said = f"{counted(local.min_nodes, 'node')} on this machine"
+    line = f"{counted(local.min_nodes, 'node')} on this machine"
     if later := local.max_nodes - local.min_nodes:
-        said += f", and {later} more later"
-    return Step(cluster, cluster.running, (said,))
+        line += f", and {later} more later"
+    return Step(cluster, cluster.running, (line,))
 
 
 def node_ended(cluster: Cluster, end: NodeEnd) -> Step:
@@ -122,25 +124,25 @@ def node_ended(cluster: Cluster, end: NodeEnd) -> Step:
     if node is None:
         return Step(cluster)
     left = replace(_without(cluster, node), last_code=end.code)
-    said = f"node {end.number} {end.words}"
+    line = f"node {end.number} {end.clause}"
     if end.kind is EndKind.DONE:
         return Step(replace(left, done=True), end_others=_ends_others(left))
     if end.kind is EndKind.FAILED:
-        return _fail(left, said, end.code, by_peer=end.by_peer)
+        return _fail(left, line, end.code, by_peer=end.by_peer)
     if cluster.settled:
-        # Who was told to go needs no line of its own.
-        return Step(left, said=() if end.kind is EndKind.LEFT else (said,))
+        # A node that was stopped with the command needs no line.
+        return Step(left, lines=() if end.kind is EndKind.LEFT else (line,))
     if cluster.replaced == cluster.local.restarts:
-        return _give_up(left, f"{said}; {_no_restart(cluster.local)}")
+        return _give_up(left, f"{line}; {_no_restart(cluster.local)}")
     replaced = cluster.replaced + 1
     after = _with_another(replace(left, replaced=replaced), node.place)
     newcomer = after.running[-1]
     of = f"{replaced} of {counted(cluster.local.restarts, 'node restart')}"
-    return Step(after, (newcomer,), (f"{said}; node {newcomer.number} takes its place ({of})",))
+    return Step(after, (newcomer,), (f"{line}; node {newcomer.number} takes its place ({of})",))
 
 
 def join(cluster: Cluster) -> Step:
-    """One more of the nodes that come later, if any is left to come."""
+    """Start one more of the nodes that join later, if there is one."""
     if not cluster.more_to_come:
         return Step(cluster)
     after = _with_another(cluster, cluster.places)
@@ -149,39 +151,39 @@ def join(cluster: Cluster) -> Step:
 
 
 def cannot_start(cluster: Cluster, node: Node, why: str) -> Step:
-    """What follows when the machine did not let a node start that a step named.
+    """What follows when a node of a step could not be started; `why` is a clause or a sentence.
 
-    Without one of the first nodes the job that was asked for has never begun, so that it has failed; `why` is a clause
-    or a sentence. Without a later one the others go on, since the machine would hardly let another start.
+    Without one of the first nodes the job cannot begin, so it has failed. Without a later one the others go on; no
+    other node is started in its place, because the machine would hardly allow that.
     """
     if node not in cluster.running:
         return Step(cluster)
     left = replace(_without(cluster, node), last_code=exit_codes.CANNOT_START)
-    said = f"node {node.number} could not be started: {why.rstrip('.')}"
+    line = f"node {node.number} could not be started: {why.rstrip('.')}"
     if node.number < cluster.local.min_nodes:
-        return _fail(left, said, exit_codes.CANNOT_START)
-    return Step(left, said=(said,)) if cluster.settled else _give_up(left, said)
+        return _fail(left, line, exit_codes.CANNOT_START)
+    return Step(left, lines=(line,)) if cluster.settled else _give_up(left, line)
 
 
 def stop(cluster: Cluster, number: signal.Signals) -> Step:
-    """The command was told to end, and passes that on to its nodes: nobody is started any more."""
+    """The command has got a signal that ends it, which its nodes get too: no node is started any more."""
     if cluster.settled:
         return Step(cluster)
-    return Step(replace(cluster, told=number))
+    return Step(replace(cluster, stopped_by=number))
 
 
 def exit_code(cluster: Cluster) -> int:
-    """What the command exits with once the cluster is over: see `dlrover_run.exit_codes`.
+    """The exit code of the command once the cluster is over: see `dlrover_run.exit_codes`.
 
-    A job that is done is a success whatever became of those who were lost then, but for one that failed it. Where
-    neither was said, the signal to the command counts, else how the last node ended that nobody replaced.
+    A job that is done is a success, also if nodes were lost afterwards, unless a node failed. If the job is neither
+    done nor failed, the signal to the command counts, else the end of the last node.
     """
     if cluster.failed is not None:
         return cluster.failed
     if cluster.done:
         return exit_codes.SUCCESS
-    if cluster.told is not None:
-        return exit_codes.of_signal(cluster.told)
+    if cluster.stopped_by is not None:
+        return exit_codes.of_signal(cluster.stopped_by)
     return cluster.last_code
 
 
@@ -203,21 +205,40 @@ def _ends_others(cluster: Cluster) -> bool:
     return bool(cluster.running) and not cluster.settled
 
 
-def _fail(left: Cluster, said: str, code: int, *, by_peer: bool = False) -> Step:
+def _fail(left: Cluster, line: str, code: int, *, by_peer: bool = False) -> Step:
     if left.failed is not None and left.by_peer and not by_peer:
-        # Those who only heard of the failure may well end before the one that has it to tell.
-        return Step(replace(left, failed=code, by_peer=False), said=(said,))
-    if left.told is not None or left.failed is not None:
-        # It may well have failed because the others were told to end, or because of the first failure.
-        return Step(left, said=(said,))
-    said += ", so the job has failed"
-    return Step(replace(left, failed=code, by_peer=by_peer), said=(said,), end_others=_ends_others(left))
+        # Nodes that only received the failure may end before the node where it happened.
+        return Step(replace(left, failed=code, by_peer=False), lines=(line,))
+    if left.stopped_by is not None or left.failed is not None:
+        # It may have failed because the others were stopped, or because of the first failure.
+        return Step(left, lines=(line,))
+    line += ", so the job has failed"
+    return Step(replace(left, failed=code, by_peer=by_peer), lines=(line,), end_others=_ends_others(left))
 
 
-def _give_up(left: Cluster, said: str) -> Step:
+def _give_up(left: Cluster, line: str) -> Step:
     onward = "no node is left" if left.over else "the others go on without it"
-    return Step(left, said=(f"{said}, so {onward}",))
+    return Step(left, lines=(f"{line}, so {onward}",))
 
 
 def _no_restart(local: LocalSpec) -> str:
     return f"no node restart is left of {local.restarts}" if local.restarts else "no node is replaced in this job"
+
+
+def job_result(code: int, results: Sequence[JobResult], last_line: str) -> JobResult:
+    """The result of the command, which ends with `code` (see `exit_code`), for a program that has called it.
+
+    `results` are those of the nodes in the order of their ends, of which some may have been replaced. `last_line` is
+    the last line on the console, for a job of which no node has sent a result.
+    """
+    if code == exit_codes.SUCCESS:
+        return JobResult(code, last_line)
+    deciding = [result for result in results if result.exit_code == code]
+    # The node of the worker that failed knows most of the failure.
+    with_root = [result for result in deciding if result.root is not None]
+    found = next(iter([*with_root, *deciding]), None)
+    if found is None:
+        return JobResult(code, last_line, error=last_line)
+    failed = [result for result in results if result.root is not None or result.failure is not None]
+    ends = {end.rank: end for result in failed for end in result.ends}
+    return replace(found, ends=tuple(ends[rank] for rank in sorted(ends)))

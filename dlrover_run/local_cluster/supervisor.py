@@ -1,6 +1,6 @@
-"""Plays the part of the cluster for nodes that all run on this machine: starts them, replaces them, ends them.
+"""The supervisor of a local cluster: starts, replaces and ends the nodes, as a cluster manager does.
 
-What follows from an event is decided in `supervision`; here it is heard of and carried out.
+`supervision` decides what follows from an event; this module receives events and carries the decisions out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dlrover_run.local_cluster import supervision
 from dlrover_run.local_cluster.cluster_master import ClusterMaster, reason_of
 from dlrover_run.local_cluster.network import Network
 from dlrover_run.local_cluster.nodes import NodeProcess, environment_of, spec_of
-from dlrover_run.local_cluster.outcome import verdict_of
 from dlrover_run.local_cluster.supervision import Node, NodeEnd, Step
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.process_tree import ends, event_loop, signals, tree
@@ -32,26 +31,26 @@ from dlrover_run.rendezvous.master_launcher import MasterNotReady
 from dlrover_run.spec import JobSpec, LocalSpec
 
 END_GRACE = 30.0
-"""Seconds that the other nodes get to end by themselves once the job is over for one. They hear of it from the master
-within milliseconds; one that cannot, because its network is cut, is told to end then."""
+"""Seconds that the other nodes get to end by themselves once the job is over for one. Its master informs them
+within milliseconds; one that cannot be reached, because its network is cut, gets a signal then."""
 
 
 NEWCOMER_GRACE = 1.0
-"""The same for a newcomer. One that comes when the job is done would begin it anew, and train alone."""
+"""The same for a newcomer. A node that joins when the job is done would begin it anew, and train alone."""
 
 NEWCOMER_AGE = 15.0
 """Seconds since its start for which a node is a newcomer: it may not have joined yet on a busy machine."""
 
 
-def supervise(spec: JobSpec, parent_pipe_fd: int | None, verdict_fd: int | None) -> int:
+def supervise(spec: JobSpec, parent_pipe_fd: int | None, result_fd: int | None) -> int:
     """Run a job with all of its nodes here, and return the exit code of the command.
 
-    This process must have no other children and no threads. All ends when `parent_pipe_fd` does; `verdict_fd` takes the
-    Verdict as JSON.
+    This process must have no other children and no threads. All nodes end when `parent_pipe_fd` reads as ended. The
+    JobResult is written to `result_fd` as JSON.
     """
     assert spec.local is not None, "a job with nodes on this machine"
     tree.become_subreaper()
-    # Whoever started this command may have ignored the end of children, or held signals back.
+    # The parent may have left SIGCHLD ignored, or signals blocked.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signals.release()
     try:
@@ -61,11 +60,11 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, verdict_fd: int | None)
             2, f"dlrover-run: the launcher's own processes could not be started: {explain_os_error(error)}\n".encode()
         )
         return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
-    return event_loop.run(_supervise(spec, spec.local, relay, parent_pipe_fd, verdict_fd))
+    return event_loop.run(_supervise(spec, spec.local, relay, parent_pipe_fd, result_fd))
 
 
 async def _supervise(
-    spec: JobSpec, local: LocalSpec, relay: RelayClient, parent_pipe_fd: int | None, verdict_fd: int | None
+    spec: JobSpec, local: LocalSpec, relay: RelayClient, parent_pipe_fd: int | None, result_fd: int | None
 ) -> int:
     # Nodes share the console, so nothing on it may change once it is written.
     color = use_color(os.isatty(2), os.environ)
@@ -77,35 +76,35 @@ async def _supervise(
     except (MasterNotReady, OSError) as why:
         code = exit_codes.CANNOT_START
         supervisor.say(f"the nodes could not be started: {reason_of(why)}")
-    verdict = verdict_of(code, supervisor.verdicts, supervisor.last_said)
+    result = supervision.job_result(code, supervisor.results, supervisor.last_line)
     if code != exit_codes.SUCCESS:
         code = exit_codes.of_failure(code, spec.compat_exit_codes)
-    # A signal still hurries a console that takes nothing.
+    # A signal still ends the wait for a console that does not read.
     await relay.drain(timeout=None)
-    # What comes now comes too late, and would meet no handler any more.
+    # A signal that arrives now has no handler any more, and would change the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.TERMINATION_SIGNALS)
     await relay.close()
     tree.end_children()
-    if verdict_fd is not None:
+    if result_fd is not None:
         import msgspec
 
-        # Whoever wanted to know may have gone, and that is why all ends.
-        with contextlib.suppress(BrokenPipeError), open(verdict_fd, "wb") as file:
-            file.write(msgspec.json.encode(replace(verdict, exit_code=code)))
+        # The process that reads the result may have ended, and that may be why the nodes end.
+        with contextlib.suppress(BrokenPipeError), open(result_fd, "wb") as file:
+            file.write(msgspec.json.encode(replace(result, exit_code=code)))
     return code
 
 
 class Supervisor:
-    """Has the nodes of a job on this machine. `say` prints one line for the person at the console."""
+    """Runs the nodes of a job on this machine. `say` prints one line on the console."""
 
     def __init__(self, spec: JobSpec, local: LocalSpec, relay: RelayClient, say: Callable[[str], None]) -> None:
         self._spec = spec
         self._local = local
         self._relay = relay
         self._say = say
-        self.last_said = ""
-        self.verdicts: list[JobResult] = []
-        """What the nodes had to say that have ended, in the order of their ends."""
+        self.last_line = ""
+        self.results: list[JobResult] = []
+        """The results of the nodes that have ended, in that order."""
         self._nodes: dict[int, NodeProcess] = {}
         self._network: Network | None = None
         self._master: ClusterMaster | None = None
@@ -113,21 +112,21 @@ class Supervisor:
         self._over = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
         self._begun = False
-        self._joins_asked = 0
+        self._early_joins = 0
         self._ending = False
         self._orphans = OrphanKiller(self._own_children)
 
-    def say(self, sentence: str) -> None:
-        """Tell the person at the console."""
-        self.last_said = sentence
-        self._say(sentence)
+    def say(self, line: str) -> None:
+        """Print a line on the console."""
+        self.last_line = line
+        self._say(line)
 
     async def run(self, parent_pipe_fd: int | None) -> int:
-        """From the first node to the end of the last; the exit code. Raises MasterNotReady and OSError when no node can
-        be started."""
+        """Run from the start of the first node to the end of the last, and return the exit code. Raises MasterNotReady
+        or OSError if no node can be started."""
         with contextlib.ExitStack() as ending:
             if signal.SIGUSR1 not in (*self._spec.signals, *self._spec.forward_signals):
-                # From the first moment on, for its default action is to end this process.
+                # Before anything else, because its default action ends this process.
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._join_now)
             if self._local.isolated:
                 self._network = Network()
@@ -135,9 +134,9 @@ class Supervisor:
             if self._spec.backend == "master":
                 self._master = ClusterMaster(self._network, self.say)
                 await self._master.start()
-            self._hear_signals()
+            self._handle_signals()
             if parent_pipe_fd is not None:
-                ends.watch_pipe(parent_pipe_fd, self._let_go)
+                ends.watch_pipe(parent_pipe_fd, self._abandon)
             try:
                 self._begin()
                 await self._over.wait()
@@ -152,14 +151,14 @@ class Supervisor:
     def _begin(self) -> None:
         self._begun = True
         self._carry_out(supervision.begin(self._local))
-        for _ in range(self._joins_asked):
+        for _ in range(self._early_joins):
             self._join_now()
         self._await_next()
 
     def _carry_out(self, step: Step) -> None:
         self._cluster = step.cluster
-        for sentence in step.said:
-            self.say(sentence)
+        for line in step.lines:
+            self.say(line)
         for node in step.start:
             self._start(node)
         if step.end_others:
@@ -185,7 +184,7 @@ class Supervisor:
         except OSError as error:
             self._carry_out(supervision.cannot_start(self._cluster, node, explain_os_error(error)))
             if self._cluster.failed is not None:
-                # Nobody else knows of that, so that the others would wait for this node.
+                # The others do not know it, and would wait for this node.
                 self._end_others()
             return
         self._nodes[node.number] = process
@@ -194,10 +193,10 @@ class Supervisor:
 
     def _ended(self, end: NodeEnd) -> None:
         process = self._nodes.pop(end.number)
-        if process.verdict is not None:
-            self.verdicts.append(process.verdict)
+        if process.result is not None:
+            self.results.append(process.result)
         self._disconnect(end.number)
-        # What it may have left falls to us, since its watchdog and its agent are gone.
+        # Its watchdog and its agent have ended, so what they left is killed here.
         self._orphans.kill_orphans()
         self._carry_out(supervision.node_ended(self._cluster, end))
 
@@ -217,18 +216,18 @@ class Supervisor:
         self._ending = True
         _end(self._nodes.values())
 
-    def _let_go(self) -> None:
+    def _abandon(self) -> None:
         self._carry_out(supervision.stop(self._cluster, signal.SIGTERM))
         for process in self._nodes.values():
-            process.let_go()
+            process.abandon()
 
-    def _hear_signals(self) -> None:
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         joins = set() if signal.SIGUSR1 in self._spec.signals else {signal.SIGUSR1}
-        # What nothing handles ends this process too, and it says so; a real-time signal means nothing to it.
+        # A signal without a handler ends this process too, with a line; a real-time signal has no effect.
         signals.catch(lambda number: None, but=joins)
         for number in {*signals.NAMED, *self._spec.signals} - {*joins, *self._spec.forward_signals}:
-            # One that is ignored, as after nohup, stays so, here and in the nodes.
+            # A signal that is ignored, as after nohup, stays ignored, here and in the nodes.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._pass_on, number)
         for number in self._spec.forward_signals:
@@ -250,7 +249,7 @@ class Supervisor:
 
     def _join_now(self) -> None:
         if not self._begun:
-            self._joins_asked += 1
+            self._early_joins += 1
         elif self._cluster.more_to_come:
             self._carry_out(supervision.join(self._cluster))
         else:
