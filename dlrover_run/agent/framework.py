@@ -7,9 +7,10 @@ TensorFlow. The adapter holds all that its framework determines: environment, re
 from __future__ import annotations
 
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import Action, DesiredTask, Key, TaskState
@@ -37,90 +38,90 @@ class AgentServices:
     wake: Callable[[], None]
 
 
-class FrameworkAdapter(Protocol[Key]):
+class FrameworkAdapter(ABC, Generic[Key]):
     """This node's tasks. No method but `open`, `kill`, `finish` and `close` waits: what takes time goes on in the
     background, and `wake` is called when it is done or has failed.
 
-    `noun` names the tasks in messages. `pids` are its child processes. `running` is whether a process of a task runs,
-    `idle` whether no task is live. While tasks are `moving` to other nodes, the assignment counts although this node
-    leaves. `problem` is an error of the background work, which makes this node leave.
+    `noun` names the tasks in messages. `problem` is an error of the background work, which makes this node leave. While
+    tasks are `moving` to other nodes, the assignment counts although this node leaves.
     """
 
     noun: str
+    problem: Exception | None = None
+    moving = False
 
     @property
-    def pids(self) -> set[int]: ...
+    @abstractmethod
+    def pids(self) -> set[int]:
+        """Its child processes: tasks, and processes that help to start them."""
 
     @property
-    def running(self) -> bool: ...
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether a process of a task runs."""
 
-    @property
-    def idle(self) -> bool: ...
-
-    @property
-    def moving(self) -> bool: ...
-
-    @property
-    def problem(self) -> Exception | None: ...
-
+    @abstractmethod
     async def open(self) -> None:
         """Begin. Raises SpecError or OSError."""
-        ...
 
+    @abstractmethod
     def accept(self, assignment: Assignment, ends: bool) -> None:
         """Take the latest assignment; the same one may come again. `ends` says that the job is over for this node, or
         that the node has to leave. Raises SpecError."""
-        ...
 
+    @abstractmethod
     def desired(self) -> Sequence[DesiredTask[Key]]:
         """The tasks that the assignment names."""
-        ...
 
+    @abstractmethod
     def states(self) -> Sequence[TaskState[Key]]:
         """The tasks that are here."""
-        ...
 
+    @property
+    def idle(self) -> bool:
+        """Whether no task is live."""
+        return not any(state.live for state in self.states())
+
+    @abstractmethod
     def carry_out(self, action: Action[Key]) -> None:
         """Carry out an action, or begin to. Raises SpecError or OSError."""
-        ...
 
+    @abstractmethod
     def report(self, leaving: bool) -> NodeReport:
         """The report of this node and its tasks."""
-        ...
 
     def begin_move(self, number: signal.Signals) -> str | None:
         """This node has got a signal to leave. If its tasks can continue on other nodes, begin to move them there, and
         return a clause that says so."""
-        ...
+        return None
 
     def stop_waiting(self) -> None:
         """Cancel what is slow and serves only a user or a start."""
-        ...
 
+    @abstractmethod
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
         """Send a signal that ends it to each task, now; with `only_stopping`, to those that are being stopped already.
         `delivered_at` is as in `ManagedProcess.send`."""
-        ...
 
+    @abstractmethod
     def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
         """Pass on a signal that does not end the tasks."""
-        ...
 
+    @abstractmethod
     async def kill(self) -> None:
         """Kill all tasks, after an error."""
-        ...
 
+    @abstractmethod
     def leave_report(self, error: Exception | None) -> NodeReport | None:
         """The report that this node has left, `error` being the reason if any; None if the last report stands."""
-        ...
 
+    @abstractmethod
     async def finish(self, assignment: Assignment) -> TaskResults:
         """Collect the results, once no task runs and all output has been printed. `assignment` is the last one."""
-        ...
 
+    @abstractmethod
     async def close(self, assignment: Assignment, result: JobResult) -> None:
         """End all processes that help to start tasks."""
-        ...
 
 
 AdapterFactory = Callable[[AgentServices], FrameworkAdapter[Any]]

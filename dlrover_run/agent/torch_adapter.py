@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlrover_run import failures
 from dlrover_run.agent.events import EventLog
-from dlrover_run.agent.framework import AgentServices
+from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.health_check import HealthCheckRunner
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import ProgressReporter
@@ -38,12 +38,10 @@ RESTART_DRAIN_TIMEOUT = 0.5
 """Seconds without progress after which a restart no longer waits for a console to print the old workers' output."""
 
 
-class TorchAdapter:
-    """The workers of this node (a `FrameworkAdapter`). One start or one stop of a round is under way at a time."""
+class TorchAdapter(FrameworkAdapter[RoundKey]):
+    """The workers of this node. One start or one stop of a round is under way at a time."""
 
     noun = "workers"
-    moving = False
-    """Ranks cannot move to other nodes."""
 
     def __init__(self, services: AgentServices) -> None:
         self._services = services
@@ -71,31 +69,21 @@ class TorchAdapter:
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
         self._stopping = False
-        self.problem: Exception | None = None
 
     @property
     def pids(self) -> set[int]:
-        """The pids of workers, check processes, templates and the plugin."""
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.group.pids if self._round is not None else set()
         return self._starter.pids | self._health_check.pids | plugin | workers
 
     @property
     def running(self) -> bool:
-        """Whether a worker runs."""
         return self._round is not None and self._round.group.live
 
-    @property
-    def idle(self) -> bool:
-        """Whether no worker runs, and none is being started or stopped."""
-        return self._work is None and not self.running
-
     async def open(self) -> None:
-        """Print where the logs are."""
         self._progress.begin(self._services.run_dir)
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
-        """Take the latest assignment."""
         self._assignment, self._ends = assignment, ends
         if not self._shutdown.wanted:
             self._progress.update(assignment)
@@ -105,7 +93,6 @@ class TorchAdapter:
             self._health_check.update(assignment.check_task, assignment.health)
 
     def desired(self) -> Sequence[DesiredTask[RoundKey]]:
-        """The workers of the round in which this node has ranks."""
         wanted = self._node_state.round
         return () if wanted is None else (DesiredTask(wanted, DEVICES),)
 
@@ -113,10 +100,11 @@ class TorchAdapter:
         """The workers that run, are being started or stopped, or have ended in the desired round. Ended workers of an
         earlier round are kept for the report at the end; the next start closes them."""
         key = self._starting or (self._round.key if self._round is not None else None)
-        if key is None or (self.idle and key != self._node_state.round):
+        live = self._work is not None or self.running
+        if key is None or not (live or key == self._node_state.round):
             return ()
         stopping = StopMode.TERMINATE if self._stopping else None
-        return (TaskState(key, DEVICES, live=not self.idle, ended=self.idle, stopping=stopping),)
+        return (TaskState(key, DEVICES, live=live, ended=not live, stopping=stopping),)
 
     def carry_out(self, action: Action[RoundKey]) -> None:
         """Begin to start or to stop workers. A stop ends a start early; those that it has started are stopped next."""
@@ -130,32 +118,24 @@ class TorchAdapter:
             self._round.cancel()
 
     def report(self, leaving: bool) -> NodeReport:
-        """The report of this node, with its health check results."""
         return self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
 
-    def begin_move(self, number: signal.Signals) -> str | None:
-        """None."""
-        return None
-
     def stop_waiting(self) -> None:
-        """Cancel a start of workers."""
         if self._plugin_answer is not None:
             self._plugin_answer.cancel()
         if self._round is not None:
             self._round.cancel()
 
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
-        """Send the workers a signal that ends them."""
         if self._round is not None and (self._stopping or not only_stopping):
             self._round.group.send(number, delivered_at)
 
     def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
-        """Pass on a signal to the workers."""
         if self._round is not None:
             self._round.group.forward(number, delivered_at)
 
     async def kill(self) -> None:
-        """Kill the workers, and return when they have ended or the kernel does not end one."""
+        # It waits: the exits of the workers are collected next.
         self.stop_waiting()
         self.send(signal.SIGKILL)
         if self._work is not None:
@@ -165,14 +145,12 @@ class TorchAdapter:
                 await self._round.group.stop(signal.SIGKILL, 0)
 
     def leave_report(self, error: Exception | None) -> NodeReport | None:
-        """The report that this node has left. None after a success: the other nodes need no round without workers that
-        have succeeded."""
+        # After a success the other nodes need no round without these workers.
         if self._succeeded and self._assignment.phase not in OVER:
             return None
         return leave_report(self._node_state, error)
 
     async def finish(self, assignment: Assignment) -> TaskResults:
-        """Collect the exits of the last round."""
         succeeded = self._succeeded
         await self._health_check.close()
         ends: tuple[WorkerExit, ...] = ()
@@ -184,7 +162,6 @@ class TorchAdapter:
         return worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
 
     async def close(self, assignment: Assignment, result: JobResult) -> None:
-        """End the template and the plugin."""
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if result.root is not None and error_file:
             # The error file of the process that started this launcher gets the first failure's record (as torchrun).

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dlrover_run.agent.framework import AgentServices
+from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.reconcile import Action, DesiredTask, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.starter import Starter
@@ -34,8 +34,8 @@ NO_TASKS = NodeOrder(version=0)
 """The order of a node without tasks."""
 
 
-class TensorFlowAdapter:
-    """The tasks of this node (a `FrameworkAdapter`)."""
+class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
+    """The tasks of this node."""
 
     noun = "tasks"
 
@@ -49,37 +49,23 @@ class TensorFlowAdapter:
         self._events = EventPrinter(services.console.info)
         self._queues = Queues(self._membership())
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
-        self._tasks = TaskSupervisor(spec, services, self._starter, self._channel, self._events)
+        self._tasks = TaskSupervisor(spec, services, self._starter, self._channel, self._events, self._fail)
         self._tasks.prestart()
         self._scale_server = ScaleServer(spec.job.run_id, self._request_scale)
         self._desired: DesiredReplicas | None = None
         self._scale_requests = 0
         self._assignment = Assignment()
         self._waiting: Waiting | None = None
-        self.moving = False
 
     @property
     def pids(self) -> set[int]:
-        """The pids of the tasks and of their template."""
         return self._starter.pids | self._tasks.pids
 
     @property
     def running(self) -> bool:
-        """Whether a task runs, is being started, or its end is being classified."""
         return self._tasks.live
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing of that is so."""
-        return not self._tasks.live
-
-    @property
-    def problem(self) -> Exception | None:
-        """An error of a start, or a process that SIGKILL did not end."""
-        return self._tasks.problem
-
     async def open(self) -> None:
-        """Listen for messages of tasks, for their requests for data, and for scale requests."""
         run_dir = self._services.run_dir
         if run_dir.path is not None and run_dir.keep:
             self._console.info(f"logs in {run_dir.path}")
@@ -90,7 +76,6 @@ class TensorFlowAdapter:
             self._console.info(problem)
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
-        """Take the latest assignment."""
         self._assignment = assignment
         if not (self._shutdown.wanted and self._spec.job.backend == "memory"):
             # If this is the only node, its shutdown ends the job, and no line about other nodes or restarts is true.
@@ -103,19 +88,15 @@ class TensorFlowAdapter:
         self._tasks.follow(self._order, ends)
 
     def desired(self) -> Sequence[DesiredTask[TaskKey]]:
-        """The tasks of the order."""
         return desired_tasks(self._order, self._tasks.here, self._spec.sparse)
 
     def states(self) -> Sequence[TaskState[TaskKey]]:
-        """The tasks that are here."""
         return task_states(self._order, self._tasks.here)
 
     def carry_out(self, action: Action[TaskKey]) -> None:
-        """Begin an action for one task."""
         self._tasks.carry_out(action, self._order)
 
     def report(self, leaving: bool) -> NodeReport:
-        """The report of this node, with its tasks."""
         if leaving:
             return self._report(NodePhase.LEAVING)
         return self._report(NodePhase.RUNNING if self._tasks.here else NodePhase.WAITING)
@@ -130,28 +111,20 @@ class TensorFlowAdapter:
         asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._check_move)
         return f"what runs here is moved to other nodes if they have room, within {job.shutdown_timeout:g} s"
 
-    def stop_waiting(self) -> None:
-        """No start of a task is waited for."""
-
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
-        """Send the tasks a signal that ends them; a move ends with it."""
         self.moving = self.moving and only_stopping
         self._tasks.send(number, delivered_at, only_stopping)
 
     def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
-        """Pass on a signal to the tasks."""
         self._tasks.forward(number, delivered_at)
 
     async def kill(self) -> None:
-        """Kill the tasks."""
         self._tasks.send(signal.SIGKILL)
 
     def leave_report(self, error: Exception | None) -> NodeReport | None:
-        """The report that this node has left."""
         return self._report(NodePhase.LEFT)
 
     async def finish(self, assignment: Assignment) -> TaskResults:
-        """Close all that tasks use, and wait for their output."""
         await self._scale_server.close()
         self._channel.close()
         await self._queues.close()
@@ -160,8 +133,11 @@ class TensorFlowAdapter:
         return task_results(assignment, tuple(self._tasks.ends), self._services.node_state.host)
 
     async def close(self, assignment: Assignment, result: JobResult) -> None:
-        """End the template."""
         await self._starter.close()
+
+    def _fail(self, error: Exception) -> None:
+        self.problem = self.problem or error
+        self._services.wake()
 
     @property
     def _order(self) -> NodeOrder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from dlrover_run.agent.framework import AgentServices
@@ -39,10 +39,8 @@ reaches its limit within that time is killed for it."""
 
 
 class TaskSupervisor:
-    """All tasks of one node. The agent is woken when a status has changed; `events` shows messages to the user.
-
-    `problem` is an error that keeps this node from continuing, for the loop to raise.
-    """
+    """All tasks of one node. The agent is woken when a status has changed; `events` shows messages to the user. `fail`
+    is called with an error that keeps this node from continuing."""
 
     def __init__(
         self,
@@ -51,6 +49,7 @@ class TaskSupervisor:
         starter: Starter,
         channel: TaskChannel,
         events: EventPrinter,
+        fail: Callable[[Exception], None],
     ) -> None:
         self._spec = spec
         self._start_builder = TaskStartBuilder(spec, services.run_dir, services.relay, events)
@@ -61,6 +60,7 @@ class TaskSupervisor:
         self._wake = services.wake
         self._shutdown = services.shutdown
         self._events = events
+        self._fail = fail
         self._ports: PortPool[tuple[Role, int]] = PortPool()
         self._probe = ServerMonitor(self._on_probe_state)
         self._tasks: dict[TaskKey, TaskProcess] = {}
@@ -70,7 +70,6 @@ class TaskSupervisor:
         self._ready: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
         self._step_timer: asyncio.TimerHandle | None = None
-        self.problem: Exception | None = None
 
     @property
     def here(self) -> tuple[LocalTask, ...]:
@@ -234,8 +233,7 @@ class TaskSupervisor:
             raise
         except Exception as error:
             self._abandon(task)
-            self.problem = self.problem or error
-            self._wake()
+            self._fail(error)
             return
         finally:
             task.starting = None
@@ -285,8 +283,7 @@ class TaskSupervisor:
             task.kill()
 
     def _report_stuck(self, process: ManagedProcess[ProcessSpec]) -> None:
-        self.problem = self.problem or StuckProcess(process)
-        self._wake()
+        self._fail(StuckProcess(process))
 
     def _on_exit(self, process: ManagedProcess[ProcessSpec]) -> None:
         self._orphans.reap()
@@ -316,7 +313,7 @@ class TaskSupervisor:
         self._jobs.discard(job)
         error = None if job.cancelled() else job.exception()
         if isinstance(error, Exception):
-            self.problem = self.problem or error
+            self._fail(error)
         self._wake()
 
 
