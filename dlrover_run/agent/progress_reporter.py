@@ -1,12 +1,15 @@
 """Prints the progress of the job: what the node waits for, the state and result of a health check, the start of each
-round, and why there is another one."""
+round, and why there is another one. With `--event-log-handler=console`, writes torchrun's events as well."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from dlrover_run import failures
+from dlrover_run.agent.host import host_name
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.console.console import Console, DrawTable
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase, RankAssignment, Waiting
@@ -23,6 +26,8 @@ def is_verbose(environ: Mapping[str, str]) -> bool:
     """Whether the user wants more than the necessary messages (LOGLEVEL=INFO or DEBUG)."""
     return environ.get("LOGLEVEL", "").upper() in _VERBOSE
 
+
+_STATE = {PlanPhase.FINISHED: "SUCCEEDED", PlanPhase.FAILED: "FAILED"}
 
 _Link = tuple[frozenset[str], LinkRow]
 
@@ -160,3 +165,45 @@ def _named(link: LinkRow, others: tuple[NodeHealth, ...]) -> _Link:
     """The identity of a link, which does not depend on the present ranks of its ends."""
     ends = frozenset({others[link.one].incarnation, others[link.other].incarnation})
     return ends, LinkRow(0, 0, link.gigabytes, link.problem)
+
+
+class EventLog:
+    """One JSON line on standard error for each event of the job, in torchrun's form; nothing without the flag."""
+
+    def __init__(self, spec: JobSpec, write: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._write = write
+        self._started = time.monotonic()
+        self._group_rank = spec.node_rank
+
+    def round_started(self, ranks: RankAssignment) -> None:
+        """The workers of a round have been started."""
+        self._group_rank = ranks.node_rank
+        self._emit("RUNNING", ranks.restart_count, "")
+
+    def job_ended(self, phase: PlanPhase, restarts: int, reason: str) -> None:
+        """The job is over for this node; one that a signal stopped counts as failed, as with torchrun."""
+        self._emit(_STATE.get(phase, "FAILED"), restarts, reason)
+
+    def _emit(self, state: str, restarts: int, reason: str) -> None:
+        if self._spec.event_log != "console":
+            return
+        event = {
+            "name": f"torchelastic.worker.status.{state}",
+            "source": "AGENT",
+            "timestamp": int(time.time() * 1000),
+            "metadata": {
+                "run_id": self._spec.run_id,
+                "global_rank": None,
+                "group_rank": self._group_rank,
+                "worker_id": None,
+                "role": self._spec.role,
+                "hostname": host_name(),
+                "state": state,
+                "total_run_time": int(time.monotonic() - self._started),
+                "rdzv_backend": self._spec.backend,
+                "raw_error": reason if state == "FAILED" else None,
+                "agent_restarts": restarts,
+            },
+        }
+        self._write(json.dumps(event) + "\n")
