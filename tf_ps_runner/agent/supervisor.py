@@ -12,6 +12,7 @@ from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, StopMod
 from dlrover_run.agent.starter import Starter
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskEnd, TaskKey, TaskStatus
+from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.supervisor.ports import PortPool
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, StuckProcess
 from tf_ps_runner.agent import task_start
@@ -177,7 +178,7 @@ class TaskSupervisor:
             task.reached, self._reached = self._reached, event.step
         if isinstance(event, Note | Restored | Saved):
             self._events.task_message(key, event)
-        if isinstance(event, Step) and key.role is not Role.EVALUATOR:
+        if isinstance(event, Step) and not ROLES[key.role].outlives_versions:
             self._reached = max(self._reached, event.step)
             if key.role is Role.CHIEF and event.step > before:
                 self._await_next_step(task)

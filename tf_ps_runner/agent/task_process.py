@@ -19,6 +19,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.desired import LocalTask
 from tf_ps_runner.agent.protocol import Note, OrderMessage, ProcessHello, Ready, Restored, Saved, Step, TaskEvent
@@ -82,8 +83,8 @@ class TaskProcess:
     def past_beginning(self) -> bool:
         """Whether it has made a step. A task that reports no steps, such as an evaluator or a script without
         TensorFlow's usual sessions, counts as having made one."""
-        tells_nothing = self.assigned.role is Role.EVALUATOR or (self.ready and not self.begun and self.restored < 0)
-        return tells_nothing or self.step > self.restored
+        silent = ROLES[self.assigned.role].outlives_versions or (self.ready and not self.begun and self.restored < 0)
+        return silent or self.step > self.restored
 
     @property
     def _waits_for_model(self) -> bool:
@@ -136,7 +137,7 @@ class TaskProcess:
             open=order.open,
             # The chief gets it too: a chief whose workers serve it leaves first, because those do not leave by
             # themselves.
-            pause=(order.pause and same and role in (Role.CHIEF, Role.WORKER)) or self.leaving,
+            pause=(order.pause and same and ROLES[role].listed and ROLES[role].ends_itself) or self.leaving,
             save=order.save and same and role is Role.CHIEF,
             ending=order.ending,
         )
