@@ -108,13 +108,18 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def carry_out(self, action: Action[RoundKey]) -> None:
         """Begin to start or to stop workers. A stop ends a start early; those that it has started are stopped next."""
         if isinstance(action, Start):
+            ranks = self._node_state.ranks
+            assert ranks is not None, "a round is started only with ranks"
             self._starting = action.key
-            self._begin(self._start_round())
-        elif isinstance(action, Stop) and self._work is None:
-            self._stopping = True
-            self._begin(self._stop_workers())
-        elif self._round is not None:
-            self._round.cancel()
+            self._begin(self._start_round(ranks))
+        elif isinstance(action, Stop) and self._round is not None:
+            if self._work is None:
+                # The signal is sent here: a signal to this node from now on goes to the workers directly.
+                self._round.group.begin_stop(*self._shutdown.stop_with(self._spec.shutdown_timeout))
+                self._stopping = True
+                self._begin(self._round.group.wait())
+            else:
+                self._round.cancel()
 
     def report(self, leaving: bool) -> NodeReport:
         return self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
@@ -190,9 +195,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self.problem = error
         self._services.wake()
 
-    async def _start_round(self) -> None:
-        ranks = self._node_state.ranks
-        assert ranks is not None, "a round is started only with ranks"
+    async def _start_round(self, ranks: RankAssignment) -> None:
         await self._health_check.suspend()
         if not self._is_wanted(ranks):
             return
@@ -241,10 +244,6 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             return None
         finally:
             self._plugin_answer = None
-
-    async def _stop_workers(self) -> None:
-        assert self._round is not None, "only workers that were started can be stopped"
-        await self._round.group.stop(*self._shutdown.stop_with(self._spec.shutdown_timeout))
 
     def _on_worker_end(self, worker: Worker) -> None:
         self._services.wake()

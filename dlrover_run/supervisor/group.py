@@ -58,13 +58,18 @@ class ProcessGroup(Generic[Spec]):
         for process in self._processes:
             process.forward(number, delivered_at)
 
-    async def stop(self, number: signal.Signals, grace: float, delivered_at: float | None = None) -> None:
-        """Send all a signal that ends them, kill each after `grace` seconds, and return when all have ended.
-
-        Raises StuckProcess when SIGKILL does not end one.
-        """
+    def begin_stop(self, number: signal.Signals, grace: float, delivered_at: float | None = None) -> None:
+        """Send all a signal that ends them, and kill each after `grace` seconds."""
         for process in self._processes:
             process.stop(number, grace, delivered_at)
+
+    async def stop(self, number: signal.Signals, grace: float) -> None:
+        """`begin_stop`, and return when all have ended. Raises StuckProcess when SIGKILL does not end one."""
+        self.begin_stop(number, grace)
+        await self.wait()
+
+    async def wait(self) -> None:
+        """Return when all have ended. Raises StuckProcess when SIGKILL does not end one."""
         while self.live:
             if stuck := [process for process in self.running if process.stuck]:
                 raise StuckProcess(*stuck)
