@@ -275,7 +275,7 @@ def store_of(member: NodeThread) -> RoundStore:
 def test_nodes_go_on_when_all_are_at_the_store() -> None:
     with ThreadPoolExecutor() as pool:
         stores = [store_of(member) for member in places(3)]
-        meetings = [pool.submit(store.meet, time.monotonic() + WAIT) for store in stores]
+        meetings = [pool.submit(store.wait_for_all, time.monotonic() + WAIT) for store in stores]
         assert [meeting.result(WAIT) for meeting in meetings] == [True] * 3
 
 
@@ -283,7 +283,7 @@ def test_none_goes_on_when_one_has_heard_of_another_round() -> None:
     host, turned, late = places(3)
     with ThreadPoolExecutor() as pool:
         stores = [store_of(member) for member in (host, turned, late)]
-        patient = pool.submit(stores[0].meet, time.monotonic() + WAIT)
+        patient = pool.submit(stores[0].wait_for_all, time.monotonic() + WAIT)
         turned.view = NodeSnapshot()
         assert not stores[1].wait_for_all(time.monotonic() + WAIT)
         assert not patient.result(WAIT)
