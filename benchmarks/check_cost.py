@@ -47,7 +47,7 @@ def task_time(run: Run, limits: Limits, workers: int) -> Measured:
     """From a warm template until the workers may start."""
     command = [sys.executable, str(WORKERS / "check_task.py"), str(workers)]
     run.start(command, {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
-    run.wait_reports("task-ended", 1, limits.start)
+    run.wait("task-ended", 1, limits.start)
     at = {report.event.removeprefix("task-"): report.at_ns for report in run.reports}
     parts = {part: (at[end] - at[begin]) * NANOSECOND for part, (begin, end) in PARTS.items()}
     return Measured({"": (at["ended"] - at["begins"]) * NANOSECOND, **parts})

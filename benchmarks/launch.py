@@ -28,7 +28,7 @@ def start_time(job: Job) -> Callable[[Rival, Run, Limits], Measured]:
 
     def measure(rival: Rival, run: Run, limits: Limits) -> Measured:
         began = rival.start(run, job)
-        return until_last(began, limits.start, lambda limit: run.wait_reports("first_line", job.workers, limit))
+        return until_last(began, limits.start, lambda limit: run.wait("first_line", job.workers, limit))
 
     return measure
 
@@ -39,7 +39,7 @@ def memory(script: str, with_workers: bool) -> Callable[[Rival, Run, Limits], Me
     def measure(rival: Rival, run: Run, limits: Limits) -> Measured:
         job = Job(script, workers=2, with_parent=True)
         rival.start(run, job)
-        reports = run.wait_reports("ready", job.workers, limits.start)
+        reports = run.wait("ready", job.workers, limits.start)
         run.settle(limits.settle)
         total = {"launcher": 0, "template": 0, "worker": 0}
         for pid, role in classify(run.processes(), [report.pid for report in reports]).items():
@@ -62,7 +62,7 @@ def restart_time(script: str, event: str) -> Callable[[Rival, Run, Limits], Meas
         run.ends_by_itself = script == "gloo.py"
         job = Job(script, workers=2, max_restarts=3)
         rival.start(run, job)
-        run.wait_reports(event, job.workers, limits.start)
+        run.wait(event, job.workers, limits.start)
         # The template learns meanwhile what its workers have imported, as in a job that has run for a while.
         run.settle(limits.settle)
         # If the rival restarted by itself meanwhile, the newest rank 1 is the one that is alive.
@@ -72,7 +72,7 @@ def restart_time(script: str, event: str) -> Callable[[Rival, Run, Limits], Meas
         return until_last(
             killed,
             limits.recovery,
-            lambda limit: run.wait_reports(event, job.workers, limit, victim.attempt + 1),
+            lambda limit: run.wait(event, job.workers, limit, first_attempt=victim.attempt + 1),
             lambda reports: f"restarts: {reports[0].attempt - victim.attempt}",
         )
 
@@ -85,7 +85,7 @@ def pair_start(rival: Rival, run: Run, limits: Limits) -> Measured:
     rival.start(run, replace(job, node=0))
     run.settle(limits.settle)
     began = rival.start(run, replace(job, node=1))
-    return until_last(began, limits.start, lambda limit: run.wait_reports("first_line", job.nodes, limit))
+    return until_last(began, limits.start, lambda limit: run.wait("first_line", job.nodes, limit))
 
 
 OUR_LAUNCHER = {(SPAWN.name, ""): 0.25, (FORKSERVER.name, WITHOUT_TEMPLATE): 0.25}

@@ -14,7 +14,7 @@ from core import pictures
 from core.cases import Benchmark, Case, Limits
 from core.launchers import FORKSERVER, FT_LAUNCHER, OWN_STORE, SPAWN, TORCHRUN, Job, Launcher, free_port
 from core.ratios import Late, Lost, Measured
-from core.run import NANOSECOND, Report, Run, each_rank
+from core.run import NANOSECOND, Report, Run, all_ranks
 from core.steps import effective_share, longest_pause, read_steps, step_rate
 
 from dlrover_run.coordination.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
@@ -60,7 +60,7 @@ def time_recovery(run: Run, began_ns: int, world: int, survivors: Collection[int
     A part that does not end in `limit` seconds is unended. Raises Lost if the job ends.
     """
     with contextlib.suppress(Late):
-        run.wait_each_rank(step(world), world, limit, began_ns)
+        run.wait(step(world), world, limit, began_ns)
     return recovery_parts(run.reports, run.ends, began_ns, world, survivors, limit)
 
 
@@ -78,12 +78,12 @@ def recovery_parts(
     of its peers, the old world trains no more. The new world is complete when its last rank has passed
     `init_process_group`. If a world formed and failed, the one counts that made the step.
     """
-    steps = each_rank(reports, step(world), world, began_ns)
+    steps = all_ranks(reports, step(world), world, began_ns)
     worlds = [report for report in reports if report.event == f"world-of-{world}" and report.at_ns > began_ns]
     if steps is not None:
         stepped = {report.pid for report in steps}
         worlds = [report for report in worlds if report.pid in stepped]
-    complete = each_rank(worlds, f"world-of-{world}", world, began_ns)
+    complete = all_ranks(worlds, f"world-of-{world}", world, began_ns)
     moments = {
         OLD_ENDED: min((ends[pid] for pid in survivors if pid in ends), default=None),
         NEW_WORLD: max(report.at_ns for report in complete) if complete else None,
@@ -108,7 +108,7 @@ def train(rival: Launcher, run: Run, job: Job, limits: Limits) -> list[Report]:
     rival.start(run, replace(job, node=0))
     run.settle(limits.settle)
     rival.start(run, replace(job, node=1))
-    run.wait_each_rank(step(2), job.nodes, limits.start)
+    run.wait(step(2), job.nodes, limits.start)
     run.settle(limits.settle)
     return newest_workers(run)
 
@@ -147,7 +147,7 @@ def growth(rival: Launcher, run: Run, limits: Limits) -> Measured:
     # of nodes, so it has no last call.
     job = two_nodes("1:2", conf="last_call_timeout=5")
     rival.start(run, replace(job, node=0))
-    alone = run.wait_each_rank(step(1), 1, limits.start)[0]
+    alone = run.wait(step(1), 1, limits.start)[0]
     run.settle(limits.settle)
     run.watch([alone.pid])
     began = rival.start(run, replace(job, node=1))
@@ -211,7 +211,7 @@ def network_cut(rival: Launcher, run: Run, limits: Limits) -> Measured:
             with switch.connect(node).entered():
                 rival.start(run, replace(job, node=node, own_address=network.node_address(node), conf=conf))
             run.settle(limits.settle)
-        run.wait_each_rank(step(2), job.nodes, limits.start)
+        run.wait(step(2), job.nodes, limits.start)
         run.settle(limits.settle)
         lost = run.of_node(1)
         survivors = [worker.pid for worker in newest_workers(run) if worker.pid not in lost]

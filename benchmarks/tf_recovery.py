@@ -130,8 +130,8 @@ def train(rival: Rival, run: Run, limits: Limits, least: int = SERVERS) -> None:
 def wait_steps(rival: Rival, run: Run, limits: Limits, after_ns: int) -> None:
     """Wait for a step of each role in a session that begins after a moment, and let them train."""
     for role in roles_of(rival.script):
-        session = run.wait_each_rank(f"{role}-session", 1, limits.start, after_ns)[0]
-        run.wait_each_rank(f"{role}-step", 1, limits.start, session.at_ns)
+        session = run.wait(f"{role}-session", 1, limits.start, after_ns)[0]
+        run.wait(f"{role}-step", 1, limits.start, session.at_ns)
     run.settle(limits.settle)
 
 
@@ -149,8 +149,8 @@ def wait_back(run: Run, roles: Sequence[str], began_ns: int, limit: float) -> No
     deadline = time.monotonic() + limit
     with contextlib.suppress(Late):
         for role in roles:
-            session = run.wait_each_rank(f"{role}-session", 1, max(0.0, deadline - time.monotonic()), began_ns)[0]
-            run.wait_each_rank(f"{role}-step", 1, max(0.0, deadline - time.monotonic()), session.at_ns)
+            session = run.wait(f"{role}-session", 1, max(0.0, deadline - time.monotonic()), began_ns)[0]
+            run.wait(f"{role}-step", 1, max(0.0, deadline - time.monotonic()), session.at_ns)
 
 
 def first(reports: Sequence[Report], event: str, after_ns: int) -> Report | None:

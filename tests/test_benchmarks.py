@@ -30,7 +30,7 @@ from core.launchers import SPAWN, Job
 from core.meetings import crowd_sizes
 from core.processes import Process
 from core.ratios import Late, Measured, Reading, Row, Sample, pair_ratios, summarise
-from core.run import Report, all_ranks, each_rank, until_last
+from core.run import Report, all_ranks, until_last
 from core.steps import Step, effective_share, kept_steps, longest_pause, read_steps, step_rate
 from recovery import NEW_WORLD, OLD_ENDED
 from tf_recovery import OF_WORKER
@@ -141,13 +141,14 @@ def test_a_late_run_is_measured_as_longer_than_its_limit() -> None:
     assert last.values == pytest.approx({"": 2e-6})
 
 
-def test_the_first_complete_attempt_counts_or_the_first_report_of_each_rank_after_a_moment() -> None:
+def test_the_first_report_of_each_rank_counts_or_the_first_complete_attempt() -> None:
     up = reports("up 0 0 10 1", "up 1 0 11 2", "up 0 1 12 3", "up 1 2 15 7", "up 0 2 14 6", "down 1 1 13 4")
-    assert all_ranks(up, "up", 2) == up[:2]
+    assert all_ranks(up, "up", 2, after_ns=2) == [up[2], up[3]]
+    assert all_ranks(up, "up", 2, after_ns=6) is None
+    assert all_ranks(up, "up", 1, only={1}) == [up[1]]
+    assert all_ranks(up, "up", 2, first_attempt=0) == up[:2]
     assert all_ranks(up, "up", 2, first_attempt=1) == [up[4], up[3]]
     assert all_ranks(up, "up", 2, first_attempt=3) is None
-    assert each_rank(up, "up", 2, after_ns=2) == [up[2], up[3]]
-    assert each_rank(up, "up", 2, after_ns=6) is None
 
 
 def test_a_worker_is_known_by_its_report_and_a_launcher_by_not_descending_from_one() -> None:

@@ -189,7 +189,7 @@ class Job:
     def wait(self, event: str, crowds: Set[int], limit: float) -> list[Report]:
         """Wait until these crowds have reported an event. Raises Lost if a node fails, Late after `limit` seconds."""
         try:
-            return self._run.wait_each_rank(event, len(crowds), limit, only=crowds)
+            return self._run.wait(event, len(crowds), limit, only=crowds)
         except Late:
             if not {self._pids[number] for number in crowds} <= {process.pid for process in self._run.processes()}:
                 raise Lost("a crowd of nodes ended by itself") from None

@@ -59,29 +59,28 @@ class Report(NamedTuple):
         return Report(event, *map(int, numbers))
 
 
-def all_ranks(reports: Iterable[Report], event: str, ranks: int, first_attempt: int = 0) -> list[Report] | None:
-    """The reports of `event` by every rank, of the first complete attempt from `first_attempt` on; None if there is
-    none."""
-    by_attempt: dict[int, dict[int, Report]] = {}
-    for report in reports:
-        if report.event == event and report.attempt >= first_attempt:
-            by_attempt.setdefault(report.attempt, {}).setdefault(report.rank, report)
-    complete = (found for _, found in sorted(by_attempt.items()) if len(found) == ranks)
-    return next(([found[rank] for rank in sorted(found)] for found in complete), None)
-
-
-def each_rank(
-    reports: Iterable[Report], event: str, ranks: int, after_ns: int, only: Set[int] | None = None
+def all_ranks(
+    reports: Iterable[Report],
+    event: str,
+    ranks: int,
+    after_ns: int = 0,
+    first_attempt: int | None = None,
+    only: Set[int] | None = None,
 ) -> list[Report] | None:
-    """The first report of `event` by each rank (of `only`) after `after_ns`; None if a rank has none.
+    """The first report of `event` by each rank (of `only`) after `after_ns`; None if fewer than `ranks` have one.
 
-    With several nodes each launcher of torch counts its own restarts, so attempts do not say which reports match.
+    With `first_attempt` they are of one attempt, the first complete one from that on. With several nodes this is no
+    help, because each launcher of torch counts its own restarts.
     """
-    found: dict[int, Report] = {}
+    found: dict[int | None, dict[int, Report]] = {}
     for report in reports:
         if report.event == event and report.at_ns > after_ns and (only is None or report.rank in only):
-            found.setdefault(report.rank, report)
-    return [found[rank] for rank in sorted(found)] if len(found) == ranks else None
+            if first_attempt is None:
+                found.setdefault(None, {}).setdefault(report.rank, report)
+            elif report.attempt >= first_attempt:
+                found.setdefault(report.attempt, {}).setdefault(report.rank, report)
+    complete = (found[attempt] for attempt in sorted(found, key=lambda key: key or 0) if len(found[attempt]) == ranks)
+    return next(([by_rank[rank] for rank in sorted(by_rank)] for by_rank in complete), None)
 
 
 def until_last(
@@ -154,16 +153,30 @@ class Run:
             )
         return began
 
-    def wait_reports(self, event: str, ranks: int, timeout: float, first_attempt: int = 0) -> list[Report]:
-        """Wait until every rank of one attempt has reported `event`. Raises Lost if the job ends before, and Late after
-        `timeout` seconds."""
-        return self._wait_found(lambda: all_ranks(self.reports, event, ranks, first_attempt), event, timeout)
-
-    def wait_each_rank(
-        self, event: str, ranks: int, timeout: float, after_ns: int = 0, only: Set[int] | None = None
+    def wait(
+        self,
+        event: str,
+        ranks: int,
+        timeout: float,
+        after_ns: int = 0,
+        first_attempt: int | None = None,
+        only: Set[int] | None = None,
     ) -> list[Report]:
-        """Wait until every rank (of `only`) has reported `event` after `after_ns`, in any attempt; raises as above."""
-        return self._wait_found(lambda: each_rank(self.reports, event, ranks, after_ns, only), event, timeout)
+        """Wait for the reports that `all_ranks` finds. Raises Lost if the job ends before, Late after `timeout`
+        seconds."""
+
+        def find() -> list[Report] | None:
+            return all_ranks(self.reports, event, ranks, after_ns, first_attempt, only)
+
+        self._wait(lambda: self._failed() or find() is not None, timeout)
+        if self._failed():
+            raise Lost("a worker reported that it failed")
+        if (found := find()) is not None:
+            return found
+        if self._all_ended():
+            raise Lost(f"the job ended without {event!r} of all ranks")
+        self.ends_by_itself = False
+        raise Late(f"no {event!r} of all ranks in {timeout:g} s")
 
     def watch(self, pids: Iterable[int]) -> None:
         """Record in `ends` when these processes end, as far as the run waits for something then."""
@@ -227,18 +240,8 @@ class Run:
     def _all_ended(self) -> bool:
         return all(launcher.poll() is not None for launcher in self.launchers)
 
-    def _wait_found(self, find: Callable[[], list[Report] | None], event: str, timeout: float) -> list[Report]:
-        if not self._wait(lambda: find() is not None or self._failed(), timeout) or self._failed():
-            if self._failed():
-                raise Lost("a worker reported that it failed")
-            if self._all_ended():
-                raise Lost(f"the job ended without {event!r} of all ranks")
-            self.ends_by_itself = False
-            raise Late(f"no {event!r} of all ranks in {timeout:g} s")
-        return find() or []
-
-    def _wait(self, done: Callable[[], bool], timeout: float) -> bool:
-        """Read reports until `done()`, until all launchers have ended or `timeout` seconds passed; return `done()`."""
+    def _wait(self, done: Callable[[], bool], timeout: float) -> None:
+        """Read reports until `done()`, until all launchers have ended or `timeout` seconds passed."""
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as descriptors:
             for descriptor in (self._reports, *self._watched):
                 selector.register(descriptor, selectors.EVENT_READ)
@@ -264,7 +267,7 @@ class Run:
                 self._read_reports()
                 left = deadline - time.monotonic()
                 if done() or not running or left <= 0:
-                    return done()
+                    return
 
     def _read_reports(self) -> None:
         with contextlib.suppress(BlockingIOError):
