@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,6 +163,8 @@ class Benchmark:
             results = report.read(path)
         except ValueError as error:
             parser.error(str(error))
+        # Otherwise SIGTERM would leave the processes of the run behind.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         if not options.redraw:
             # The load is read before the first rival runs: it is that of other programs.
             machine = report.this_machine()
