@@ -15,24 +15,24 @@ from tf_ps_runner.agent.queue_service import QueueService
 
 
 class DataCluster(ScriptedCluster):
-    """The queues start anew with each version, as they do at the agent of the chief."""
+    """The queues begin anew with each version, as those of the chief's agent."""
 
     def __init__(self, python: Path, script: str, folder: Path, **more: Any) -> None:
         super().__init__(python, script, folder, **more)
         self._service = QueueService()
-        self._at_desk = threading.Lock()
+        self._lock = threading.Lock()
 
     def new_version(self, servers: int) -> None:
-        """A new set of servers, and queues of which nothing is known."""
+        """A new set of servers, and new queues."""
         super().new_version(servers)
-        with self._at_desk:
+        with self._lock:
             self._service.reset()
 
-    def asked(self, process: Process, line: socket.socket, text: bytes) -> None:
+    def on_request(self, process: Process, line: socket.socket, text: bytes) -> None:
         """Answer for the queues."""
-        asked = read_line(text)
-        assert isinstance(asked, tuple), text
-        number, ask = asked
+        message = read_line(text)
+        assert isinstance(message, tuple), text
+        number, request = message
 
         def reply(answer: Answer) -> None:
             try:
@@ -40,12 +40,12 @@ class DataCluster(ScriptedCluster):
             except OSError:
                 return
 
-        with self._at_desk:
-            self._service.ask(self._key(process), ask, reply)
+        with self._lock:
+            self._service.ask(self._key(process), request, reply)
 
-    def left(self, process: Process) -> None:
-        """What it held is somebody else's."""
-        with self._at_desk:
+    def on_disconnect(self, process: Process) -> None:
+        """The parts that it held go back."""
+        with self._lock:
             self._service.gone(self._key(process))
 
     def _key(self, process: Process) -> TaskKey:

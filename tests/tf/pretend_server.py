@@ -1,6 +1,6 @@
 """A gRPC server that answers `GetStatus` as TensorFlow's does, or refuses it: `python pretend_server.py HOW`.
 
-It says its port on its standard output, and ends with its standard input.
+It prints its port, and ends with its standard input.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Plays the agent to real processes of TensorFlow: starts them with their `TF_CONFIG`, and tells them what a test says.
+"""Stands in for the agent of real TensorFlow processes: starts them with a `TF_CONFIG`, and sends a test's orders.
 
-One unix socket serves all tasks of a cluster, told apart by their tokens. Every wait here is for a word of a process or
-for its end, bounded by PATIENCE.
+One unix socket serves all tasks of a cluster, which their tokens distinguish. Every wait here is for a message of a
+process or for its end, bounded by TIMEOUT.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cluster import quiet_port
 BOOT = Path(__file__).parents[2] / "tf_ps_runner" / "worker_path" / "tf_ps_boot.py"
 SCRIPTS = Path(__file__).with_name("scripts")
 
-PATIENCE = 240.0
-"""Seconds for anything that is waited for; TensorFlow starts in 3 to 15 of them. After that the test fails."""
+TIMEOUT = 240.0
+"""Seconds for each wait; TensorFlow starts in 3 to 15 of them. After that the test fails."""
 
 ENDING = 10.0
-"""Seconds that a process may live without its line to the agent."""
+"""Seconds that a process may live without its connection to the agent."""
 
 Message = dict[str, Any]
 
@@ -36,7 +36,7 @@ class Template:
     """Forks tasks from one interpreter that has imported TensorFlow."""
 
     def __init__(self, python: Path) -> None:
-        self._heard = threading.Condition()
+        self._changed = threading.Condition()
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._process = subprocess.Popen(
@@ -54,14 +54,14 @@ class Template:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task).encode() + b"\n")
         self._process.stdin.flush()
-        with self._heard:
-            assert self._heard.wait_for(lambda: number in self._pids, PATIENCE), "the template does not fork"
+        with self._changed:
+            assert self._changed.wait_for(lambda: number in self._pids, TIMEOUT), "the template does not fork"
         return Forked(self, number, self._pids[number])
 
     def code(self, number: int, timeout: float) -> int | None:
         """The exit code of a task, which is waited for."""
-        with self._heard:
-            self._heard.wait_for(lambda: number in self._codes, timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._codes, timeout)
             return self._codes.get(number)
 
     def close(self) -> None:
@@ -73,10 +73,10 @@ class Template:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             message = json.loads(line)
-            with self._heard:
-                told, value = (self._pids, "pid") if "pid" in message else (self._codes, "code")
-                told[message["number"]] = message[value]
-                self._heard.notify_all()
+            with self._changed:
+                numbers, value = (self._pids, "pid") if "pid" in message else (self._codes, "code")
+                numbers[message["number"]] = message[value]
+                self._changed.notify_all()
 
 
 class Forked:
@@ -91,7 +91,7 @@ class Forked:
         """Its exit code; None while it runs."""
         return self._template.code(self._number, 0)
 
-    def wait(self, timeout: float = PATIENCE) -> int:
+    def wait(self, timeout: float = TIMEOUT) -> int:
         """Its exit code; raises TimeoutExpired."""
         code = self._template.code(self._number, timeout)
         if code is None:
@@ -105,12 +105,12 @@ class Forked:
 
 
 class Process:
-    """One task: its process, what it has printed, and what it has said."""
+    """One task: its process, its output, and its messages."""
 
     def __init__(self, cluster: ScriptedCluster, name: str, popen: subprocess.Popen[bytes] | Forked, log: Path) -> None:
         self.name = name
         self.popen = popen
-        self.said: list[Message] = []
+        self.received: list[Message] = []
         self.line: socket.socket | None = None
         self._cluster = cluster
         self._log = log
@@ -120,29 +120,31 @@ class Process:
         """All that it has printed until now."""
         return self._log.read_text(errors="replace")
 
-    def heard(self, what: str) -> list[Message]:
-        """All that it has said of one kind."""
-        return [message for message in self.said if message.get("type") == what]
+    def messages(self, what: str) -> list[Message]:
+        """Its messages of one type."""
+        return [message for message in self.received if message.get("type") == what]
 
-    def wait_said(self, what: str, such: Callable[[Message], bool] = lambda _: True) -> Message:
-        """The first word of a kind that is `such`; waits for it."""
+    def wait_for_message(self, what: str, such: Callable[[Message], bool] = lambda _: True) -> Message:
+        """The first message of a type that satisfies `such`; waits for it."""
         return self._cluster.wait(
-            lambda: next((message for message in self.heard(what) if such(message)), None), f"{self.name}: {what}", self
+            lambda: next((message for message in self.messages(what) if such(message)), None),
+            f"{self.name}: {what}",
+            self,
         )
 
     def wait_step(self, step: int) -> int:
         """Wait until it has reported a step, or a later one."""
-        return int(self.wait_said("step", lambda message: message["step"] >= step)["step"])
+        return int(self.wait_for_message("step", lambda message: message["step"] >= step)["step"])
 
     @property
     def step(self) -> int:
         """The last step that it has reported."""
-        return max((message["step"] for message in self.heard("step")), default=-1)
+        return max((message["step"] for message in self.messages("step")), default=-1)
 
     def wait_end(self) -> int:
         """Its exit code."""
         try:
-            return self.popen.wait(PATIENCE)
+            return self.popen.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} does not end; it printed:\n{self.output}") from None
 
@@ -168,7 +170,7 @@ class ScriptedCluster:
         self._servers: list[str] = []
         self._processes: list[Process] = []
         self._template = Template(python) if forked else None
-        self._heard = threading.Condition()
+        self._changed = threading.Condition()
         self._order: Message = {}
         self.version = 0
         self.address = f"@tf-ps-test-{os.getpid()}-{quiet_port()}"
@@ -197,7 +199,7 @@ class ScriptedCluster:
                 process.kill()
         self.version += 1
         self._servers = [f"127.0.0.1:{quiet_port()}" for _ in range(servers)]
-        self.tell(open=False, pause=False, save=False, ending=False)
+        self.order(open=False, pause=False, save=False, ending=False)
         for rank in range(servers):
             self.start("ps", rank)
 
@@ -232,41 +234,41 @@ class ScriptedCluster:
             with log.open("wb") as output:
                 popen = subprocess.Popen(command, env=whole, stdout=output, stderr=subprocess.STDOUT)
         process = Process(self, f"{role}-{rank}", popen, log)
-        with self._heard:
+        with self._changed:
             self._processes.append(process)
-            self._heard.notify_all()
+            self._changed.notify_all()
         return process
 
-    def tell(self, **order: bool) -> None:
+    def order(self, **order: bool) -> None:
         """Change the order for all tasks."""
-        with self._heard:
+        with self._changed:
             self._order.update(order)
             for process in self._processes:
                 if process.line is not None:
                     self._send(process.line)
 
     def wait(self, found: Callable[[], Any], what: str, process: Process | None = None) -> Any:
-        """Wait for something that the processes say; fails at once when `process` has ended without it."""
-        with self._heard:
+        """Wait until the messages satisfy `found`; fails at once when `process` has ended before."""
+        with self._changed:
 
             def done() -> bool:
                 return bool(found()) or (process is not None and process.popen.poll() is not None)
 
-            self._heard.wait_for(done, PATIENCE)
+            self._changed.wait_for(done, TIMEOUT)
             result = found()
-        assert result, f"{what} was not said"
+        assert result, f"{what} was not reported"
         return result
 
-    def asked(self, process: Process, line: socket.socket, text: bytes) -> None:
-        """A process asks for something: a chief for the state of queues that nobody has made."""
+    def on_request(self, process: Process, line: socket.socket, text: bytes) -> None:
+        """Answer a request, which is that of a chief for the state of the queues, of which there are none."""
         line.sendall(json.dumps({"answer": json.loads(text)["request"]}).encode() + b"\n")
 
-    def left(self, process: Process) -> None:
-        """The line of a process has ended."""
+    def on_disconnect(self, process: Process) -> None:
+        """The connection of a process has ended."""
 
     def _numbered(self, number: int) -> Process:
-        """A task that may have begun before it was noted."""
-        self._heard.wait_for(lambda: len(self._processes) > number, PATIENCE)
+        """A task that may have connected before it was recorded."""
+        self._changed.wait_for(lambda: len(self._processes) > number, TIMEOUT)
         return self._processes[number]
 
     def _send(self, line: socket.socket) -> None:
@@ -281,33 +283,33 @@ class ScriptedCluster:
                 line, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._hear, args=(line,), daemon=True).start()
+            threading.Thread(target=self._receive, args=(line,), daemon=True).start()
 
-    def _hear(self, line: socket.socket) -> None:
+    def _receive(self, line: socket.socket) -> None:
         process: Process | None = None
         with line, line.makefile("rb") as lines:
             try:
                 for text in lines:
                     message = json.loads(text)
-                    with self._heard:
+                    with self._changed:
                         if message.get("type") == "hello":
                             process = self._numbered(int(message["token"]))
                             process.line = line
                         assert process is not None
-                        process.said.append(message)
-                        self._heard.notify_all()
+                        process.received.append(message)
+                        self._changed.notify_all()
                         if message.get("type") == "hello":
                             self._send(line)
                     if "request" in message:
-                        self.asked(process, line, text)
+                        self.on_request(process, line, text)
             except OSError:
                 pass
         if process is not None:
-            # Who waits for its words shall know that none will come.
+            # A wait for its messages must find that it has ended.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.popen.wait(ENDING)
-        with self._heard:
+        with self._changed:
             if process is not None:
                 process.line = None
-                self.left(process)
-            self._heard.notify_all()
+                self.on_disconnect(process)
+            self._changed.notify_all()

@@ -42,7 +42,7 @@ def environment(task: Mapping[str, object] | None = None) -> dict[str, str]:
 
 
 def train_alone(python: Path, script: str, data: Path, directory: Path) -> dict[str, float]:
-    """Train in one process, and say what came of it."""
+    """Train in one process, and return the result."""
     command = [python, EXAMPLE / script, "--data", data, "--checkpoints", directory, f"--steps={STEPS}"]
     subprocess.run(command, check=True, timeout=WAIT, env=environment(), stdout=subprocess.DEVNULL)
     return evaluate(python, data, directory)
@@ -66,7 +66,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def train_in_cluster(python: Path, script: str, data: Path, directory: Path) -> dict[str, float]:
-    """Train with a chief, a worker and two servers that nobody looks after, and say what came of it."""
+    """Train with a chief, a worker and two servers that are not restarted, and return the result."""
     places = {role: [f"127.0.0.1:{quiet_port()}" for _ in range(count)] for role, count in COUNTS.items()}
     command = [python, EXAMPLE / script, "--data", data, "--checkpoints", directory, f"--steps={STEPS}"]
 

@@ -50,11 +50,11 @@ def test_with_the_strategy_each_row_is_used_once_an_epoch_over_planned_changes(c
     with cluster:
         chief = begin(cluster, 1)
         chief.wait_step(40)
-        cluster.tell(pause=True)
+        cluster.order(pause=True)
         assert chief.wait_end() == 75, chief.output
         chief = begin(cluster, 2)
         chief.wait_step(100)
-        cluster.tell(pause=True)
+        cluster.order(pause=True)
         assert chief.wait_end() == 75, chief.output
         assert counted(begin(cluster, 1)) == (EPOCHS, EPOCHS)
 
@@ -66,7 +66,7 @@ def test_with_the_strategy_no_row_is_lost_when_servers_and_chiefs_die(cluster: D
         chief.wait_step(40)
         chief.kill()
         chief = cluster.start("chief", TF_PS_VERSION=str(cluster.version))
-        chief.wait_said("saved", lambda message: message["step"] > 60)
+        chief.wait_for_message("saved", lambda message: message["step"] > 60)
         next(one for one in reversed(cluster._processes) if one.name == "ps-1").kill()
         least, most = counted(begin(cluster, 1))
         assert least >= EPOCHS
@@ -87,7 +87,7 @@ def test_with_checkpoints_on_another_file_system_the_data_goes_on_where_the_mode
         cluster.start("worker")
         chief = cluster.start("chief")
         chief.wait_step(20)
-        cluster.tell(pause=True)
+        cluster.order(pause=True)
         assert chief.wait_end() == 75, chief.output
         assert list((tmp_path / "model").glob("*.shards.json")), chief.output
 

@@ -21,9 +21,9 @@ def train(cluster: ScriptedCluster, servers: int) -> tuple[Process, Process]:
     """Start servers, chief and a worker, and let the worker in."""
     cluster.new_version(servers)
     chief, worker = cluster.start("chief"), cluster.start("worker")
-    chief.wait_said("restored")
-    cluster.tell(open=True)
-    worker.wait_said("ready")
+    chief.wait_for_message("restored")
+    cluster.order(open=True)
+    worker.wait_for_message("ready")
     return chief, worker
 
 
@@ -31,17 +31,17 @@ def test_a_planned_change_loses_no_step(tmp_path: Path) -> None:
     with ScriptedCluster(python_215(), "estimator_train.py", tmp_path, forked=True, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 1)
         worker.wait_step(20)
-        cluster.tell(pause=True)
+        cluster.order(pause=True)
         assert worker.wait_end() == 75, worker.output
-        cluster.tell(save=True)
+        cluster.order(save=True)
         assert chief.wait_end() == 75, chief.output
-        saved = chief.heard("saved")[-1]
+        saved = chief.messages("saved")[-1]
         assert saved["step"] >= max(chief.step, worker.step)
         assert "finished" not in chief.output + worker.output
         # Estimator has a worker wait for five seconds, and more for each that follows.
         assert "before starting training" not in worker.output
         chief, worker = train(cluster, 2)
-        restored = chief.heard("restored")[0]
+        restored = chief.messages("restored")[0]
         assert (restored["how"], restored["step"], restored["path"]) == ("checkpoint", saved["step"], saved["path"])
         worker.wait_step(saved["step"] + 20)
 
@@ -53,7 +53,7 @@ def test_a_chief_goes_on_in_the_live_model(tmp_path: Path) -> None:
         worker.wait_step(20)
         chief.kill()
         before = worker.step
-        restored = cluster.start("chief").wait_said("restored")
+        restored = cluster.start("chief").wait_for_message("restored")
         assert (restored["how"], restored["path"]) == ("live", None)
         assert restored["step"] >= before > 0
         worker.wait_step(restored["step"] + 20)
@@ -64,7 +64,7 @@ def test_an_evaluator_begins_and_comes_to_its_end_with_the_training(tmp_path: Pa
     with ScriptedCluster(python_215(), "estimator_train.py", tmp_path, LAST_STEP="60", SAVE_STEPS="20") as cluster:
         chief, worker = train(cluster, 1)
         evaluator = cluster.start("evaluator")
-        evaluator.wait_said("ready")
+        evaluator.wait_for_message("ready")
         assert chief.wait_end() == 0, chief.output
         assert worker.wait_end() == 0, worker.output
         assert evaluator.wait_end() == 0, evaluator.output

@@ -27,19 +27,19 @@ def train(cluster: ScriptedCluster, servers: int) -> tuple[Process, Process]:
     """Start servers, chief and a worker, and let the worker in."""
     cluster.new_version(servers)
     chief, worker = cluster.start("chief"), cluster.start("worker")
-    chief.wait_said("restored")
-    cluster.tell(open=True)
-    worker.wait_said("ready")
+    chief.wait_for_message("restored")
+    cluster.order(open=True)
+    worker.wait_for_message("ready")
     return chief, worker
 
 
 def leave(cluster: ScriptedCluster, chief: Process, worker: Process) -> int:
     """The planned end of a version: the worker leaves, the chief saves and leaves. The step of the model."""
-    cluster.tell(pause=True)
+    cluster.order(pause=True)
     assert worker.wait_end() == 75, worker.output
-    cluster.tell(save=True)
+    cluster.order(save=True)
     assert chief.wait_end() == 75, chief.output
-    step = chief.heard("saved")[-1]["step"]
+    step = chief.messages("saved")[-1]["step"]
     assert step >= max(chief.step, worker.step)
     assert checkpoints(cluster.model)[-1] == step
     assert "finished" not in chief.output + worker.output
@@ -64,13 +64,13 @@ def check_planned_changes(python: Path, folder: Path, *numbers: int, forked: boo
             reference = copy_of(cluster, step, folder / f"reference-{step}")
             cluster.new_version(servers)
             chief, worker = cluster.start("chief", REFERENCE=reference), cluster.start("worker")
-            restored = chief.wait_said("restored")
+            restored = chief.wait_for_message("restored")
             assert (restored["how"], restored["step"], restored["skipped"]) == ("checkpoint", step, [])
             assert restored["path"].endswith(f"model.ckpt-{step}")
-            # By its first step the chief has compared the model, which nobody else has touched until then.
-            chief.wait_said("step")
-            assert worker.heard("ready") == []
-            cluster.tell(open=True)
+            # By its first step the chief has compared the model, which no other process has changed until then.
+            chief.wait_for_message("step")
+            assert worker.messages("ready") == []
+            cluster.order(open=True)
             worker.wait_step(step + 20)
             assert f"Restoring parameters from {restored['path']}" in chief.output
             assert "compared 3 variables, different: []" in chief.output
@@ -97,16 +97,16 @@ def check_deaths_of_single_tasks(python: Path, folder: Path, forked: bool = Fals
         chief.kill()
         before = worker.step
         again = cluster.start("chief")
-        restored = again.wait_said("restored")
+        restored = again.wait_for_message("restored")
         assert (restored["how"], restored["path"]) == ("live", None)
         assert restored["step"] >= before > 0
         # It saves what it has found before it trains: there was nothing but the first step to go back to.
         assert checkpoints(cluster.model)[0] == 0
-        assert again.wait_said("saved")["step"] >= before
+        assert again.wait_for_message("saved")["step"] >= before
         worker.wait_step(restored["step"] + 20)
         worker.kill()
         elsewhere = cluster.start("worker", address=f"127.0.0.1:{quiet_port()}")
-        elsewhere.wait_said("ready")
+        elsewhere.wait_for_message("ready")
         elsewhere.wait_step(again.step + 20)
         assert again.popen.poll() is None
         assert "An error was raised" not in again.output
@@ -123,7 +123,7 @@ def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move_in_2_15(tmp_pat
 
 
 def check_death_of_a_server(python: Path, folder: Path, forked: bool = False) -> None:
-    """All that a server held is read from the newest whole checkpoint; one that was cut off is skipped and told."""
+    """The model is read from the newest complete checkpoint; one that was cut off is skipped and reported."""
     with ScriptedCluster(python, "graph_train.py", folder, forked=forked, SAVE_STEPS="10") as cluster:
         chief, worker = train(cluster, 2)
         worker.wait_step(40)
@@ -134,7 +134,7 @@ def check_death_of_a_server(python: Path, folder: Path, forked: bool = False) ->
         reference = copy_of(cluster, whole, folder / "reference")
         cluster.new_version(2)
         chief = cluster.start("chief", REFERENCE=reference)
-        restored = chief.wait_said("restored")
+        restored = chief.wait_for_message("restored")
         # The model may be a step further than the name, for the worker goes on while that is chosen.
         assert (restored["how"], Path(restored["path"]).name) == ("checkpoint", f"model.ckpt-{whole}")
         assert len(restored["skipped"]) == 1
@@ -143,10 +143,10 @@ def check_death_of_a_server(python: Path, folder: Path, forked: bool = False) ->
         assert "compared 3 variables, different: []" in chief.output
         # A worker that comes while the cluster is about to change again leaves from the gate.
         worker = cluster.start("worker")
-        worker.wait_said("hello")
-        cluster.tell(pause=True)
+        worker.wait_for_message("hello")
+        cluster.order(pause=True)
         assert worker.wait_end() == 75, worker.output
-        assert worker.heard("ready") + worker.heard("step") == []
+        assert worker.messages("ready") + worker.messages("step") == []
 
 
 def test_a_server_that_dies_costs_what_was_not_saved_whole(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_sums_of_the_data_are_compared(tmp_path: Path) -> None:
         content[len(content) // 2] ^= 1
         data.write_bytes(content)
         cluster.new_version(1)
-        restored = cluster.start("chief").wait_said("restored")
+        restored = cluster.start("chief").wait_for_message("restored")
         assert Path(restored["path"]).name == f"model.ckpt-{whole}"
         assert "hecksum" in restored["skipped"][0]
 
@@ -180,10 +180,10 @@ def test_when_the_chief_is_done_a_worker_comes_to_its_end_too(tmp_path: Path) ->
     with ScriptedCluster(python_221(), "graph_train.py", tmp_path) as cluster:
         chief, worker = train(cluster, 1)
         worker.wait_step(20)
-        cluster.tell(ending=True)
+        cluster.order(ending=True)
         assert worker.wait_end() == 0, worker.output
         assert "finished at" in worker.output
-        # What the chief is told is not meant for it: it ends when its own work is done.
+        # The order to end does not concern the chief: it ends when its own work is done.
         chief.wait_step(worker.step + 20)
 
 
@@ -192,8 +192,8 @@ def test_a_worker_that_waits_for_data_leaves_from_there(tmp_path: Path) -> None:
     with ScriptedCluster(python_221(), "graph_train.py", tmp_path) as cluster:
         cluster.new_version(1)
         chief, worker = cluster.start("chief"), cluster.start("worker", STEP_SECONDS="1000")
-        chief.wait_said("restored")
-        cluster.tell(open=True)
-        worker.wait_said("step")
-        cluster.tell(pause=True)
+        chief.wait_for_message("restored")
+        cluster.order(open=True)
+        worker.wait_for_message("step")
+        cluster.order(pause=True)
         assert worker.wait_end() == 75, worker.output

@@ -193,5 +193,5 @@ def test_a_script_runs_to_its_end_without_a_patch_that_this_tensorflow_does_not_
         cluster.start("worker")
         chief = cluster.start("chief")
         finish(chief, 20)
-        assert any(renamed in message["text"] for message in chief.heard("note")), chief.output
+        assert any(renamed in message["text"] for message in chief.messages("note")), chief.output
         assert "schedule is as TensorFlow has it" in chief.output

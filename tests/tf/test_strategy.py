@@ -27,7 +27,7 @@ class Training:
     def start_chief(self) -> Process:
         """Another chief in the same version."""
         chief = self.cluster.start("chief", TF_PS_VERSION=str(self.cluster.version))
-        chief.wait_said("restored")
+        chief.wait_for_message("restored")
         return chief
 
     def kill_server(self) -> None:
@@ -36,12 +36,12 @@ class Training:
 
 
 def restored(chief: Process) -> tuple[str, int]:
-    (message,) = chief.heard("restored")
+    (message,) = chief.messages("restored")
     return message["how"], message["step"]
 
 
 def finish(chief: Process, steps: int) -> None:
-    """See that it comes to its end, and that the rows were all trained as often as the steps say."""
+    """Check that it ends, and that each row was trained as often as the number of steps requires."""
     assert chief.wait_end() == 0, chief.output
     done = re.search(r"done at (\d+) seen=(\d+)\.\.(\d+)", chief.output)
     assert done is not None, chief.output
@@ -63,10 +63,10 @@ def live_and_planned(python: Path, folder: Path) -> None:
         assert how == "live"
         assert step >= before > 50, "the last checkpoint is of step 50"
         chief.wait_step(step + 10)
-        cluster.tell(pause=True)
+        cluster.order(pause=True)
         assert chief.wait_end() == 75, chief.output
         assert "Traceback" not in chief.output
-        saved = chief.heard("saved")[-1]["step"]
+        saved = chief.messages("saved")[-1]["step"]
         assert saved >= chief.step
 
         chief = training.begin(servers=3)
@@ -95,15 +95,15 @@ def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole
     ) as cluster:
         training = Training(cluster)
         chief = training.begin(servers=2)
-        chief.wait_said("saved", lambda message: message["step"] >= 60)
+        chief.wait_for_message("saved", lambda message: message["step"] >= 60)
         training.kill_server()
         cluster.version += 1
-        cluster.tell()
+        cluster.order()
         assert chief.wait_end() == 75, chief.output
         assert "Traceback" not in chief.output
         cluster.version -= 1
 
-        paths = [message["path"] for message in chief.heard("saved")]
+        paths = [message["path"] for message in chief.messages("saved")]
         # Each server has written a part of its own.
         parts = Path(paths[-1]).parent.glob(f"{Path(paths[-1]).name}.data-*")
         data = max(parts, key=lambda part: part.stat().st_size)
@@ -111,7 +111,7 @@ def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole
         whole = data.with_name(Path(paths[-2]).name)
         chief = training.begin(servers=1)
         assert restored(chief) == ("checkpoint", chief_step(paths, whole))
-        (message,) = chief.heard("restored")
+        (message,) = chief.messages("restored")
         assert Path(message["path"]) == whole
         assert any(Path(paths[-1]).name in sentence for sentence in message["skipped"])
         assert data.exists(), "what is damaged is not deleted"
@@ -132,7 +132,7 @@ def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_
         cluster.start("worker")
         assert cluster.start("chief", DIE_BEFORE_STEPS="1").wait_end() == -9
         chief = cluster.start("chief")
-        chief.wait_said("restored")
+        chief.wait_for_message("restored")
         assert restored(chief) == ("fresh", 0)
         finish(chief, 20)
 
@@ -154,18 +154,18 @@ def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoin
         cluster.new_version(1)
         cluster.start("worker")
         chief = cluster.start("chief")
-        chief.wait_said("saved", lambda message: message["step"] >= 20)
+        chief.wait_for_message("saved", lambda message: message["step"] >= 20)
         chief.kill()
-        saved = chief.heard("saved")[-1]
+        saved = chief.messages("saved")[-1]
 
         refused = cluster.start("chief", EXTRA=extra)
         assert refused.wait_end() == 75, refused.output
-        assert refused.heard("restored") == [], "its data is not gone on with either"
+        assert refused.messages("restored") == [], "the position in the data is not kept either"
         assert "is not that of this script" in refused.output
         assert "extra:float32[4]" in refused.output or extra in refused.output
 
         chief = cluster.start("chief", EXTRA=extra)
-        chief.wait_said("restored")
+        chief.wait_for_message("restored")
         assert restored(chief) == ("checkpoint", saved["step"])
         finish(chief, 100)
 
@@ -180,7 +180,7 @@ def test_a_table_with_other_parts_than_the_checkpoint_is_not_trained(
     with ScriptedCluster(python, "strategy_train.py", tmp_path, workers=2, **settings) as cluster:
         training = Training(cluster)
         chief = training.begin(servers=3)
-        bounds = chief.wait_said("note", lambda said: "server_bounds" in said)["server_bounds"]
+        bounds = chief.wait_for_message("note", lambda message: "server_bounds" in message)["server_bounds"]
         assert bounds == {"least": 3, "most": 3, "table": "table", "parts": 3, "refused": 0}
         chief.wait_step(50)
         cluster.new_version(2)
@@ -188,10 +188,10 @@ def test_a_table_with_other_parts_than_the_checkpoint_is_not_trained(
             cluster.start("worker", rank)
         chief = cluster.start("chief", TF_PS_VERSION=str(cluster.version))
         assert chief.wait_end() == 75, chief.output
-        said = chief.heard("note")[-1]
-        assert said["server_bounds"] == {"least": 3, "most": 3, "table": "table", "parts": 3, "refused": 2}
-        assert "is not restored: it holds 3 parts of the table 'table'" in said["text"]
-        assert chief.heard("restored") == chief.heard("step") == chief.heard("saved") == []
+        note = chief.messages("note")[-1]
+        assert note["server_bounds"] == {"least": 3, "most": 3, "table": "table", "parts": 3, "refused": 2}
+        assert "is not restored: it holds 3 parts of the table 'table'" in note["text"]
+        assert chief.messages("restored") == chief.messages("step") == chief.messages("saved") == []
         # The same number of servers reads it.
         chief = training.begin(servers=3)
         chief.wait_step(restored(chief)[1] + 5)

@@ -38,16 +38,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(text: str, **environ: str) -> PsJobSpec:
+def job_of(text: str, **environ: str) -> PsJobSpec:
     """The job of these flags and variables."""
     return parse(text.split(), environ)
 
 
 def warned(text: str, **environ: str) -> list[str]:
-    """What is said of these flags and variables."""
-    said: list[str] = []
-    parse(text.split(), environ, warn=said.append)
-    return said
+    """The warnings for these flags and variables."""
+    warnings: list[str] = []
+    parse(text.split(), environ, warn=warnings.append)
+    return warnings
 
 
 def refused(text: str, **environ: str) -> str:
@@ -58,7 +58,7 @@ def refused(text: str, **environ: str) -> str:
 
 
 def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> None:
-    spec = asked("train.py --lr 0.1")
+    spec = job_of("train.py --lr 0.1")
     assert spec.capacity == (Capacity(Role.CHIEF, 1), Capacity(Role.WORKER, 1), Capacity(Role.PS, 1))
     assert (spec.job.backend, spec.job.rules.min_nodes, spec.job.rules.max_nodes) == ("memory", 1, 1)
     assert spec.job.rules.cluster == ClusterRules(min_workers=1, max_workers=1)
@@ -68,7 +68,7 @@ def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> Non
 
 
 def test_a_machine_without_a_role_hosts_the_most_of_each_role() -> None:
-    spec = asked("--ps=1:4 --workers=2:8 --evaluator --checkpoint-dir=. train.py")
+    spec = job_of("--ps=1:4 --workers=2:8 --evaluator --checkpoint-dir=. train.py")
     assert {part.role: part.slots for part in spec.capacity} == {
         Role.CHIEF: 1,
         Role.WORKER: 8,
@@ -80,13 +80,13 @@ def test_a_machine_without_a_role_hosts_the_most_of_each_role() -> None:
     assert (cluster.min_ps, cluster.max_ps, cluster.min_workers, cluster.max_workers) == (1, 4, 2, 8)
 
 
-def test_a_job_may_have_no_worker_beside_its_chief() -> None:
-    assert asked("--workers=0 train.py").slots(Role.WORKER) == 0
+def test_a_job_may_have_no_worker_but_the_chief() -> None:
+    assert job_of("--workers=0 train.py").slots(Role.WORKER) == 0
 
 
 @pytest.mark.parametrize("role", options.ROLES)
 def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of_nodes(role: str) -> None:
-    spec = asked(f"--role={role} --ps=2 {MANY} train.py")
+    spec = job_of(f"--role={role} --ps=2 {MANY} train.py")
     assert spec.capacity == (Capacity(Role(role), 1),)
     assert (spec.job.backend, spec.job.rules.min_nodes, spec.job.rules.max_nodes) == ("master", 1, MAX_NODES)
     assert spec.job.master is not None
@@ -95,40 +95,42 @@ def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of
 
 
 def test_the_role_evaluator_adds_an_evaluator_to_the_job() -> None:
-    spec = asked(f"--role=evaluator {MANY} train.py")
+    spec = job_of(f"--role=evaluator {MANY} train.py")
     assert spec.job.rules.cluster is not None
     assert spec.job.rules.cluster.evaluator == 1
 
 
 def test_machines_without_roles_may_share_a_job() -> None:
-    spec = asked(f"--ps=4 --workers=8 {MANY} train.py")
+    spec = job_of(f"--ps=4 --workers=8 {MANY} train.py")
     assert (spec.job.backend, spec.slots(Role.PS), spec.slots(Role.WORKER)) == ("master", 4, 8)
 
 
 def test_the_master_variable_counts_only_for_a_machine_with_a_role() -> None:
-    spec = asked("--role=ps train.py", DLROVER_MASTER_ADDR="master:5000")
+    spec = job_of("--role=ps train.py", DLROVER_MASTER_ADDR="master:5000")
     assert spec.job.master is not None
     assert (spec.job.master.host, spec.job.master.port, spec.job.master.is_host) == ("master", 5000, False)
-    assert asked("train.py", DLROVER_MASTER_ADDR="master:5000").job.backend == "memory"
+    assert job_of("train.py", DLROVER_MASTER_ADDR="master:5000").job.backend == "memory"
 
 
 def test_the_node_id_of_a_pod_contains_its_role() -> None:
     ids = {
-        asked(f"--role={role} {MANY} train.py", WORKER_ID="0", WORKER_RANK="0").job.node_id for role in options.ROLES
+        job_of(f"--role={role} {MANY} train.py", WORKER_ID="0", WORKER_RANK="0").job.node_id for role in options.ROLES
     }
     assert ids == {"ps-0", "worker-0", "chief-0", "evaluator-0"}
 
 
 def test_master_and_etcd_have_the_settings_that_dlrover_run_has(here: Path) -> None:
     (here / "token").write_text("a secret\n")
-    spec = asked(f"--role=ps {MANY} --rdzv-id=ads --rdzv-conf=token_file=token,state_dir=state,join_timeout=5 train.py")
+    spec = job_of(
+        f"--role=ps {MANY} --rdzv-id=ads --rdzv-conf=token_file=token,state_dir=state,join_timeout=5 train.py"
+    )
     assert spec.job.master is not None
     assert (spec.job.master.token, spec.job.master.state_dir) == ("a secret", str(here / "state"))
     assert (spec.job.rules.join_timeout, spec.job.run_id) == (5, "ads")
     assert "a secret" not in repr(spec)
     if not has_package("etcd3"):
         pytest.skip("the package etcd3 is not installed here")
-    spec = asked("--role=ps --rdzv-backend=etcd --rdzv-endpoint=a,b:3 --rdzv-conf=prefix=/jobs train.py")
+    spec = job_of("--role=ps --rdzv-backend=etcd --rdzv-endpoint=a,b:3 --rdzv-conf=prefix=/jobs train.py")
     assert spec.job.etcd is not None
     assert (spec.job.etcd.endpoints, spec.job.etcd.prefix) == ((("a", 2379), ("b", 3)), "/jobs")
     assert spec.job.rules.lost_after == 0
@@ -142,12 +144,12 @@ def has_package(name: str) -> bool:
 
 
 def test_a_job_on_one_machine_has_the_given_name_or_a_fresh_one() -> None:
-    assert asked("--rdzv-id=ads train.py").job.run_id == "ads"
-    assert asked("train.py").job.run_id != asked("train.py").job.run_id
+    assert job_of("--rdzv-id=ads train.py").job.run_id == "ads"
+    assert job_of("train.py").job.run_id != job_of("train.py").job.run_id
 
 
 def test_every_time_and_limit_reaches_the_rules_of_the_job() -> None:
-    spec = asked(
+    spec = job_of(
         "--max-restarts=7 --save-timeout=1.5 --ready-timeout=20 --end-grace=0 --hang-timeout=9 --shutdown-timeout=4 "
         "--worker-memory=4Gi --ps-memory=512Mi --max-memory=8Gi --sparse -m json.tool"
     )
@@ -166,7 +168,7 @@ def test_every_time_and_limit_reaches_the_rules_of_the_job() -> None:
     assert (spec.job.entrypoint.kind, spec.job.entrypoint.target) == ("module", "json.tool")
 
 
-def test_the_table_says_the_defaults_of_the_rules() -> None:
+def test_the_table_has_the_defaults_of_the_rules() -> None:
     flags = options.TF_PS_RUN.by_dest
     assert flags["save_timeout"].default == f"{rules.SAVE_TIMEOUT:g}"
     assert flags["ready_timeout"].default == f"{rules.READY_TIMEOUT:g}"
@@ -177,10 +179,10 @@ def test_the_table_says_the_defaults_of_the_rules() -> None:
 def test_each_variable_is_one_of_this_program_and_the_command_line_wins() -> None:
     names = {flag.variable for flag in options.TABLE if flag.variable is not None}
     assert all(name.startswith("TF_PS_RUN_") for name in names)
-    assert asked("train.py", TF_PS_RUN_PS="3", TF_PS_RUN_SPARSE="1").slots(Role.PS) == 3
-    assert asked("--ps=2 train.py", TF_PS_RUN_PS="3").slots(Role.PS) == 2
+    assert job_of("train.py", TF_PS_RUN_PS="3", TF_PS_RUN_SPARSE="1").slots(Role.PS) == 3
+    assert job_of("--ps=2 train.py", TF_PS_RUN_PS="3").slots(Role.PS) == 2
     # A cluster manager sets these for torch.
-    assert asked("train.py", PET_MAX_RESTARTS="nonsense", PET_RDZV_BACKEND="etcd").job.backend == "memory"
+    assert job_of("train.py", PET_MAX_RESTARTS="nonsense", PET_RDZV_BACKEND="etcd").job.backend == "memory"
 
 
 def test_shared_flags_have_the_same_spellings_in_both_programs() -> None:
@@ -231,28 +233,28 @@ def test_a_line_that_cannot_be_read_points_to_the_help(
     with pytest.raises(UsageError):
         parse(text.split(), {})
     assert main(text.split()) == exit_codes.BAD_COMMAND_LINE
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.endswith("Try 'tf-ps-run --help'.\n")
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.endswith("Try 'tf-ps-run --help'.\n")
 
 
 @pytest.mark.parametrize("role", ["--role=ps ", ""])
 def test_an_endpoint_without_a_backend_is_a_masters(role: str) -> None:
-    job = asked(f"{role}--ps=2 --rdzv-endpoint=node0 train.py").job
+    job = job_of(f"{role}--ps=2 --rdzv-endpoint=node0 train.py").job
     assert (job.backend, job.run_id) == ("master", "none")
     assert job.master is not None
     assert (job.master.host, job.master.port) == ("node0", 29400)
 
 
-def test_servers_that_come_and_go_without_checkpoints_are_warned_of() -> None:
-    (said,) = warned("--ps=1:2 train.py")
-    assert "--checkpoint-dir=DIR" in said
+def test_a_range_of_servers_without_checkpoints_gives_a_warning() -> None:
+    (warning,) = warned("--ps=1:2 train.py")
+    assert "--checkpoint-dir=DIR" in warning
     assert warned("--ps=1:2 --checkpoint-dir=ckpt train.py") == []
     assert warned("--ps=1:2 --checkpoint-dir=hdfs://namenode/ckpt train.py") == []
     assert warned("--ps=2 train.py") == []
 
 
-def test_flags_without_effect_are_warned_of() -> None:
+def test_flags_without_effect_give_a_warning() -> None:
     assert warned("--start-method=spawn --preload=json train.py") == [
         "--preload has no effect with --start-method=spawn."
     ]
@@ -267,12 +269,12 @@ def test_flags_without_effect_are_warned_of() -> None:
 
 
 def test_modules_to_preload_come_after_those_that_every_job_needs() -> None:
-    assert asked("--preload=numpy,pandas --preload=numpy train.py").job.preload == (*PRELOAD, "numpy", "pandas")
-    assert asked("--start-method=spawn train.py").job.preload == ()
+    assert job_of("--preload=numpy,pandas --preload=numpy train.py").job.preload == (*PRELOAD, "numpy", "pandas")
+    assert job_of("--start-method=spawn train.py").job.preload == ()
 
 
 def test_output_streams_are_chosen_for_all_tasks_and_lines_have_a_prefix(here: Path) -> None:
-    logs = asked("--log-dir=logs -r 3 -t 1 train.py").job.logs
+    logs = job_of("--log-dir=logs -r 3 -t 1 train.py").job.logs
     assert (logs.log_dir, logs.redirects.default, logs.tee.default) == ("logs", Std.ALL, Std.OUT)
     assert logs.prefixed
     assert not (here / "logs").exists()
@@ -287,8 +289,8 @@ def test_an_interpreter_without_tensorflow_is_found_before_anything_starts(
     assert not has_tensorflow(str(bare))
     monkeypatch.setenv("PYTHON_EXEC", str(bare))
     assert main(["train.py"]) == exit_codes.BAD_COMMAND_LINE
-    said = capsys.readouterr().err
-    assert said == (
+    printed = capsys.readouterr().err
+    assert printed == (
         f"tf-ps-run: There is no TensorFlow in {bare}: install it there (pip install 'dlrover-run[tf]'), or set "
         "PYTHON_EXEC to an interpreter that has it.\n"
     )
@@ -322,10 +324,10 @@ def test_an_interpreter_that_gives_no_answer_is_accepted(here: Path) -> None:
     assert has_tensorflow(str(other))
 
 
-def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python -m tf_ps_runner` with these words, as a process of its own."""
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python -m tf_ps_runner` with these arguments, as a process."""
     return subprocess.run(
-        [sys.executable, "-m", "tf_ps_runner", *words],
+        [sys.executable, "-m", "tf_ps_runner", *arguments],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
         capture_output=True,
         text=True,
@@ -334,9 +336,9 @@ def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def drawn_help(*words: str) -> tuple[str, set[str]]:
-    """The help of these words on a screen of 100 columns, and the flags in it."""
-    done = command(*words, "--help", COLUMNS="100", NO_COLOR="1")
+def drawn_help(*arguments: str) -> tuple[str, set[str]]:
+    """The help of these arguments on a screen of 100 columns, and the flags in it."""
+    done = command(*arguments, "--help", COLUMNS="100", NO_COLOR="1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100
@@ -367,8 +369,8 @@ def test_the_version_is_that_of_the_package() -> None:
 
 def test_the_shell_is_offered_flags_and_their_words() -> None:
     def offered(line: str) -> set[str]:
-        words = {"COMP_WORDS": line, "COMP_CWORD": f"{len(line.split()) - 1}"}
-        return set(command(_TF_PS_RUN_COMPLETE="complete_bash", **words).stdout.split())
+        variables = {"COMP_WORDS": line, "COMP_CWORD": f"{len(line.split()) - 1}"}
+        return set(command(_TF_PS_RUN_COMPLETE="complete_bash", **variables).stdout.split())
 
     assert {"--ps-memory"} <= offered("tf-ps-run --ps-")
     assert offered("tf-ps-run --role w") == {"worker"}
@@ -396,7 +398,7 @@ def test_a_launch_loads_neither_typer_nor_tensorflow_nor_grpc() -> None:
 
 def test_a_script_named_scale_is_given_after_two_dashes(here: Path) -> None:
     (here / "scale").write_text("")
-    assert asked("-- scale").job.entrypoint.target == "scale"
+    assert job_of("-- scale").job.entrypoint.target == "scale"
 
 
 def test_secrets_of_the_environment_are_not_printed(

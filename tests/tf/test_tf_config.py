@@ -1,4 +1,4 @@
-"""What a task is told of its cluster: the words of `TF_CONFIG`, and that TensorFlow takes them."""
+"""The description of the cluster for a task: a `TF_CONFIG` that TensorFlow accepts, and the variables beside it."""
 
 from __future__ import annotations
 
