@@ -30,7 +30,7 @@ from core.launchers import SPAWN, Job
 from core.meetings import crowd_sizes
 from core.processes import Process
 from core.ratios import Late, Measured, Reading, Row, Sample, pair_ratios, summarise
-from core.run import Report, all_ranks, until_last
+from core.run import Report, Run, all_ranks, until_last
 from core.steps import Step, effective_share, kept_steps, longest_pause, read_steps, step_rate
 from recovery import NEW_WORLD, OLD_ENDED
 from tf_recovery import OF_WORKER
@@ -376,7 +376,9 @@ def test_deciding_about_four_times_the_nodes_is_about_four_times_the_work(world:
 
 @pytest.mark.long
 @pytest.mark.torchrun
-def test_a_worker_that_is_killed_is_measured_until_the_next_step() -> None:
+def test_real_jobs_are_measured() -> None:
+    with Run() as run:
+        assert not rendezvous.join_at_once(run, rendezvous.OURS, 3, limit=60.0)["at-once"].unended
     case = next(case for case in recovery.cases(recovery.Storm()) if case.name == "worker-death")
     result = run_case(replace(case, rivals=(SPAWN,)), 1, Limits(settle=0.1), MACHINE)
     rows = {row.title: row.median for row in result.rows}

@@ -92,10 +92,10 @@ class Node:
                     reach("known")
                 before = self._state.round
                 self._state.accept(client.assignment)
-                ranks = self._state.seat
+                ranks = self._state.ranks
                 if ranks is not None and ranks.key != before:
                     reach(f"placed-{ranks.nodes}")
-            phase = NodePhase.RUNNING if self._state.seat else NodePhase.WAITING
+            phase = NodePhase.RUNNING if self._state.ranks else NodePhase.WAITING
             client.report(self._state.report(phase))
             await changed.wait()
             changed.clear()
