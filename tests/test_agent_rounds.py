@@ -233,14 +233,31 @@ class TestFailures:
 class TestLeaving:
     """A node that is asked to go, or has to."""
 
+    ENDS_WHEN_SAID = (
+        "trap 'until [ -e said ]; do sleep 0.01; done; exit 7' TERM; echo x > up; until read word < gate; do :; done"
+    )
+    """A worker that ends of SIGTERM, but not before the test has made the file `said`."""
+
     def test_it_says_so_while_its_workers_have_their_grace(self, stage: Path) -> None:
-        looks = "trap '[ -e said ] && exit 7' TERM; echo x > up; until read word < gate; do :; done"
-        play = Play(stage, looks).on(WAITING, training(seat()))
+        play = Play(stage, self.ENDS_WHEN_SAID).on(WAITING, training(seat()))
         play.on(RUNNING, when_up(stage, lambda: play.signal(signal.SIGTERM)))
         played = play.on(LEAVING, (stage / "said").touch).run()
         assert played.phases == [WAITING, RUNNING, LEAVING, LEFT]
         assert played.verdict.ends[0].code == 7
         assert played.verdict.exit_code == 128 + signal.SIGTERM
+
+    def test_it_takes_no_new_ranks_while_its_workers_end(self, stage: Path) -> None:
+        play = Play(stage, self.ENDS_WHEN_SAID).on(WAITING, training(seat()))
+        play.on(RUNNING, when_up(stage, lambda: play.signal(signal.SIGTERM)))
+
+        def assign_another_round() -> Assignment:
+            (stage / "said").touch()
+            return training(seat(2))
+
+        played = play.on(LEAVING, assign_another_round).run()
+        leaving = [status.ranks for status in played.statuses if status.phase in (LEAVING, LEFT)]
+        assert {ranks and ranks.key for ranks in leaving} == {RoundKey(1, 1)}
+        assert played.verdict.ends[0].code == 7
 
     def test_nobody_else_begins_anew_when_its_workers_have_succeeded(self, stage: Path) -> None:
         play = Play(stage, "exit 0").on(WAITING, training(seat()))

@@ -52,7 +52,7 @@ DEFECTS = {
     ),
     "a leaving node takes new ranks": Defect(
         "dlrover_run/agent/agent.py",
-        "            if not self._shutdown.wanted:\n",
+        "            if not leaving:\n",
         "            if True:\n",
         "test_agent_rounds.py",
     ),
@@ -197,6 +197,11 @@ def run_against(packages: Path, test: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=packages, env=environment, capture_output=True, text=True, errors="replace", timeout=TIMEOUT
     )
+
+
+def test_each_planted_defect_still_has_its_place() -> None:
+    counts = {name: (ROOT / each.file).read_text().count(each.right) for name, each in DEFECTS.items()}
+    assert counts == dict.fromkeys(DEFECTS, 1)
 
 
 @pytest.mark.timeout(TIMEOUT + 60)
