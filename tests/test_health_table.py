@@ -254,14 +254,15 @@ def narrated(
     color = use_color(columns is not None, {"TERM": "xterm", **os.environ})
 
     async def run() -> None:
-        narration = ProgressReporter(spec, Console(written.append, lambda: columns, lambda: lines, color=color))
+        console = Console(written.append, lambda: columns, lambda: lines, color=color)
+        narration = ProgressReporter(spec, console)
         for number, assignment in enumerate(told):
             narration.update(assignment)
             await asyncio.sleep(2.5 * REFRESH_SECONDS)
             if number == 0:
                 written.append(worker)
             narration.update(assignment)
-        narration.end()
+        console.clear_waiting()
 
     run_virtually(run())
     return written

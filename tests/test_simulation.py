@@ -315,7 +315,7 @@ LATER = {
     "a node obeys whoever spoke last": 115,
     "a node offers a port again": 345,
     "a round may use a port that another one used": 70,
-    "an old master does not notice its successor": 180,
+    "an old master does not notice its successor": 140,
     "newcomers take part unchecked": 790,
     "two processes may have one id": 44,
     "who is slow is not named": 390,

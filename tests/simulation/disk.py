@@ -54,7 +54,7 @@ class DiskJournal:
             story = JournalContents(JournalHeader(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
         else:
             # The product's own, which needs no file.
-            story = Journal._succeed(cast(Journal, self), encode(before), epoch)
+            story = Journal._continue(cast(Journal, self), encode(before), epoch)
         self._ticket = next(self._disk.tickets)
         self._disk.owners[self._job] = self._ticket
         self._disk.stories[self._job] = story
@@ -66,6 +66,7 @@ class DiskJournal:
         self._look()
         self._burn()
         self._write()
+        self._disk.laws.writing(self._disk.owners.get(self._job) == self._ticket)
         # Every plan has to get through the disk whole.
         plan = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
         story = self._disk.stories[self._job]

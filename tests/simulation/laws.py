@@ -263,6 +263,10 @@ class Laws:
             demand(bool(gone) or failed, "no round is started for a newcomer after the first success")
         check_ranks(list(rank_assignments(after).values()))
 
+    def writing(self, owns: bool) -> None:
+        """A master writes to the journal; `owns` says whether no other one has taken it over."""
+        demand(owns, "only the master that took over the journal last writes to it")
+
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         """A plan has become durable; `now` is everybody's time."""
         self.dismissed |= dismissed_in(after)

@@ -73,6 +73,10 @@ class Master(LoopProcess):
     def died(self) -> None:
         self._go(False)
 
+    def note(self, what: str) -> None:
+        demand("internal error" not in what, what)
+        super().note(what)
+
     def burn(self) -> None:
         """One step nearer to the end, where one is set."""
         if self.fuse is not None:
