@@ -1,4 +1,4 @@
-"""Records what the command line of one torchrun takes, as a table for `tests/test_torchrun_tables.py`.
+"""Records what the command line of one torchrun takes, as a table for `tests/torchrun/test_torchrun_tables.py`.
 
     python scripts/record_torchrun.py torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl
     python scripts/record_torchrun.py .venv/lib/python3.11/site-packages

@@ -45,7 +45,12 @@ settings.load_profile("shared machine")
 collect_ignore = (
     []
     if importlib.util.find_spec("torch")
-    else ["test_sampler.py", "test_checkpoint.py", "test_mnist_example.py", "test_cli_differential.py"]
+    else [
+        "processes/test_sampler.py",
+        "processes/test_checkpoint.py",
+        "jobs/test_mnist_example.py",
+        "torchrun/test_cli_differential.py",
+    ]
 )
 
 

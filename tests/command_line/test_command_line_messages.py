@@ -3,7 +3,7 @@
 Each command line in the file is read, and its errors and warnings are compared; nothing is launched. To accept changed
 messages:
 
-    UPDATE_GOLDEN=1 python -m pytest tests/test_command_line_messages.py
+    UPDATE_GOLDEN=1 python -m pytest tests/command_line/test_command_line_messages.py
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dlrover_run.cli import parse
 from dlrover_run.command_line import options, rdzv_conf
 from dlrover_run.spec import SpecError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 READ = {
     "CUDA_VISIBLE_DEVICES",

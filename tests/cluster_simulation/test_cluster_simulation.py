@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from cluster_simulation.scenario import simulate
-from cluster_simulation.world import Outcome
 from simulation.timeline import Broken
 
+from cluster_simulation.scenario import simulate
+from cluster_simulation.world import Outcome
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.policies.parameter_servers import failures, placement, policy, reshape, scaling, versions, view
 from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, Role

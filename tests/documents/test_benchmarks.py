@@ -15,7 +15,7 @@ import pytest
 from check_world import Computing, NodeTruth, World, whole
 from harness import calls_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import check_cost
 import check_decide
@@ -35,7 +35,7 @@ from core.steps import Step, effective_share, kept_steps, longest_pause, read_st
 from recovery import NEW_WORLD, OLD_ENDED
 from tf_recovery import OF_WORKER
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SECOND = 1_000_000_000
 MACHINE = report.Machine("CPU", 2, 8.0, "6.1", "3.11", "2.13", (0.5, 0.25, 0.0), "2030-01-01T10:00:00", "abc")
 

@@ -28,7 +28,7 @@ def pytest_configure(config):
 )
 def test_a_skip_fails_ci_unless_it_is_allowed_by_name(tmp_path: Path, name: str, ci: str, code: int) -> None:
     test, _, shell = name.partition("[")
-    (tmp_path / "conftest.py").write_text(PLUGIN.format(tests=str(Path(__file__).parent)))
+    (tmp_path / "conftest.py").write_text(PLUGIN.format(tests=str(Path(__file__).parents[1])))
     (tmp_path / "test_application.py").write_text(
         "import pytest\n"
         f'@pytest.mark.parametrize("shell", [{shell.rstrip("]")!r}])\n'

@@ -7,10 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from simulation.bed import Bed
-from simulation.etcd_watch import REQUEST_TIMEOUT
-from simulation.network import TO_MASTER, TO_NODE
-from simulation.timeline import Broken
 
 from dlrover_run.etcd.operations import (
     Absent,
@@ -26,6 +22,10 @@ from dlrover_run.etcd.operations import (
     Range,
     Txn,
 )
+from simulation.bed import Bed
+from simulation.etcd_watch import REQUEST_TIMEOUT
+from simulation.network import TO_MASTER, TO_NODE
+from simulation.timeline import Broken
 
 
 def gather_changes(bed: Bed, heard: list[Change], ranges: Sequence[Range]) -> asyncio.Task[Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from simulation.bed import Bed
-from simulation.timeline import Broken
 
 from dlrover_run.etcd.operations import EtcdUnavailable
+from simulation.bed import Bed
+from simulation.timeline import Broken
 
 
 def test_tasks_events_and_time_outs_run_in_virtual_time() -> None:

@@ -26,7 +26,7 @@ import torch
 
 from dlrover_run.training import CheckpointDirectory, ElasticDistributedSampler
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "mnist"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist"
 
 
 def load_script(path: Path) -> Any:

@@ -19,7 +19,7 @@ import pytest
 
 from dlrover_run.agent.template_client import BOOT, TEMPLATE_FOLDER
 
-AGENT = Path(__file__).with_name("forkserver_agent.py")
+AGENT = Path(__file__).parents[1] / "forkserver_agent.py"
 TIMEOUT = 240
 
 PYTHON = os.environ.get("DLROVER_TEST_PYTHON", sys.executable)

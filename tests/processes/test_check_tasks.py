@@ -21,8 +21,8 @@ from dlrover_run.supervisor.ports import HeldPort
 
 pytest.importorskip("torch")
 
-FOLDER = Path(__file__).parent.parent / "dlrover_run" / "node_check"
-PLUGIN = Path(__file__).parent / "workers" / "check_plugin.py"
+FOLDER = Path(__file__).parents[2] / "dlrover_run" / "node_check"
+PLUGIN = Path(__file__).parents[1] / "workers" / "check_plugin.py"
 TIMEOUT = 240
 
 
@@ -390,7 +390,7 @@ def test_one_forked_from_a_template_works_with_one_that_was_spawned(crew: Crew, 
         "steps": ["fork", "wait"],
         "line_fd": None,
     }
-    agent = [sys.executable, str(Path(__file__).with_name("forkserver_agent.py"))]
+    agent = [sys.executable, str(Path(__file__).parents[1] / "forkserver_agent.py")]
     done = subprocess.run(agent, input=json.dumps(job), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
     said = json.loads(done.stdout)
     assert "torch" in said["prepared"], said

@@ -69,7 +69,7 @@ def test_our_own_flags_yield_to_torchruns_abbreviations() -> None:
 
 
 def test_the_page_lists_every_exit_code() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "launcher.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
     table = page.partition("## Exit codes")[2].partition("\n## ")[0]
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     assert listed == {code for name, code in vars(exit_codes).items() if name.isupper()}

@@ -44,7 +44,7 @@ def observe(
 class Answers:
     """What torchrun's workers see, by a name of the case: recorded for one version of torch, or asked live."""
 
-    FILE = Path(__file__).parent / "torchrun" / "workers.json"
+    FILE = Path(__file__).with_name("workers.json")
     PROCESS = ("argv", "orig_argv", "cwd", "path0", "executable", "unbuffered", "leads_session", "leads_group", "fds")
     FACTS = (*PROCESS, "name", "blocked", "dispositions")
 

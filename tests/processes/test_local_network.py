@@ -165,7 +165,7 @@ def test_a_network_that_is_closed_leaves_nothing(network: Network) -> None:
 def test_a_holder_that_is_killed_leaves_nothing() -> None:
     ours, its = socket.socketpair()
     ours.settimeout(WAIT)
-    command = [sys.executable, "-c", HOLDER, str(its.fileno()), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", HOLDER, str(its.fileno()), str(Path(__file__).parents[1])]
     holder = subprocess.Popen(command, pass_fds=[its.fileno()])
     its.close()
     try:

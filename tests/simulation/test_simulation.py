@@ -15,11 +15,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from simulation.disk import DiskJournal
-from simulation.etcd_scenario import EtcdScenario
-from simulation.etcd_watch import Watch
-from simulation.scenario import MasterScenario, Outcome, Scenario, simulate
-from simulation.timeline import Broken
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination import rendezvous, running
@@ -40,6 +35,11 @@ from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.etcd_client import EtcdClient
 from dlrover_run.rendezvous.etcd_election import Election
 from dlrover_run.rendezvous.etcd_leader import EtcdLeader
+from simulation.disk import DiskJournal
+from simulation.etcd_scenario import EtcdScenario
+from simulation.etcd_watch import Watch
+from simulation.scenario import MasterScenario, Outcome, Scenario, simulate
+from simulation.timeline import Broken
 
 SEEDS: dict[type[Scenario], int] = {MasterScenario: 120, EtcdScenario: 40}
 """Seeds of the ordinary run; `make test-long` runs 10,000 of each. A seed with etcd takes about four times as long."""
@@ -86,7 +86,7 @@ def test_every_law_holds_for_ten_thousand_seeds(kind: type[Scenario], chunk: int
 @pytest.mark.parametrize("flags", [[], ["--etcd"]], ids=NAMES)
 def test_a_seed_replays_exactly_in_another_process(flags: list[str]) -> None:
     def trace(hash_seed: str) -> str:
-        here = Path(__file__).parent
+        here = Path(__file__).parents[1]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(here.parent)}
         command = [sys.executable, "-m", "simulation", "4", *flags]
         done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=60)

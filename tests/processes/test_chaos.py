@@ -23,7 +23,7 @@ from harness import WAIT, WORKERS, Mailbox, environment, kill_leftovers, still_a
 
 from dlrover_run import exit_codes
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "start_chaos.sh"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"
 HOLD = str(WORKERS / "hold.py")
 NODE = str(WORKERS / "stand_in_node.py")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import WAIT
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
@@ -57,3 +57,15 @@ else:
     told = done.stdout + done.stderr
     assert (done.returncode, words in told, "asked for" in told) == (code, True, False), told
     assert "no build for Python 3.14.0" in told
+
+
+def test_the_tests_that_it_names_exist() -> None:
+    text = (ROOT / "Makefile").read_text()
+    named = re.findall(r"tests/[\w/]+(?:\.py)?", re.sub(r"\$\(addprefix tests/,([^)]*)\)", _with_prefix, text))
+    assert len(named) > 4
+    for path in named:
+        assert (ROOT / path).exists(), path
+
+
+def _with_prefix(names: re.Match[str]) -> str:
+    return " ".join(f"tests/{name}" for name in names[1].replace("\\", " ").split())

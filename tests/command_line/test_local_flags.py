@@ -209,7 +209,7 @@ def test_local_nodes_are_checked() -> None:
 
 
 def test_the_page_lists_every_flag_of_local_nodes() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "launcher.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
     table = page.partition("## Flags of our own")[2].partition("\n## ")[0]
     assert [
         flag.name for flag in options.TABLE if flag.panel == options.LOCAL_CLUSTER and f"`--{flag.name}" not in table

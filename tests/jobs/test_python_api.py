@@ -300,7 +300,7 @@ def test_the_end_of_the_caller_ends_the_job(mailbox: Mailbox, number: signal.Sig
     caller = tmp_path / "caller.py"
     caller.write_text(
         "import sys, dlrover_run\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent / 'workers')!r})\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1] / 'workers')!r})\n"
         "def work():\n"
         "    import signal\n"
         "    from post import post\n"
@@ -351,7 +351,7 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(mailbox: Mailbox, tmp_pa
     caller.write_text(
         "import os, signal, dlrover_run\n"
         "def work():\n"
-        f"    import sys; sys.path.insert(0, {str(Path(__file__).parent / 'workers')!r})\n"
+        f"    import sys; sys.path.insert(0, {str(Path(__file__).parents[1] / 'workers')!r})\n"
         "    from post import post\n"
         "    post()\n"
         f"    os.open({str(tmp_path / 'turn')!r}, os.O_RDONLY)\n"
