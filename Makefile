@@ -73,6 +73,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=benchmarks:benchmarks/workers:tests $(BIN)/mypy --explicit-package-bases benchmarks/*.py
 
 benchmark: benchmark-recovery ## measure against torchrun; writes benchmarks/results/
 	$(BIN)/python benchmarks/launch.py

@@ -24,7 +24,7 @@ IN_NAMESPACE = "import os; print(os.readlink('/proc/self/ns/net'))"
 
 HOLDER = """\
 import socket, sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_local_network import watching_devices
 from dlrover_run.local_cluster.network import Network
 
@@ -165,7 +165,7 @@ def test_a_network_that_is_closed_leaves_nothing(network: Network) -> None:
 def test_a_holder_that_is_killed_leaves_nothing() -> None:
     ours, its = socket.socketpair()
     ours.settimeout(WAIT)
-    command = [sys.executable, "-c", HOLDER, str(its.fileno()), str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", HOLDER, str(its.fileno()), *map(str, Path(__file__).parents[:2])]
     holder = subprocess.Popen(command, pass_fds=[its.fileno()])
     its.close()
     try:
