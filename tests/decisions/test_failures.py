@@ -10,9 +10,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from dlrover_run.agent.exit_info import collect_exit_info
 from dlrover_run.failures import (
     OomMonitor,
     copy_root_cause,
@@ -491,3 +494,22 @@ def test_an_aborted_watchdog_counts_as_a_lost_peer_and_a_plain_log_line_does_not
     tail = "[rank1]:[E1120 ProcessGroupNCCL.cpp:629] Watchdog caught collective operation timeout: WorkNCCL(...)"
     assert lost_peer(end(code=-6, stderr_tail=tail))
     assert not lost_peer(end(code=1, stderr_tail="warning: connection closed by peer, retrying\n" + TRACE))
+
+
+@pytest.mark.parametrize(
+    ("code", "stopped_with", "found"),
+    [(-9, None, "the limit was hit"), (-9, signal.SIGKILL, None), (-11, None, None), (1, None, None)],
+)
+def test_a_kill_for_memory_is_looked_for_where_this_launcher_did_not_kill(
+    code: int, stopped_with: signal.Signals | None, found: str | None
+) -> None:
+    """Through the function that the agent calls for each worker that has ended."""
+    spec = SimpleNamespace(name="rank 3", rank=3, local_rank=1)
+    worker = SimpleNamespace(
+        code=code, stopped_with=stopped_with, stopped_at=None, pid=7, ended_at=1.0, forwarded=set(), spec=spec
+    )
+    nowhere = SimpleNamespace(path=None)
+    placed = SimpleNamespace(stdout=nowhere, stderr=nowhere, error_file=None)
+    memory = SimpleNamespace(explain=lambda: "the limit was hit")
+    end = collect_exit_info(cast(Any, worker), cast(Any, placed), "", cast(Any, memory))
+    assert (end.rank, end.code, end.memory_limit) == (3, code, found)
