@@ -1,16 +1,16 @@
 """Every text about a cluster, in one place. The decisions give a code and its parameters, and hold no sentences.
 
-A template takes Python's format fields, and `#noun` for a number of things, `one|many` for a word that depends on the
-number, and the names of `_FORMATS`. A text that continues another one begins with its separator.
+A template is as in `coordination.reasons`, with the names of `_Formatter.formats`. A text that continues another one
+begins with its separator.
 """
 
 from __future__ import annotations
 
 import enum
-import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from dlrover_run.coordination.reasons import TextFormatter
 from dlrover_run.coordination.text import counted, departure_text, join_names
 from dlrover_run.policies.parameter_servers.model import Cluster, DesiredReplicas, Role, ServerBounds, Task
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
@@ -283,26 +283,15 @@ def _keys(tasks: Sequence[Task]) -> str:
     return join_names([str(task.key) for task in tasks])
 
 
-_FORMATS: dict[str, Callable[[Any], str]] = {
-    "name": task_name,
-    "names": lambda tasks: join_names([task_name(task) for task in tasks]),
-    "keys": _keys,
-    "size": memory_size,
-}
-
-
-class _Formatter(string.Formatter):
+class _Formatter(TextFormatter):
     """Renders the templates."""
 
-    def format_field(self, value: Any, format_spec: str) -> str:
-        number = len(value) if isinstance(value, list | tuple) else value
-        if format_spec.startswith("#"):
-            return counted(number, format_spec[1:])
-        if "|" in format_spec:
-            one, many = format_spec.split("|")
-            return one if number == 1 else many
-        render = _FORMATS.get(format_spec)
-        return super().format_field(value, format_spec) if render is None else render(value)
+    formats: ClassVar[Mapping[str, Callable[[Any], str]]] = {
+        "name": task_name,
+        "names": lambda tasks: join_names([task_name(task) for task in tasks]),
+        "keys": _keys,
+        "size": memory_size,
+    }
 
 
 _FORMATTER = _Formatter()
