@@ -17,6 +17,7 @@ from typing import Any
 
 from dlrover_run.agent.result import JobResult
 from dlrover_run.child_failed_error import ChildFailedError, child_failed_error
+from dlrover_run.exit_reasons import reason_without_result
 from dlrover_run.launch_config import LaunchConfig, LogsSpecs, log_spec
 from dlrover_run.launch_request import memory_file
 from dlrover_run.launcher_process import run_launcher
@@ -127,7 +128,9 @@ def launch_from_python(spec: JobSpec) -> dict[int, Any]:
     result = end.result
     if result is None:
         error = f"the launcher process ended with {end.code} and left no result"
-        raise child_failed_error(spec.entrypoint.target, JobResult(end.code, "", error=error))
+        raise child_failed_error(
+            spec.entrypoint.target, JobResult(end.code, reason_without_result(end.code), "", error=error)
+        )
     if result.exit_code != 0:
         raise child_failed_error(spec.entrypoint.target, result)
     if spec.entrypoint.kind != "function":

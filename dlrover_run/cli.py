@@ -16,6 +16,7 @@ from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
 from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, SpecError
 
 MAX_RESTARTS = 1_000_000
@@ -88,7 +89,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         shutdown_timeout=_shutdown_timeout(flags, environ),
         virtual_local_rank=flags.is_on("virtual_local_rank"),
         numa_binding=cast("Literal['node', 'socket', 'exclusive', 'core-complex'] | None", numa or None),
-        compat_exit_codes=flags.is_on("compat_exit_codes"),
+        exit_codes=_exit_codes(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         # On a shared console the prefix identifies the node.
         logs=replace(logs, prefixed=True) if local else logs,
@@ -152,6 +153,16 @@ def _shutdown_timeout(flags: FlagValues, environ: Mapping[str, str]) -> float:
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     default = FlagValue(variable, environ.get(variable, str(SHUTDOWN_TIMEOUT)))
     return values.seconds(*(flags.explicit("shutdown_timeout") or default), zero_allowed=True)
+
+
+def _exit_codes(flags: FlagValues) -> ExitScheme:
+    compat, given = flags.explicit("compat_exit_codes"), flags.explicit("exit_codes")
+    scheme = cast("ExitScheme", flags.choice("exit_codes"))
+    if compat is None or not flags.is_on("compat_exit_codes"):
+        return scheme
+    if given is not None and scheme != "torchrun":
+        raise SpecError(f"{compat.source} means --exit-codes=torchrun, and {given.source} is {scheme}: leave one out.")
+    return "torchrun"
 
 
 def _logs(flags: FlagValues, environ: Mapping[str, str]) -> LogSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SUCCESS = 0
 COMPAT_FAILURE = 1
-"""torchrun's exit code for every failure, which `--compat-exit-codes` selects."""
+"""torchrun's exit code for every failure, which `--exit-codes=torchrun` selects."""
 PEER_FAILED = 1
 """A worker of another node failed first; the report names it."""
 BAD_COMMAND_LINE = 2
@@ -25,8 +25,3 @@ TOO_FEW_NODES = 75
 def of_signal(number: int) -> int:
     """The exit code for a process that a signal ended, as a shell reports it."""
     return 128 + number
-
-
-def of_failure(code: int, compat: bool) -> int:
-    """The exit code for a launch that failed with `code`: torchrun's code if `compat` is set."""
-    return COMPAT_FAILURE if compat else code

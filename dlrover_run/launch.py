@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
 from dlrover_run.console.text import prefix_with_node
+from dlrover_run.exit_reasons import ExitReason, in_scheme
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.process_tree import tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
@@ -85,7 +86,7 @@ def launch(
 
         how = describe_signal(-code)
         _say_now(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")
-        return exit_codes.of_failure(exit_codes.of_signal(-code), spec.compat_exit_codes)
+        return in_scheme(ExitReason.STOPPED, exit_codes.of_signal(-code), spec.exit_codes)
     return code
 
 
@@ -93,7 +94,7 @@ def _be_agent(
     spec: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], result_fd: int | None, program: Program
 ) -> None:
     """The whole life of the agent process. It never returns into the frames of the process that it was forked from."""
-    code = exit_codes.of_failure(exit_codes.INTERNAL_ERROR, spec.compat_exit_codes)
+    code = in_scheme(ExitReason.INTERNAL_ERROR, exit_codes.INTERNAL_ERROR, spec.exit_codes)
     try:
         # A session of its own: the terminal's Ctrl-C comes through the watchdog only, and once.
         os.setsid()
@@ -128,7 +129,7 @@ def _be_agent(
 
 def _cannot_start(error: OSError, spec: JobSpec, program: Program) -> int:
     _say_now(spec, f"{program.name}: the launcher's own processes could not be started: {explain_os_error(error)}")
-    return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
+    return in_scheme(ExitReason.CANNOT_START, exit_codes.CANNOT_START, spec.exit_codes)
 
 
 def _say(spec: JobSpec, text: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.exit_reasons import ExitScheme
 
 
 class SpecError(ValueError):
@@ -188,7 +189,7 @@ class JobSpec:
     virtual_local_rank: bool = False
     gpu_each: bool = False
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = None
-    compat_exit_codes: bool = False
+    exit_codes: ExitScheme = "precise"
     event_log: Literal["null", "console"] = "null"
     logs: LogSpec = field(default_factory=LogSpec)
     local: LocalSpec | None = None

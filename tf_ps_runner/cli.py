@@ -20,6 +20,7 @@ from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError,
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, JobSpec, LogSpec, SpecError, Std, StreamMap
@@ -83,6 +84,7 @@ def _job(
         signals=values.signals(*flags.get("signals_to_handle")),
         forward_signals=values.forwarded_signals(flags.get("forward_signals"), flags.get("signals_to_handle")),
         shutdown_timeout=_seconds(flags, "shutdown_timeout", SHUTDOWN_TIMEOUT, zero_allowed=True),
+        exit_codes=cast("ExitScheme", flags.choice("exit_codes")),
         logs=_logs(flags),
     )
     spec = PsJobSpec(

@@ -121,7 +121,7 @@ class Agent:
             is_user_error=self._client.is_user_error,
             error=error,
         )
-        result = resolve_result(end, self._job.compat_exit_codes)
+        result = resolve_result(end, self._job.exit_codes)
         await self._adapter.close(assignment, result)
         self._orphans.close()
         await self._client.close()

@@ -16,6 +16,7 @@ from dlrover_run.agent.progress_reporter import is_verbose
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console, open_console
 from dlrover_run.coordination.model import Failure
+from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir, make_temp_dir, remove_run_dir
 from dlrover_run.process_tree import tree
@@ -43,7 +44,8 @@ async def run_agent(
         agent = Agent(job, run_dir, relay, parent_pipes, console, partial(open_client, job), make_adapter)
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
-        result = JobResult(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
+        reason, code = ExitReason.BAD_COMMAND_LINE, exit_codes.BAD_COMMAND_LINE
+        result = JobResult(code, reason, "the job was not begun", error=str(mistake))
     else:
         result = await agent.run()
         pids_to_spare = agent.pids_to_spare

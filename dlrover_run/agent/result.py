@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
 from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase
+from dlrover_run.exit_reasons import ExitReason, ExitScheme, in_scheme
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.health import model as check_records
 from dlrover_run.policies.health.model import NodeHealth
@@ -16,7 +17,8 @@ from dlrover_run.spec import SpecError
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job on this node. `results` are the pickled return values of a function launch, by global rank.
+    """The result of a job on this node. `exit_reason` says why the launcher ends. `results` are the pickled return
+    values of a function launch, by global rank.
 
     `root` is the task of this node that failed first, `failure` any other failure that ended the job. `error` is a
     sentence if the job, or this node's part in it, was not ended by a task. `stopped` is true if a signal made this
@@ -24,6 +26,7 @@ class JobResult:
     """
 
     exit_code: int
+    exit_reason: ExitReason
     reason: str
     restarts: int = 0
     ends: tuple[WorkerExit, ...] = ()
@@ -77,8 +80,8 @@ class JobEnd:
     error: Exception | None = None
 
 
-def resolve_result(end: JobEnd, compat: bool) -> JobResult:
-    """The result of a job that is over for this node; with `compat`, torchrun's exit codes."""
+def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
+    """The result of a job that is over for this node; `scheme` is that of the exit codes."""
     assignment, tasks = end.assignment, end.tasks
     failed = assignment.phase is PlanPhase.FAILED
     elsewhere = assignment.failure if failed and not tasks.owns_failure else None
@@ -89,8 +92,10 @@ def resolve_result(end: JobEnd, compat: bool) -> JobResult:
         reason = f"the node check dismissed this node: {checkup.reason}"
     elif stopped and end.stopped_by is not None:
         reason = f"{end.stopped_by.name} stopped the job"
+    exit_reason, code = _exit(end, root)
     return JobResult(
-        exit_code=_exit_code(end, root, compat),
+        exit_code=in_scheme(exit_reason, code, scheme),
+        exit_reason=exit_reason,
         reason=reason,
         restarts=assignment.restart_count,
         ends=tasks.ends,
@@ -125,35 +130,37 @@ def _explain_dismissal(checkup: NodeHealth) -> str:
     return f"RuntimeError: The node network is breakdown.\n  The node check found it broken: {reason}; {advice}."
 
 
-def _exit_code(end: JobEnd, root: WorkerExit | None, compat: bool) -> int:
-    """The launcher's exit code; the table in docs/launcher.md follows this rule."""
+def _exit(end: JobEnd, root: WorkerExit | None) -> tuple[ExitReason, int]:
+    """Why the launcher ends, and its precise exit code; the table in docs/launcher.md follows this rule."""
     if end.error is not None:
         # A mistake in the settings that only a restart has shown does not mean that nothing was started.
         mistake = isinstance(end.error, SpecError) and not end.tasks.restarted
-        return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
+        return _BAD_COMMAND_LINE if mistake else (ExitReason.CANNOT_START, exit_codes.CANNOT_START)
     phase = end.assignment.phase
     if phase is PlanPhase.FINISHED:
-        return exit_codes.SUCCESS
+        return _SUCCESS
     if (checkup := _dismissal(end)) is not None:
-        straggler = checkup.status is check_records.HealthStatus.STRAGGLER
-        return exit_codes.of_failure(exit_codes.STRAGGLER if straggler else exit_codes.FAULTY_NODE, compat)
+        if checkup.status is check_records.HealthStatus.STRAGGLER:
+            return ExitReason.STRAGGLER, exit_codes.STRAGGLER
+        return ExitReason.FAULTY_NODE, exit_codes.FAULTY_NODE
     if end.stopped_by is not None:
-        return exit_codes.of_failure(exit_codes.of_signal(end.stopped_by), compat)
+        return ExitReason.STOPPED, exit_codes.of_signal(end.stopped_by)
     if phase is PlanPhase.FAILED:
         if root is not None:
             # A task whose success is a failure of the job, as of a chief without a session, has exit status 0.
-            code = root.exit_status or exit_codes.PEER_FAILED
-        else:
-            code = exit_codes.TOO_FEW_NODES if end.assignment.failure is None else exit_codes.PEER_FAILED
-    elif end.problem is not None:
+            return ExitReason.WORKER_FAILED, root.exit_status or exit_codes.PEER_FAILED
+        if end.assignment.failure is None:
+            return ExitReason.TOO_FEW_NODES, exit_codes.TOO_FEW_NODES
+        return ExitReason.PEER_FAILED, exit_codes.PEER_FAILED
+    if end.problem is not None:
         if end.tasks.succeeded:
-            return exit_codes.SUCCESS
-        if end.is_user_error:
-            return exit_codes.BAD_COMMAND_LINE
-        code = exit_codes.CANNOT_JOIN
-    else:
-        code = exit_codes.INTERNAL_ERROR
-    return exit_codes.of_failure(code, compat)
+            return _SUCCESS
+        return _BAD_COMMAND_LINE if end.is_user_error else (ExitReason.CANNOT_JOIN, exit_codes.CANNOT_JOIN)
+    return ExitReason.INTERNAL_ERROR, exit_codes.INTERNAL_ERROR
+
+
+_SUCCESS = (ExitReason.SUCCESS, exit_codes.SUCCESS)
+_BAD_COMMAND_LINE = (ExitReason.BAD_COMMAND_LINE, exit_codes.BAD_COMMAND_LINE)
 
 
 def _error(end: JobEnd) -> str | None:

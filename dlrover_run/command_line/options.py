@@ -23,6 +23,7 @@ NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 BACKENDS = ("static", "c10d", "master", "etcd")
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
 CHECK_MODES = ("once", "always")
+EXIT_SCHEMES = ("precise", "torchrun", "kubernetes")
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
 INSTALLABLE_SHELLS = ("bash", "zsh", "fish")
@@ -199,7 +200,17 @@ TABLE: tuple[Flag, ...] = (
         "SECONDS",
         "0.1",
     ),
-    Flag("compat-exit-codes", FAILURES, "Exit with code 1 for every failure, as torchrun does.", extension=True),
+    Flag(
+        "exit-codes",
+        FAILURES,
+        "[b]precise[/] tells each reason apart; [b]kubernetes[/] exits with 130, 137, 138 or 143 where another attempt "
+        "may succeed, for operators that retry only those; [b]torchrun[/] exits with 1 for every failure.",
+        "SCHEME",
+        "precise",
+        extension=True,
+        choices=EXIT_SCHEMES,
+    ),
+    Flag("compat-exit-codes", FAILURES, "The same as --exit-codes=torchrun.", extension=True),
     Flag(
         "network-check",
         NODE_CHECK,

@@ -20,6 +20,7 @@ import msgspec
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
+from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.launch_request import LaunchRequest, command, memory_file
 from dlrover_run.local_cluster.network import Namespace
 from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
@@ -61,7 +62,7 @@ def spec_of(job: JobSpec, node: Node, master: MasterSpec | None) -> JobSpec:
         node_rank=node.place,
         console_name=f"node {node.number}",
         # The exit code of the command is made of the nodes' own codes.
-        compat_exit_codes=False,
+        exit_codes="precise",
         logs=logs,
     )
 
@@ -224,11 +225,11 @@ def end_of(number: int, code: int, result: JobResult | None, sent: Collection[in
         return NodeEnd(number, EndKind.FAILED if hopeless else EndKind.DIED, code, clause)
     if result.stopped:
         return NodeEnd(number, EndKind.LEFT, code, f"left: {result.reason}")
-    if code == exit_codes.FAULTY_NODE:
+    if result.exit_reason is ExitReason.FAULTY_NODE:
         return NodeEnd(number, EndKind.EXCLUDED, code, "was found broken by the node check")
-    if code == exit_codes.STRAGGLER:
+    if result.exit_reason is ExitReason.STRAGGLER:
         return NodeEnd(number, EndKind.EXCLUDED, code, "was found too slow by the node check")
-    if code == exit_codes.CANNOT_JOIN and result.ends:
+    if result.exit_reason is ExitReason.CANNOT_JOIN and result.ends:
         return NodeEnd(number, EndKind.LEFT, code, f"lost the job ({result.error or result.reason})")
     if result.root is None and result.failure is not None:
         return NodeEnd(number, EndKind.FAILED, code, "ended because another node failed", by_peer=True)

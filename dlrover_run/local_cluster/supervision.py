@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobResult
 from dlrover_run.coordination.text import counted
+from dlrover_run.exit_reasons import ExitReason, reason_without_result
 from dlrover_run.spec import LocalSpec
 
 
@@ -232,13 +233,13 @@ def job_result(code: int, results: Sequence[JobResult], last_line: str) -> JobRe
     the last line on the console, for a job of which no node has sent a result.
     """
     if code == exit_codes.SUCCESS:
-        return JobResult(code, last_line)
+        return JobResult(code, ExitReason.SUCCESS, last_line)
     deciding = [result for result in results if result.exit_code == code]
     # The node of the worker that failed knows most of the failure.
     with_root = [result for result in deciding if result.root is not None]
     found = next(iter([*with_root, *deciding]), None)
     if found is None:
-        return JobResult(code, last_line, error=last_line)
+        return JobResult(code, reason_without_result(code), last_line, error=last_line)
     failed = [result for result in results if result.root is not None or result.failure is not None]
     ends = {end.rank: end for result in failed for end in result.ends}
     return replace(found, ends=tuple(ends[rank] for rank in sorted(ends)))

@@ -19,6 +19,7 @@ from dlrover_run.agent.host import explain_os_error
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console
 from dlrover_run.console.text import use_color
+from dlrover_run.exit_reasons import ExitReason, in_scheme
 from dlrover_run.local_cluster import supervision
 from dlrover_run.local_cluster.cluster_master import ClusterMaster, reason_of
 from dlrover_run.local_cluster.network import Network
@@ -59,7 +60,7 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, result_fd: int | None) 
         os.write(
             2, f"dlrover-run: the launcher's own processes could not be started: {explain_os_error(error)}\n".encode()
         )
-        return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
+        return in_scheme(ExitReason.CANNOT_START, exit_codes.CANNOT_START, spec.exit_codes)
     return event_loop.run(_supervise(spec, spec.local, relay, parent_pipe_fd, result_fd))
 
 
@@ -77,8 +78,7 @@ async def _supervise(
         code = exit_codes.CANNOT_START
         supervisor.say(f"the nodes could not be started: {reason_of(why)}")
     result = supervision.job_result(code, supervisor.results, supervisor.last_line)
-    if code != exit_codes.SUCCESS:
-        code = exit_codes.of_failure(code, spec.compat_exit_codes)
+    code = in_scheme(result.exit_reason, code, spec.exit_codes)
     # A signal still ends the wait for a console that does not read.
     await relay.drain(timeout=None)
     # A signal that arrives now has no handler any more, and would change the exit code.

@@ -98,8 +98,25 @@ def test_a_variable_turns_a_switch_on(word: str) -> None:
 
 @pytest.mark.parametrize("word", ["0", "false", "No", "off"])
 def test_a_variable_leaves_a_switch_off_and_the_flag_wins(word: str) -> None:
-    assert not parse(["train.py"], {"PET_COMPAT_EXIT_CODES": word}).compat_exit_codes
-    assert parse(["--compat-exit-codes", "train.py"], {"PET_COMPAT_EXIT_CODES": word}).compat_exit_codes
+    assert parse(["train.py"], {"PET_COMPAT_EXIT_CODES": word}).exit_codes == "precise"
+    assert parse(["--compat-exit-codes", "train.py"], {"PET_COMPAT_EXIT_CODES": word}).exit_codes == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("words", "scheme"),
+    [
+        (("--exit-codes=kubernetes",), "kubernetes"),
+        (("--exit-codes=torchrun",), "torchrun"),
+        (("--exit-codes=torchrun", "--compat-exit-codes"), "torchrun"),
+    ],
+)
+def test_a_scheme_of_exit_codes(words: tuple[str, ...], scheme: str) -> None:
+    assert parse([*words, "train.py"], {}).exit_codes == scheme
+
+
+def test_two_schemes_of_exit_codes_are_refused() -> None:
+    with pytest.raises(SpecError, match="--compat-exit-codes means --exit-codes=torchrun"):
+        parse(["--exit-codes=kubernetes", "--compat-exit-codes", "train.py"], {})
 
 
 def test_flags_without_a_variable_in_torchrun_have_none_here() -> None:

@@ -30,6 +30,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
 )
 from dlrover_run.coordination.reasons import Code, sentence
+from dlrover_run.exit_reasons import RETRY, ExitReason, ExitScheme
 from dlrover_run.failures.worker_exit import WorkerExit
 
 WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED
@@ -323,37 +324,46 @@ class TestVerdicts:
 
     def test_the_worker_that_everybody_is_told_of_is_the_root_cause_here_too(self) -> None:
         ends = (end(0, 7), end(1, 9, 0.5))
-        verdict = resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=self.OWN), ends=ends), compat=False)
+        verdict = resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=self.OWN), ends=ends), "precise")
         assert (verdict.exit_code, verdict.root, verdict.failure) == (9, ends[1], None)
 
     @pytest.mark.parametrize("place", [seat(nodes=2, workers=2, world_size=4), seat(3, nodes=2, world_size=4), None])
     def test_a_failure_elsewhere_is_answered_as_torchrun_does(self, place: Any) -> None:
         wanted = over(PlanPhase.FAILED, failure=ELSEWHERE)
         lost = end(0, 1, stderr_tail="Traceback (most recent call last):\nRuntimeError: Connection closed by peer\n")
-        verdict = resolve_result(ending(assignment=wanted, ranks=place, ends=(lost,)), compat=False)
+        verdict = resolve_result(ending(assignment=wanted, ranks=place, ends=(lost,)), "precise")
         assert (verdict.exit_code, verdict.root, verdict.failure) == (exit_codes.PEER_FAILED, None, ELSEWHERE)
 
     def test_a_rank_of_an_earlier_round_is_not_one_of_ours(self) -> None:
         last = ending(assignment=over(PlanPhase.FAILED, 2, self.OWN), ends=(end(1, 9),))
-        verdict = resolve_result(last, compat=False)
+        verdict = resolve_result(last, "precise")
         assert (verdict.root, verdict.failure) == (None, self.OWN)
 
-    @pytest.mark.parametrize(("compat", "code"), [(False, exit_codes.TOO_FEW_NODES), (True, 1)])
-    def test_too_few_nodes_have_a_sentence_and_a_code(self, compat: bool, code: int) -> None:
+    @pytest.mark.parametrize(("scheme", "code"), [("precise", exit_codes.TOO_FEW_NODES), ("torchrun", 1)])
+    def test_too_few_nodes_have_a_sentence_and_a_code(self, scheme: ExitScheme, code: int) -> None:
         wanted = over(PlanPhase.FAILED, reasons=sentence("waited 600 s for enough nodes: 1 of the 2 nodes is here"))
-        verdict = resolve_result(ending(assignment=wanted), compat)
+        verdict = resolve_result(ending(assignment=wanted), scheme)
         assert (verdict.exit_code, verdict.error) == (code, f"the job failed: {wanted.reason}")
 
-    @pytest.mark.parametrize(("compat", "code"), [(False, exit_codes.CANNOT_JOIN), (True, 1)])
-    def test_a_problem_has_a_code(self, compat: bool, code: int) -> None:
-        assert resolve_result(ending(assignment=training(None), problem="refused"), compat).exit_code == code
+    @pytest.mark.parametrize(
+        ("scheme", "code"),
+        [("precise", exit_codes.CANNOT_JOIN), ("torchrun", 1), ("kubernetes", RETRY)],
+    )
+    def test_a_problem_has_a_code(self, scheme: ExitScheme, code: int) -> None:
+        verdict = resolve_result(ending(assignment=training(None), problem="refused"), scheme)
+        assert (verdict.exit_code, verdict.exit_reason) == (code, ExitReason.CANNOT_JOIN)
+
+    def test_a_script_that_exits_with_a_code_of_the_launcher_keeps_it(self) -> None:
+        """Its pod is not started again because of a number."""
+        ends = (end(1, exit_codes.FAULTY_NODE),)
+        failed = over(PlanPhase.FAILED, failure=self.OWN)
+        verdict = resolve_result(ending(assignment=failed, ends=ends), "kubernetes")
+        assert (verdict.exit_code, verdict.exit_reason) == (exit_codes.FAULTY_NODE, ExitReason.WORKER_FAILED)
 
     def test_why_there_was_no_other_round_is_kept_apart_from_the_failure(self) -> None:
         failed = over(PlanPhase.FAILED, failure=self.OWN, reasons=(self.OWN.reason, Code.EARLY_FAILURES(number=5)))
-        assert resolve_result(ending(assignment=failed), compat=False).why_over.startswith(
-            "5 rounds in succession failed"
-        )
-        assert resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=self.OWN)), compat=False).why_over == ""
+        assert resolve_result(ending(assignment=failed), "precise").why_over.startswith("5 rounds in succession failed")
+        assert resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=self.OWN)), "precise").why_over == ""
 
 
 class TestMeeting:

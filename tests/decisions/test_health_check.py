@@ -646,18 +646,18 @@ class TestLeaving:
     def test_the_job_that_its_dismissal_ends_is_no_other_reason(self) -> None:
         failed = msgspec.structs.replace(over(PlanPhase.FAILED), health=dismissed(HealthStatus.FAULT))
         ending = JobEnd(failed)
-        assert resolve_result(ending, compat=False).exit_code == exit_codes.FAULTY_NODE
-        assert resolve_result(ending, compat=True).exit_code == exit_codes.COMPAT_FAILURE
+        assert resolve_result(ending, "precise").exit_code == exit_codes.FAULTY_NODE
+        assert resolve_result(ending, "torchrun").exit_code == exit_codes.COMPAT_FAILURE
 
     def test_a_straggler_in_a_job_that_fails_otherwise_has_that_jobs_code(self) -> None:
         failed = msgspec.structs.replace(over(PlanPhase.FAILED), health=dismissed(HealthStatus.STRAGGLER, leaves=False))
         ending = JobEnd(failed)
-        assert resolve_result(ending, compat=False).exit_code == exit_codes.TOO_FEW_NODES
+        assert resolve_result(ending, "precise").exit_code == exit_codes.TOO_FEW_NODES
 
     def test_a_signal_counts_before_a_dismissal(self) -> None:
         word = Assignment(health=dismissed(HealthStatus.FAULT))
         ending = JobEnd(word, stopped_by=signal.SIGTERM)
-        assert resolve_result(ending, compat=False).exit_code == 128 + signal.SIGTERM
+        assert resolve_result(ending, "precise").exit_code == 128 + signal.SIGTERM
 
     def test_a_signal_ends_a_check_that_hangs(self, stage: Stage) -> None:
         stage.behave("0 compute hang")

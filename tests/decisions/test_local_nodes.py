@@ -15,13 +15,14 @@ import pytest
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.coordination.model import Failure
+from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.launch_request import command
 from dlrover_run.local_cluster.nodes import decode, end_of, environment_of, spec_of
 from dlrover_run.local_cluster.supervision import EndKind, Node, job_result
 from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, LogSpec, MasterSpec
 
-JOB = JobSpec(Entrypoint("script", "train.py"), "run", local=LocalSpec(2, 3), compat_exit_codes=True)
+JOB = JobSpec(Entrypoint("script", "train.py"), "run", local=LocalSpec(2, 3), exit_codes="torchrun")
 MASTER = MasterSpec("127.0.0.1", 1234, token="hush")
 REPLACEMENT = Node(number=4, place=1)
 
@@ -40,7 +41,7 @@ def test_a_node_is_known_by_its_number_and_wishes_for_the_rank_of_its_place() ->
     spec = spec_of(JOB, REPLACEMENT, MASTER)
     assert (spec.node_id, spec.node_rank, spec.console_name) == ("node-4", 1, "node 4")
     assert (spec.local, spec.master, spec.run_id) == (None, MASTER, JOB.run_id)
-    assert not spec.compat_exit_codes, "the supervisor tells ends apart by our own codes"
+    assert spec.exit_codes == "precise", "the supervisor tells ends apart by our own codes"
 
 
 @pytest.mark.parametrize(
@@ -95,18 +96,25 @@ def test_a_module_in_the_working_directory_does_not_take_the_place_of_one_of_pyt
 @pytest.mark.parametrize(
     ("code", "verdict", "kind"),
     [
-        (0, JobResult(0, "all workers succeeded"), EndKind.DONE),
-        (-9, JobResult(0, "all workers succeeded"), EndKind.DONE),
+        (0, JobResult(0, ExitReason.SUCCESS, "all workers succeeded"), EndKind.DONE),
+        (-9, JobResult(0, ExitReason.SUCCESS, "all workers succeeded"), EndKind.DONE),
         (-9, None, EndKind.DIED),
-        (-9, JobResult(143, "SIGTERM stopped the job", stopped=True), EndKind.DIED),
+        (-9, JobResult(143, ExitReason.STOPPED, "SIGTERM stopped the job", stopped=True), EndKind.DIED),
         (137, None, EndKind.DIED),
-        (143, JobResult(143, "SIGTERM stopped the job", stopped=True), EndKind.LEFT),
-        (73, JobResult(73, "the node check dismissed this node"), EndKind.EXCLUDED),
-        (74, JobResult(74, "the node check dismissed this node"), EndKind.EXCLUDED),
-        (72, JobResult(72, "", error="no master", ends=(FAILED,)), EndKind.LEFT),
-        (72, JobResult(72, "", error="no master"), EndKind.FAILED),
-        (7, JobResult(7, "rank 3 exited with code 7", ends=(FAILED,), root=FAILED), EndKind.FAILED),
-        (75, JobResult(75, "", error="the job failed: too few nodes"), EndKind.FAILED),
+        (143, JobResult(143, ExitReason.STOPPED, "SIGTERM stopped the job", stopped=True), EndKind.LEFT),
+        (73, JobResult(73, ExitReason.FAULTY_NODE, "the node check dismissed this node"), EndKind.EXCLUDED),
+        (74, JobResult(74, ExitReason.STRAGGLER, "the node check dismissed this node"), EndKind.EXCLUDED),
+        (72, JobResult(72, ExitReason.CANNOT_JOIN, "", error="no master", ends=(FAILED,)), EndKind.LEFT),
+        (72, JobResult(72, ExitReason.CANNOT_JOIN, "", error="no master"), EndKind.FAILED),
+        (
+            7,
+            JobResult(7, ExitReason.WORKER_FAILED, "rank 3 exited with code 7", ends=(FAILED,), root=FAILED),
+            EndKind.FAILED,
+        ),
+        # A script may exit with a code of the launcher's.
+        (73, JobResult(73, ExitReason.WORKER_FAILED, "", ends=(FAILED,), root=FAILED), EndKind.FAILED),
+        (72, JobResult(72, ExitReason.WORKER_FAILED, "", ends=(FAILED,), root=FAILED), EndKind.FAILED),
+        (75, JobResult(75, ExitReason.TOO_FEW_NODES, "", error="the job failed: too few nodes"), EndKind.FAILED),
         (2, None, EndKind.FAILED),
         (70, None, EndKind.FAILED),
         (71, None, EndKind.FAILED),
@@ -124,14 +132,14 @@ def test_a_node_that_died_of_a_signal_that_it_was_sent_has_left() -> None:
 
 
 def test_a_node_that_only_heard_of_the_failure_says_so() -> None:
-    elsewhere = JobResult(1, "", failure=Failure(3, "node 1", "exited with code 7"))
+    elsewhere = JobResult(1, ExitReason.PEER_FAILED, "", failure=Failure(3, "node 1", "exited with code 7"))
     end = end_of(0, 1, elsewhere)
     assert (end.kind, end.by_peer, end.clause) == (EndKind.FAILED, True, "ended because another node failed")
 
 
 def test_half_a_verdict_is_none() -> None:
-    whole = msgspec.json.encode(JobResult(7, "failed", ends=(FAILED,), root=FAILED))
-    assert decode(whole) == JobResult(7, "failed", ends=(FAILED,), root=FAILED)
+    whole = msgspec.json.encode(JobResult(7, ExitReason.WORKER_FAILED, "failed", ends=(FAILED,), root=FAILED))
+    assert decode(whole) == JobResult(7, ExitReason.WORKER_FAILED, "failed", ends=(FAILED,), root=FAILED)
     assert [decode(whole[:length]) for length in (0, 1, len(whole) // 2, len(whole) - 1)] == [None] * 4
 
 
@@ -139,22 +147,26 @@ def test_half_a_verdict_is_none() -> None:
 
 
 def test_the_command_tells_of_the_node_that_has_the_failed_worker() -> None:
-    heard = JobResult(1, "heard", ends=(worker_end(0, 0),), failure=Failure(3, "node 1", "exited with code 7"))
-    has = JobResult(7, "has", ends=(FAILED,), root=FAILED)
-    dismissed = JobResult(73, "dismissed", error="The node network is breakdown.")
+    failure = Failure(3, "node 1", "exited with code 7")
+    heard = JobResult(1, ExitReason.PEER_FAILED, "heard", ends=(worker_end(0, 0),), failure=failure)
+    has = JobResult(7, ExitReason.WORKER_FAILED, "has", ends=(FAILED,), root=FAILED)
+    dismissed = JobResult(73, ExitReason.FAULTY_NODE, "dismissed", error="The node network is breakdown.")
     verdict = job_result(7, [dismissed, heard, has], "node 1 failed with exit code 7")
     assert (verdict.exit_code, verdict.root, verdict.error) == (7, FAILED, None)
     assert [end.rank for end in verdict.ends] == [0, 3]
 
 
 def test_the_command_says_its_last_sentence_where_no_node_could_say_anything() -> None:
-    left = JobResult(143, "SIGTERM stopped the job", stopped=True)
+    left = JobResult(143, ExitReason.STOPPED, "SIGTERM stopped the job", stopped=True)
     verdict = job_result(137, [left], "node 1 was killed by SIGKILL, so no node is left")
     assert (verdict.exit_code, verdict.error) == (137, "node 1 was killed by SIGKILL, so no node is left")
 
 
 def test_a_job_that_succeeded_has_no_error() -> None:
-    assert job_result(0, [JobResult(0, "all workers succeeded")], "2 nodes on this machine").error is None
+    assert (
+        job_result(0, [JobResult(0, ExitReason.SUCCESS, "all workers succeeded")], "2 nodes on this machine").error
+        is None
+    )
 
 
 def test_the_page_names_tests_that_exist() -> None:

@@ -40,6 +40,7 @@ from torchrun_tables import VERSIONS, torchrun
 
 from dlrover_run.cli import parse
 from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, parse_argv
+from dlrover_run.exit_reasons import RETRIED
 from dlrover_run.master import command as master
 from dlrover_run.spec import JobSpec
 from tf_ps_runner import cli as tf_ps_run
@@ -60,6 +61,8 @@ NOT_RUN = {
     "wait": "a word of the shell",
     "for": "a word of the shell",
     "do": "a word of the shell",
+    "test": "a word of the shell",
+    "exit": "a word of the shell",
     "done": "a word of the shell",
 }
 """Programs whose command lines are not looked at, and why."""
@@ -421,7 +424,7 @@ def test_the_manifests_start_the_launcher(environ: dict[str, str]) -> None:
         assert command[0] == "dlrover-run"
         spec = job_of(command[1:], environ)
         assert isinstance(spec, JobSpec)
-        if len(command) > 2:
+        if any("rdzv-endpoint" in word for word in command):
             assert (spec.backend, spec.rules.min_nodes, spec.rules.max_nodes) == ("master", 2, 4)
         elif environ:
             backend, nodes = ("master", 2) if environ is PYTORCHJOB else ("static", 4)
@@ -431,7 +434,7 @@ def test_the_manifests_start_the_launcher(environ: dict[str, str]) -> None:
 
 def test_the_manifest_of_a_job_fits_together() -> None:
     yaml = pytest.importorskip("yaml")
-    (block,) = blocks(DOCS / "schedulers.md", "yaml")
+    block, _ = blocks(DOCS / "schedulers.md", "yaml")
     service, job = yaml.safe_load_all(block.text)
     pod = job["spec"]["template"]["spec"]
     name = job["metadata"]["name"]
@@ -445,6 +448,38 @@ def test_the_manifest_of_a_job_fits_together() -> None:
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == spec.rules.max_nodes
     assert spec.shutdown_timeout < 30  # the default of terminationGracePeriodSeconds
     assert spec.workers_per_node == pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def test_the_manifests_retry_by_the_codes_of_their_launcher() -> None:
+    yaml = pytest.importorskip("yaml")
+    block, operated = blocks(DOCS / "schedulers.md", "yaml")
+    _, job = yaml.safe_load_all(block.text)
+    disrupted, failed = job["spec"]["podFailurePolicy"]["rules"]
+    assert disrupted == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    assert failed == {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": sorted(RETRIED)}}
+    replicas = yaml.safe_load(operated.text)["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert replicas["restartPolicy"] == "ExitCode"
+    for pod in (job["spec"]["template"]["spec"], replicas["template"]["spec"]):
+        spec = job_of(pod["containers"][0]["command"][1:], PYTORCHJOB)
+        assert isinstance(spec, JobSpec)
+        assert spec.exit_codes == "kubernetes"
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 70, *sorted(RETRIED)])
+@pytest.mark.parametrize("restarts", [None, 4, 5])
+def test_the_job_script_requeues_by_the_codes_of_its_launcher(tmp_path: Path, code: int, restarts: int | None) -> None:
+    """The lines are run after a command that ends with a code, as `srun` does."""
+    (block,) = (block for block in blocks(DOCS / "schedulers.md", "bash") if "requeue" in block.text)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/requeued\n')
+    scontrol.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    if restarts is not None:
+        environ["SLURM_RESTART_COUNT"] = str(restarts)
+    done = subprocess.run(["bash", "-c", f"(exit {code})\n{block.text}"], env=environ, cwd=tmp_path)
+    assert done.returncode == code
+    requeued = (tmp_path / "requeued").read_text() if (tmp_path / "requeued").exists() else None
+    assert requeued == ("requeue 17\n" if code in RETRIED and (restarts or 0) < 5 else None)
 
 
 # --- what the pages say

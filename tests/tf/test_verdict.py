@@ -25,6 +25,6 @@ def test_the_task_that_the_coordinator_names_is_known_also_by_few_words(named: s
         key=RoundKey(), phase=PlanPhase.FAILED, reasons=sentence("it failed"), failure=Failure(0, "box", named)
     )
     ends = ((TaskEnd(EndCause.FAILURE, LONG), end),)
-    verdict = resolve_result(JobEnd(wanted, task_results(wanted, ends, "box")), compat=False)
+    verdict = resolve_result(JobEnd(wanted, task_results(wanted, ends, "box")), "precise")
     assert verdict.root == (end if known else None)
     assert verdict.exit_code == 3 or not known

@@ -131,6 +131,12 @@ TABLE: tuple[Flag, ...] = (
     _shared("shutdown_timeout", help="Time from the stop signal to SIGKILL for a task [dim](30)[/]."),
     _shared("signals_to_handle"),
     _shared("forward_signals"),
+    _shared(
+        "exit_codes",
+        choices=("precise", "kubernetes"),
+        help="[b]precise[/] tells each reason apart; [b]kubernetes[/] exits with 130, 137, 138 or 143 where another "
+        "attempt may succeed, for operators that retry only those.",
+    ),
     _flag("worker-memory", MEMORY, "Memory limit of the chief, each worker and the evaluator, as in 4Gi.", "SIZE"),
     _flag("ps-memory", MEMORY, "Memory limit of each parameter server.", "SIZE"),
     _flag(
