@@ -17,9 +17,10 @@ such as a collective that hangs on an accelerator. The node is not at fault; sta
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 MAX_REQUEST = 65_536
@@ -42,6 +43,10 @@ class Compute:
 
     seconds: float
 
+    def problem(self) -> str | None:
+        """A clause on a value that is out of range, or None."""
+        return None if 0 < self.seconds < math.inf else "`seconds` is not a time"
+
 
 @dataclass(frozen=True)
 class Link:
@@ -59,22 +64,48 @@ class Link:
     world: int
     timeout: float
 
+    def problem(self) -> str | None:
+        """A clause on a value that is out of range, or None."""
+        if not 0 < self.timeout < math.inf:
+            return "`timeout` is not a time"
+        if not 0 < self.port < 65_536:
+            return f"there is no port {self.port}"
+        if self.world < 2 or not 0 <= self.rank < self.world:
+            return f"a link has no rank {self.rank} of {self.world}"
+        return None
+
 
 Request = Compute | Link
 
 
+_KINDS: dict[str, type[Request]] = {"compute": Compute, "link": Link}
+
+
 def read_request(line: bytes) -> Request:
+    """The request of a line. Raises InvalidRequest."""
     try:
-        fields: Any = json.loads(line)
+        values: Any = json.loads(line)
     except (ValueError, RecursionError):
         raise InvalidRequest("it is not JSON") from None
-    what = fields.pop("do", None) if isinstance(fields, dict) else None
-    if what not in ("compute", "link"):
+    if not isinstance(values, dict):
+        raise InvalidRequest("it is not an object")
+    what = values.pop("do", None)
+    kind = _KINDS.get(what) if isinstance(what, str) else None
+    if kind is None:
         raise InvalidRequest("`do` is neither compute nor link")
-    try:
-        return Compute(**fields) if what == "compute" else Link(**fields)
-    except TypeError as error:
-        raise InvalidRequest(str(error)) from None
+    # The types are names, because annotations are not evaluated here.
+    types = {field.name: str(field.type) for field in fields(kind)}
+    if values.keys() != types.keys():
+        raise InvalidRequest(f"{what} takes {', '.join(types)} and nothing else")
+    for name, wanted in types.items():
+        if wanted == "float" and type(values[name]) is int:
+            continue  # JSON has one type of numbers.
+        if type(values[name]).__name__ != wanted:
+            raise InvalidRequest(f"`{name}` is not of type {wanted}")
+    request = kind(**values)
+    if (problem := request.problem()) is not None:
+        raise InvalidRequest(problem)
+    return request
 
 
 def failed(request: Request, problem: str, wrong: bool = False) -> dict[str, Any]:
