@@ -63,8 +63,8 @@ $(addprefix tensorflow-,$(TENSORFLOW)): tensorflow-%: $(VENV)/.test .venv-tf-%/.
 	@touch $@
 
 # Where dlrover-run is compared with torchrun, and where torch sees what dlrover-run sets up.
-TORCH_TESTS := tests/torchrun $(addprefix tests/,processes/test_signals.py processes/test_logs_specs.py jobs/test_recovery.py \
-	jobs/test_python_api.py)
+TORCH_TESTS := tests/torchrun tests/processes/test_signals.py tests/processes/test_logs_specs.py \
+	tests/jobs/test_recovery.py tests/jobs/test_python_api.py
 
 test-torch: $(TORCH_ENV)/.made ## compare with the torchrun of another torch: make test-torch TORCH=2.15.0
 	$(TORCH_ENV)/bin/python -m pytest -m "not long" $(PARALLEL) $(TORCH_TESTS)
