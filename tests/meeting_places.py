@@ -17,14 +17,11 @@ import psutil
 import pytest
 from cluster import is_master, listens, quiet_port
 from etcd_server import Etcd, serving
+from harness import only_long
 
 from dlrover_run.coordination.rules import RESULT_RETENTION
 
-EVERYWHERE = pytest.mark.parametrize(
-    "place",
-    ["c10d", *(pytest.param(name, marks=pytest.mark.long) for name in ("etcd", "etcd of three"))],
-    indirect=True,
-)
+EVERYWHERE = pytest.mark.parametrize("place", ["c10d", *only_long("etcd", "etcd of three")], indirect=True)
 """For tests of what a job promises on every rendezvous backend. `make test` runs them on the built-in master only, for
 the simulation holds both clients to the same laws; `make test-long` runs them on etcd too."""
 

@@ -25,7 +25,7 @@ import psutil
 import pytest
 import torch
 from cluster import is_master, watched_processes
-from harness import OURS, WAIT, environment, kill_leftovers, start, still_alive
+from harness import OURS, WAIT, environment, kill_leftovers, only_long, start, still_alive
 from meeting_places import MeetingPlace
 
 from dlrover_run.process_tree import tree
@@ -37,9 +37,7 @@ SCRIPT = Path(__file__).with_name("recorded_mnist.py")
 CHAOS = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"
 TIMELINES = Path(os.environ.get("EXPERIMENT_TIMELINES") or Path(__file__).with_name("timelines"))
 
-ALSO_ON_ETCD = pytest.mark.parametrize(
-    "experiment", ["master", pytest.param("etcd", marks=pytest.mark.long)], indirect=True
-)
+ALSO_ON_ETCD = pytest.mark.parametrize("experiment", ["master", *only_long("etcd")], indirect=True)
 """For experiments in which another backend has most to do."""
 
 EPOCHS, BATCH_SIZE, CHECKPOINT_STEPS, SEED = 2, 8, 3, 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from check_nodes import FAULT_LINE
 from cluster import Cluster, Node, Talker
+from harness import only_long
 
 from dlrover_run import exit_codes
 from dlrover_run.local_cluster.network import Namespace, Network
@@ -46,8 +47,8 @@ class Job:
         assert self.master.finish() == 0
 
 
-@pytest.mark.parametrize("replaced", [True, pytest.param(False, marks=pytest.mark.long)])
-@pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("replaced", [True, *only_long(False)])
+@pytest.mark.parametrize("count", [3, *only_long(4)])
 def test_a_node_that_reaches_the_master_and_no_other_node_leaves(
     cluster: Cluster, network: Network, count: int, replaced: bool
 ) -> None:

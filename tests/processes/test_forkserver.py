@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import only_long
 
 from dlrover_run.agent.template_client import BOOT, TEMPLATE_FOLDER
 
@@ -336,7 +337,7 @@ TORCH = {
 SLOW = ("torch.compile", "data loader")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in TORCH])
+@pytest.mark.parametrize("name", [*(name for name in TORCH if name not in SLOW), *only_long(*SLOW)])
 def test_torch(case: Case, name: str) -> None:
     write(case, TORCH[name])
     # Headers that are compiled ahead are for many kernels, take a minute, and stay in /tmp.

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import quiet_port
-from harness import WAIT, kill_leftovers, still_alive, watched
+from harness import WAIT, kill_leftovers, only_long, still_alive, watched
 from pretended import PRETEND, Job, agent_of, scale
 
 PRETEND_DATA = PRETEND.with_name("pretend_data.py")
 
-BACKENDS = ["memory", "master", pytest.param("etcd", marks=pytest.mark.long)]
+BACKENDS = ["memory", "master", *only_long("etcd")]
 
 
 def test_a_job_starts_lets_its_workers_in_and_ends_with_its_chief(start: Callable[..., Job]) -> None:
