@@ -3,17 +3,17 @@ found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
+from simulation.seeds import Variant, patched, run_seeds
 from simulation.timeline import Broken
 
 from cluster_simulation.scenario import simulate
-from cluster_simulation.world import Outcome
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.policies.parameter_servers import failures, placement, policy, reshape, scaling, versions, view
 from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, Role
@@ -27,21 +27,9 @@ ENOUGH = 1000
 """Seeds within which every broken variant has to be found."""
 
 
-def run_seeds(first: int, count: int) -> list[Outcome]:
-    """The outcomes of seeds in which every law holds."""
-    outcomes, broken = [], []
-    for seed in range(first, first + count):
-        try:
-            outcomes.append(simulate(seed))
-        except Broken as reason:
-            broken.append(str(reason))
-    assert not broken, "\n".join(broken)
-    return outcomes
-
-
 @pytest.mark.timeout(300)
 def test_every_law_holds_whatever_happens() -> None:
-    outcomes = run_seeds(0, SEEDS)
+    outcomes = run_seeds(simulate, 0, SEEDS)
     # The laws say something only of jobs in which something has happened.
     assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
     assert sum(outcome.versions for outcome in outcomes) > SEEDS
@@ -53,7 +41,7 @@ def test_every_law_holds_whatever_happens() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", range(10))
 def test_every_law_holds_for_ten_thousand_seeds(chunk: int) -> None:
-    run_seeds(SEEDS + chunk * LONG_CHUNK, LONG_CHUNK)
+    run_seeds(simulate, SEEDS + chunk * LONG_CHUNK, LONG_CHUNK)
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -62,22 +50,6 @@ def test_a_seed_replays_exactly() -> None:
         simulate(7, trace.append)
     assert traces[0] == traces[1]
     assert len(traces[0]) > 10
-
-
-Variant = Callable[[], AbstractContextManager[None]]
-
-
-def patched(*places: tuple[Any, str], by: Any) -> Variant:
-    """A variant of the product in which something is another thing."""
-
-    @contextmanager
-    def variant() -> Iterator[None]:
-        with ExitStack() as stack:
-            for owner, name in places:
-                stack.enter_context(patch.object(owner, name, by))
-            yield
-
-    return variant
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from simulation.laws import Laws
 from simulation.network import Weather
 from simulation.nodes import Node, NodeClient
 from simulation.scenario import TROUBLES, Outcome, Scenario
-from simulation.timeline import Timeline, demand
+from simulation.timeline import Timeline, demand, demand_no_internal_error
 
 SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
 
@@ -31,9 +31,6 @@ NEIGHBOUR = f"{SPEC.prefix}/job/team/plan"
 
 LEAVING = 30.0
 """Seconds in which an agent that leaves has ended, with a store that answers or without one."""
-
-DEFECT = "internal error"
-"""How the problem of a client begins that has found a defect of its own."""
 
 
 class WatchedClient(EtcdClient):
@@ -68,7 +65,7 @@ class ClientInEtcd:
     @property
     def problem(self) -> str | None:
         problem = self._rendezvous.problem
-        demand(problem is None or not problem.startswith(DEFECT), f"{problem}")
+        demand_no_internal_error(problem)
         return problem
 
     def report(self, status: NodeReport) -> None:

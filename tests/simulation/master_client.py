@@ -14,15 +14,12 @@ from dlrover_run.transport.connection import ConnectionLost
 from simulation.masters import Inbox, Masters
 from simulation.network import TO_MASTER, TO_NODE, Stream
 from simulation.nodes import Node
-from simulation.timeline import demand
+from simulation.timeline import demand, demand_no_internal_error
 
 SPEC = MasterSpec("10.0.0.1", 29400, is_host=False)
 
 LEAVING = 5.0
 """Seconds in which an agent that leaves has ended, with a master that answers or without one."""
-
-DEFECT = "internal error"
-"""How the problem of a client begins that has found a defect of its own."""
 
 
 class SimulatedConnection:
@@ -81,7 +78,7 @@ class ClientOfMaster:
     @property
     def problem(self) -> str | None:
         problem = self._client.problem
-        demand(problem is None or not problem.startswith(DEFECT), f"{problem}")
+        demand_no_internal_error(problem)
         return problem
 
     def report(self, status: NodeReport) -> None:

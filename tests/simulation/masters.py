@@ -17,7 +17,7 @@ from simulation.disk import Disk, DiskJournal
 from simulation.laws import Laws
 from simulation.loop import LoopProcess
 from simulation.network import END, TO_MASTER, TO_NODE, Stream, is_repeatable
-from simulation.timeline import Killed, Timeline, demand
+from simulation.timeline import Killed, Timeline, demand, demand_no_internal_error
 
 JOB = "job"
 
@@ -74,7 +74,7 @@ class Master(LoopProcess):
         self._go(False)
 
     def note(self, what: str) -> None:
-        demand("internal error" not in what, what)
+        demand_no_internal_error(what)
         super().note(what)
 
     def burn(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,7 +38,8 @@ from dlrover_run.rendezvous.etcd_leader import EtcdLeader
 from simulation.disk import DiskJournal
 from simulation.etcd_scenario import EtcdScenario
 from simulation.etcd_watch import Watch
-from simulation.scenario import MasterScenario, Outcome, Scenario, simulate
+from simulation.scenario import MasterScenario, Scenario, simulate
+from simulation.seeds import Variant, patched, run_seeds
 from simulation.timeline import Broken
 
 SEEDS: dict[type[Scenario], int] = {MasterScenario: 120, EtcdScenario: 40}
@@ -50,21 +51,9 @@ ENOUGH = 2000
 """Seeds within which every broken variant has to be found."""
 
 
-def run_seeds(kind: type[Scenario], first: int, count: int) -> list[Outcome]:
-    """The outcomes of seeds in which every law holds."""
-    outcomes, broken = [], []
-    for seed in range(first, first + count):
-        try:
-            outcomes.append(simulate(seed, None, kind))
-        except Broken as reason:
-            broken.append(str(reason))
-    assert not broken, "\n".join(broken)
-    return outcomes
-
-
 @pytest.mark.parametrize(("kind", "seeds"), SEEDS.items(), ids=NAMES)
 def test_every_law_holds_whatever_happens(kind: type[Scenario], seeds: int) -> None:
-    outcomes = run_seeds(kind, 0, seeds)
+    outcomes = run_seeds(partial(simulate, kind=kind), 0, seeds)
     # The laws say something only of jobs in which something has happened.
     assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
     assert sum(outcome.rounds for outcome in outcomes) > seeds
@@ -80,7 +69,7 @@ def test_every_law_holds_whatever_happens(kind: type[Scenario], seeds: int) -> N
 @pytest.mark.parametrize("chunk", range(10))
 @pytest.mark.parametrize("kind", SEEDS, ids=NAMES)
 def test_every_law_holds_for_ten_thousand_seeds(kind: type[Scenario], chunk: int) -> None:
-    run_seeds(kind, SEEDS[kind] + chunk * LONG_CHUNK, LONG_CHUNK)
+    run_seeds(partial(simulate, kind=kind), SEEDS[kind] + chunk * LONG_CHUNK, LONG_CHUNK)
 
 
 @pytest.mark.parametrize("flags", [[], ["--etcd"]], ids=NAMES)
@@ -96,20 +85,6 @@ def test_a_seed_replays_exactly_in_another_process(flags: list[str]) -> None:
     first = trace("1")
     assert len(first.splitlines()) > 20
     assert trace("2") == first
-
-
-def patched(*places: tuple[Any, str], by: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Something in place of a name in every module that uses it."""
-
-    @contextmanager
-    def hold() -> Iterator[None]:
-        with ExitStack() as stack:
-            for owner, name in places:
-                # A built-in is in no module until it is put there; whatever else is not there was renamed.
-                stack.enter_context(patch.object(owner, name, by, create=hasattr(builtins, name)))
-            yield
-
-    return hold
 
 
 def charge_without_ending(rules: JobRules, policy: Any, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
@@ -324,7 +299,7 @@ LATER = {
 """Where to begin with variants that need much to come together, to save time."""
 
 
-def find(variant: Callable[[], AbstractContextManager[None]], kind: type[Scenario], first: int = 0) -> None:
+def find(variant: Variant, kind: type[Scenario], first: int = 0) -> None:
     """Raise Broken as soon as a seed breaks a law."""
     with variant():
         for seed in range(first, ENOUGH):

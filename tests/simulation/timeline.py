@@ -27,6 +27,11 @@ def demand(condition: bool, law: str) -> None:
         raise Broken(law)
 
 
+def demand_no_internal_error(message: str | None) -> None:
+    """Raise Broken with a message of the product that reports a defect of its own."""
+    demand(message is None or "internal error" not in message, f"{message}")
+
+
 class Killed(BaseException):
     """The process that runs ends here, in the middle of what it does. No code under test may catch it."""
 
