@@ -17,7 +17,7 @@ ALERT = AtMaster.alert
 """Settings under which silence is found soon."""
 
 
-@pytest.fixture(params=["journal", "no journal"])
+@pytest.fixture(params=["journal", *only_long("no journal")])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
     """The directory in which masters keep their journals, or none."""
     return tmp_path / "state" if request.param == "journal" else None

@@ -163,6 +163,7 @@ def data_args(undisturbed_directory: Path) -> list[str]:
     return ["--training_data", f"{digits}/training/", "--validation_data", f"{digits}/testing/"]
 
 
+@pytest.mark.long
 def test_learns_the_digits(undisturbed: tuple[Path, Run]) -> None:
     _, run = undisturbed
     assert run.final_accuracy >= 0.95

@@ -50,6 +50,7 @@ def test_nodes_that_pass_train_and_are_not_checked_again_for_a_restart(
     assert nodes[1].said.count("TFLOP/s") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [3, *only_long(4, 8)])
 def test_any_number_of_healthy_nodes_pass(checked: CheckedCluster, cluster: Cluster, count: int) -> None:
     nodes = checked.nodes(count, "--exclude-straggler")
@@ -152,7 +153,7 @@ class TestNewcomer:
         [
             pytest.param(Visit.kill, exit_codes.FAULTY_NODE, FAULT_LINE, id="killed"),
             pytest.param(Visit.spoil, exit_codes.FAULTY_NODE, FAULT_LINE, id="wrong", marks=pytest.mark.long),
-            pytest.param(Visit.slow, exit_codes.STRAGGLER, STRAGGLER_LINE, id="slow"),
+            pytest.param(Visit.slow, exit_codes.STRAGGLER, STRAGGLER_LINE, id="slow", marks=pytest.mark.long),
         ],
     )
     def test_one_that_does_not_pass_leaves_and_the_others_never_stop(

@@ -53,7 +53,8 @@ def test_a_launcher_that_is_killed_leaves_no_check_process(
     assert [path.name for path in tmp_path.iterdir() if path.name != "gate-site"] == []
 
 
-@pytest.mark.parametrize("stage", ["compute", *only_long("link")])
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["compute", "link"])
 def test_a_node_that_goes_in_the_middle_of_a_check_is_no_news_of_the_others(
     checked: CheckedCluster, cluster: Cluster, stage: str
 ) -> None:

@@ -103,6 +103,7 @@ def test_the_console_of_a_node_has_the_lines_that_people_grep_for(checked: Check
     assert said.count("dlrover-run: Fault nodes are: [1] and stragglers are: [].\n") == 1
 
 
+@pytest.mark.long
 def test_one_that_computes_wrongly_leaves_at_once(checked: CheckedCluster, cluster: Cluster) -> None:
     checked.gate.rules["b"] = Visit.spoil
     nodes = checked.nodes(3, "--exclude-straggler")
@@ -161,6 +162,7 @@ def test_a_device_that_was_missing_once_is_looked_for_again_by_another_process(
     assert FAULT_LINE not in nodes[1].said
 
 
+@pytest.mark.long
 def test_one_whose_device_is_missing_twice_leaves(checked: CheckedCluster, cluster: Cluster, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     missing.write_text("12")

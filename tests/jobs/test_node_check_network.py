@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from check_nodes import FAULT_LINE
 from cluster import Cluster, Node, Talker
-from harness import only_long
 
 from dlrover_run import exit_codes
 from dlrover_run.local_cluster.network import Namespace, Network
@@ -47,8 +46,9 @@ class Job:
         assert self.master.finish() == 0
 
 
-@pytest.mark.parametrize("replaced", [True, *only_long(False)])
-@pytest.mark.parametrize("count", [3, *only_long(4)])
+@pytest.mark.long
+@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize("count", [3, 4])
 def test_a_node_that_reaches_the_master_and_no_other_node_leaves(
     cluster: Cluster, network: Network, count: int, replaced: bool
 ) -> None:

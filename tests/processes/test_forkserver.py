@@ -334,7 +334,7 @@ TORCH = {
 }
 
 
-SLOW = ("torch.compile", "data loader")
+SLOW = ("torch.compile", "data loader", "torch as imported")
 
 
 @pytest.mark.parametrize("name", [*(name for name in TORCH if name not in SLOW), *only_long(*SLOW)])
@@ -352,6 +352,7 @@ def test_torch(case: Case, name: str) -> None:
     assert case.forked() == case.fresh()
 
 
+@pytest.mark.long
 def test_scikit_learn_and_pillow_leave_the_template_fit(case: Case) -> None:
     write(case, "import sklearn.datasets, PIL.Image\nprint(sklearn.datasets.load_digits().data.shape)\n")
     assert case.forked() == case.fresh()
@@ -616,6 +617,7 @@ def test_preload_reports_what_it_cannot_import(case: Case) -> None:
     assert said["workers"][0]["code"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 def test_eight_workers_at_once(case: Case) -> None:
     write(case, "import os, torch\nprint(os.environ['RANK'])\n")

@@ -131,6 +131,7 @@ def test_the_demo_kills_no_server_before_there_is_a_checkpoint_to_go_back_to(tmp
     assert not may_kill(demo["KILL_AT"] - 1, 51)
 
 
+@pytest.mark.long
 @pytest.mark.tensorflow
 def test_the_demo_loses_no_block_when_it_kills_a_server(tf221: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(data)

@@ -17,7 +17,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from harness import only_long
 from scripted_cluster import BOOT, SCRIPTS, ScriptedCluster
 from test_strategy import Training, finish
 
@@ -182,7 +181,8 @@ def test_the_tensorflow_of_tf_python_has_all_that_is_changed() -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("renamed", ["_stop_waiting_condition", *only_long("_no_inflight_closure_condition")])
+@pytest.mark.long
+@pytest.mark.parametrize("renamed", ["_stop_waiting_condition", "_no_inflight_closure_condition"])
 def test_a_script_runs_to_its_end_without_a_patch_that_this_tensorflow_does_not_allow(
     renamed: str, tf221: Path, tmp_path: Path
 ) -> None:

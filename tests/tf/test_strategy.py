@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from harness import only_long
 from scripted_cluster import Process, ScriptedCluster
 
 pytestmark = pytest.mark.tensorflow
@@ -138,7 +137,8 @@ def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_
         finish(chief, 20)
 
 
-@pytest.mark.parametrize("extra", ["extra:float64", *only_long("other:float32", "")])
+@pytest.mark.long
+@pytest.mark.parametrize("extra", ["extra:float64", "other:float32", ""])
 def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoint(
     extra: str, tf221: Path, tmp_path: Path
 ) -> None:
