@@ -472,7 +472,7 @@ def test_a_node_that_is_asked_to_leave_has_its_server_moved_and_nothing_is_lost(
     start: Callable[..., Job], free_port: int
 ) -> None:
     meet = ("--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--ps=1", "--workers=1")
-    chief, one, _ = (start(*meet, f"--role={role}") for role in ("chief", "ps", "worker"))
+    chief, one, worker = (start(*meet, f"--role={role}") for role in ("chief", "ps", "worker"))
     before = {name: chief.up(name) for name in ("ps-0", "chief-0", "worker-0")}
     chief.train()
     chief.told("worker-0", open=True)
@@ -490,6 +490,7 @@ def test_a_node_that_is_asked_to_leave_has_its_server_moved_and_nothing_is_lost(
     chief.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
     assert re.search("was ended by SIGTERM: ps-1 is started", chief.finish("chief-1"))
     other.ended(0)
+    worker.ended(0)
 
 
 def test_a_chief_that_makes_no_step_any_more_is_given_up(start: Callable[..., Job]) -> None:
