@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlrover_run.policies.health.model import HealthAssignment, HealthReport, HealthState
+from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
+
 # The simulated nodes are those of the tests.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -23,7 +26,7 @@ from node_truth import Truth
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import NodeKey, NodeReport, PlanPhase
-from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import CheckKey, CheckTask, ComputeResult, LinkResults
 
 SIZES = (2_000, 20_000)
@@ -94,13 +97,14 @@ def check(nodes: int, world: str) -> Check:
     """Let the nodes join, and answer all that the check asks of them, until they train."""
     truth = draw(nodes, world)
     # A third may be excluded.
-    coordinator = Coordinator(JobRules(min_nodes=nodes // 2, max_nodes=nodes, check=CHECK_ONCE), 0.0, 1)
+    rules = JobRules(min_nodes=nodes // 2, max_nodes=nodes, policy=HealthRules(check=CHECK_ONCE))
+    coordinator = Coordinator(rules, 0.0, 1)
     reports: dict[NodeKey, NodeReport] = {}
     for node in range(nodes):
         name, address = f"n{node}", address_of(node)
         report = NodeReport(node_id=name, incarnation="1", host=name, address=address, port=1, workers=1)
         report = msgspec.structs.replace(
-            report, preferred_rank=node, check_port=1, compute_result=truth.compute(address)
+            report, preferred_rank=node, policy=HealthReport(check_port=1, compute_result=truth.compute(address))
         )
         reports[report.key] = report
         coordinator.receive(report, 0.0)
@@ -113,20 +117,24 @@ def check(nodes: int, world: str) -> Check:
         began = time.process_time()
         coordinator.waiting(1.0)
         done.shown.append(time.process_time() - began)
-        if coordinator.plan.check is None:
+        if HealthState.get(coordinator.plan.policy).check is None:
             break
         done.rounds += 1
         for key, report in reports.items():
-            task = coordinator.view(key).check_task
+            task = HealthAssignment.get(coordinator.view(key).policy).check_task
             if task is None:
                 continue
+            part = HealthReport.get(report.policy)
             if task.compute:
-                report = msgspec.structs.replace(report, compute_result=truth.compute(report.address, task.key))
+                part = msgspec.structs.replace(part, compute_result=truth.compute(report.address, task.key))
             if task.links:
-                report = msgspec.structs.replace(report, link_result=truth.link(report.address, task))
+                part = msgspec.structs.replace(part, link_result=truth.link(report.address, task))
+            report = msgspec.structs.replace(report, policy=part)
             reports[key] = report
             coordinator.receive(report, 1.0)
-    done.named = sum(health.status.value in ("fault", "straggler") for health in coordinator.plan.health)
+    done.named = sum(
+        health.status.value in ("fault", "straggler") for health in HealthState.get(coordinator.plan.policy).health
+    )
     return done
 
 

@@ -149,9 +149,10 @@ def run() -> int:
     import msgspec
 
     from dlrover_run.launch_request import LaunchRequest
+    from dlrover_run.policies.registry import decode_part
 
     with open(int(sys.argv[1]), "rb") as file:
-        request = msgspec.json.decode(file.read(), type=LaunchRequest)
+        request = msgspec.json.decode(file.read(), type=LaunchRequest, dec_hook=decode_part)
     try:
         return launch(request.spec, request.parent_pipe, request.result_fd)
     except SpecError as mistake:

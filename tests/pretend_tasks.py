@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from harness import WAIT
+from policy_parts import order_of
 
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.rules import JobRules
@@ -21,8 +22,6 @@ from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     DesiredReplicas,
     EndCause,
-    NodeOrder,
-    NodeTasks,
     Role,
     Task,
     TaskEnd,
@@ -30,6 +29,8 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -58,7 +59,7 @@ def rules(max_ps: int = 2, workers: int = 1, **changes: Any) -> JobRules:
         **{name: changes.pop(name) for name in ("ready_timeout", "save_timeout", "max_restarts") if name in changes},
     )
     plain = {"min_nodes": 1, "max_nodes": 8, "lost_after": 0.2, "last_call_timeout": 0.1, "keep_alive_interval": 0.3}
-    return JobRules(cluster=cluster, **{**plain, **changes})
+    return JobRules(policy=cluster, **{**plain, **changes})
 
 
 def room(**tasks: int) -> tuple[Capacity, ...]:
@@ -103,8 +104,8 @@ class PretendNode:
     @property
     def order(self) -> NodeOrder:
         """What it shall run; AssertionError when there is nothing."""
-        assert self.assignment.cluster is not None, self.assignment
-        return self.assignment.cluster
+        assert order_of(self.assignment) is not None, self.assignment
+        return order_of(self.assignment)
 
     @property
     def keys(self) -> set[str]:
@@ -160,7 +161,7 @@ class PretendNode:
             self._news.clear()
 
     def _act(self) -> None:
-        order = self.assignment.cluster
+        order = order_of(self.assignment)
         wanted = {task.key: task for task in order.tasks} if order is not None else {}
         if self.assignment.phase in OVER:
             wanted = {}
@@ -203,7 +204,7 @@ class PretendNode:
                 phase=NodePhase.LEFT if self._leaving else NodePhase.RUNNING if works else NodePhase.WAITING,
                 known_round=wanted.key,
                 epoch=wanted.epoch,
-                cluster=None if self._trains else self._hosting(),
+                policy=None if self._trains else self._hosting(),
             )
         )
 

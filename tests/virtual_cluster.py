@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+from policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
@@ -14,8 +15,6 @@ from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     DesiredReplicas,
     EndCause,
-    NodeOrder,
-    NodeTasks,
     Role,
     RoleState,
     Stage,
@@ -25,7 +24,9 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.policy import orders
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 KILLED = TaskEnd(EndCause.FAILURE, "was killed by SIGKILL")
@@ -39,7 +40,7 @@ REPEATED = TaskEnd(EndCause.REPEATED, "raised ValueError: no such column", "Trac
 def rules(ps: int = 2, workers: int = 2, **changes: object) -> JobRules:
     """The rules of a job with that many servers and workers, or others by name."""
     numbers = {"min_ps": ps, "max_ps": ps, "min_workers": 0, "max_workers": workers}
-    return JobRules(max_nodes=8, cluster=ClusterRules(**{**numbers, **changes}))  # type: ignore[arg-type]
+    return JobRules(max_nodes=8, policy=ClusterRules(**{**numbers, **changes}))  # type: ignore[arg-type]
 
 
 class VirtualCluster:
@@ -61,8 +62,8 @@ class VirtualCluster:
 
     @property
     def cluster(self) -> Cluster:
-        assert self.plan.cluster is not None
-        return self.plan.cluster
+        assert cluster_of(self.plan) is not None
+        return cluster_of(self.plan)
 
     @property
     def stage(self) -> Stage:
@@ -95,7 +96,7 @@ class VirtualCluster:
         numbers = {Role.CHIEF: chief, Role.WORKER: workers, Role.PS: ps, Role.EVALUATOR: evaluator}
         rooms = tuple(Capacity(role, number) for role, number in numbers.items() if number)
         self.statuses[name] = NodeReport(
-            node_id=name, incarnation="1", host=name, address=name, port=1, workers=0, cluster=NodeTasks(capacity=rooms)
+            node_id=name, incarnation="1", host=name, address=name, port=1, workers=0, policy=NodeTasks(capacity=rooms)
         )
         self._hear(name)
 
@@ -127,11 +128,11 @@ class VirtualCluster:
         role, number = task.rsplit("-", 1)
         key = TaskKey(Role(role), int(number))
         for name, status in self.statuses.items():
-            assert status.cluster is not None
-            for told in status.cluster.tasks:
+            assert tasks_of(status) is not None
+            for told in tasks_of(status).tasks:
                 if told.key == key:
                     new = msgspec.structs.replace(told, stage=stage, **changes)
-                    tasks = tuple(new if one.key == key else one for one in status.cluster.tasks)
+                    tasks = tuple(new if one.key == key else one for one in tasks_of(status).tasks)
                     self._replace(name, tasks=tasks)
                     self._hear(name)
                     return
@@ -145,12 +146,12 @@ class VirtualCluster:
     def end_together(self, *tasks: str, how: TaskEnd = KILLED) -> None:
         """Tasks of one node end, and are told of in one status."""
         for name, status in self.statuses.items():
-            assert status.cluster is not None
+            assert tasks_of(status) is not None
             told = tuple(
                 msgspec.structs.replace(one, stage=TaskStage.ENDED, end=how) if str(one.key) in tasks else one
-                for one in status.cluster.tasks
+                for one in tasks_of(status).tasks
             )
-            if told != status.cluster.tasks:
+            if told != tasks_of(status).tasks:
                 self._replace(name, tasks=told)
                 self._hear(name)
 
@@ -194,18 +195,18 @@ class VirtualCluster:
     def _hear(self, name: str) -> None:
         self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
-        if self.plan.cluster is not None:
+        if cluster_of(self.plan) is not None:
             for task in (*self.cluster.tasks, *self.cluster.next_servers):
                 self.given.setdefault(task.key, task)
 
     def _replace(self, name: str, **changes: object) -> None:
         status = self.statuses[name]
-        assert status.cluster is not None
-        hosting = msgspec.structs.replace(status.cluster, **changes)
-        self.statuses[name] = msgspec.structs.replace(status, cluster=hosting)
+        assert tasks_of(status) is not None
+        hosting = msgspec.structs.replace(tasks_of(status), **changes)
+        self.statuses[name] = msgspec.structs.replace(status, policy=hosting)
 
     def _obey(self, name: str) -> bool:
-        told, hosting = self.order_if_any(name), self.statuses[name].cluster
+        told, hosting = self.order_if_any(name), tasks_of(self.statuses[name])
         assert hosting is not None
         wanted = {} if told is None else {task.key: task for task in told.tasks}
         tasks = [task for task in hosting.tasks if task.key in wanted or told is None]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import msgspec
 from node_truth import Truth
+from policy_parts import check_part, check_report, fold
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import (
@@ -21,6 +21,8 @@ from dlrover_run.coordination.model import (
     Waiting,
 )
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.model import HealthReport
+from dlrover_run.policies.health.rules import HealthRules
 
 KILLED = Failure(rank=1, host="b", what="was killed by SIGKILL", node_rank=1)
 LOST_PEER = Failure(
@@ -71,8 +73,8 @@ class VirtualJob:
             )
             if self.truth is not None:
                 computed = None if name in self.mute else self.truth.compute(status.address)
-                status = msgspec.structs.replace(status, compute_result=computed, check_port=1)
-            self.statuses[name] = msgspec.structs.replace(status, **changes)
+                status = msgspec.structs.replace(status, policy=HealthReport(compute_result=computed, check_port=1))
+            self.statuses[name] = msgspec.structs.replace(status, **fold(HealthReport, changes, status.policy))
             self.away.discard(name)
             self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
@@ -151,13 +153,25 @@ class VirtualJob:
 
     def try_task(self, name: str) -> bool:
         """A node does what a check asks of it; whether there was anything new to do."""
-        status, task = self.statuses[name], self.assignment(name).check_task
+        status, task = self.statuses[name], check_part(self.assignment(name)).check_task
         if self.truth is None or task is None or name in self.mute:
             return False
-        if task.compute and (status.compute_result is None or status.compute_result.key != task.key):
-            status = msgspec.structs.replace(status, compute_result=self.truth.compute(status.address, task.key))
-        if task.links and (status.link_result is None or status.link_result.key != task.key):
-            status = msgspec.structs.replace(status, link_result=self.truth.link(status.address, task))
+        if task.compute and (
+            check_report(status).compute_result is None or check_report(status).compute_result.key != task.key
+        ):
+            status = msgspec.structs.replace(
+                status,
+                policy=msgspec.structs.replace(
+                    check_report(status), compute_result=self.truth.compute(status.address, task.key)
+                ),
+            )
+        if task.links and (
+            check_report(status).link_result is None or check_report(status).link_result.key != task.key
+        ):
+            status = msgspec.structs.replace(
+                status,
+                policy=msgspec.structs.replace(check_report(status), link_result=self.truth.link(status.address, task)),
+            )
         if status == self.statuses[name]:
             return False
         self.statuses[name] = status
@@ -214,4 +228,5 @@ def replace_seconds(waiting: Waiting) -> Waiting:
 
 def rules(least: int, most: int, **changes: object) -> JobRules:
     """Rules with a budget, unless a test says otherwise."""
-    return replace(JobRules(min_nodes=least, max_nodes=most, max_restarts=3), **changes)  # type: ignore[arg-type]
+    plain = {"min_nodes": least, "max_nodes": most, "max_restarts": 3}
+    return JobRules(**{**plain, **fold(HealthRules, changes)})  # type: ignore[arg-type]

@@ -139,7 +139,7 @@ def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[s
 
 
 def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules) -> JobRules:
-    rules = replace(conf.rules, min_nodes=rendezvous.min_nodes, max_nodes=rendezvous.max_nodes, cluster=cluster)
+    rules = replace(conf.rules, min_nodes=rendezvous.min_nodes, max_nodes=rendezvous.max_nodes, policy=cluster)
     rules = rendezvous_options.adjust_rules(rules, rendezvous, conf)
     if problem := rules.problem():
         raise SpecError(f"This job is not possible: {problem}.")

@@ -13,7 +13,9 @@ from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import rdzv_conf, rendezvous_options
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
-from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeTasks
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.rendezvous.reconnect import wait_for_event
@@ -39,7 +41,7 @@ def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) 
             min_nodes=rendezvous.min_nodes,
             max_nodes=rendezvous.max_nodes,
             join_timeout=timeout,
-            cluster=ClusterRules(),
+            policy=ClusterRules(),
         ),
         backend=rendezvous.backend,
         master=replace(connection.master, is_host=False) if connection.master else None,
@@ -62,7 +64,7 @@ async def request_remotely(
         address="",
         port=0,
         workers=0,
-        cluster=NodeTasks(scale_request=replicas, scale_request_number=REQUEST_NUMBER),
+        policy=NodeTasks(scale_request=replicas, scale_request_number=REQUEST_NUMBER),
     )
     client.report(report)
     deadline = asyncio.get_running_loop().time() + timeout
@@ -70,7 +72,7 @@ async def request_remotely(
         while True:
             changed.clear()
             assignment = client.assignment
-            order = assignment.cluster
+            order = NodeOrder.find(assignment.policy)
             if order is not None and order.scale_answered >= REQUEST_NUMBER:
                 return Reply(granted=not order.scale_refused, text=order.scale_answer)
             if assignment.phase in OVER:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task
+from dlrover_run.policies.parameter_servers.model import Role, Task
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 
 GATE = "TF_PS_GATE"
 """The variable that makes the bootstrap delay a worker's session until the chief has restored the model."""

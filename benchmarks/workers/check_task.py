@@ -19,8 +19,9 @@ from reporting import report
 from dlrover_run.agent.health_check import PRELOAD, HealthCheckRunner
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.model import NodeReport
-from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
-from dlrover_run.policies.health.model import CheckKey, CheckTask, ComputeResult, LinkEnd, LinkResults
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.model import CheckKey, CheckTask, ComputeResult, HealthReport, LinkEnd, LinkResults
+from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
 from dlrover_run.process_tree import tree
 from dlrover_run.spec import Entrypoint, JobSpec
 
@@ -44,7 +45,7 @@ async def _found(changed: asyncio.Event, find: Callable[[], T | None]) -> T:
 async def check(workers: int) -> None:
     """Check this node once, and report the end of each step."""
     entrypoint = Entrypoint("script", __file__, python=sys.executable)
-    rules = JobRules(check=CHECK_ONCE)
+    rules = JobRules(policy=HealthRules(check=CHECK_ONCE))
     spec = JobSpec(
         entrypoint, "check-cost", workers, rules, backend="master", start_method="forkserver", preload=PRELOAD
     )
@@ -58,19 +59,19 @@ async def check(workers: int) -> None:
 
         def computed() -> ComputeResult | None:
             runner.update(None)
-            return runner.add_to_report(blank).compute_result
+            return HealthReport.get(runner.add_to_report(blank).policy).compute_result
 
         if problem := (await _found(changed, computed)).problem:
             raise SystemExit(problem)
         report("task-computed")
         if workers > 1:
-            end = LinkEnd(0, ADDRESS, runner.add_to_report(blank).check_port, workers)
+            end = LinkEnd(0, ADDRESS, HealthReport.get(runner.add_to_report(blank).policy).check_port, workers)
             key = CheckKey(epoch=1, number=1, round=0)
             task = CheckTask(key=key, node=0, compute=False, links=((end,),), timeout=TIMEOUT)
 
             def linked() -> LinkResults | None:
                 runner.update(task)
-                return runner.add_to_report(blank).link_result
+                return HealthReport.get(runner.add_to_report(blank).policy).link_result
 
             if problem := (await _found(changed, linked)).results[0].problem:
                 raise SystemExit(problem)

@@ -27,20 +27,21 @@ from dlrover_run.agent.check_workers import Answer, CheckWorkers, CheckWorkersLo
 from dlrover_run.agent.environment import check_environments
 from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
-from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.model import NodeReport
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER
 from dlrover_run.policies.health.model import (
     CPU,
     MAX_DEVICES,
+    MAX_PROBLEM,
     CheckKey,
     CheckTask,
     ComputeResult,
     DeviceSpeed,
+    HealthReport,
     LinkResult,
     LinkResults,
     NodeHealth,
 )
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, HealthRules
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import StuckProcess
@@ -101,8 +102,9 @@ class HealthCheckRunner:
         self._problems: asyncio.Future[Sequence[str]] | None = None
         self._folder = folder
         self._python = spec.entrypoint.python or sys.executable
+        self._rules = HealthRules.get(spec.rules.policy)
         # With `static` ranks, no node receives anything from the others.
-        self._wanted = spec.rules.check != CHECK_NEVER and (spec.backend != "static" or spec.rules.max_nodes == 1)
+        self._wanted = self._rules.applies and (spec.backend != "static" or spec.rules.max_nodes == 1)
         self._port = HeldPort() if self._wanted else None
         self._key = CheckKey()
         self._computed: ComputeResult | None = None
@@ -134,7 +136,8 @@ class HealthCheckRunner:
         if self._port is None:
             return status
         return msgspec.structs.replace(
-            status, check_port=self._port.number, compute_result=self._computed, link_result=self._linked
+            status,
+            policy=HealthReport(check_port=self._port.number, compute_result=self._computed, link_result=self._linked),
         )
 
     def update(self, task: CheckTask | None, checkup: NodeHealth | None = None) -> None:
@@ -187,7 +190,7 @@ class HealthCheckRunner:
     @property
     def _template_is_idle(self) -> bool:
         """Whether the separate template runs and is not expected to be needed."""
-        return self._own_starter is not None and self._closing is None and self._spec.rules.check != CHECK_ALWAYS
+        return self._own_starter is not None and self._closing is None and self._rules.check != CHECK_ALWAYS
 
     @property
     def _holds_devices(self) -> bool:
@@ -216,7 +219,7 @@ class HealthCheckRunner:
         self._on_news()
 
     async def _compute_alone(self) -> None:
-        self._computed = await self._compute(CheckKey(), self._after(self._spec.rules.check_timeout))
+        self._computed = await self._compute(CheckKey(), self._after(self._rules.check_timeout))
 
     async def _carry_out(self, task: CheckTask) -> None:
         deadline = self._after(task.timeout)
@@ -239,7 +242,7 @@ class HealthCheckRunner:
                 return ComputeResult(key, problem=_clipped(f"it was not even tried: {problems[0]}"))
             orders = [order] * self._spec.workers_per_node
             answers = await self._ask(orders, deadline)
-            found, threshold = _speeds(answers), self._spec.rules.straggler_threshold
+            found, threshold = _speeds(answers), self._rules.straggler_threshold
             if not _first_problem(answers) and find_slow(found, threshold):
                 # A rising clock, or a burst of a neighbour, is over by then.
                 answers = await self._ask(orders, deadline)

@@ -92,8 +92,8 @@ def _print_result(job: JobSpec, result: JobResult, console: Console) -> None:
         root=root,
         ends=result.ends,
         restarts=result.restarts,
-        # A cluster has a limit for each role.
-        max_restarts=job.rules.max_restarts if job.rules.cluster is None else None,
+        # A job without rounds has a limit for each role.
+        max_restarts=job.rules.max_restarts if job.rules.policy is None or job.rules.policy.has_rounds else None,
         exit_code=result.exit_code,
         why_over=result.why_over,
     )

@@ -13,9 +13,9 @@ from dlrover_run.agent.host import host_name
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.console.console import Console, DrawTable
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase, RankAssignment, Waiting
-from dlrover_run.coordination.rules import CHECK_ALWAYS
 from dlrover_run.output.streams import RunDir
-from dlrover_run.policies.health.model import HealthStatus, LinkRow, NodeHealth
+from dlrover_run.policies.health.model import HealthAssignment, HealthProgress, HealthStatus, LinkRow, NodeHealth
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, HealthRules
 from dlrover_run.spec import JobSpec
 
 _VERBOSE = frozenset({"INFO", "DEBUG"})
@@ -63,13 +63,15 @@ class ProgressReporter:
             if waiting is None:
                 self._console.clear_waiting()
             else:
-                self._console.show_waiting(waiting.text, waiting.seconds, self._table(waiting.rows))
-                self._print_bad_nodes(waiting.rows)
+                rows = HealthProgress.get(waiting.policy).rows
+                self._console.show_waiting(waiting.text, waiting.seconds, self._table(rows))
+                self._print_bad_nodes(rows)
         self._print_outcome(assignment)
 
     def _print_cause(self, assignment: Assignment) -> None:
         between = assignment.ranks is None and assignment.phase is PlanPhase.GATHERING
-        failure = assignment.failure if between and self._spec.rules.check == CHECK_ALWAYS else None
+        always = HealthRules.get(self._spec.rules.policy).check == CHECK_ALWAYS
+        failure = assignment.failure if between and always else None
         if failure is None or assignment.restart_count <= self._reported_restarts:
             return
         from dlrover_run.console.rounds import render_check_before_restart
@@ -104,7 +106,8 @@ class ProgressReporter:
     def _print_outcome(self, assignment: Assignment) -> None:
         """Print the table on the node with rank 0, and one line on the others. A round without a check only has fewer
         nodes or another order of them, which prints nothing."""
-        checkup, others = assignment.health, assignment.health_table
+        part = HealthAssignment.get(assignment.policy)
+        checkup, others = part.health, part.health_table
         if checkup is not None and checkup != self._checkup and checkup.status is not HealthStatus.PENDING:
             self._checkup = checkup
             # The line would repeat the table, and the result of the job says why a node is dismissed.
@@ -117,13 +120,13 @@ class ProgressReporter:
 
             self._others = frozenset(others)
             self._console.print(render_health_table(others, *self._page()), timed=True)
-        links = tuple(link for link in assignment.link_table if max(link.one, link.other) < len(others))
+        links = tuple(link for link in part.link_table if max(link.one, link.other) < len(others))
         named = frozenset(_named(link, others) for link in links)
         if not self._links.issuperset(named):
             from dlrover_run.console.health_table import render_link_table
 
             self._links = named
-            threshold = self._spec.rules.straggler_threshold
+            threshold = HealthRules.get(self._spec.rules.policy).straggler_threshold
             self._console.print(render_link_table(others, links, threshold, *self._page()), timed=True)
 
     def _page(self) -> tuple[int, bool]:

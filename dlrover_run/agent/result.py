@@ -11,7 +11,7 @@ from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.exit_reasons import ExitReason, ExitScheme, in_scheme
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.health import model as check_records
-from dlrover_run.policies.health.model import NodeHealth
+from dlrover_run.policies.health.model import HealthAssignment, NodeHealth
 from dlrover_run.spec import SpecError
 
 
@@ -112,7 +112,7 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
 
 def _dismissal(end: JobEnd) -> NodeHealth | None:
     """The health check result of this node if it leaves because of it, else None."""
-    checkup = end.assignment.health
+    checkup = HealthAssignment.get(end.assignment.policy).health
     if checkup is None or not checkup.dismissed or end.assignment.phase is PlanPhase.FINISHED:
         return None
     return checkup if end.error is None and end.stopped_by is None else None

@@ -24,6 +24,7 @@ from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPha
 from dlrover_run.coordination.reasons import Code, render
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.health_file import HealthFile
+from dlrover_run.policies.health.model import HealthAssignment
 from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import StuckProcess
 
@@ -89,7 +90,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._health_file.follow(assignment, self._health_check.devices)
         if not ends and self._node_state.round is None and self.idle:
             # No worker runs, so the devices are free.
-            self._health_check.update(assignment.check_task, assignment.health)
+            part = HealthAssignment.get(assignment.policy)
+            self._health_check.update(part.check_task, part.health)
 
     def desired(self) -> Sequence[DesiredTask[RoundKey]]:
         wanted = self._node_state.round

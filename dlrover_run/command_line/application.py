@@ -30,7 +30,6 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import rdzv_conf
 from dlrover_run.command_line.options import OTHER, Flag
 from dlrover_run.command_line.parser import Program, UsageError, parse_argv
-from dlrover_run.coordination.rules import JobRules
 
 _TYPER_OPTIONS = ("install_completion", "show_completion")
 """The options that typer adds itself."""
@@ -132,13 +131,13 @@ def _tcsh_script(program: Program) -> str:
 
 def _print_keys(program: Program) -> None:
     """The keys of `--rdzv-conf` that have an effect, drawn as typer draws the flags."""
-    defaults = JobRules()
+    defaults = rdzv_conf.rule_defaults()
     keys = Table(show_header=False, box=None, pad_edge=False, expand=True)
     keys.add_column(style="bold cyan", no_wrap=True)
     keys.add_column(ratio=1)
     for key in rdzv_conf.TABLE:
         if key.help and key.name not in program.ignored_keys:
-            default = f" [dim]\\[default: {getattr(defaults, key.rule):g}][/]" if key.rule else ""
+            default = f" [dim]\\[default: {defaults[key.rule]:g}][/]" if key.rule else ""
             keys.add_row(key.name, f"{key.help}.{default}")
     Console().print(Panel(keys, title="Keys of --rdzv-conf", title_align="left", border_style="dim"))
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from dlrover_run.command_line import values
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rendezvous_options import Rendezvous
-from dlrover_run.coordination.rules import CHECK_NEVER, CHECK_ONCE, JobRules
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
 from dlrover_run.spec import SpecError
 
 AUTO_CONFIG_CHECK_NODES = 4
@@ -37,10 +40,13 @@ class HealthCheckOptions(NamedTuple):
             return rules
         return replace(
             rules,
-            check=self.mode,
-            straggler_threshold=self.straggler_threshold,
-            exclude_stragglers=int(self.exclude_stragglers),
-            measure_links=int(self.measure_links),
+            policy=msgspec.structs.replace(
+                HealthRules.get(rules.policy),
+                check=self.mode,
+                straggler_threshold=self.straggler_threshold,
+                exclude_stragglers=int(self.exclude_stragglers),
+                measure_links=int(self.measure_links),
+            ),
         )
 
 

@@ -8,7 +8,7 @@ from dlrover_run.command_line import credentials
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
 from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, Rendezvous
-from dlrover_run.coordination.rules import CHECK_NEVER
+from dlrover_run.policies.health.rules import HealthRules
 from dlrover_run.spec import JobSpec
 
 _PASSWORD_INSTEAD_OF_TOKEN = {
@@ -53,7 +53,7 @@ def _requires(what: str, scope: str) -> str:
 
 def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Mapping[str, str]) -> Iterator[str]:
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
-    if spec.rules.check == CHECK_NEVER:
+    if not HealthRules.get(spec.rules.policy).applies:
         names = ["straggler_threshold"]
         if flags.is_on("exclude_straggler"):
             names.insert(0, "exclude_straggler")

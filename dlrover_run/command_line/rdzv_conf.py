@@ -11,9 +11,12 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from dlrover_run.command_line import values
 from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.rules import HealthRules
 from dlrover_run.spec import EtcdSpec, SpecError
 
 MAX_COUNT = 1_000_000
@@ -80,7 +83,7 @@ class Key(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """The field of `JobRules` that the key sets; empty if it sets none."""
+        """The field of `JobRules` or `HealthRules` that the key sets; empty if it sets none."""
         return self.field if self.field in _RULES else ""
 
 
@@ -119,7 +122,7 @@ def _protocol(source: str, text: str) -> str:
     return values.choice(source, text.lower(), ("http", "https"))
 
 
-_RULES = frozenset(rule.name for rule in fields(JobRules))
+_RULES = frozenset({*(rule.name for rule in fields(JobRules)), "check_timeout"})
 
 TABLE: tuple[Key, ...] = (
     Key("join_timeout", _time_above_zero, "Seconds to wait for MIN nodes at the start"),
@@ -211,6 +214,11 @@ TABLE: tuple[Key, ...] = (
 _BY_NAME = {key.name: key for key in TABLE}
 
 
+def rule_defaults() -> dict[str, Any]:
+    """The default of each rule that a key can set."""
+    return {**vars(JobRules()), **msgspec.structs.asdict(HealthRules())}
+
+
 def parse(source: str, text: str) -> RdzvConf:
     """The record of `key=value,key=value`.
 
@@ -219,8 +227,10 @@ def parse(source: str, text: str) -> RdzvConf:
     texts = _pairs(source, text)
     parsed = {key: key.parse(f"{source} {name}", text) for name, text in texts.items() if (key := _BY_NAME.get(name))}
     rules = {key.rule: value for key, value in parsed.items() if key.rule}
+    timeout = rules.pop("check_timeout", None)
+    policy = None if timeout is None else HealthRules(check_timeout=timeout)
     return RdzvConf(
-        rules=replace(JobRules(), **rules),
+        rules=replace(JobRules(), **rules, policy=policy),
         **_fields(source, parsed),
         keys=tuple(parsed),
         unknown=tuple(name for name in texts if name not in _BY_NAME),

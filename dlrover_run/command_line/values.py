@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dlrover_run.command_line.options import CHECK_MODES, WORKER_COUNTS
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.spec import SpecError, Std, StreamMap
 
 STATIC_PORT = 29500

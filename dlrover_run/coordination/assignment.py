@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from dlrover_run.coordination.model import (
     OVER,
@@ -18,44 +16,38 @@ from dlrover_run.coordination.model import (
     common_assignment,
     rank_assignments,
 )
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health.model import MAX_LINK_ROWS, MAX_ROWS, CheckTask, LinkRow, NodeHealth
-from dlrover_run.policies.parameter_servers.model import NodeOrder
-from dlrover_run.policies.registry import policy_of
+from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.policy_records import PolicyAssignment
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One node's own part: the fields of its `Assignment` that no other node is told."""
 
     ranks: RankAssignment | None = None
-    check_task: CheckTask | None = None
-    health: NodeHealth | None = None
-    health_table: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()
-    link_table: Annotated[tuple[LinkRow, ...], Meta(max_length=MAX_LINK_ROWS)] = ()
-    cluster: NodeOrder | None = None
+    policy: PolicyAssignment | None = None
 
     @property
     def waits(self) -> bool:
         """Whether the node has nothing to run in the job, and waits until it has."""
-        return self.ranks is None and (self.cluster is None or not self.cluster.tasks)
+        return self.ranks is None and (self.policy is None or not self.policy.has_tasks)
 
 
 EMPTY_VIEW = NodeView()
 """The part of a node that the plan does not know."""
 
 
-def node_views(rules: JobRules, plan: Plan) -> dict[NodeKey, NodeView]:
+def node_views(policy: Policy, plan: Plan) -> dict[NodeKey, NodeView]:
     """The part of each node that has one."""
-    ranks = rank_assignments(plan) if plan.cluster is None else {}
-    given = policy_of(rules).tasks(plan, ranks)
-    return {key: NodeView(ranks=ranks.get(key), **given.get(key, {})) for key in dict.fromkeys([*ranks, *given])}
+    ranks = rank_assignments(plan) if policy.has_rounds else {}
+    given = policy.tasks(plan, ranks)
+    return {key: NodeView(ranks=ranks.get(key), policy=given.get(key)) for key in dict.fromkeys([*ranks, *given])}
 
 
-def view_of(rules: JobRules, plan: Plan, found: Mapping[NodeKey, NodeView], key: NodeKey) -> NodeView:
+def view_of(policy: Policy, plan: Plan, found: Mapping[NodeKey, NodeView], key: NodeKey) -> NodeView:
     """The part of one node among those of the plan, or the answer to a request of a node that has none."""
     part = found.get(key, EMPTY_VIEW)
-    answer = {} if part.cluster is not None else policy_of(rules).answer(plan, key)
-    return NodeView(**answer) if answer else part
+    answer = policy.answer(plan, key) if part.policy is None else None
+    return part if answer is None else NodeView(policy=answer)
 
 
 def build_assignment(plan: Plan, part: NodeView, waiting: Waiting | None) -> Assignment:
@@ -70,9 +62,5 @@ def with_view(told: Assignment, part: NodeView, waiting: Waiting | None) -> Assi
         told,
         ranks=part.ranks,
         waiting=waiting,
-        check_task=part.check_task,
-        health=part.health,
-        health_table=part.health_table,
-        link_table=part.link_table,
-        cluster=part.cluster,
+        policy=part.policy,
     )

@@ -12,9 +12,6 @@ MAX_WHAT = 2000
 MAX_TRACE = 8000
 """Characters of a worker's traceback that travel to the other nodes."""
 
-MAX_PROBLEM = 500
-"""Characters of the sentence that says what a node check found."""
-
 MAX_WORKERS = 100_000
 """More workers than any node has."""
 
@@ -25,7 +22,4 @@ Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 # A sum of counts, or one that only grows: what one node says of itself must not make it too large to be told.
 Total = Annotated[int, Meta(ge=0, le=2**53)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Problem = Annotated[str, Meta(max_length=MAX_PROBLEM)]
 SignalName = Annotated[str, Meta(pattern=r"\A[A-Z0-9]{0,16}\Z")]
-# JSON has no infinity, and no device is that fast.
-Rate = Annotated[float, Meta(ge=0, le=1e12)]

@@ -73,16 +73,16 @@ class Coordinator:
             raise ValueError(f"epoch {epoch} is not later than the plan's, {plan.epoch}")
         self.rules = rules
         self.superseded = False
-        self._policy = policy_of(rules)
-        self.plan = self._policy.take_over(msgspec.structs.replace(before, epoch=epoch))
+        self.policy = policy_of(rules)
+        self.plan = self.policy.take_over(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
         self._members: dict[NodeKey, MemberState] = {}
         # The keys of `_members` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
-        self._views = node_views(rules, self.plan)
+        self._views = node_views(self.policy, self.plan)
         self._lines: list[str] = []
         # What nobody has stored yet is stored before anybody is told, though nothing is decided.
-        self._is_new = self._policy.is_active(self.plan)
+        self._is_new = self.policy.is_active(self.plan)
         self._deadlines: tuple[Deadline, ...] = ()
         self._wake_at: float | None = None
         self._advanced_at = before.clock
@@ -92,7 +92,7 @@ class Coordinator:
             if before.phase not in OVER and not member.done:
                 self._expect(member, return_grace)
         done = {member.key for member in before.members if member.done}
-        for node in () if before.phase in OVER else self._policy.expected(before):
+        for node in () if before.phase in OVER else self.policy.expected(before):
             if node.key not in self._members and node.key not in done:
                 self._expect(node, return_grace, NodePhase.WAITING)
 
@@ -194,14 +194,14 @@ class Coordinator:
         before, is_new = self.plan, self._is_new
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
-            decision = decide(self.rules, self.plan, self._members, time)
+            decision = decide(self.policy, self.plan, self._members, time)
             self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
             self._lines += decision.log_lines
             self._forget(time)
         if self.plan is before and not is_new:
             return False
         if _affects_nodes(before, self.plan):
-            self._views = node_views(self.rules, self.plan)
+            self._views = node_views(self.policy, self.plan)
         # What was just decided may call for more, such as a deadline that is known only now.
         self._wake_at = time
         return True
@@ -221,7 +221,7 @@ class Coordinator:
 
     def view(self, key: NodeKey) -> NodeView:
         """What of the plan concerns this node alone."""
-        return view_of(self.rules, self.plan, self._views, key)
+        return view_of(self.policy, self.plan, self._views, key)
 
     def ranks(self, key: NodeKey) -> RankAssignment | None:
         """The node's place in the plan's round, if it has one."""
@@ -233,12 +233,12 @@ class Coordinator:
         While the plan of a running job is being rebuilt, everybody keeps what he has.
         """
         if self._recovering_until is not None and key in self._members:
-            return _continued_assignment(self._policy, self.plan, self._members[key].report, waiting)
+            return _continued_assignment(self.policy, self.plan, self._members[key].report, waiting)
         return build_assignment(self.plan, self.view(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
         """What nodes that wait are told to wait for."""
-        return wait_status(self.rules, self.plan, self._members, self._deadlines, self._job_time(now))
+        return wait_status(self.policy, self.plan, self._members, self._deadlines, self._job_time(now))
 
     @property
     def _is_fresh(self) -> bool:
@@ -280,12 +280,12 @@ class Coordinator:
         assert self._recovering_until is not None
         waited = time >= self._recovering_until
         statuses = [p.report for p in self._members.values() if p.connected]
-        plan = self._policy.recover_job(self.plan, statuses, waited, time)
+        plan = self.policy.recover_job(self.plan, statuses, waited, time)
         if plan is None and not waited:
             return False
         self._recovering_until = None
         if plan is not None:
-            plan = self._policy.recover(plan, self._members)
+            plan = self.policy.recover(plan, self._members)
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
 
@@ -325,7 +325,7 @@ def _continued_assignment(policy: Policy, plan: Plan, report: NodeReport, waitin
     """The assignment with which a node continues what the last coordinator that it obeyed assigned to it."""
     ranks = report.ranks
     continued = policy.continued(report)
-    works = ranks is not None or bool(continued)
+    works = ranks is not None or continued is not None
     return Assignment(
         epoch=plan.epoch,
         phase=PlanPhase.TRAINING if works else PlanPhase.GATHERING,
@@ -334,5 +334,5 @@ def _continued_assignment(policy: Policy, plan: Plan, report: NodeReport, waitin
         reasons=plan.reasons,
         ranks=ranks,
         waiting=None if works else waiting,
-        **continued,
+        policy=continued,
     )

@@ -9,18 +9,17 @@ from __future__ import annotations
 from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Plan, PlanPhase
+from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.rendezvous import gather
-from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.running import expire_restarts, train
-from dlrover_run.policies.registry import policy_of
 
 
-def decide(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
+def decide(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
     """The plan that follows from `plan` once the nodes are as in `members` at job time `now`; `plan` itself when
     nothing has to change."""
     if plan.phase in OVER:
         return Decision(plan)
-    policy = policy_of(rules)
+    rules = policy.rules
     whole = policy.decide(plan, members, now)
     if whole is not None:
         return whole

@@ -31,12 +31,8 @@ class DeadlineReason(enum.Enum):
     """The failure of a worker that only lost a peer counts."""
     BUDGET = "budget"
     """A restart is forgiven."""
-    HEALTH = "health"
-    """A round of a node check ends without those who have not answered."""
-    TASK = "task"
-    """A process of a parameter-server job that is not ready is given up."""
-    END = "end"
-    """The grace of the other processes after the success of the chief is over."""
+    POLICY = "policy"
+    """The policy decides without what has not been reported by then."""
 
 
 class Deadline(NamedTuple):

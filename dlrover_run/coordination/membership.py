@@ -50,11 +50,6 @@ class MemberState:
         """Whether it could have a place in a round that is formed now."""
         return self.lost_at is None and self.report.phase not in _GOING
 
-    @property
-    def without_health_check(self) -> bool:
-        """Whether it takes no part in node checks. One that is only expected has said nothing of that yet."""
-        return self.connected and not self.report.check_port and self.report.compute_result is None
-
     def succeeded_in(self, key: RoundKey) -> bool:
         """Whether all its workers of that round have succeeded."""
         return self.succeeded == key

@@ -13,19 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, SignalName, Total
+from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyProgress, PolicyReport, PolicyState
 from dlrover_run.coordination.reasons import BoundedReasons, Code, Reason, render
 from dlrover_run.coordination.text import node_name
-from dlrover_run.policies.health.model import (
-    MAX_LINK_ROWS,
-    MAX_ROWS,
-    CheckTask,
-    ComputeResult,
-    HealthCheck,
-    LinkResults,
-    LinkRow,
-    NodeHealth,
-)
-from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, NodeTasks
 
 
 class NodePhase(enum.StrEnum):
@@ -138,10 +128,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `ranks`: the ranks that the node has taken, None before its first and while it waits without any. `known_round` is
     the latest round that the node knows of, whether it took part or not. `epoch` is the latest coordinator that it
     obeys, which sent it `restart_count`. `progressed` is set once the workers of this round have found each other or
-    have written a checkpoint. `preferred_rank` is the node rank that the user gave it. `compute_result` and
-    `link_result` are the latest of its part in a health check, and `check_port` is held for the store of links, 0
-    without a check. `cluster` is what it hosts of a job with parameter servers, which has no ranks. `ended_by` names
-    the signal for which it leaves, or has left; it is empty where there is none.
+    have written a checkpoint. `preferred_rank` is the node rank that the user gave it. `policy` is what it reports to
+    the job's policy. `ended_by` names the signal for which it leaves, or has left; it is empty where there is none.
     """
 
     node_id: NodeId
@@ -159,10 +147,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     restart_count: Count = 0
     progressed: bool = False
     failure: Failure | None = None
-    check_port: Port = 0
-    compute_result: ComputeResult | None = None
-    link_result: LinkResults | None = None
-    cluster: NodeTasks | None = None
+    policy: PolicyReport | None = None
     ended_by: SignalName = ""
 
     @property
@@ -200,8 +185,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     round, `members` its nodes in the order of their ranks; while GATHERING those of the last round, whose ranks are
     kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
     times `restart_times`. `early_failures` rounds in succession failed before any worker made progress. `failure` is
-    what ended the last round, if a worker did. `reasons` are the codes that say why the plan is as it is. `check`,
-    `check_count`, `health` and `links` are the records of the health check, `cluster` those of the parameter servers.
+    what ended the last round, if a worker did. `reasons` are the codes that say why the plan is as it is. `policy` is
+    the state of the job's policy.
     """
 
     epoch: int = 0
@@ -217,11 +202,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     early_failures: int = 0
     failure: Failure | None = None
     reasons: BoundedReasons = (Code.NO_REPORT_YET(),)
-    check: HealthCheck | None = None
-    check_count: int = 0
-    health: tuple[NodeHealth, ...] = ()
-    links: tuple[LinkRow, ...] = ()
-    cluster: Cluster | None = None
+    policy: PolicyState | None = None
 
     @property
     def reason(self) -> str:
@@ -230,12 +211,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node without ranks waits for, and how many seconds at most from now, None for no limit. `rows` is the
-    present state of a health check that runs."""
+    """What a node without ranks waits for, and how many seconds at most from now, None for no limit. `policy` is what
+    the job's policy shows meanwhile."""
 
     reasons: BoundedReasons
     seconds: float | None = None
-    rows: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()
+    policy: PolicyProgress | None = None
 
     @property
     def text(self) -> str:
@@ -244,12 +225,8 @@ class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The part of the plan that one node needs. `seat` is None for a node without a place in the round, which waits.
-
-    `task` is what it shall try for a node check, and `checkup` what is known of its health; the node with rank 0 is
-    told that of `others` too, for the person who reads its console, and of the `links` between them if each was tried.
-    `cluster` is what a node of a job with parameter servers shall run, in the place of a seat.
-    """
+    """The part of the plan that one node needs. `ranks` is None for a node without ranks in the round, which waits.
+    `policy` is what the job's policy assigns to the node."""
 
     epoch: int = 0
     phase: PlanPhase = PlanPhase.GATHERING
@@ -259,11 +236,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ranks: RankAssignment | None = None
     failure: Failure | None = None
     waiting: Waiting | None = None
-    check_task: CheckTask | None = None
-    health: NodeHealth | None = None
-    health_table: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()
-    link_table: Annotated[tuple[LinkRow, ...], Meta(max_length=MAX_LINK_ROWS)] = ()
-    cluster: NodeOrder | None = None
+    policy: PolicyAssignment | None = None
 
     @property
     def reason(self) -> str:

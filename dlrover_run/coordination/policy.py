@@ -9,11 +9,12 @@ A policy is pure: what it returns follows from the rules, the plan, the members 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dlrover_run.coordination.decision import Deadline, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
+from dlrover_run.coordination.policy_records import PolicyAssignment
 from dlrover_run.coordination.reasons import Reason, Reasons
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import JobRules
@@ -46,6 +47,11 @@ class Policy:
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether nodes have ranks in rounds; else the policy decides alone."""
+        return self.rules.policy is None or self.rules.policy.has_rounds
 
     def decide(self, plan: Plan, members: Members, now: float) -> Decision | None:
         """The whole decision, for a job without rounds; None where the core decides."""
@@ -131,19 +137,19 @@ class Policy:
         """The plan of a running job, rebuilt from reports; see `recovery.recover_plan`."""
         return recover_plan(plan, reports, waited)
 
-    def continued(self, report: NodeReport) -> Mapping[str, Any]:
-        """The fields of the assignment with which a node continues until the plan is rebuilt."""
-        return {}
+    def continued(self, report: NodeReport) -> PolicyAssignment | None:
+        """The part of the assignment with which a node continues until the plan is rebuilt."""
+        return None
 
     # What nodes receive.
 
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, Mapping[str, Any]]:
-        """Of each node that the policy concerns: its fields of the node's view."""
+    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, PolicyAssignment]:
+        """Of each node that the policy concerns: what the policy assigns to it."""
         return {}
 
-    def answer(self, plan: Plan, key: NodeKey) -> Mapping[str, Any]:
-        """The fields of the view of a node that `tasks` does not have, if there is an answer to a request of it."""
-        return {}
+    def answer(self, plan: Plan, key: NodeKey) -> PolicyAssignment | None:
+        """The answer to a request of a node that `tasks` does not have, if there is one."""
+        return None
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
         """What nodes without ranks wait for, if that is the policy's. `seconds` is the time until the next deadline

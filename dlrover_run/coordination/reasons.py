@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import string
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -131,6 +132,9 @@ class Code(ReasonCode):
 _PREFIXES: dict[type[ReasonCode], str] = {Code: ""}
 _TEMPLATES: dict[str, str] = {}
 
+TEXTS: dict[str, str] = {}
+"""The module that registers the codes of each policy; it is imported when a code of it is rendered."""
+
 
 def register(codes: type[ReasonCode], prefix: str) -> None:
     """Add a policy's codes; on the wire each begins with the prefix."""
@@ -168,11 +172,19 @@ def render(reasons: Sequence[Reason]) -> str:
     """The sentence of a chain."""
     text = ""
     for reason in reasons:
-        template = _TEMPLATES.get(reason.code)
+        template = _template(reason.code)
         part = _rendered(template, reason)
         continues = template is not None and template.startswith(_SEPARATORS)
         text = part if not text else f"{text}{part}" if continues else f"{text}; {part}"
     return text.lstrip(",;: ") if text.startswith(_SEPARATORS) else text
+
+
+def _template(code: str) -> str | None:
+    """The template of a code; None for a code of another version."""
+    policy, separator, _ = code.partition(".")
+    if separator and code not in _TEMPLATES and policy in TEXTS:
+        import_module(TEXTS[policy])
+    return _TEMPLATES.get(code)
 
 
 def _rendered(template: str | None, reason: Reason) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.coordination.policy_records import PolicyRules
 
 MAX_NODES = 20_000
 """More than any job has: a bound for what a stranger may ask for."""
@@ -44,17 +45,6 @@ that name is refused because of the result of this one.
 """
 
 
-STRAGGLER_THRESHOLD = 2.0
-"""How many times slower than the others a node has to be to count as a straggler (as DLRover)."""
-
-CHECK_TIMEOUT = 120.0
-"""Seconds that a node has for one round of a node check, before what it does is ended and counts as failed. A link has
-a quarter of that. The work takes about two seconds; the rest is for a disk from which torch has never been read."""
-
-CHECK_NEVER, CHECK_ONCE, CHECK_ALWAYS = 0, 1, 2
-"""When nodes are checked before they train: once in the life of each launcher, or before each round."""
-
-
 @dataclass(frozen=True)
 class JobRules:
     """The rules of one job. Those of the first node that joins hold for all of it.
@@ -66,9 +56,7 @@ class JobRules:
     store, else None: then the node with rank 0 offers a port that it holds. The loss of a node may stay unknown for
     `unnoticed` seconds: a lease's time where the records live under leases, 0 where a connection ends with the node.
 
-    `check` says when nodes are checked. One that is `straggler_threshold` times slower than the others is a straggler,
-    which leaves with `exclude_stragglers` 1. `measure_links` 1 has every pair of nodes linked, to be shown. `cluster`
-    is None unless the job has parameter servers.
+    `policy` are the rules of the job's policy; None for a job without one.
 
     All times are seconds.
     """
@@ -88,13 +76,8 @@ class JobRules:
     keep_alive_interval: float = KEEP_ALIVE_INTERVAL
     keep_alive_attempts: int = KEEP_ALIVE_ATTEMPTS
     detection_delay: float = 0.0
-    check: int = CHECK_NEVER
-    check_timeout: float = CHECK_TIMEOUT
-    straggler_threshold: float = STRAGGLER_THRESHOLD
-    exclude_stragglers: int = 0
-    measure_links: int = 0
     store: tuple[str, int] | None = None
-    cluster: ClusterRules | None = None
+    policy: PolicyRules | None = None
 
     def size(self, nodes: int) -> int:
         """How many of that many nodes a round has: 0 when they are too few for one."""
@@ -132,13 +115,17 @@ class JobRules:
             return f"a job has 1 to {MAX_NODES} nodes, and MIN may not be above MAX: not {nodes}"
         if self.node_unit < 1 or not self.size(self.max_nodes):
             return f"no multiple of {self.node_unit} lies between {self.min_nodes} and {self.max_nodes} nodes"
-        numbers = [getattr(self, field.name) for field in fields(self)]
-        if self.cluster is not None:
-            numbers += [getattr(self.cluster, field.name) for field in fields(self.cluster)]
-        if any(isinstance(number, (int, float)) and not 0 <= number < math.inf for number in numbers):
-            return "a time or a count is below 0 or not finite"
+        if not all_finite(getattr(self, field.name) for field in fields(self)):
+            return NOT_FINITE
         if self.keep_alive_interval <= 0 or self.keep_alive_attempts < 1:
             return "signs of life need an interval and an attempt"
-        if self.check > CHECK_ALWAYS or self.check_timeout <= 0 or self.straggler_threshold <= 1:
-            return "a node check needs a known mode, a time and a threshold above 1"
-        return None if self.cluster is None else self.cluster.problem()
+        return None if self.policy is None else self.policy.problem()
+
+
+NOT_FINITE = "a time or a count is below 0 or not finite"
+"""What is wrong with rules whose numbers are not `all_finite`."""
+
+
+def all_finite(values: Iterable[object]) -> bool:
+    """Whether all numbers among the values are finite and at least 0."""
+    return all(0 <= value < math.inf for value in values if isinstance(value, int | float))

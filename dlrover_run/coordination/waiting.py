@@ -11,23 +11,21 @@ from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import Code, chain, shown_names
 from dlrover_run.coordination.rendezvous import missing_nodes
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.registry import policy_of
 
 _FELT = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
 """What a node without a seat may wait for. A restart that is forgiven changes nothing for it."""
 
 
-def wait_status(rules: JobRules, plan: Plan, members: Members, deadlines: Sequence[Deadline], now: float) -> Waiting:
+def wait_status(policy: Policy, plan: Plan, members: Members, deadlines: Sequence[Deadline], now: float) -> Waiting:
     """The words for every node without a seat; `deadlines` are those of the last decision."""
-    policy = policy_of(rules)
+    rules = policy.rules
     left = _left(deadlines, _FELT, now)
     own = policy.waiting(plan, members, left, now)
     if own is not None:
         return own
     alive = policy.eligible(plan, members)
     if plan.phase is PlanPhase.TRAINING:
-        return _spare(rules, policy, plan, alive, deadlines, now)
+        return _spare(policy, plan, alive, deadlines, now)
     wanted = f"{rules.min_size}" if rules.min_size == rules.max_size else f"{rules.min_size} to {rules.max_size}"
     here = Code.NODES_OF(number=len(alive), wanted=wanted)
     hosts = shown_names(display_names(plan, alive))
@@ -40,13 +38,12 @@ def _left(deadlines: Sequence[Deadline], reasons: Set[DeadlineReason], now: floa
     return min((max(0.0, deadline.at - now) for deadline in deadlines if deadline.reason in reasons), default=None)
 
 
-def _spare(
-    rules: JobRules, policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequence[Deadline], now: float
-) -> Waiting:
+def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequence[Deadline], now: float) -> Waiting:
     """What a node without ranks waits for while a round runs."""
+    rules = policy.rules
     train = Code.TRAINING(number=len(plan.members))
     joins_in = _left(deadlines, {DeadlineReason.SCALE_UP}, now)
-    held_for = _left(deadlines, {DeadlineReason.HEALTH}, now)
+    held_for = _left(deadlines, {DeadlineReason.POLICY}, now)
     watched = None if held_for is None else policy.watch_reason(joining=joins_in is not None)
     if joins_in is not None:
         return Waiting((train, watched or Code.JOINS_NEXT_ROUND()), joins_in)

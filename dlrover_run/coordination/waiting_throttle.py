@@ -6,8 +6,8 @@ import math
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Waiting
+from dlrover_run.coordination.policy_records import PolicyProgress
 from dlrover_run.coordination.reasons import Reasons
-from dlrover_run.policies.health.model import NodeHealth
 
 INTERVAL = 1.0
 """The least number of seconds between two sendings of progress to the nodes of a job."""
@@ -25,7 +25,7 @@ class WaitingThrottle:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._reasons: Reasons = ()
-        self._rows: tuple[NodeHealth, ...] = ()
+        self._policy: PolicyProgress | None = None
         self._deadline: float | None = None
         self._next = -math.inf
         self.outdated = True
@@ -42,14 +42,14 @@ class WaitingThrottle:
         self.outdated = False
         self._next = now + max(INTERVAL, nodes / NODES_PER_SECOND)
         waiting = self._coordinator.waiting(now)
-        before, deadline = (self._reasons, self._rows), self._deadline
-        self._reasons, self._rows = waiting.reasons, waiting.rows
+        before, deadline = (self._reasons, self._policy), self._deadline
+        self._reasons, self._policy = waiting.reasons, waiting.policy
         self._deadline = None if waiting.seconds is None else now + waiting.seconds
-        return before != (self._reasons, self._rows) or _differ(deadline, self._deadline)
+        return before != (self._reasons, self._policy) or _differ(deadline, self._deadline)
 
     def message(self, now: float) -> Waiting:
         """The words, with the time that is left now."""
-        return Waiting(self._reasons, None if self._deadline is None else max(0.0, self._deadline - now), self._rows)
+        return Waiting(self._reasons, None if self._deadline is None else max(0.0, self._deadline - now), self._policy)
 
 
 def _differ(one: float | None, other: float | None) -> bool:

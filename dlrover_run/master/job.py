@@ -118,7 +118,7 @@ class Job:
         if before is not None:
             before.connection.end(Refused("this node has opened another stream", retry=True))
         self._take(report, now)
-        is_client = report.cluster is not None and report.cluster.is_client
+        is_client = report.policy is not None and report.policy.is_client
         notice = "" if is_client else config_mismatch(coordinator.rules, rules)
         return Welcome(encode_rules(coordinator.rules), notice)
 
@@ -246,7 +246,7 @@ class Job:
                 if self._retry_at is None:
                     self._write_error = f"the master cannot write {self._journal.path}: {error.strerror}"[:MAX_WHAT]
                     self._log(f"{self._write_error}; no decision is made until it can, it retries every second")
-                    self._stored_views = node_views(self._coordinator.rules, self._stored)
+                    self._stored_views = node_views(self._coordinator.policy, self._stored)
                 self._retry_at = now + STORE_RETRY
                 return False
         if self._retry_at is not None:
@@ -258,11 +258,13 @@ class Job:
             self._log_to_launcher(line)
         self._left &= {member.key for member in plan.members}
         # Other changes of a plan are bookkeeping that no user needs to read.
-        if (plan.key, plan.phase) != (before.key, before.phase) or (plan.cluster and plan.reasons != before.reasons):
+        without_rounds = plan.policy is not None and not plan.policy.has_rounds
+        is_new = (plan.key, plan.phase) != (before.key, before.phase)
+        if is_new or (without_rounds and plan.reasons != before.reasons):
             if plan.phase is not PlanPhase.TRAINING:
                 phase = "waiting for nodes" if plan.phase is PlanPhase.GATHERING else plan.phase.value
                 self._log(f"{phase}: {plan.reason}")
-            elif plan.cluster is not None:
+            elif without_rounds:
                 self._log(plan.reason)
             else:
                 self._log(f"round {plan.key.number} with {counted(len(plan.members), 'node')}: {plan.reason}")
@@ -280,7 +282,7 @@ class Job:
             waits = self._coordinator.view(key).waits
             assignment = self._coordinator.assignment(key, self._progress.message(now) if waits else None)
         else:
-            view = view_of(self._coordinator.rules, self._stored, self._stored_views, key)
+            view = view_of(self._coordinator.policy, self._stored, self._stored_views, key)
             assignment = build_assignment(self._stored, view, Waiting(sentence(self._write_error)))
         if is_answer or assignment != node.sent:
             node.sent = assignment

@@ -13,7 +13,6 @@ from dlrover_run.coordination.model import NodeKey, NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.job import Job, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
-from dlrover_run.policies.parameter_servers.text import job_size
 from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.transport.messages import InvalidMessage, Join, Refused, Welcome, decode_rules
 
@@ -79,7 +78,7 @@ class Jobs:
         now = self._now()
         job = self._jobs.get(name)
         if job is None:
-            if join.report.cluster is not None and join.report.cluster.is_client:
+            if join.report.policy is not None and join.report.policy.is_client:
                 raise RequestRefused(f"no node of a job {name!r} is connected")
             job = self._begin(name, rules, now)
         self._schedule(name)
@@ -116,7 +115,7 @@ class Jobs:
             coordinator = self._take_over(name, journal, rules, now)
         if coordinator.plan.key.number == 0:
             nodes = str(rules.min_nodes) + (f" to {rules.max_nodes}" if rules.max_nodes != rules.min_nodes else "")
-            size = f"{nodes} nodes" if rules.cluster is None else job_size(rules.cluster)
+            size = (rules.policy and rules.policy.job_size()) or f"{nodes} nodes"
             self._log(f"job {name!r}: begins, for {size}")
         job = self._jobs[name] = Job(name, coordinator, journal, now, self._log, self._log_to_launcher)
         self.last_one_over = False

@@ -22,6 +22,7 @@ import msgspec
 
 from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.registry import decode_part
 
 FORMAT = 2
 """The version of the file format, increased with each incompatible change."""
@@ -86,7 +87,7 @@ def decode(data: bytes, job: str) -> JournalContents:
             if header is None:
                 header = _read_header(content, job)
             else:
-                plan = msgspec.json.decode(content, type=Plan)
+                plan = msgspec.json.decode(content, type=Plan, dec_hook=decode_part)
         except msgspec.MsgspecError as error:
             raise ValueError(f"line {number}: {error}") from None
     if header is None:
@@ -98,7 +99,7 @@ def _read_header(content: bytes, job: str) -> JournalHeader:
     kind = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).get("format")
     if kind is None or bytes(kind) != b"%d" % FORMAT:
         raise ValueError("line 1: another version of dlrover-run wrote it")
-    header = msgspec.json.decode(content, type=JournalHeader)
+    header = msgspec.json.decode(content, type=JournalHeader, dec_hook=decode_part)
     if header.job != job:
         raise ValueError("line 1: it belongs to another job")
     return header

@@ -36,7 +36,7 @@ from typing import Any
 
 from dlrover_run.coordination.model import Assignment
 from dlrover_run.output.streams import RunDir
-from dlrover_run.policies.health.model import DeviceSpeed, HealthStatus, LinkRow, NodeHealth
+from dlrover_run.policies.health.model import DeviceSpeed, HealthAssignment, HealthStatus, LinkRow, NodeHealth
 
 FILE_NAME = "node_check.json"
 """The file's name in the directory of the run."""
@@ -69,10 +69,11 @@ class HealthFile:
     def follow(self, wanted: Assignment, devices: Sequence[DeviceSpeed]) -> None:
         """Write the result of a check and the speeds of this node's devices if they have changed. A node that has lost
         its ranks keeps its knowledge of the others."""
-        if self._directory is None or wanted.health is None or wanted.health.status is HealthStatus.PENDING:
+        part = HealthAssignment.get(wanted.policy)
+        if self._directory is None or part.health is None or part.health.status is HealthStatus.PENDING:
             return
-        result = HealthResult(wanted.health, tuple(devices), wanted.health_table, wanted.link_table)
-        if wanted.ranks is None and not wanted.health_table and self._known is not None:
+        result = HealthResult(part.health, tuple(devices), part.health_table, part.link_table)
+        if wanted.ranks is None and not part.health_table and self._known is not None:
             result = replace(result, others=self._known.others, links=self._known.links)
         if result == self._known:
             return

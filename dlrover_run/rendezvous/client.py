@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Waiting
-from dlrover_run.policies.parameter_servers.recovery import OrderMemory
+from dlrover_run.coordination.policy_records import PolicyMemory
 
 OnChange = Callable[[], None]
 """Called when the assignment or the problem of a client has changed."""
@@ -54,7 +54,7 @@ class AssignmentTracker:
     def __init__(self) -> None:
         self.assignment = Assignment()
         self.epoch = 0
-        self.memory = OrderMemory()
+        self.memory: PolicyMemory | None = None
 
     def take(self, assignment: Assignment) -> bool:
         """Take a received assignment; return whether it changes what this node has to do."""
@@ -62,21 +62,24 @@ class AssignmentTracker:
             # From a coordinator that has been replaced and has not noticed yet.
             return False
         self.epoch = assignment.epoch
-        if assignment.cluster is not None and assignment.cluster.keep:
-            assignment = msgspec.structs.replace(assignment, cluster=self.assignment.cluster)
+        if assignment.policy is not None and assignment.policy.keep:
+            assignment = msgspec.structs.replace(assignment, policy=self.assignment.policy)
         if assignment.key < self.assignment.key and assignment.phase not in OVER:
             # From a coordinator that restarted and does not know the latest round yet, whose workers keep running.
             return False
         if assignment == self.assignment:
             return False
         self.assignment = assignment
-        self.memory = self.memory.follow(assignment.cluster)
+        if assignment.policy is not None:
+            self.memory = assignment.policy.remember(self.memory)
+        elif self.memory is not None:
+            self.memory = self.memory.forget()
         return True
 
     def show_waiting(self, waiting: Waiting) -> bool:
         """Show what the node waits for without a coordinator; return whether that changes anything."""
-        order = self.assignment.cluster
-        if self.assignment.ranks is not None or (order is not None and order.tasks):
+        part = self.assignment.policy
+        if self.assignment.ranks is not None or (part is not None and part.has_tasks):
             return False
         self.assignment = msgspec.structs.replace(self.assignment, waiting=waiting)
         return True

@@ -91,9 +91,9 @@ class Election:
             self.leading = None
 
     async def _campaign(self) -> None:
-        ranks, order = self._assignments.assignment.ranks, self._assignments.assignment.cluster
-        # Of a parameter-server job a node knows the number of processes, but not of nodes.
-        nodes = ranks.nodes if ranks else len(order.servers) + len(order.workers) if order else 0
+        ranks, part = self._assignments.assignment.ranks, self._assignments.assignment.policy
+        # Without ranks a node may know the number of processes, but not of nodes.
+        nodes = ranks.nodes if ranks else part.job_processes if part else 0
         await asyncio.sleep(self._rng() * nodes / PER_SECOND)
         outcome = await self._store.commit(self.candidacy(self._own, self._lease))
         if (elected := outcome.found.get(self._keys.leader)) is not None:

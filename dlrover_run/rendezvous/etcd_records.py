@@ -27,8 +27,8 @@ import msgspec
 from dlrover_run.coordination.assignment import EMPTY_VIEW, NodeView, with_view
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, Waiting, common_assignment
-from dlrover_run.policies.parameter_servers.model import NodeOrder
-from dlrover_run.policies.parameter_servers.policy import join_order, split_order
+from dlrover_run.coordination.policy_records import PolicyAssignment
+from dlrover_run.policies.registry import decode_part
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, encode_rules
 
 BUCKETS = 64
@@ -53,8 +53,8 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The assignments of the nodes of one bucket.
 
     `common` is the part that all nodes have in common. `views` are the parts of single nodes of the bucket, by node id
-    and incarnation; a node without tasks waits, for `waiting`. If `common` has an order with the addresses of a
-    cluster, the orders in the views are without them.
+    and incarnation; a node without tasks waits, for `waiting`. What the policy assigns to all nodes alike is in
+    `common` only.
     """
 
     rules: RuleValues
@@ -64,8 +64,8 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def assignment(self, key: NodeKey) -> Assignment:
         own = next((view for *process, view in self.views if tuple(process) == key), EMPTY_VIEW)
-        if own.cluster is not None and self.common.cluster is not None:
-            own = msgspec.structs.replace(own, cluster=join_order(self.common.cluster, own.cluster))
+        if own.policy is not None and self.common.policy is not None:
+            own = msgspec.structs.replace(own, policy=own.policy.join(self.common.policy))
         return with_view(self.common, own, self.waiting if own.waits else None)
 
 
@@ -110,7 +110,7 @@ def decode_record(data: bytes, kind: type[Record]) -> Record:
             data = unpacking.decompress(data, MAX_DECODED)
             if unpacking.unconsumed_tail:
                 raise InvalidMessage("longer than any record of ours")
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=kind, dec_hook=decode_part)
     except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidMessage(f"no record of ours: {error}") from None
 
@@ -131,16 +131,15 @@ def messages_by_bucket(
         buckets = set(range(BUCKETS))
     views: dict[int, list[tuple[str, str, NodeView]]] = {bucket: [] for bucket in sorted(buckets)}
     waiting_buckets: set[int] = set()
-    shared: NodeOrder | None = None
+    shared: PolicyAssignment | None = None
     for key in known:
         view = coordinator.view(key)
         if view.waits and plan.phase not in OVER:
             waiting_buckets.add(bucket_of(key.node_id))
-        if view.cluster is not None:
-            order, own = split_order(view.cluster)
-            # The order of a client of `scale` has less than those of all other nodes.
-            shared = order if order.hint is not None else shared
-            view = msgspec.structs.replace(view, cluster=own)
+        if view.policy is not None:
+            part, own = view.policy.split()
+            shared = shared if part is None else part
+            view = msgspec.structs.replace(view, policy=own)
         if view != EMPTY_VIEW:
             views[bucket_of(key.node_id)].append((*key, view))
 
@@ -149,7 +148,7 @@ def messages_by_bucket(
         return math.inf if view.ranks is None else view.ranks.node_rank, node_id, incarnation
 
     rules = encode_rules(coordinator.rules)
-    common = msgspec.structs.replace(common_assignment(plan, None), cluster=shared)
+    common = msgspec.structs.replace(common_assignment(plan, None), policy=shared)
     return {
         bucket: BucketMessage(
             rules, common, waiting if bucket in waiting_buckets else None, tuple(sorted(entries, key=by_rank))

@@ -10,8 +10,7 @@ import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
-from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
-from dlrover_run.policies.health.model import HealthStatus
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.client import OnChange
 
 
@@ -33,7 +32,7 @@ class LocalClient:
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         # Simulated nodes cannot be checked.
-        self._rules = rules if node_rank is None else replace(rules, check=CHECK_NEVER)
+        self._rules = rules if node_rank is None else replace(rules, policy=None)
         self._log = log
         self._node_rank = node_rank
         self._on_change = on_change
@@ -70,16 +69,16 @@ class LocalClient:
         lines = coordinator.take_log_lines()
         self._cancel_timer()
         view = coordinator.view(report.key)
-        waits = (self._rules.check != CHECK_NEVER or self._rules.cluster is not None) and view.waits
-        # Running workers have no deadline; processes of a parameter-server cluster have many.
-        timed = waits or self._rules.cluster is not None
+        policy = self._rules.policy
+        waits = policy is not None and policy.applies and view.waits
+        # Running workers have no deadline; a policy that decides alone has many.
+        timed = waits or (policy is not None and not policy.has_rounds)
         if timed and (due := coordinator.wake_at()) is not None:
             self._timer = loop.call_at(due, self._decide, report)
         wanted = coordinator.assignment(report.key, coordinator.waiting(now) if waits else None)
-        passed = wanted.health is not None and wanted.health.status is HealthStatus.PASSED
+        announced = wanted.policy is not None and wanted.policy.is_announced
         for line in lines:
-            # A node that passes prints one line of its own. The other lines compare nodes.
-            if not passed or line.startswith("warning: "):
+            if not announced or line.startswith("warning: "):
                 self._log(line)
         if wanted != self.assignment:
             self.assignment = wanted

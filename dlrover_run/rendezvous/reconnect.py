@@ -256,8 +256,8 @@ class RemoteClient(abc.ABC):
     @property
     def _is_scale_client(self) -> bool:
         """Whether this node only requests a change of scale: it begins no job, and no other node may depend on it."""
-        cluster = None if self._latest_report is None else self._latest_report.cluster
-        return cluster is not None and cluster.is_client
+        part = None if self._latest_report is None else self._latest_report.policy
+        return part is not None and part.is_client
 
     @property
     def _is_leaving(self) -> bool:
@@ -272,8 +272,9 @@ class RemoteClient(abc.ABC):
         report = self._latest_report
         if self._own_address is not None:
             report = msgspec.structs.replace(report, address=self._own_address)
-        if report.cluster is not None:
-            report = msgspec.structs.replace(report, cluster=self._assignments.memory.add_to(report.cluster))
+        memory = self._assignments.memory
+        if report.policy is not None and memory is not None:
+            report = msgspec.structs.replace(report, policy=memory.add_to(report.policy))
         return report
 
     async def _wait_for_change(self, until: float | None = None) -> None:

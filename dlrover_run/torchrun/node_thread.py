@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, RankAssignment, RoundKey
+from dlrover_run.policies.health.model import HealthAssignment
 from dlrover_run.process_tree import signals
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError
@@ -172,7 +173,7 @@ class NodeThread:
                         (worker_state.phase, worker_state.failure) if is_current else (NodePhase.WAITING, None)
                     )
                     client.report(node_state.report(phase, failure, progressed=phase is NodePhase.SUCCEEDED))
-                    health, problem = client.assignment.health, client.problem
+                    health, problem = HealthAssignment.get(client.assignment.policy).health, client.problem
                     if problem is None and health is not None and health.dismissed:
                         problem = f"the node check dismissed this node: {health.reason}"
                     view = NodeSnapshot(client.assignment, node_state.ranks, problem)

@@ -21,7 +21,7 @@ from msgspec import Meta
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.registry import decode_part, name_of
 
 PROTOCOL = 3
 """The version of this protocol, increased with each incompatible change."""
@@ -34,9 +34,6 @@ MAX_NODE_MESSAGE = 256 * 1024
 
 MAX_MASTER_MESSAGE = 1024 * 1024
 """Maximum bytes of a message from an authenticated master: more than the addresses of the largest job."""
-
-CLUSTER_PREFIX = "cluster."
-"""The prefix of the rules of parameter servers in a message. A job without parameter servers has none of them."""
 
 MAX_NUMBER = 1_000_000_000
 """The highest number that a rule may have, more than any job needs."""
@@ -113,8 +110,8 @@ MasterMessage = Challenge | Proof | Welcome | Assigned | Refused
 Message = TypeVar("Message")
 
 _encoder = msgspec.json.Encoder()
-_from_node: msgspec.json.Decoder[NodeMessage] = msgspec.json.Decoder(NodeMessage)
-_from_master: msgspec.json.Decoder[MasterMessage] = msgspec.json.Decoder(MasterMessage)
+_from_node: msgspec.json.Decoder[NodeMessage] = msgspec.json.Decoder(NodeMessage, dec_hook=decode_part)
+_from_master: msgspec.json.Decoder[MasterMessage] = msgspec.json.Decoder(MasterMessage, dec_hook=decode_part)
 
 
 def encode(message: NodeMessage | MasterMessage) -> bytes:
@@ -139,27 +136,27 @@ def _decode(decoder: msgspec.json.Decoder[Message], data: bytes, most: int) -> M
 
 
 def encode_rules(rules: JobRules) -> RuleValues:
-    """Rules as sent in a message. A store that flags name is not sent: such a job has no master."""
-    names = [field.name for field in fields(JobRules) if field.name not in ("store", "cluster")]
-    values: RuleValues = {name: getattr(rules, name) for name in names}
-    if rules.cluster is not None:
-        values |= {
-            f"{CLUSTER_PREFIX}{field.name}": getattr(rules.cluster, field.name) for field in fields(ClusterRules)
-        }
+    """Rules as sent in a message; those of a policy begin with its name and a dot. A store that flags name is not sent:
+    such a job has no master."""
+    values = {name: getattr(rules, name) for name in _PLAIN}
+    part = rules.policy
+    if isinstance(part, msgspec.Struct):
+        values |= {f"{name_of(part)}.{name}": value for name, value in msgspec.structs.asdict(part).items()}
     return values
 
 
 def decode_rules(values: RuleValues) -> JobRules:
     """Decode the rules of a message. Raises InvalidMessage for an unknown name, a wrong type or an invalid number."""
-    unknown = values.keys() - _KNOWN
-    if unknown:
-        raise InvalidMessage(f"unknown rules: {', '.join(sorted(unknown))[:200]}")
-    plain = {name: value for name, value in values.items() if not name.startswith(CLUSTER_PREFIX)}
-    nested = {
-        name.removeprefix(CLUSTER_PREFIX): value for name, value in values.items() if name.startswith(CLUSTER_PREFIX)
-    }
+    plain: dict[str, object] = {name: value for name, value in values.items() if "." not in name}
+    unknown = plain.keys() - _PLAIN
+    policies = {name.partition(".")[0] for name in values if "." in name}
+    if unknown or len(policies) > 1:
+        raise InvalidMessage(f"unknown rules: {', '.join(sorted(unknown or policies))[:200]}")
+    for policy in policies:
+        own = {name.partition(".")[2]: value for name, value in values.items() if "." in name}
+        plain["policy"] = {"type": policy, **own}
     try:
-        rules = msgspec.convert({**plain, "cluster": nested} if nested else plain, JobRules)
+        rules = msgspec.convert(plain, JobRules, dec_hook=decode_part)
     except msgspec.ValidationError as error:
         raise InvalidMessage(f"not the rules of a job: {error}") from None
     # A number that is too large could not be sent back to the nodes.
@@ -170,4 +167,4 @@ def decode_rules(values: RuleValues) -> JobRules:
     return rules
 
 
-_KNOWN = encode_rules(JobRules(cluster=ClusterRules())).keys()
+_PLAIN = frozenset(field.name for field in fields(JobRules)) - {"store", "policy"}

@@ -16,6 +16,7 @@ import msgspec
 from etcd_server import Etcd
 from links import Link
 from master_process import Master, master
+from policy_parts import order_of
 from pretend_tasks import CHIEF, SUCCESS, Job, PretendNode, playing, ps, room, rules, worker
 
 from dlrover_run.coordination.model import PlanPhase
@@ -38,7 +39,10 @@ def in_etcd(etcd: Etcd, prefix: str, port: int | None = None) -> dict[str, Any]:
 
 async def begin(job: Job) -> tuple[PretendNode, PretendNode]:
     """Two nodes that train: `a` with a server, `b` with the other one, the chief and the worker."""
-    a, b = job.node("a", room(ps=1)), job.node("b", TRAINERS)
+    a = job.node("a", room(ps=1))
+    # Nothing can begin without `b`, so the last call is not over before both are here.
+    await a.until(lambda: a.assignment.epoch)
+    b = job.node("b", TRAINERS)
     await a.runs("ps-0")
     await b.runs("ps-1", "chief-0", "worker-0")
     return a, b
@@ -192,7 +196,9 @@ def test_a_node_that_does_not_come_back_to_a_master_without_a_journal_is_replace
             link = Link(int(first.address.rpartition(":")[2]))
             async with playing(rules(), **at(first)) as job:
                 apart = replace(job.spec, master=MasterSpec("127.0.0.1", link.port, is_host=False))
-                a, b = job.node("a", room(ps=1), spec=apart), job.node("b", TRAINERS)
+                a = job.node("a", room(ps=1), spec=apart)
+                await a.until(lambda: a.assignment.epoch)
+                b = job.node("b", TRAINERS)
                 await a.runs("ps-0")
                 await b.runs("ps-1", "chief-0", "worker-0")
                 await killed(first, a, b)
@@ -233,7 +239,7 @@ async def wish_for_more(job: Job) -> None:
     """A visitor asks for one server less, hears that this is known, and goes; nobody waits for it."""
     a, b = await begin(job)
     visitor = job.visitor(ps=1)
-    await visitor.until(lambda: visitor.assignment.cluster and visitor.order.scale_answered == 1)
+    await visitor.until(lambda: order_of(visitor.assignment) and visitor.order.scale_answered == 1)
     assert "1 parameter server" in visitor.assignment.reason
     assert visitor.order.tasks == ()
     await visitor.close()
@@ -272,7 +278,7 @@ def test_a_visitor_begins_no_job_in_etcd(shared_etcd: Etcd) -> None:
 
 
 def without_servers(job: Job) -> Any:
-    return replace(job.spec, rules=replace(job.spec.rules, cluster=None))
+    return replace(job.spec, rules=replace(job.spec.rules, policy=None))
 
 
 async def meet_training(job: Job) -> None:

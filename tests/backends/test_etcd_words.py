@@ -7,6 +7,7 @@ import itertools
 import pytest
 from master_node import status
 from node_truth import Truth
+from policy_parts import check_part
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.coordinator import Coordinator
@@ -22,9 +23,9 @@ from dlrover_run.coordination.model import (
     common_assignment,
 )
 from dlrover_run.coordination.reasons import sentence
-from dlrover_run.coordination.rules import CHECK_ONCE
 from dlrover_run.coordination.validation import MAX_EPOCH
 from dlrover_run.etcd.operations import Change, KeyValue
+from dlrover_run.policies.health.rules import CHECK_ONCE
 from dlrover_run.rendezvous.etcd_leader import MembershipWatch
 from dlrover_run.rendezvous.etcd_records import (
     BUCKETS,
@@ -86,17 +87,17 @@ def test_a_node_without_a_seat_reads_its_task_and_what_is_known_of_it() -> None:
         word = messages_by_bucket(job.coordinator, WAITING)[bucket_of(name)]
         return decode_record(encode_record(word), type(word)).assignment(job.key(name))
 
-    task = read("b").check_task
+    task = check_part(read("b")).check_task
     assert task is not None
-    assert task == job.coordinator.assignment(job.key("b"), WAITING).check_task
+    assert task == check_part(job.coordinator.assignment(job.key("b"), WAITING)).check_task
     assert read("b").waiting == WAITING
     job.deaf.clear()
     job.settle()
     assert job.plan.phase is PlanPhase.TRAINING
     for name in "abcd":
         assert read(name) == job.coordinator.assignment(job.key(name), WAITING)
-    assert [checkup.node_id for checkup in read("a").health_table] == ["a", "c", "d", "b"]
-    assert read("b").health == read("a").health_table[-1]
+    assert [checkup.node_id for checkup in check_part(read("a")).health_table] == ["a", "c", "d", "b"]
+    assert check_part(read("b")).health == check_part(read("a")).health_table[-1]
 
 
 def test_progress_is_told_only_where_somebody_waits() -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
-import msgspec
 import pytest
 from node_truth import Truth
+from policy_parts import check_part, with_part
 from virtual_job import rules
 
 from dlrover_run.coordination.model import NodeReport, PlanPhase
-from dlrover_run.coordination.rules import CHECK_ONCE
 from dlrover_run.policies.health import round as health_round
 from dlrover_run.policies.health import steps as health_steps
+from dlrover_run.policies.health.model import HealthReport
+from dlrover_run.policies.health.rules import CHECK_ONCE
 from dlrover_run.rendezvous.local import LocalClient
 
-ALONE = NodeReport(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2, check_port=2)
+ALONE = NodeReport(
+    node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2, policy=HealthReport(check_port=2)
+)
 
 
 def test_one_node_is_checked_and_told_what_came_of_it() -> None:
@@ -33,15 +35,21 @@ def test_one_node_is_checked_and_told_what_came_of_it() -> None:
         heard = len(news)
         client.report(ALONE)
         assert len(news) == heard, "who says the same again is told the same"
-        status = msgspec.structs.replace(ALONE, compute_result=truth.compute("a.net"))
+        status = with_part(ALONE, HealthReport, compute_result=truth.compute("a.net"))
         client.report(status)
-        task = client.assignment.check_task
+        task = check_part(client.assignment).check_task
         assert task is not None
         assert [[end.node for end in link] for link in task.links] == [[0]]
-        client.report(msgspec.structs.replace(status, link_result=truth.link("a.net", task)))
+        client.report(
+            with_part(
+                status,
+                HealthReport,
+                link_result=truth.link("a.net", task),
+            )
+        )
         assert client.assignment.ranks is not None
-        assert client.assignment.health is not None
-        assert client.assignment.health.gigabytes == 10.0
+        assert check_part(client.assignment).health is not None
+        assert check_part(client.assignment).health.gigabytes == 10.0
         await client.close()
 
     asyncio.run(take_part())
@@ -58,10 +66,10 @@ def test_a_node_that_never_computes_is_found_without_another_word(monkeypatch: p
         told = asyncio.Event()
         client = LocalClient(rules(1, 1, check=CHECK_ONCE, check_timeout=0.05), None, told.set, said.append)
         client.report(ALONE)
-        while client.assignment.health is None:
+        while check_part(client.assignment).health is None:
             told.clear()
             await told.wait()
-        assert client.assignment.health.dismissed
+        assert check_part(client.assignment).health.dismissed
         await client.close()
 
     asyncio.run(take_part())
@@ -70,7 +78,11 @@ def test_a_node_that_never_computes_is_found_without_another_word(monkeypatch: p
 
 def test_with_ranks_by_hand_nobody_is_checked() -> None:
     async def take_part() -> None:
-        client = LocalClient(replace(rules(2, 2), check=CHECK_ONCE), 1, lambda: None)
+        client = LocalClient(
+            rules(2, 2, check=CHECK_ONCE),
+            1,
+            lambda: None,
+        )
         client.report(ALONE)
         assert client.assignment.phase is PlanPhase.TRAINING
         assert client.assignment.ranks is not None

@@ -20,6 +20,7 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Failure, NodePhase, NodeReport, RankAssignment, RoundKey
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.job import Job, RequestRefused
+from dlrover_run.policies.registry import decode_part
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
 from dlrover_run.transport.messages import (
     PROTOCOL,
@@ -166,7 +167,9 @@ def test_whatever_nodes_say_of_themselves_a_job_decides_or_refuses(events: list[
         for each in lines.values():
             for wanted in each.told:
                 # What is told can be sent, and understood.
-                assert msgspec.json.decode(msgspec.json.encode(wanted), type=type(wanted)) == wanted
+                assert (
+                    msgspec.json.decode(msgspec.json.encode(wanted), type=type(wanted), dec_hook=decode_part) == wanted
+                )
             each.told.clear()
 
 

@@ -13,14 +13,17 @@ import pytest
 from harness import calls_of
 from master_node import FAST, status
 from node_truth import Truth
+from policy_parts import check_part, fold
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import CHECK_ONCE, RESULT_RETENTION, JobRules
+from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
 from dlrover_run.master.job import STORE_RETRY, Job, RequestRefused
 from dlrover_run.master.journal import Journal
+from dlrover_run.policies.health.model import HealthReport
+from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
 from dlrover_run.rendezvous.reconnect import ID_IN_USE_TIMEOUT
 from dlrover_run.transport.messages import Assigned, Refused, Report, decode_from_master, decode_from_node, encode
 
@@ -58,8 +61,8 @@ class Bed:
     def join(self, *names: str, rules: JobRules | None = None, **fields: object) -> None:
         for name in names:
             line = Line()
-            self.job.join(line, status(name, **fields), rules or self.rules, self.now)
-            self.lines[name], self.statuses[name] = line, status(name, **fields)
+            self.job.join(line, status(name, **fold(HealthReport, fields)), rules or self.rules, self.now)
+            self.lines[name], self.statuses[name] = line, status(name, **fold(HealthReport, fields))
         self.job.step(self.now)
         for name in names:
             # A node says at once whom it obeys.
@@ -67,7 +70,9 @@ class Bed:
                 self.say(name, epoch=self.lines[name].told[-1].epoch)
 
     def say(self, name: str, **fields: object) -> bool:
-        self.statuses[name] = msgspec.structs.replace(self.statuses[name], **fields)
+        self.statuses[name] = msgspec.structs.replace(
+            self.statuses[name], **fold(HealthReport, fields, self.statuses[name].policy)
+        )
         news = self.job.receive(self.lines[name], self.statuses[name], self.now)
         if news:
             self.job.step(self.now)
@@ -223,29 +228,29 @@ def test_no_one_is_told_of_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list
 
 def test_no_one_is_asked_by_a_check_that_is_not_on_disk(tmp_path: Path, disk: list[bool]) -> None:
     truth = Truth(wrong={"10.9.9.9"})
-    bed = Bed(JobRules(min_nodes=2, max_nodes=3, check=CHECK_ONCE), tmp_path)
+    bed = Bed(JobRules(min_nodes=2, max_nodes=3, policy=HealthRules(check=CHECK_ONCE)), tmp_path)
     bed.join("a", "b", compute_result=truth.compute("10.9.9.8"))
     disk[0] = True
     bed.join("c", compute_result=truth.compute("10.9.9.9"))
     assert bed.said[0].startswith("job 'job': the master cannot write")
     bed.say("a", check_port=7)
     told = bed.lines["a"].told[-1]
-    assert told.check_task is None
+    assert check_part(told).check_task is None
     assert told.waiting is not None
     assert told.waiting.text.startswith("the master cannot write")
     disk[0] = False
     bed.until(STORE_RETRY * 2)
-    task = bed.lines["a"].told[-1].check_task
+    task = check_part(bed.lines["a"].told[-1]).check_task
     assert task is not None
     disk[0] = True
     for name in "ab":
-        bed.say(name, link_result=truth.link("10.9.9.8", bed.lines[name].told[-1].check_task))
-    assert bed.lines["a"].told[-1].check_task == task, "what was stored last holds"
-    assert bed.lines["c"].told[-1].health is None
+        bed.say(name, link_result=truth.link("10.9.9.8", check_part(bed.lines[name].told[-1]).check_task))
+    assert check_part(bed.lines["a"].told[-1]).check_task == task, "what was stored last holds"
+    assert check_part(bed.lines["c"].told[-1]).health is None
     assert not any("Fault nodes" in line for line in bed.said)
     disk[0] = False
     bed.until(STORE_RETRY * 4)
-    dismissed = bed.lines["c"].told[-1].health
+    dismissed = check_part(bed.lines["c"].told[-1]).health
     assert dismissed is not None
     assert dismissed.dismissed
     assert "job 'job': Fault nodes are: [2] and stragglers are: []." in bed.said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from policy_parts import cluster_of, cluster_rules, tasks_of
 from simulation.timeline import demand
 
 from dlrover_run.coordination.membership import Members
@@ -92,7 +93,7 @@ class Laws:
         self._saved[version] = chief.saved
 
     def decided(self, before: Plan, plan: Plan, present: Members) -> None:
-        cluster, former = plan.cluster, before.cluster or Cluster()
+        cluster, former = cluster_of(plan), cluster_of(before) or Cluster()
         demand(bool(plan.reason), "a plan has no reason")
         if cluster is None:
             return
@@ -114,7 +115,7 @@ class Laws:
         return [p for node in self.world.living() if not _cut_off(node) for p in node.processes()]
 
     def _look_at_tasks(self, plan: Plan, cluster: Cluster, present: Members) -> None:
-        limits = self.world.rules.cluster
+        limits = cluster_rules(self.world.rules)
         assert limits is not None
         for task in (*cluster.tasks, *cluster.next_servers):
             known = self._tasks.setdefault(task.key, task)
@@ -128,8 +129,8 @@ class Laws:
             demand(len(places) == len(set(places)), "two tasks have one rank")
             for task in tasks:
                 p = present.get(host_of(task))
-                if p is not None and p.report.cluster is not None and p.report.cluster.capacity:
-                    room = sum(room.slots for room in p.report.cluster.capacity if room.role is task.role)
+                if p is not None and tasks_of(p.report) is not None and tasks_of(p.report).capacity:
+                    room = sum(room.slots for room in tasks_of(p.report).capacity if room.role is task.role)
                     hosted = sum(one.role is task.role and host_of(one) == host_of(task) for one in tasks)
                     demand(
                         hosted <= room, f"{task.node_id} hosts {hosted} tasks like {task.key}, and has room for {room}"
@@ -175,7 +176,7 @@ class Laws:
 
     def settled(self, plan: Plan, present: Members, now: float) -> None:
         """Nothing is left to decide at job time `now`: so nothing is left undone that could be done."""
-        cluster, limits = plan.cluster, self.world.rules.cluster
+        cluster, limits = cluster_of(plan), cluster_rules(self.world.rules)
         if plan.phase is not PlanPhase.TRAINING or cluster is None or limits is None:
             return
         if not all(p.connected and not p.is_draining for p in present.values()):
@@ -185,7 +186,7 @@ class Laws:
         needed = {task.key for task in cluster.tasks if task.role in (Role.PS, Role.CHIEF)}
         has_chief = any(key.role is Role.CHIEF for key in needed)
         wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
-        here = [one for p in present.values() if p.report.cluster is not None for one in p.report.cluster.tasks]
+        here = [one for p in present.values() if tasks_of(p.report) is not None for one in tasks_of(p.report).tasks]
         fenced = any(one.key not in wanted and one.stage is not TaskStage.ENDED for one in here)
         waits = cluster.stage is Stage.STARTING and has_chief and needed <= ready and not fenced
         demand(not waits, "servers and chief are ready, and nobody opens the gate")
@@ -196,7 +197,7 @@ class Laws:
 
     def _full(self, cluster: Cluster, present: Members) -> None:
         """Whoever there is room for is there."""
-        limits = self.world.rules.cluster
+        limits = cluster_rules(self.world.rules)
         assert limits is not None
         most = limits.max_workers
         if cluster.desired.workers is not None:
@@ -204,7 +205,7 @@ class Laws:
         missing = {Role.CHIEF: {0}, Role.WORKER: set(range(most)) - set(cluster.role_state(Role.WORKER).succeeded)}
         for role, ranks in missing.items():
             mine = [task for task in cluster.tasks if task.role is role]
-            statuses = [p.report.cluster for p in present.values() if p.report.cluster is not None]
+            statuses = [tasks_of(p.report) for p in present.values() if tasks_of(p.report) is not None]
             room = sum(one.slots for status in statuses for one in status.capacity if one.role is role)
             lacks = ranks - {task.rank for task in mine}
             demand(not lacks or room <= len(mine), f"{role.value} {lacks} could be started, and is not")
@@ -245,7 +246,7 @@ class Laws:
     def _may_charge(self, task: Task, present: Members) -> bool:
         told = _told(present, task)
         if told is None or told.end is None:
-            limits = self.world.rules.cluster
+            limits = cluster_rules(self.world.rules)
             assert limits is not None
             return self.world.timeline.now >= task.since + limits.ready_timeout
         return told.end.cause is not EndCause.MEMORY
@@ -270,5 +271,5 @@ def _spent(cluster: Cluster, role: Role) -> RoleState:
 
 def _told(present: Members, task: Task) -> TaskStatus | None:
     p = present.get(host_of(task))
-    tasks = () if p is None or p.report.cluster is None else p.report.cluster.tasks
+    tasks = () if p is None or tasks_of(p.report) is None else tasks_of(p.report).tasks
     return next((told for told in tasks if told.key == task.key), None)

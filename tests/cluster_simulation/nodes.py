@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from policy_parts import order_of
 from simulation.timeline import demand
 
 from cluster_simulation.tensorflow import LEFT, Process
@@ -23,8 +24,6 @@ from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     DesiredReplicas,
     EndCause,
-    NodeOrder,
-    NodeTasks,
     Role,
     Task,
     TaskEnd,
@@ -32,6 +31,8 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from tf_ps_runner.agent.desired import LocalTask, desired_tasks, task_states
 from tf_ps_runner.tf_config import servers_of
 
@@ -99,7 +100,7 @@ class Node:
             phase=self.phase,
             known_round=self.heard,
             epoch=self.epoch,
-            cluster=NodeTasks(
+            policy=NodeTasks(
                 capacity=self.rooms,
                 tasks=tasks,
                 scale_request=self.scale_request,
@@ -113,13 +114,13 @@ class Node:
             self.world.network.report(self)
 
     def hear(self, told: Assignment) -> None:
-        if not self.alive or told.epoch < self.epoch or (told.cluster is not None and told.cluster.keep):
+        if not self.alive or told.epoch < self.epoch or (order_of(told) is not None and order_of(told).keep):
             return
         self.epoch = told.epoch
         self.heard = told.key
         self.over = told.phase in OVER
         self.heard_again = True
-        self.order = told.cluster
+        self.order = order_of(told)
         self.look()
         self.stale = self.stale and self._obeys_late()
         self.publish()

@@ -16,7 +16,8 @@ from simulation.timeline import Broken
 from cluster_simulation.scenario import simulate
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.policies.parameter_servers import failures, placement, policy, reshape, scaling, versions, view
-from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, Role
+from dlrover_run.policies.parameter_servers.model import Cluster, Role
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.view import ClusterView
 
 SEEDS = 80

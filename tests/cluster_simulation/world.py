@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from policy_parts import cluster_of
 from simulation.timeline import Broken, Timeline, demand
 
 from cluster_simulation.laws import Laws
@@ -73,7 +74,7 @@ class World:
 
     @property
     def cluster(self) -> Cluster:
-        return self.plan.cluster or Cluster()
+        return cluster_of(self.plan) or Cluster()
 
     def start_coordinator(self) -> None:
         if self.coordinator is None:
@@ -178,7 +179,7 @@ def _rules(fixed: bool, min_ps: int, min_workers: int, restarts: int) -> JobRule
         last_call_timeout=2.0,
         join_timeout=30.0,
         pend_timeout=30.0,
-        cluster=ClusterRules(
+        policy=ClusterRules(
             min_ps=min_ps,
             max_ps=min_ps if fixed else 3,
             min_workers=min_workers,

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 import pytest
 from command_lines import isolate, parsed
+from policy_parts import check_rules
 
 from dlrover_run import exit_codes
 from dlrover_run.api import LaunchConfig
 from dlrover_run.cli import main
 from dlrover_run.command_line import options
 from dlrover_run.command_line.parser import DLROVER_RUN, parse_argv
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
 
 AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
 
@@ -61,7 +64,7 @@ def rules(line: str, **environ: str) -> JobRules:
 )
 @pytest.mark.parametrize("nodes", ["", f"--nnodes=2:4 {AT_NODE0}"])
 def test_nodes_are_checked_when_a_flag_asks_for_it(line: str, environ: dict[str, str], mode: int, nodes: str) -> None:
-    assert rules(f"{nodes} {line}", **environ).check == mode
+    assert check_rules(rules(f"{nodes} {line}", **environ)).check == mode
 
 
 def test_the_check_is_off_by_default_and_so_are_its_rules() -> None:
@@ -84,13 +87,17 @@ def test_the_word_after_the_flag_is_the_script_whatever_it_is() -> None:
     ],
 )
 def test_every_link_is_measured_when_a_flag_asks_for_it(line: str, measured: int) -> None:
-    assert rules(line).measure_links == measured
+    assert check_rules(rules(line)).measure_links == measured
 
 
 def test_what_counts_as_a_straggler_and_what_follows_are_rules() -> None:
-    assert rules("--network-check").straggler_threshold == 2
+    assert check_rules(rules("--network-check")).straggler_threshold == 2
     by_flag = rules("--network-check --exclude-straggler --straggler-threshold=1.75 --rdzv-conf=check_timeout=30")
-    assert (by_flag.exclude_stragglers, by_flag.straggler_threshold, by_flag.check_timeout) == (1, 1.75, 30)
+    assert (
+        check_rules(by_flag).exclude_stragglers,
+        check_rules(by_flag).straggler_threshold,
+        check_rules(by_flag).check_timeout,
+    ) == (1, 1.75, 30)
     by_variable = {"PET_NETWORK_CHECK": "1", "PET_EXCLUDE_STRAGGLER": "true", "PET_STRAGGLER_THRESHOLD": "1.75"}
     assert rules("--exclude_straggler --rdzv-conf=check_timeout=30", **by_variable) == by_flag
 
@@ -100,7 +107,9 @@ def test_the_published_command_line_means_what_it_says() -> None:
         "--network-check --exclude-straggler --nnodes=3:$NODE_NUM --nproc_per_node=2 --max_restarts=3 "
         "--rdzv_conf pend_timeout=600"
     ).replace("$NODE_NUM", "4")
-    expected = JobRules(3, 4, max_restarts=3, pend_timeout=600, check=CHECK_ONCE, exclude_stragglers=1)
+    expected = JobRules(
+        3, 4, max_restarts=3, pend_timeout=600, policy=HealthRules(check=CHECK_ONCE, exclude_stragglers=1)
+    )
     assert rules(line, DLROVER_MASTER_ADDR="master:1") == expected
 
 
@@ -125,12 +134,15 @@ def test_nodes_with_static_rendezvous_are_not_checked(
 
 def test_a_single_static_node_is_checked() -> None:
     spec, said = parsed("--master-port=4000 --network-check")
-    assert (spec.backend, spec.rules.check, said) == ("static", CHECK_ONCE, [])
+    assert (spec.backend, check_rules(spec.rules).check, said) == ("static", CHECK_ONCE, [])
 
 
 def test_options_of_the_check_are_warned_of_without_it() -> None:
     spec, said = parsed("--exclude-straggler --straggler-threshold=3 --rdzv-conf=check_timeout=5")
-    assert (spec.rules.exclude_stragglers, spec.rules.straggler_threshold) == (0, 2)
+    assert (
+        check_rules(spec.rules).exclude_stragglers,
+        check_rules(spec.rules).straggler_threshold,
+    ) == (0, 2)
     assert said == [
         "--exclude-straggler has no effect without --network-check.",
         "--straggler-threshold has no effect without --network-check.",
@@ -142,7 +154,7 @@ def test_options_of_the_check_are_warned_of_without_it() -> None:
 
 def test_a_threshold_that_may_flag_healthy_nodes_is_warned_of() -> None:
     spec, said = parsed("--network-check --straggler-threshold=1.5")
-    assert spec.rules.straggler_threshold == 1.5
+    assert check_rules(spec.rules).straggler_threshold == 1.5
     assert len(said) == 1
     assert said[0].startswith("--straggler-threshold 1.5 may flag healthy nodes")
     assert parsed("--network-check --straggler-threshold=1.7")[1] == []
@@ -166,7 +178,7 @@ def test_auto_config_takes_the_number_of_nodes_from_the_cluster(
 ) -> None:
     spec, said = parsed(f"{line} {AT_NODE0}", **environ)
     assert (spec.workers_per_node, said) == (8, [])
-    assert spec.rules == JobRules(nodes, nodes, check=mode)
+    assert spec.rules == JobRules(nodes, nodes, policy=HealthRules(check=mode) if mode else None)
 
 
 def test_auto_config_accepts_a_single_node() -> None:
@@ -178,7 +190,12 @@ def test_auto_config_accepts_a_single_node() -> None:
 def test_explicit_numbers_take_precedence_over_auto_config_with_a_warning() -> None:
     """DLRover overrides it, and whoever typed a number wonders where it went."""
     spec, said = parsed(f"--auto-config --nnodes=4:6 --nproc-per-node=2 {AT_NODE0}", NODE_NUM="8")
-    assert (spec.rules.min_nodes, spec.rules.max_nodes, spec.workers_per_node, spec.rules.check) == (
+    assert (
+        spec.rules.min_nodes,
+        spec.rules.max_nodes,
+        spec.workers_per_node,
+        check_rules(spec.rules).check,
+    ) == (
         4,
         6,
         2,
@@ -201,16 +218,20 @@ def test_explicit_numbers_equal_to_those_of_auto_config_give_no_warning(environ:
 
 def test_auto_config_does_not_check_static_nodes() -> None:
     spec, said = parsed("--auto-config --node-rank=0", NODE_NUM="4")
-    assert (spec.backend, spec.rules.max_nodes, spec.rules.check) == ("static", 4, CHECK_NEVER)
+    assert (spec.backend, spec.rules.max_nodes, check_rules(spec.rules).check) == ("static", 4, CHECK_NEVER)
     assert len(said) == 1
     assert said[0].startswith("--auto-config does not check nodes with static rendezvous")
 
 
 def test_a_difference_in_rules_is_reported_with_the_names_of_the_flags() -> None:
-    job = JobRules(check=CHECK_ALWAYS, straggler_threshold=3, exclude_stragglers=1, measure_links=1, check_timeout=60)
+    job = JobRules(
+        policy=HealthRules(
+            check=CHECK_ALWAYS, straggler_threshold=3, exclude_stragglers=1, measure_links=1, check_timeout=60
+        )
+    )
     assert config_mismatch(job, JobRules()) == (
-        "the rules of the job's first node hold: --network-check is always, not off; check_timeout is 60, not 120.0; "
-        "--straggler-threshold is 3, not 2.0; --exclude-straggler is on, not off; --comm-perf-test is on, not off"
+        "the rules of the job's first node hold: --network-check is always, not off; check_timeout is 60, not 120; "
+        "--straggler-threshold is 3, not 2; --exclude-straggler is on, not off; --comm-perf-test is on, not off"
     )
 
 
@@ -218,9 +239,10 @@ def test_reported_differences_use_the_names_of_flags() -> None:
     changed = {
         field.name: getattr(JobRules(), field.name) + 1
         for field in fields(JobRules)
-        if field.name not in ("store", "detection_delay", "cluster")
+        if field.name not in ("store", "detection_delay", "policy")
     }
-    said = config_mismatch(JobRules(), JobRules(**changed)).partition(": ")[2].split("; ")
+    part = HealthRules(**{name: value + 1 for name, value in msgspec.structs.asdict(HealthRules()).items()})
+    said = config_mismatch(JobRules(), JobRules(**changed, policy=part)).partition(": ")[2].split("; ")
     named = {name.removeprefix("--") for name in (sentence.split()[0] for sentence in said) if name.startswith("--")}
     assert named <= {flag.name for flag in options.TABLE}
     assert {flag.name for flag in options.TABLE if flag.panel == options.NODE_CHECK} - {"precheck"} <= named

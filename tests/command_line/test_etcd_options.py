@@ -17,6 +17,7 @@ import dlrover_run
 from dlrover_run.cli import job_or_code, main, parse
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.launch_request import LaunchRequest
+from dlrover_run.policies.registry import decode_part
 from dlrover_run.spec import EtcdSpec, JobSpec, SpecError, TlsSpec
 
 LIMIT = 60.0
@@ -327,7 +328,7 @@ def test_a_job_never_shows_its_password_and_carries_it_to_the_launcher(
     assert (spec.etcd.password, os.environ["DLROVER_ETCD_PASSWORD"]) == (PASSWORD, PASSWORD)
     assert PASSWORD not in repr(spec)
     sent = msgspec.json.encode(LaunchRequest(spec, 0, 0))
-    assert msgspec.json.decode(sent, type=LaunchRequest).spec == spec
+    assert msgspec.json.decode(sent, type=LaunchRequest, dec_hook=decode_part).spec == spec
 
 
 def test_a_configuration_of_several_nodes_is_the_same_job(

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 from command_lines import fake_etcd3, isolate, parsed
+from policy_parts import check_rules, fold
 
 from dlrover_run import exit_codes
 from dlrover_run.cli import main
 from dlrover_run.command_line import job_size, options
-from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.local_cluster import network
+from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
 from dlrover_run.spec import JobSpec, LocalSpec, MasterSpec
 
 OWN_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)
@@ -36,7 +38,7 @@ def job(line: str, **environ: str) -> JobSpec:
 
 def rules(least: int, most: int, **others: int) -> JobRules:
     """The rules of a job on this machine where nothing else was said."""
-    return JobRules(least, most, last_call_timeout=job_size.LOCAL_LAST_CALL_TIMEOUT, **others)
+    return JobRules(least, most, last_call_timeout=job_size.LOCAL_LAST_CALL_TIMEOUT, **fold(HealthRules, others))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_local_nodes_are_the_number_of_nodes_of_auto_config() -> None:
 
 
 def test_local_nodes_are_checked() -> None:
-    assert job("--local-nodes=2 --network-check").rules.check == CHECK_ONCE
+    assert check_rules(job("--local-nodes=2 --network-check").rules).check == CHECK_ONCE
 
 
 def test_the_page_lists_every_flag_of_local_nodes() -> None:

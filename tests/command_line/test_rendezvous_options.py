@@ -11,14 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from command_lines import error, isolate, launched
+from policy_parts import check_rules
 
 import dlrover_run
 from dlrover_run.api import elastic_launch
 from dlrover_run.cli import job_or_code, parse
 from dlrover_run.command_line import credentials, rdzv_conf
 from dlrover_run.coordination.bounds import NodeId
-from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.launch_request import LaunchRequest
+from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
+from dlrover_run.policies.registry import decode_part
 from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec
 from dlrover_run.transport import messages
 
@@ -196,7 +199,7 @@ def test_keys_of_rdzv_conf_become_rules() -> None:
         keep_alive_interval=0.5,
         keep_alive_attempts=6,
         early_failure_limit=0,
-        check_timeout=7.5,
+        policy=HealthRules(check_timeout=7.5),
     )
 
 
@@ -205,8 +208,8 @@ def test_every_rule_has_a_key_or_a_flag() -> None:
     by_flag = {"min_nodes", "max_nodes", "node_unit", "spares", "max_restarts", "store"}
     by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}
     by_place = {"detection_delay"}  # In etcd a lease's time, which the keep-alive keys set.
-    of_tf_ps_run = {"cluster"}
-    assert by_key | by_flag | by_place | of_tf_ps_run == {field.name for field in fields(JobRules)}
+    rules = {field.name for field in fields(JobRules)} - {"policy"} | {*HealthRules.__struct_fields__}
+    assert by_key | by_flag | by_place == rules
 
 
 def test_bind_state_dir_and_is_host_reach_the_master(here: Path) -> None:
@@ -292,7 +295,7 @@ def test_a_job_never_shows_its_token_and_carries_it_to_the_launcher() -> None:
     spec = job(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN=TOKEN)
     assert TOKEN not in repr(spec)
     sent = msgspec.json.encode(LaunchRequest(spec, 0, 0))
-    assert msgspec.json.decode(sent, type=LaunchRequest).spec == spec
+    assert msgspec.json.decode(sent, type=LaunchRequest, dec_hook=decode_part).spec == spec
 
 
 def test_reading_a_command_line_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,7 +369,12 @@ def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatc
     )
     spec = launched(config, monkeypatch)
     known = JobRules(min_nodes=2, max_nodes=4, spares=1, node_unit=2, max_restarts=3, join_timeout=60)
-    assert spec.rules == replace(known, check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.5)
+    assert spec.rules == replace(
+        known,
+        policy=msgspec.structs.replace(
+            check_rules(known), check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.5
+        ),
+    )
     assert spec.master == MasterSpec("node0", 4000, is_host=True, token=TOKEN)
     assert (spec.run_id, spec.node_rank, spec.workers_per_node) == ("none", 1, 2)
 

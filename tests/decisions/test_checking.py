@@ -7,22 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_truth import Truth
+from policy_parts import check_part, check_report, check_state, fold, with_part
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan, PlanPhase
 from dlrover_run.coordination.reasons import Code
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.coordination.validation import validate_report
 from dlrover_run.policies.health.model import (
     CheckKey,
     ComputeResult,
     DeviceSpeed,
+    HealthProgress,
+    HealthReport,
     HealthStatus,
     LinkResult,
     LinkResults,
     NodeHealth,
 )
 from dlrover_run.policies.health.round import CHECK_MARGIN, check_status
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.policies.health.steps import MAX_REMEMBERED, WITHOUT_CHECK
 from dlrover_run.policies.health.text import Code as HealthCode
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
@@ -36,7 +39,7 @@ def checked_job(least: int, most: int, truth: Truth | None = None, **changes: ob
 
 
 def verdicts(job: VirtualJob) -> dict[str, HealthStatus]:
-    return {checkup.node_id: checkup.status for checkup in job.plan.health}
+    return {checkup.node_id: checkup.status for checkup in check_state(job.plan).health}
 
 
 def dismissed(job: VirtualJob) -> list[str]:
@@ -45,7 +48,7 @@ def dismissed(job: VirtualJob) -> list[str]:
 
 
 def checkup(job: VirtualJob, name: str) -> NodeHealth:
-    found = job.assignment(name).health
+    found = check_part(job.assignment(name)).health
     assert found is not None
     return found
 
@@ -59,15 +62,19 @@ class TestBegin:
         job = checked_job(2, 2, check=CHECK_NEVER)
         job.come("a", "b")
         assert trains(job, "a", "b")
-        assert (job.plan.check_count, job.plan.health, job.lines) == (0, (), [])
-        assert job.assignment("a").health is None
+        assert (check_state(job.plan).check_count, check_state(job.plan).health, job.lines) == (
+            0,
+            (),
+            [],
+        )
+        assert check_part(job.assignment("a")).health is None
 
     def test_healthy_nodes_are_checked_and_train(self) -> None:
         job = checked_job(4, 4)
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "b", "c", "d")
         assert set(verdicts(job).values()) == {HealthStatus.PASSED}
-        assert job.plan.check is None
+        assert check_state(job.plan).check is None
         assert job.plan.reasons == (Code.NODES_HERE(number=4),)
         assert [checkup(job, name).gigabytes for name in "abcd"] == [10.0] * 4
 
@@ -76,10 +83,13 @@ class TestBegin:
         job.mute = {"b"}
         job.come("a", "b")
         assert job.plan.phase is PlanPhase.GATHERING
-        assert job.plan.check is None
+        assert check_state(job.plan).check is None
         assert job.waiting.text == "node check: 1 of 2 nodes have computed; missing: b"
         job.mute.clear()
-        job.statuses["b"] = msgspec.structs.replace(job.statuses["b"], compute_result=job.truth.compute("b.net"))
+        job.statuses["b"] = msgspec.structs.replace(
+            job.statuses["b"],
+            policy=msgspec.structs.replace(check_report(job.statuses["b"]), compute_result=job.truth.compute("b.net")),
+        )
         job.coordinator.receive(job.statuses["b"], job.now)
         job.settle()
         assert trains(job, "a", "b")
@@ -89,12 +99,12 @@ class TestBegin:
         job.mute = {"c"}
         job.come("a", "b", "c")
         job.wait(TIMEOUT + CHECK_MARGIN - 1)
-        assert job.plan.check is None
+        assert check_state(job.plan).check is None
         job.wait(2)
-        assert job.assignment("c").check_task is not None
+        assert check_part(job.assignment("c")).check_task is not None
         assert job.plan.reasons == (HealthCode.CHECKING(number=3, round=0),)
         assert job.waiting.text == "node check, round 0: 2 of 3 nodes have answered; missing: c"
-        assert [row.node_id for row in job.waiting.rows] == ["a", "b", "c"]
+        assert [row.node_id for row in HealthProgress.get(job.waiting.policy).rows] == ["a", "b", "c"]
         job.wait(TIMEOUT + CHECK_MARGIN)
         assert checkup(job, "c").status is HealthStatus.FAULT
         assert "did not answer for 55 s" in checkup(job, "c").reason
@@ -125,7 +135,7 @@ class TestBegin:
         job = checked_job(3, 3)
         job.deaf = {"a", "b", "c"}
         job.come("a", "b", "c")
-        told = {name: job.assignment(name).check_task for name in "abc"}
+        told = {name: check_part(job.assignment(name)).check_task for name in "abc"}
         links = {name: [tuple(end.node for end in link) for link in task.links] for name, task in told.items() if task}
         assert links == {"a": [(0, 1), (0, 2)], "b": [(0, 1), (1, 2)], "c": [(0, 2), (1, 2)]}
         task = told["c"]
@@ -210,9 +220,16 @@ class TestVerdicts:
         job = checked_job(4, 4, measure_links=1)
         job.come("a", "b", "c", "d")
         told = job.assignment("a")
-        assert [row.node_id for row in told.health_table] == ["a", "b", "c", "d"]
-        assert {(link.one, link.other) for link in told.link_table} == {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}
-        assert job.assignment("b").health_table == job.assignment("b").link_table == ()
+        assert [row.node_id for row in check_part(told).health_table] == ["a", "b", "c", "d"]
+        assert {(link.one, link.other) for link in check_part(told).link_table} == {
+            (0, 1),
+            (0, 2),
+            (0, 3),
+            (1, 2),
+            (1, 3),
+            (2, 3),
+        }
+        assert check_part(job.assignment("b")).health_table == check_part(job.assignment("b")).link_table == ()
 
     @pytest.mark.long
     def test_of_very_many_rank_0_is_told_of_those_of_whom_there_is_most_to_say(self) -> None:
@@ -220,7 +237,7 @@ class TestVerdicts:
         job = checked_job(66, 70, Truth(slowness={"n69.net": 4.0}))
         job.come(*names)
         assert job.lines[0].count(": ") == 65
-        others = job.assignment("n0").health_table
+        others = check_part(job.assignment("n0")).health_table
         assert len(others) == 64
         assert [row.node_id for row in others][-1] == "n69"
 
@@ -233,7 +250,7 @@ class TestRound:
         job.mute = {"c"}
         job.deaf.clear()
         job.settle()
-        assert job.plan.check is not None
+        assert check_state(job.plan).check is not None
         job.lose("c")
         job.wait(1.5)
         assert trains(job, "a", "b")
@@ -256,30 +273,51 @@ class TestRound:
         job.come("a", "b", compute_result=Truth().compute("a.net"))
         stale = LinkResults(CheckKey(1, 1, 0), (LinkResult(1, 9.0),))
         for name in "ab":
-            job.coordinator.receive(msgspec.structs.replace(job.statuses[name], link_result=stale), job.now)
+            job.coordinator.receive(
+                with_part(
+                    job.statuses[name],
+                    HealthReport,
+                    link_result=stale,
+                ),
+                job.now,
+            )
         job.settle()
-        assert job.plan.check is not None
+        assert check_state(job.plan).check is not None
 
     def test_nonsense_about_links_is_ignored(self) -> None:
         job = checked_job(2, 2)
         job.mute = {"a"}
         job.come("a", "b", compute_result=Truth().compute("a.net"))
-        assert job.plan.check is not None
-        said = LinkResults(job.plan.check.key, (LinkResult(77, 9.0), LinkResult(0, 3.0), LinkResult(1, 5.0)))
-        job.coordinator.receive(msgspec.structs.replace(job.statuses["a"], link_result=said), job.now)
+        assert check_state(job.plan).check is not None
+        said = LinkResults(
+            check_state(job.plan).check.key, (LinkResult(77, 9.0), LinkResult(0, 3.0), LinkResult(1, 5.0))
+        )
+        job.coordinator.receive(
+            with_part(
+                job.statuses["a"],
+                HealthReport,
+                link_result=said,
+            ),
+            job.now,
+        )
         job.settle()
         assert trains(job, "a", "b")
-        assert [row.gigabytes for row in job.plan.health] == [5.0, 5.0]
+        assert [row.gigabytes for row in check_state(job.plan).health] == [5.0, 5.0]
 
     def answered(self, *tried: tuple[LinkResult, ...], problems: tuple[str, str, str] = ("", "", "")) -> VirtualJob:
         """Three nodes, a triple, that have said so much of their links."""
         job = checked_job(3, 3)
         job.mute = {"a", "b", "c"}
         job.come("a", "b", "c", compute_result=Truth().compute("a.net"))
-        check = job.plan.check
+        check = check_state(job.plan).check
         assert check is not None
         for name, links, problem in zip("abc", tried, problems, strict=True):
-            said = msgspec.structs.replace(job.statuses[name], link_result=LinkResults(check.key, links, problem))
+            said = msgspec.structs.replace(
+                job.statuses[name],
+                policy=msgspec.structs.replace(
+                    check_report(job.statuses[name]), link_result=LinkResults(check.key, links, problem)
+                ),
+            )
             job.coordinator.receive(said, job.now)
         job.settle()
         return job
@@ -288,7 +326,7 @@ class TestRound:
         # The processes of a hung in the link with b, so that it never came to the one with c.
         hung, waited = LinkResult(1, problem="it hung"), LinkResult(0, problem="the other end did not come")
         job = self.answered((hung,), (waited, LinkResult(2, 9.0)), (waited, LinkResult(1, 9.0)))
-        check = job.plan.check
+        check = check_state(job.plan).check
         assert check is not None
         assert [(fact.ends, bool(fact.problem)) for fact in check.link_facts] == [((0, 1), True), ((1, 2), False)]
         assert check.compute_facts[3:] == ()
@@ -301,28 +339,28 @@ class TestRound:
         job = self.answered(
             died, (waited, quick[0]), (waited, quick[1]), problems=("local rank 0 was killed by SIGKILL", "", "")
         )
-        check = job.plan.check
+        check = check_state(job.plan).check
         assert check is not None
         assert [fact.ends for fact in check.link_facts] == [(1, 2)]
         job.mute.clear()
         job.settle()
         assert trains(job, "a", "b", "c")
         words = "its check process failed once, in a link: local rank 0 was killed by SIGKILL"
-        assert [row.reason for row in job.plan.health] == [words, "", ""]
+        assert [row.reason for row in check_state(job.plan).health] == [words, "", ""]
 
     def test_a_successor_goes_on_with_the_check(self) -> None:
         job = checked_job(3, 4, Truth(crashing={"b.net"}))
         job.mute = {"d"}
         job.come("a", "b", "c")
         job.come("d", compute_result=Truth().compute("d.net"))
-        before = job.plan.check
+        before = check_state(job.plan).check
         assert before is not None
         job.succeed_by_another(9, with_journal=True)
         job.mute.clear()
         job.come_back("a", "b", "c", "d")
         assert trains(job, "a", "c", "d")
         assert verdicts(job)["b"] is HealthStatus.FAULT
-        assert job.plan.check_count == 1
+        assert check_state(job.plan).check_count == 1
 
     def test_a_successor_without_a_journal_takes_those_who_train_for_checked(self) -> None:
         job = checked_job(2, 3)
@@ -332,7 +370,7 @@ class TestRound:
         assert trains(job, "a", "b", "c")
         assert verdicts(job) == dict.fromkeys("abc", HealthStatus.PASSED)
         job.fail("a")
-        assert job.plan.check_count == 0
+        assert check_state(job.plan).check_count == 0
         assert job.plan.key.number == 2
 
     def test_the_time_of_a_check_is_nobodys_patience(self) -> None:
@@ -342,7 +380,7 @@ class TestRound:
         job.mute = {"a", "b"}
         job.come("b", compute_result=Truth().compute("b.net"))
         job.wait(TIMEOUT)
-        assert job.plan.check is not None
+        assert check_state(job.plan).check is not None
         job.lose("b")
         job.wait(20)
         assert job.plan.phase is PlanPhase.GATHERING
@@ -356,7 +394,7 @@ class TestRound:
         job.come("c", compute_result=Truth().compute("c.net"))
         job.lose("c")
         job.wait(2)
-        assert job.plan.check is not None
+        assert check_state(job.plan).check is not None
         job.mute.clear()
         job.come_back("c")
         assert trains(job, "a", "b")
@@ -368,13 +406,16 @@ class TestRound:
         job.come("a", "b", "c", compute_result=Truth().compute("a.net"))
         job.lose("c")
         job.wait(5)
-        check = job.plan.check
+        check = check_state(job.plan).check
         assert check is not None
         late = (
             LinkResult(0, problem="the other end did not come"),
             LinkResult(1, problem="the other end did not come"),
         )
-        job.statuses["c"] = msgspec.structs.replace(job.statuses["c"], link_result=LinkResults(check.key, late))
+        job.statuses["c"] = msgspec.structs.replace(
+            job.statuses["c"],
+            policy=msgspec.structs.replace(check_report(job.statuses["c"]), link_result=LinkResults(check.key, late)),
+        )
         job.come_back("c")
         job.mute.clear()
         job.settle()
@@ -389,27 +430,32 @@ class TestRound:
         job.come("a", "b", "c", "d", "f", compute_result=Truth().compute("a.net"))
         job.come("e")
         for number in range(silent_in):
-            assert job.plan.check is not None
-            assert job.plan.check.key.round == number
+            assert check_state(job.plan).check is not None
+            assert check_state(job.plan).check.key.round == number
             for name in "abcdf":
                 job.mute.discard(name)
                 job.try_task(name)
                 job.mute.add(name)
             job.settle()
-        before = job.plan.check
+        before = check_state(job.plan).check
         assert before is not None
         # Some hear of their task long before the others, and meet nobody.
-        told = job.assignment("a").check_task
+        told = check_part(job.assignment("a")).check_task
         if told is not None:
             alone = tuple(LinkResult(end.node, problem="it did not come") for link in told.links for end in link[1:])
-            job.statuses["a"] = msgspec.structs.replace(job.statuses["a"], link_result=LinkResults(told.key, alone))
+            job.statuses["a"] = msgspec.structs.replace(
+                job.statuses["a"],
+                policy=msgspec.structs.replace(
+                    check_report(job.statuses["a"]), link_result=LinkResults(told.key, alone)
+                ),
+            )
             job.coordinator.receive(job.statuses["a"], job.now)
             job.settle()
         job.succeed_by_another(9, with_journal=True, after=20.0)
         job.come_back("a", "b", "c", "d", "e", "f")
         job.mute.clear()
         job.settle()
-        assert job.plan.check_count == 1
+        assert check_state(job.plan).check_count == 1
         assert trains(job, "a", "b", "c", "d")
         assert {name for name, verdict in verdicts(job).items() if verdict is HealthStatus.FAULT} == {"e", "f"}
         assert not any("does not work" in line for line in job.lines)
@@ -429,7 +475,7 @@ class TestRound:
         job.come_back("a", "b")
         job.come("d")
         job.wait(5)
-        assert job.assignment("a").check_task is not None
+        assert check_part(job.assignment("a")).check_task is not None
         assert job.assignment("a").key >= heard
 
     def test_another_process_under_a_name_in_the_check_is_checked_after_it(self) -> None:
@@ -441,26 +487,30 @@ class TestRound:
         job.mute.clear()
         job.come("c", incarnation="2")
         assert trains(job, "a", "b", "c")
-        assert job.plan.check_count == 2
-        assert [(one.node_id, one.incarnation) for one in job.plan.health] == [("a", "1"), ("b", "1"), ("c", "2")]
+        assert check_state(job.plan).check_count == 2
+        assert [(one.node_id, one.incarnation) for one in check_state(job.plan).health] == [
+            ("a", "1"),
+            ("b", "1"),
+            ("c", "2"),
+        ]
 
     def test_a_job_whose_nodes_all_leave_during_the_check_is_over(self) -> None:
         job = checked_job(2, 2)
         job.mute = {"a", "b"}
         job.come("a", "b", compute_result=Truth().compute("a.net"))
-        assert job.plan.check is not None
+        assert check_state(job.plan).check is not None
         job.leave("a", "b")
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.check is None
+        assert check_state(job.plan).check is None
         assert job.plan.reasons[-1] == Code.NO_NODE_LEFT()
 
     def test_when_nobody_is_left_nothing_is_said_of_the_check(self) -> None:
         job = checked_job(1, 1)
         job.mute = {"a"}
         job.come("a", compute_result=Truth().compute("a.net"), workers=2)
-        assert job.plan.check is not None
+        assert check_state(job.plan).check is not None
         job.leave("a")
-        assert job.plan.check is None
+        assert check_state(job.plan).check is None
         assert job.lines == []
 
     def test_who_has_been_found_wanting_is_shown_so_while_the_check_goes_on(self) -> None:
@@ -468,8 +518,10 @@ class TestRound:
         job.come("a", "b", "c", "d")
         rows = {}
         for plan in job.stored:
-            if plan.check is not None:
-                rows[plan.check.key.round] = [(row.status.value, row.reason) for row in check_status(plan.check, {})]
+            if check_state(plan).check is not None:
+                rows[check_state(plan).check.key.round] = [
+                    (row.status.value, row.reason) for row in check_status(check_state(plan).check, {})
+                ]
         nothing, fault = ("pending", ""), ("fault", "computes wrongly: a product was off by 3")
         assert rows == {
             0: [nothing, ("pending", "a product was off by 3"), nothing, nothing],
@@ -483,7 +535,7 @@ class TestReplacement:
         job = checked_job(3, 3, Truth(wrong={"b.net"}), spares=1)
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "d", "c") or trains(job, "a", "c", "d")
-        assert job.plan.check_count == 1
+        assert check_state(job.plan).check_count == 1
         assert verdicts(job)["d"] is HealthStatus.PASSED
 
     def test_a_unit_of_nodes_trains_without_the_partner_of_who_is_dismissed(self) -> None:
@@ -501,7 +553,10 @@ class TestReplacement:
         job.come("a", "b")
         assert job.plan.phase is PlanPhase.GATHERING
         job.mute.clear()
-        job.statuses["c"] = msgspec.structs.replace(job.statuses["c"], compute_result=Truth().compute("c.net"))
+        job.statuses["c"] = msgspec.structs.replace(
+            job.statuses["c"],
+            policy=msgspec.structs.replace(check_report(job.statuses["c"]), compute_result=Truth().compute("c.net")),
+        )
         job.coordinator.receive(job.statuses["c"], job.now)
         job.settle()
         assert trains(job, "a", "c")
@@ -535,17 +590,17 @@ class TestPaidOnce:
         job.come("a", "b")
         job.fail("a")
         assert job.plan.key.number == 2
-        assert job.plan.check_count == 1
+        assert check_state(job.plan).check_count == 1
 
     def test_always_checks_before_each_round_and_computes_anew(self) -> None:
         job = checked_job(2, 2, check=CHECK_ALWAYS)
         job.come("a", "b")
-        assert job.plan.check_count == 1
+        assert check_state(job.plan).check_count == 1
         assert job.truth is not None
         job.truth.slowness["b.net"] = 8.0
         job.fail("a")
         assert job.plan.key.number == 2
-        assert job.plan.check_count == 2
+        assert check_state(job.plan).check_count == 2
         assert checkup(job, "b").status is HealthStatus.STRAGGLER
 
     def test_a_newcomer_is_checked_alone_before_the_others_are_stopped(self) -> None:
@@ -556,7 +611,7 @@ class TestPaidOnce:
         job.come("d")
         assert trains(job, "a", "b", "c", "d")
         assert verdicts(job)["d"] is HealthStatus.PASSED
-        assert job.plan.check_count == 2
+        assert check_state(job.plan).check_count == 2
 
     def test_a_bad_newcomer_stops_nobody(self) -> None:
         job = checked_job(2, 4, Truth(crashing={"d.net"}))
@@ -573,10 +628,10 @@ class TestPaidOnce:
         job.wait(31)
         job.mute = {"d"}
         job.come("d", compute_result=job.truth and job.truth.compute("d.net"))
-        check = job.plan.check
+        check = check_state(job.plan).check
         assert check is not None
         assert check.during_training
-        task = job.assignment("d").check_task
+        task = check_part(job.assignment("d")).check_task
         assert task is not None
         assert (task.compute, task.links) == (True, ())
         assert trains(job, "a", "b", "c")
@@ -600,10 +655,10 @@ class TestPaidOnce:
         job.come("a", "b", "c")
         job.mute = {"d"}
         job.come("d", compute_result=job.truth and job.truth.compute("d.net"))
-        assert job.plan.check is not None
+        assert check_state(job.plan).check is not None
         job.lose("c")
         job.wait(1.5)
-        check = job.plan.check
+        check = check_state(job.plan).check
         assert check is not None
         assert not check.during_training
         assert check.groups
@@ -629,7 +684,7 @@ class TestPaidOnce:
         assert sorted(verdicts(job)) == ["a", "b"]
         job.come("c", incarnation="2")
         assert trains(job, "a", "b", "c")
-        assert [one.incarnation for one in job.plan.health] == ["1", "1", "2"]
+        assert [one.incarnation for one in check_state(job.plan).health] == ["1", "1", "2"]
 
     def test_a_check_beside_ends_with_the_job(self) -> None:
         job = checked_job(2, 3, Truth(slowness={"c.net": 5.0}))
@@ -637,11 +692,11 @@ class TestPaidOnce:
         job.wait(31)
         job.mute = {"c"}
         job.come("c", compute_result=job.truth and job.truth.compute("c.net"))
-        assert job.plan.check is not None
+        assert check_state(job.plan).check is not None
         job.succeed("a", "b")
         assert job.plan.phase is PlanPhase.FINISHED
-        assert job.plan.check is None
-        assert job.assignment("c").check_task is None
+        assert check_state(job.plan).check is None
+        assert check_part(job.assignment("c")).check_task is None
 
 
 class TestUnchecked:
@@ -665,10 +720,10 @@ class TestUnchecked:
         job.mute = {"c"}
         job.come("c", check_port=0)
         job.wait(31)
-        check = job.plan.check
+        check = check_state(job.plan).check
         assert check is not None
         assert [node.node_id for node in check.nodes] == ["a", "b"]
-        assert job.assignment("c").check_task is None
+        assert check_part(job.assignment("c")).check_task is None
         job.deaf.clear()
         job.settle()
         assert trains(job, "a", "b", "c")
@@ -678,7 +733,7 @@ class TestUnchecked:
         job.mute = {"a", "b"}
         job.come("a", "b", check_port=0)
         assert trains(job, "a", "b")
-        assert job.plan.check_count == 0
+        assert check_state(job.plan).check_count == 0
 
     def test_one_that_comes_later_takes_part_in_the_next_round(self) -> None:
         job = checked_job(2, 3)
@@ -687,7 +742,7 @@ class TestUnchecked:
         job.mute = {"c"}
         job.come("c", check_port=0)
         assert trains(job, "a", "b", "c")
-        assert job.plan.check_count == 1
+        assert check_state(job.plan).check_count == 1
 
     def test_it_is_told_once_though_each_round_is_checked(self) -> None:
         job = checked_job(3, 3, check=CHECK_ALWAYS)
@@ -695,7 +750,7 @@ class TestUnchecked:
         job.come("a", "b")
         job.come("c", check_port=0)
         job.fail("a")
-        assert (job.plan.key.number, job.plan.check_count) == (2, 2)
+        assert (job.plan.key.number, check_state(job.plan).check_count) == (2, 2)
         assert trains(job, "a", "b", "c")
         assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
@@ -783,7 +838,7 @@ class TestDismissed:
 
 def status(**changes: object) -> NodeReport:
     fields = {"node_id": "a", "incarnation": "1", "host": "a", "address": "a", "port": 1, "workers": 1, **changes}
-    return msgspec.convert(fields, NodeReport)
+    return NodeReport(**fold(HealthReport, fields))
 
 
 @pytest.mark.parametrize(
@@ -823,8 +878,8 @@ def test_no_healthy_node_is_dismissed_and_every_check_ends(data: st.DataObject) 
     lost = data.draw(st.lists(st.sampled_from(names), max_size=2, unique=True))
     job.lose(*lost)
     job.wait(1000)
-    dismissed = {one.node_id for one in job.plan.health if one.dismissed}
-    assert job.plan.check is None
+    dismissed = {one.node_id for one in check_state(job.plan).health if one.dismissed}
+    assert check_state(job.plan).check is None
     assert not {name for name in dismissed if truth.is_healthy(f"{name}.net")}
     for name in names:
         if f"{name}.net" in truth.crashing | truth.wrong and name not in lost:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from master_node import status
+from policy_parts import cluster_of, cluster_rules, order_of
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
@@ -24,15 +25,7 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.validation import (
-    MAX_ADDRESS,
-    MAX_CAPACITY,
-    MAX_ID,
-    MAX_ROUND,
-    MAX_STEP,
-    config_mismatch,
-    validate_report,
-)
+from dlrover_run.coordination.validation import MAX_ROUND, config_mismatch, validate_report
 from dlrover_run.policies.parameter_servers.model import (
     MAX_NODE_TASKS,
     MAX_TASKS,
@@ -41,8 +34,6 @@ from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     DesiredReplicas,
     EndCause,
-    NodeOrder,
-    NodeTasks,
     RecoveryHint,
     Role,
     RoleState,
@@ -54,9 +45,10 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.recovery import MAX_ENDS_BYTES, OrderMemory, recover_cluster, recovery_hint
+from dlrover_run.policies.parameter_servers.orders import MAX_ENDS_BYTES, NodeOrder, OrderMemory
+from dlrover_run.policies.parameter_servers.recovery import recover_cluster, recovery_hint
+from dlrover_run.policies.parameter_servers.reports import MAX_ADDRESS, MAX_CAPACITY, MAX_ID, MAX_STEP, NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.policies.parameter_servers.text import job_size
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.etcd_records import (
     BucketMessage,
@@ -78,7 +70,7 @@ from dlrover_run.transport.messages import (
     encode_rules,
 )
 
-RULES = JobRules(max_nodes=4, cluster=ClusterRules(min_ps=1, max_ps=4, max_workers=8, save_timeout=2.5))
+RULES = JobRules(max_nodes=4, policy=ClusterRules(min_ps=1, max_ps=4, max_workers=8, save_timeout=2.5))
 
 
 def key(role: str, number: int) -> TaskKey:
@@ -109,7 +101,7 @@ PLAN = Plan(
     phase=PlanPhase.TRAINING,
     key=RoundKey(5, 3),
     members=(Member("a", "one", "host-a", 1), Member("b", "one", "host-b", 1)),
-    cluster=CLUSTER,
+    policy=CLUSTER,
 )
 A, B = NodeKey("a", "one"), NodeKey("b", "one")
 
@@ -125,28 +117,28 @@ def told(plan: Plan, *keys: NodeKey) -> list[Assignment]:
 
 def test_rules_of_a_cluster_travel_under_names_of_their_own() -> None:
     values = encode_rules(RULES)
-    assert values["cluster.max_ps"] == 4
-    assert values["cluster.save_timeout"] == 2.5
+    assert values["parameter_servers.max_ps"] == 4
+    assert values["parameter_servers.save_timeout"] == 2.5
     assert decode_rules(values) == RULES
 
 
 def test_a_job_without_servers_has_the_rules_that_it_always_had() -> None:
-    assert not [name for name in encode_rules(JobRules()) if name.startswith("cluster")]
+    assert not [name for name in encode_rules(JobRules()) if name.startswith("parameter_servers")]
     assert decode_rules(encode_rules(JobRules())) == JobRules()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cluster.least_pss": 1}, "unknown rules: cluster.least_pss"),
+        ({"parameter_servers.least_pss": 1}, "unknown field `least_pss`"),
         ({"cluster": 1}, "unknown rules: cluster"),
-        ({"cluster.min_ps": 0}, "at least one parameter server"),
-        ({"cluster.min_ps": 5}, "MIN may not be above MAX"),
-        ({"cluster.min_workers": 9}, "MIN may not be above MAX"),
-        ({"cluster.max_workers": MAX_TASKS}, "processes"),
-        ({"cluster.max_workers": 1.5}, "not the rules of a job"),
-        ({"cluster.ready_timeout": -1.0}, "below 0"),
-        ({"cluster.ps_memory": 10**10}, "cluster.ps_memory is too large"),
+        ({"parameter_servers.min_ps": 0}, "at least one parameter server"),
+        ({"parameter_servers.min_ps": 5}, "MIN may not be above MAX"),
+        ({"parameter_servers.min_workers": 9}, "MIN may not be above MAX"),
+        ({"parameter_servers.max_workers": MAX_TASKS}, "processes"),
+        ({"parameter_servers.max_workers": 1.5}, "not the rules of a job"),
+        ({"parameter_servers.ready_timeout": -1.0}, "below 0"),
+        ({"parameter_servers.ps_memory": 10**10}, "parameter_servers.ps_memory is too large"),
     ],
 )
 def test_rules_that_no_cluster_has_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -155,8 +147,9 @@ def test_rules_that_no_cluster_has_are_refused(changes: dict[str, Any], words: s
 
 
 def test_a_person_is_told_which_rules_of_the_cluster_are_others() -> None:
-    assert RULES.cluster is not None
-    other = replace(RULES, max_restarts=7, cluster=replace(RULES.cluster, max_ps=2, end_grace=1.0))
+    other = replace(
+        RULES, max_restarts=7, policy=msgspec.structs.replace(cluster_rules(RULES), max_ps=2, end_grace=1.0)
+    )
     assert config_mismatch(RULES, RULES) == ""
     assert config_mismatch(RULES, other) == (
         "the rules of the job's first node hold: --max-restarts is 0, not 7; --ps (most) is 4, not 2; "
@@ -173,7 +166,7 @@ def test_a_person_is_told_which_rules_of_the_cluster_are_others() -> None:
     ],
 )
 def test_what_a_job_consists_of_is_said_in_words(rules: ClusterRules, words: str) -> None:
-    assert job_size(rules) == words
+    assert rules.job_size() == words
 
 
 # What each node is told.
@@ -181,50 +174,48 @@ def test_what_a_job_consists_of_is_said_in_words(rules: ClusterRules, words: str
 
 def test_each_node_is_told_its_tasks_and_what_all_are_told() -> None:
     a, b = told(PLAN, A, B)
-    assert a.cluster is not None
-    assert b.cluster is not None
-    assert [str(one.key) for one in a.cluster.tasks] == ["ps-4"]
-    assert [str(one.key) for one in b.cluster.tasks] == ["chief-2", "ps-5", "worker-7"]
-    assert a.cluster.servers == b.cluster.servers == ("a.net:3004", "b.net:3005")
-    assert a.cluster.hint == b.cluster.hint == recovery_hint(CLUSTER)
+    assert order_of(a) is not None
+    assert order_of(b) is not None
+    assert [str(one.key) for one in order_of(a).tasks] == ["ps-4"]
+    assert [str(one.key) for one in order_of(b).tasks] == ["chief-2", "ps-5", "worker-7"]
+    assert order_of(a).servers == order_of(b).servers == ("a.net:3004", "b.net:3005")
+    assert order_of(a).hint == order_of(b).hint == recovery_hint(CLUSTER)
     assert (a.ranks, a.waiting) == (None, None)
 
 
 def test_a_node_that_hosts_nothing_waits() -> None:
     (stranger,) = told(PLAN, NodeKey("c", "one"))
-    assert stranger.cluster is None
+    assert order_of(stranger) is None
     assert stranger.waiting == Waiting(sentence("for others"))
 
 
 def test_a_visitor_is_told_that_its_wish_is_known() -> None:
     heard = msgspec.structs.replace(
-        PLAN, cluster=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4), ScaleAnswer("a", 2)))
+        PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4), ScaleAnswer("a", 2)))
     )
     visitor, a = told(heard, NodeKey("v", "x"), A)
-    assert visitor.cluster is not None
-    assert a.cluster is not None
-    assert (visitor.cluster.scale_answered, visitor.cluster.tasks) == (4, ())
-    assert (a.cluster.scale_answered, len(a.cluster.tasks)) == (2, 1)
+    assert order_of(visitor) is not None
+    assert order_of(a) is not None
+    assert (order_of(visitor).scale_answered, order_of(visitor).tasks) == (4, ())
+    assert (order_of(a).scale_answered, len(order_of(a).tasks)) == (2, 1)
 
 
 def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice() -> None:
-    heard = msgspec.structs.replace(
-        PLAN, cluster=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4),))
-    )
+    heard = msgspec.structs.replace(PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4),)))
     coordinator = Coordinator(RULES, 0.0, 6, heard)
     coordinator.receive(
-        status("v", "x", cluster=NodeTasks(scale_request=DesiredReplicas(ps=1), scale_request_number=4)), 0.0
+        status("v", "x", policy=NodeTasks(scale_request=DesiredReplicas(ps=1), scale_request_number=4)), 0.0
     )
     waiting = Waiting(sentence("for others"))
     words = messages_by_bucket(coordinator, waiting, mismatched=("stranger",))
     for node in (A, B):
         word = decode_record(encode_record(words[bucket_of(node.node_id)]), BucketMessage)
         assert word.assignment(node) == coordinator.assignment(node, waiting)
-        assert all(part.cluster is None or not part.cluster.servers for _, _, part in word.views)
+        assert all(order_of(part) is None or not order_of(part).servers for _, _, part in word.views)
     visitor = words[bucket_of("v")].assignment(NodeKey("v", "x"))
-    assert visitor.cluster is not None
-    assert visitor.cluster.scale_answered == 4
-    assert decode_rules(words[bucket_of("stranger")].rules).cluster == RULES.cluster
+    assert order_of(visitor) is not None
+    assert order_of(visitor).scale_answered == 4
+    assert cluster_rules(decode_rules(words[bucket_of("stranger")].rules)) == cluster_rules(RULES)
 
 
 def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> None:
@@ -241,7 +232,7 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
         roles=(RoleState(Role.WORKER, succeeded=tuple(range(MAX_TASKS))),),
     )
     order = NodeOrder(version=MAX_ROUND, tasks=hosted, servers=addresses[:1], workers=addresses, hint=account)
-    data = encode(Assigned(Assignment(cluster=order, reasons=sentence("x" * 2 * MAX_WHAT))))
+    data = encode(Assigned(Assignment(policy=order, reasons=sentence("x" * 2 * MAX_WHAT))))
     assert MAX_NODE_MESSAGE < len(data) < MAX_MASTER_MESSAGE
     assert isinstance(decode_from_master(data), Assigned)
     end = TaskEnd(EndCause.FAILURE, "\n" * MAX_WHAT, "\n" * MAX_TRACE)
@@ -249,7 +240,7 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
     hosting = (
         OrderMemory().follow(order).add_to(NodeTasks(capacity=(Capacity(Role.WORKER, MAX_CAPACITY),), tasks=ended))
     )
-    data = encode(Report(status("n" * 36, "i" * 36, cluster=hosting)))
+    data = encode(Report(status("n" * 36, "i" * 36, policy=hosting)))
     assert len(data) < MAX_NODE_MESSAGE
     assert isinstance(decode_from_node(data), Report)
 
@@ -260,12 +251,14 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
 def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
     """What a node of that plan says to a coordinator that knows nothing."""
     (assignment,) = told(plan, NodeKey(name, "one"))
-    assert assignment.cluster is not None
+    assert order_of(assignment) is not None
     tasks = tuple(
         TaskStatus(key=one.key, stage=TaskStage.READY, port=one.port, restored=40, step=90)
-        for one in assignment.cluster.tasks
+        for one in order_of(assignment).tasks
     )
-    hosting = OrderMemory().follow(assignment.cluster).add_to(NodeTasks(capacity=(Capacity(Role.PS, 1),), tasks=tasks))
+    hosting = (
+        OrderMemory().follow(order_of(assignment)).add_to(NodeTasks(capacity=(Capacity(Role.PS, 1),), tasks=tasks))
+    )
     values = {
         "known_round": plan.key,
         "epoch": plan.epoch,
@@ -273,7 +266,7 @@ def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
         "address": f"{name}.net",
         **changes,
     }
-    return status(name, cluster=hosting, **values)
+    return status(name, policy=hosting, **values)
 
 
 def adopted(*statuses: NodeReport, waited: bool = False) -> Plan | None:
@@ -283,10 +276,10 @@ def adopted(*statuses: NodeReport, waited: bool = False) -> Plan | None:
 def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
     plan = adopted(repeating(PLAN, "a"), repeating(PLAN, "b"))
     assert plan is not None
-    assert plan.cluster is not None
+    assert cluster_of(plan) is not None
     assert (plan.phase, plan.key, plan.epoch) == (PlanPhase.TRAINING, PLAN.key, 9)
     assert {member.key for member in plan.members} == {A, B}
-    cluster = plan.cluster
+    cluster = cluster_of(plan)
     assert {one.key: one for one in cluster.tasks} == {one.key: one for one in CLUSTER.tasks}
     assert (cluster.version, cluster.stage, cluster.desired, cluster.role_state(Role.WORKER).succeeded) == (
         3,
@@ -307,31 +300,31 @@ def test_who_is_still_to_be_heard_is_waited_for_and_then_his_servers_are_lost() 
     assert adopted(repeating(PLAN, "b")) is None
     plan = adopted(repeating(PLAN, "b"), waited=True)
     assert plan is not None
-    assert plan.cluster is not None
-    lost = next(one for one in plan.cluster.tasks if (one.role, one.rank) == (Role.PS, 0))
+    assert cluster_of(plan) is not None
+    lost = next(one for one in cluster_of(plan).tasks if (one.role, one.rank) == (Role.PS, 0))
     assert lost.node_id == "unknown-ps-0"
     assert lost.key.id == 6, "one that nobody had"
-    assert RoleState(Role.PS, ids=7, failures=1) in plan.cluster.roles
+    assert RoleState(Role.PS, ids=7, failures=1) in cluster_of(plan).roles
     assert NodeKey("unknown-ps-0", "unknown") in {member.key for member in plan.members}
 
 
 def test_a_chief_that_nobody_speaks_of_is_lost_too() -> None:
     plan = adopted(repeating(PLAN, "a"), waited=True)
     assert plan is not None
-    assert plan.cluster is not None
-    assert {str(one.key): one.node_id for one in plan.cluster.tasks} == {
+    assert cluster_of(plan) is not None
+    assert {str(one.key): one.node_id for one in cluster_of(plan).tasks} == {
         "ps-4": "a",
         "ps-6": "unknown-ps-1",
         "chief-3": "unknown-chief-0",
     }
-    assert plan.cluster.stage is Stage.STARTING
+    assert cluster_of(plan).stage is Stage.STARTING
 
 
 def test_the_latest_version_counts_where_nodes_have_heard_of_two() -> None:
     later = msgspec.structs.replace(
         PLAN,
         key=RoundKey(5, 4),
-        cluster=msgspec.structs.replace(
+        policy=msgspec.structs.replace(
             CLUSTER,
             version=4,
             tasks=(task("ps", 6, 0, "b", version=4), task("chief", 3, 0, "b", version=4), task("evaluator", 0, 0, "a")),
@@ -339,24 +332,24 @@ def test_the_latest_version_counts_where_nodes_have_heard_of_two() -> None:
     )
     plan = adopted(repeating(PLAN, "a"), repeating(later, "b"), waited=True)
     assert plan is not None
-    assert plan.cluster is not None
+    assert cluster_of(plan) is not None
     assert plan.key == RoundKey(5, 4)
-    assert {str(one.key) for one in plan.cluster.tasks} == {"ps-6", "chief-3"}
+    assert {str(one.key) for one in cluster_of(plan).tasks} == {"ps-6", "chief-3"}
     plan = adopted(repeating(later, "a"), repeating(later, "b"))
     assert plan is not None
-    assert plan.cluster is not None
-    assert {str(one.key) for one in plan.cluster.tasks} == {"ps-6", "chief-3", "evaluator-0"}
+    assert cluster_of(plan) is not None
+    assert {str(one.key) for one in cluster_of(plan).tasks} == {"ps-6", "chief-3", "evaluator-0"}
 
 
 def test_between_two_versions_the_account_goes_on() -> None:
     waiting = msgspec.structs.replace(
-        PLAN, phase=PlanPhase.GATHERING, cluster=msgspec.structs.replace(CLUSTER, tasks=(), stage=Stage.STARTING)
+        PLAN, phase=PlanPhase.GATHERING, policy=msgspec.structs.replace(CLUSTER, tasks=(), stage=Stage.STARTING)
     )
     plan = adopted(repeating(waiting, "a"), waited=True)
     assert plan is not None
-    assert plan.cluster is not None
+    assert cluster_of(plan) is not None
     assert (plan.phase, plan.key.number) == (PlanPhase.GATHERING, 3)
-    assert set(plan.cluster.roles) == set(CLUSTER.roles)
+    assert set(cluster_of(plan).roles) == set(CLUSTER.roles)
 
 
 def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
@@ -371,23 +364,23 @@ def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
     orders.take(before)
     assert orders.take(word)
     assert orders.assignment.epoch == 9
-    assert orders.assignment.cluster == before.cluster
+    assert order_of(orders.assignment) == order_of(before)
     assert orders.memory.hint is not None
     assert len(orders.memory.hint.assigned) == 3
 
 
 def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> None:
     coordinator = Coordinator(RULES, 0.0, 9)
-    said = status("c", cluster=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=PLAN.key, epoch=5)
+    said = status("c", policy=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=PLAN.key, epoch=5)
     coordinator.receive(said, 0.0)
     coordinator.advance(0.0)
     word = coordinator.assignment(said.key, Waiting(sentence("for others")))
-    assert (word.cluster, word.waiting) == (None, Waiting(sentence("for others")))
+    assert (order_of(word), word.waiting) == (None, Waiting(sentence("for others")))
 
 
 def test_a_node_repeats_no_task_that_it_was_told_to_end_and_forgets_no_account() -> None:
     (before,) = told(PLAN, B)
-    memory = OrderMemory().follow(before.cluster).follow(None)
+    memory = OrderMemory().follow(order_of(before)).forget()
     assert memory.hint == recovery_hint(CLUSTER)
 
 
@@ -428,13 +421,13 @@ SPENT = RoleState(Role.PS, ids=MAX_ID + 1)
     ],
 )
 def test_what_no_node_hosts_is_not_heard(hosting: NodeTasks, words: str) -> None:
-    problem = validate_report(status(cluster=hosting), Plan())
+    problem = validate_report(status(policy=hosting), Plan())
     assert problem is not None
     assert words in problem
 
 
 def test_an_address_that_is_too_long_for_all_to_be_told_is_refused_with_a_way_out() -> None:
-    problem = validate_report(status(cluster=NodeTasks(), address="x" * (MAX_ADDRESS + 1)), Plan())
+    problem = validate_report(status(policy=NodeTasks(), address="x" * (MAX_ADDRESS + 1)), Plan())
     assert problem is not None
     assert "--local-addr" in problem
 

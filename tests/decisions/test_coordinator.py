@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 from node_truth import Truth
+from policy_parts import check_rules
 from virtual_job import KILLED, VirtualJob, rules
 
 from dlrover_run.coordination.coordinator import _NOT_SENT_APART, OWN_EPOCHS, RETURN_GRACE, Coordinator, _affects_nodes
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.recovery import recover_plan
-from dlrover_run.coordination.rules import CHECK_ONCE
 from dlrover_run.policies.health.round import CHECK_MARGIN
+from dlrover_run.policies.health.rules import CHECK_ONCE
 
 
 def trio(**changes: object) -> VirtualJob:
@@ -178,7 +179,7 @@ class TestWhatAWaitingNodeIsTold:
         job.come("d")
         waiting = job.waiting
         assert waiting.text == "2 nodes train; meanwhile the node check looks at those who have come"
-        assert waiting.seconds == round(job.rules.check_timeout + CHECK_MARGIN)
+        assert waiting.seconds == round(check_rules(job.rules).check_timeout + CHECK_MARGIN)
 
     def test_who_steps_in_counts_down_to_nothing_while_a_member_may_be_lost(self) -> None:
         job = VirtualJob(rules(1, 2, spares=1))

@@ -25,12 +25,12 @@ from check_world import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.policies.health import diagnosis as diagnosis_module
 from dlrover_run.policies.health import evidence
 from dlrover_run.policies.health.diagnosis import SLOW_TRIES, Diagnosis, diagnose
 from dlrover_run.policies.health.evidence import CPU_TRIES
 from dlrover_run.policies.health.model import (
+    MAX_PROBLEM,
     CheckedNode,
     CheckKey,
     ComputeFact,

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from test_devices import FOUR, FakeNvml, FakeNvmlError
 
-from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.devices import NodeProblem
 from dlrover_run.devices.gpu_health import MAX_MEMORY_IN_USE, XidErrors, find_gpu_problems, parse_xids, read_kernel_log
 from dlrover_run.devices.health import (
@@ -29,6 +28,7 @@ from dlrover_run.devices.health import (
     find_limit_problems,
     find_node_problems,
 )
+from dlrover_run.policies.health.model import MAX_PROBLEM
 
 GIB = 1 << 30
 UNSUPPORTED = FakeNvmlError(3, "Not Supported")

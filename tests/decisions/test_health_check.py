@@ -20,6 +20,7 @@ import msgspec
 import psutil
 import pytest
 from harness import WAIT, WORKERS
+from policy_parts import check_part, check_report, fold, with_part
 from scripted_agent import FINISHED, Play, Played, gathering, over, seat, training
 
 from dlrover_run import exit_codes
@@ -30,19 +31,21 @@ from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.slow_devices import find_slow
 from dlrover_run.agent.template_client import Template
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport, PlanPhase
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.devices.health import NodeProblem
 from dlrover_run.policies.health.model import (
     CheckKey,
     CheckTask,
     ComputeResult,
     DeviceSpeed,
+    HealthAssignment,
     HealthStatus,
     LinkEnd,
     LinkResult,
     LinkResults,
     NodeHealth,
 )
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.supervisor.process import ProcessSpec, spawn
 
@@ -63,17 +66,21 @@ def task(
 ) -> Assignment:
     """The word that this node, the third of the check, has something to try."""
     given = CheckTask(key=key(number, round), node=2, compute=compute, links=links, timeout=timeout)
-    return Assignment(epoch=1, check_task=given)
+    return Assignment(epoch=1, policy=HealthAssignment(check_task=given))
 
 
 def has_computed(number: int = 0) -> Callable[[NodeReport], bool]:
     """Whether a status tells what came of computing in that task; 0 is what nobody asked for."""
     wanted = key(number) if number else CheckKey()
-    return lambda status: status.compute_result is not None and status.compute_result.key == wanted
+    return lambda status: (
+        check_report(status).compute_result is not None and check_report(status).compute_result.key == wanted
+    )
 
 
 def has_linked(number: int, round: int = 0) -> Callable[[NodeReport], bool]:
-    return lambda status: status.link_result is not None and status.link_result.key == key(number, round)
+    return lambda status: (
+        check_report(status).link_result is not None and check_report(status).link_result.key == key(number, round)
+    )
 
 
 @dataclass
@@ -83,7 +90,7 @@ class Stage:
     path: Path
 
     def play(self, shell: str = "exit 0", check: int = CHECK_ONCE, workers: int = 1, **spec: Any) -> Play:
-        rules = JobRules(check=check, **spec.pop("rules", {}))
+        rules = JobRules(**fold(HealthRules, {"check": check, **spec.pop("rules", {})}))
         return Play(self.path, shell, spec={"rules": rules, "workers_per_node": workers, **spec})
 
     def behave(self, *lines: str) -> None:
@@ -109,8 +116,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def last(played: Played, what: str) -> Any:
-    """The last that was said of `computed` or `linked`."""
-    return next(found for status in reversed(played.statuses) if (found := getattr(status, what)) is not None)
+    """The last that was reported as `compute_result` or `link_result`."""
+    reports = [getattr(check_report(status), what) for status in played.statuses]
+    return [report for report in reports if report is not None][-1]
 
 
 def dismissed(found: HealthStatus, leaves: bool = True) -> NodeHealth:
@@ -129,7 +137,7 @@ class TestComputing:
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
         assert last(played, "compute_result") == ComputeResult(CheckKey(), devices)
         assert [order["seconds"] for order in stage.orders] == [health_check.COMPUTE_SECONDS] * 2
-        assert len({status.check_port for status in played.statuses if status.phase is WAITING}) == 1
+        assert len({check_report(status).check_port for status in played.statuses if status.phase is WAITING}) == 1
 
     def test_of_many_devices_the_slowest_are_told(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(health_check, "MAX_DEVICES", 2)
@@ -139,7 +147,7 @@ class TestComputing:
     def test_nobody_computes_where_nobody_checks(self, stage: Stage) -> None:
         played = stage.play(check=CHECK_NEVER).on(WAITING, training(seat())).on(SUCCEEDED, FINISHED).run()
         assert stage.orders == []
-        assert {status.check_port for status in played.statuses} == {0}
+        assert {check_report(status).check_port for status in played.statuses} == {0}
 
     def test_static_ranks_of_several_nodes_are_not_checked(self, stage: Stage) -> None:
         play = stage.play(backend="static", rules={"max_nodes": 2}).on(WAITING, training(seat(), 1))
@@ -306,7 +314,11 @@ class TestTasks:
         other = LinkEnd(7, "10.0.0.7", 1, 1)
         play = stage.play().on(has_computed(), task(1, (SELF, PEER), (SELF, other)))
         played = play.on(has_linked(1), task(1, (SELF, PEER), round=1)).on(has_linked(1, 1), FINISHED).run()
-        first = next(status.link_result for status in played.statuses if status.link_result is not None)
+        first = next(
+            check_report(status).link_result
+            for status in played.statuses
+            if check_report(status).link_result is not None
+        )
         words = {9: "SIGKILL", 6: "SIGABRT (abort)"}[number]
         problem = f"the check process of local rank 0 was killed by {words}: what it said last"
         assert first.problem == (problem if own else "")
@@ -371,7 +383,7 @@ class Scene:
 
     def __init__(self, workers: int = 1) -> None:
         entrypoint = Entrypoint("script", "x.py", python=sys.executable)
-        rules = JobRules(check=CHECK_ONCE)
+        rules = JobRules(policy=HealthRules(check=CHECK_ONCE))
         spec = JobSpec(entrypoint, "job", workers, rules, backend="master", start_method="forkserver")
         self.workers = Workers(spec)
         self._news = asyncio.Event()
@@ -387,7 +399,7 @@ class Scene:
         self._follow()
 
     def _follow(self) -> None:
-        self.part.update(self._word.check_task, self._word.health)
+        self.part.update(check_part(self._word).check_task, check_part(self._word).health)
 
     async def until(self, reached: Callable[[NodeReport], bool]) -> NodeReport:
         self._follow()
@@ -445,7 +457,7 @@ class TestReplacing:
             await scene.until_it_hangs()
             scene.tell(task(2, (SELF, PEER)))
             status = await scene.until(has_linked(2))
-            assert status.link_result == LinkResults(key(2), (LinkResult(5, 8.0),))
+            assert check_report(status).link_result == LinkResults(key(2), (LinkResult(5, 8.0),))
             assert len(scene.workers.started) == 2
             running = asyncio.all_tasks()
             scene.tell(task(1, (SELF, PEER), round=3))
@@ -462,8 +474,8 @@ class TestReplacing:
             scene.part.update(None)
             await scene.until_it_hangs()
             scene.tell(task(1, (SELF, PEER)))
-            assert (await scene.until(has_linked(1))).compute_result is None
-            assert (await scene.until(has_computed())).link_result is not None
+            assert check_report(await scene.until(has_linked(1))).compute_result is None
+            assert check_report(await scene.until(has_computed())).link_result is not None
 
         play(act)
 
@@ -484,11 +496,14 @@ class TestReplacing:
                 "the processes of the node check could not be started in {} s; where starting takes longer, as from a "
                 "slow disk, give it more with --rdzv-conf check_timeout=SECONDS"
             )
-            assert status.compute_result == ComputeResult(key(1), problem=problem.format("0.2"))
-            assert status.link_result is not None
+            assert check_report(status).compute_result == ComputeResult(key(1), problem=problem.format("0.2"))
+            assert check_report(status).link_result is not None
             # Nothing is left of the time, and of that a link has a quarter.
-            said = re.sub("in .* s;", "in {} s;", status.link_result.problem)
-            assert (said, status.link_result.results) == (problem, (LinkResult(5, problem=status.link_result.problem),))
+            said = re.sub("in .* s;", "in {} s;", check_report(status).link_result.problem)
+            assert (said, check_report(status).link_result.results) == (
+                problem,
+                (LinkResult(5, problem=check_report(status).link_result.problem),),
+            )
 
         play(act)
 
@@ -509,13 +524,24 @@ class TestReplacing:
         async def act(scene: Scene) -> None:
             own = dismissed(HealthStatus.PASSED, leaves=False)
             await scene.until(has_computed())
-            scene.tell(msgspec.structs.replace(task(1, (SELF, PEER)), health=own))
+            scene.tell(
+                with_part(
+                    task(1, (SELF, PEER)),
+                    HealthAssignment,
+                    health=own,
+                )
+            )
             await scene.until(has_linked(1))
             assert scene.part.pids == {scene.workers.started[0]}, "its task stands"
-            scene.tell(Assignment(health=own))
+            scene.tell(Assignment(policy=HealthAssignment(health=own)))
             await scene.until(lambda status: not scene.part.pids)
             assert not psutil.pid_exists(scene.workers.started[0])
-            scene.tell(msgspec.structs.replace(task(1, (SELF, PEER), round=1), health=own))
+            scene.tell(
+                msgspec.structs.replace(
+                    task(1, (SELF, PEER), round=1),
+                    policy=msgspec.structs.replace(check_part(task(1, (SELF, PEER), round=1)), health=own),
+                )
+            )
             await scene.until(has_linked(1, 1))
             assert scene.part.pids == {scene.workers.started[1]}
             assert len(scene.workers.started) == 2
@@ -528,7 +554,9 @@ class TestReplacing:
             await killed(scene.workers.started[0])
             assert scene.part.pids == set()
             scene.tell(task(1, (SELF, PEER)))
-            assert (await scene.until(has_linked(1))).link_result == LinkResults(key(1), (LinkResult(5, 8.0),))
+            assert check_report(await scene.until(has_linked(1))).link_result == LinkResults(
+                key(1), (LinkResult(5, 8.0),)
+            )
 
         play(act)
 
@@ -571,7 +599,16 @@ class TestRounds:
         real = health_check.Starter
         monkeypatch.setattr(health_check, "Starter", noted)
         play = stage.play(check=check).on(has_computed(), training(seat()))
-        play.on(SUCCEEDED, msgspec.structs.replace(gathering(1), check_task=task(1, (SELF, PEER)).check_task))
+        play.on(
+            SUCCEEDED,
+            msgspec.structs.replace(
+                gathering(1),
+                policy=msgspec.structs.replace(
+                    check_part(gathering(1)),
+                    check_task=check_part(task(1, (SELF, PEER))).check_task,
+                ),
+            ),
+        )
         play.on(has_linked(1), FINISHED).run()
         assert [order["do"] for order in stage.orders] == ["compute", "link"]
         assert len((stage.path / "templates").read_text()) == templates
@@ -582,7 +619,13 @@ class TestRounds:
 
         def withdrawn() -> Assignment:
             (stage.path / "up").read_text()
-            return msgspec.structs.replace(gathering(1), check_task=task(1, (SELF, PEER)).check_task)
+            return msgspec.structs.replace(
+                gathering(1),
+                policy=msgspec.structs.replace(
+                    check_part(gathering(1)),
+                    check_task=check_part(task(1, (SELF, PEER))).check_task,
+                ),
+            )
 
         def release() -> None:
             (stage.path / "gate").write_text("go\n")
@@ -628,7 +671,7 @@ class TestLeaving:
     def test_a_dismissed_node_goes_with_a_code_of_its_own_and_says_why(
         self, stage: Stage, found: HealthStatus, code: int, line: str
     ) -> None:
-        word = Assignment(epoch=1, health=dismissed(found))
+        word = Assignment(epoch=1, policy=HealthAssignment(health=dismissed(found)))
         played = stage.play().on(has_computed(), word).run()
         assert played.phases == [WAITING, NodePhase.LEFT]
         assert played.verdict.exit_code == code
@@ -639,23 +682,29 @@ class TestLeaving:
         assert "another machine in its place" in second
 
     def test_a_straggler_that_is_not_dismissed_stays(self, stage: Stage) -> None:
-        word = msgspec.structs.replace(training(seat()), health=dismissed(HealthStatus.STRAGGLER, leaves=False))
+        word = msgspec.structs.replace(
+            training(seat()),
+            policy=msgspec.structs.replace(
+                check_part(training(seat())), health=dismissed(HealthStatus.STRAGGLER, leaves=False)
+            ),
+        )
         played = stage.play().on(has_computed(), word).on(SUCCEEDED, FINISHED).run()
         assert (played.verdict.exit_code, played.verdict.error) == (0, None)
 
     def test_the_job_that_its_dismissal_ends_is_no_other_reason(self) -> None:
-        failed = msgspec.structs.replace(over(PlanPhase.FAILED), health=dismissed(HealthStatus.FAULT))
+        failed = with_part(over(PlanPhase.FAILED), HealthAssignment, health=dismissed(HealthStatus.FAULT))
         ending = JobEnd(failed)
         assert resolve_result(ending, "precise").exit_code == exit_codes.FAULTY_NODE
         assert resolve_result(ending, "torchrun").exit_code == exit_codes.COMPAT_FAILURE
 
     def test_a_straggler_in_a_job_that_fails_otherwise_has_that_jobs_code(self) -> None:
-        failed = msgspec.structs.replace(over(PlanPhase.FAILED), health=dismissed(HealthStatus.STRAGGLER, leaves=False))
+        health = dismissed(HealthStatus.STRAGGLER, leaves=False)
+        failed = with_part(over(PlanPhase.FAILED), HealthAssignment, health=health)
         ending = JobEnd(failed)
         assert resolve_result(ending, "precise").exit_code == exit_codes.TOO_FEW_NODES
 
     def test_a_signal_counts_before_a_dismissal(self) -> None:
-        word = Assignment(health=dismissed(HealthStatus.FAULT))
+        word = Assignment(policy=HealthAssignment(health=dismissed(HealthStatus.FAULT)))
         ending = JobEnd(word, stopped_by=signal.SIGTERM)
         assert resolve_result(ending, "precise").exit_code == 128 + signal.SIGTERM
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from policy_parts import with_part
 
 from dlrover_run.coordination.model import Assignment, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.output.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
-from dlrover_run.policies.health.model import DeviceSpeed, HealthStatus, LinkRow, NodeHealth
+from dlrover_run.policies.health.model import DeviceSpeed, HealthAssignment, HealthStatus, LinkRow, NodeHealth
 from dlrover_run.spec import LogSpec
 
 OWN = NodeHealth(node_id="1-a", incarnation="a", host="gpu-a", status=HealthStatus.PASSED, tflops=0.084, gigabytes=1.25)
@@ -30,7 +31,7 @@ SEAT = RankAssignment(
 )  # fmt: skip
 LINKS = (LinkRow(0, 0, 9.5), LinkRow(0, 1, 0, "it timed out"))
 DEVICES = (DeviceSpeed(1, "H200", 0.084), DeviceSpeed(0, "H200", 0.5))
-FIRST = Assignment(phase=PlanPhase.TRAINING, ranks=SEAT, health=OWN, health_table=(OWN, OTHER))
+FIRST = Assignment(phase=PlanPhase.TRAINING, ranks=SEAT, policy=HealthAssignment(health=OWN, health_table=(OWN, OTHER)))
 
 
 def kept(directory: Path) -> RunDir:
@@ -106,17 +107,20 @@ def test_only_news_is_written(tmp_path: Path) -> None:
     file = HealthFile(kept(tmp_path), said.append)
     file.follow(FIRST, DEVICES)
     (tmp_path / FILE_NAME).unlink()
-    for repeated in (FIRST, Assignment(health=OWN), FIRST):
+    for repeated in (FIRST, Assignment(policy=HealthAssignment(health=OWN)), FIRST):
         file.follow(repeated, DEVICES)
     assert not (tmp_path / FILE_NAME).exists()
-    file.follow(msgspec.structs.replace(FIRST, health_table=(OWN,)), DEVICES)
+    file.follow(
+        with_part(FIRST, HealthAssignment, health_table=(OWN,)),
+        DEVICES,
+    )
     assert content(tmp_path)["nodes"] == [content(tmp_path)["node"]]
     assert said == []
 
 
 def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> None:
     later = msgspec.structs.replace(OWN, gigabytes=2.5)
-    follow(tmp_path, FIRST, Assignment(health=later))
+    follow(tmp_path, FIRST, Assignment(policy=HealthAssignment(health=later)))
     found = content(tmp_path)
     assert "nodes" in found
     assert found["node"] == {**found["node"], "gigabytes": 2.5}
@@ -124,7 +128,7 @@ def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("checkup", [None, msgspec.structs.replace(OWN, status=HealthStatus.PENDING)])
 def test_before_there_is_a_verdict_there_is_no_file(tmp_path: Path, checkup: NodeHealth | None) -> None:
-    assert follow(tmp_path, Assignment(health=checkup)) == []
+    assert follow(tmp_path, Assignment(policy=HealthAssignment(health=checkup))) == []
     assert os.listdir(tmp_path) == []
 
 
@@ -154,7 +158,12 @@ def test_a_directory_that_somebody_has_removed_is_made_again(tmp_path: Path) -> 
 
 def test_where_it_cannot_be_written_one_line_says_so_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = follow(tmp_path / "file", FIRST, msgspec.structs.replace(FIRST, health_table=()), FIRST)
+    said = follow(
+        tmp_path / "file",
+        FIRST,
+        with_part(FIRST, HealthAssignment, health_table=()),
+        FIRST,
+    )
     where = tmp_path / "file" / FILE_NAME
     assert len(said) == 1
     assert said[0].startswith(f"warning: {where} cannot be written (")
@@ -165,7 +174,10 @@ def test_a_disk_that_is_full_leaves_the_last_file_as_it_was(tmp_path: Path) -> N
     follow(tmp_path, FIRST)
     before = (tmp_path / FILE_NAME).read_bytes()
     os.symlink("/dev/full", tmp_path / f"{FILE_NAME}.new")
-    said = follow(tmp_path, msgspec.structs.replace(FIRST, health_table=()))
+    said = follow(
+        tmp_path,
+        with_part(FIRST, HealthAssignment, health_table=()),
+    )
     assert len(said) == 1
     assert "No space left on device" in said[0]
     assert (tmp_path / FILE_NAME).read_bytes() == before

@@ -24,8 +24,9 @@ from dlrover_run.console.health_table import (
 from dlrover_run.console.text import display_width, truncate, use_color
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
 from dlrover_run.coordination.reasons import sentence
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_ONCE, JobRules
-from dlrover_run.policies.health.model import HealthStatus, LinkRow, NodeHealth
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.model import HealthAssignment, HealthProgress, HealthStatus, LinkRow, NodeHealth
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_ONCE, HealthRules
 from dlrover_run.spec import Entrypoint, JobSpec
 
 PENDING, PASSED, STRAGGLER, FAULT = (
@@ -231,11 +232,13 @@ SEAT = RankAssignment(
 
 
 def checking(*rows: NodeHealth) -> Assignment:
-    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), 60.0, rows))
+    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), 60.0, HealthProgress(rows)))
 
 
 def passed(*others: NodeHealth, links: tuple[LinkRow, ...] = (), own: NodeHealth = FOUR[0]) -> Assignment:
-    return Assignment(phase=PlanPhase.TRAINING, ranks=SEAT, health=own, health_table=others, link_table=links)
+    return Assignment(
+        phase=PlanPhase.TRAINING, ranks=SEAT, policy=HealthAssignment(health=own, health_table=others, link_table=links)
+    )
 
 
 def narrated(
@@ -353,7 +356,10 @@ class TestBetweenTwoRounds:
 
     def test_the_failure_is_told_once_before_the_check(self) -> None:
         lines = told(
-            passed(*DONE), self.FAILED, self.CHECKED, rules=JobRules(min_nodes=3, max_nodes=3, check=CHECK_ALWAYS)
+            passed(*DONE),
+            self.FAILED,
+            self.CHECKED,
+            rules=JobRules(min_nodes=3, max_nodes=3, policy=HealthRules(check=CHECK_ALWAYS)),
         )
         cause = "dlrover-run: rank 3 on b exited with code 1; a node check comes before restart 1"
         assert [line for line in lines if line == cause or "node check of" in line] == [
@@ -363,20 +369,22 @@ class TestBetweenTwoRounds:
         ]
 
     def test_on_one_node_its_name_is_no_news(self) -> None:
-        assert told(self.FAILED, rules=JobRules(check=CHECK_ALWAYS)) == [
+        assert told(self.FAILED, rules=JobRules(policy=HealthRules(check=CHECK_ALWAYS))) == [
             "dlrover-run: rank 3 exited with code 1; a node check comes before restart 1"
         ]
 
     def test_where_no_check_comes_the_line_of_the_restart_tells_it(self) -> None:
-        assert told(self.FAILED, rules=JobRules(check=CHECK_ONCE)) == []
+        assert told(self.FAILED, rules=JobRules(policy=HealthRules(check=CHECK_ONCE))) == []
 
     def test_the_failure_of_a_round_that_trains_again_is_old(self) -> None:
         spare = msgspec.structs.replace(self.FAILED, phase=PlanPhase.TRAINING)
-        assert told(spare, rules=JobRules(check=CHECK_ALWAYS)) == []
+        assert told(spare, rules=JobRules(policy=HealthRules(check=CHECK_ALWAYS))) == []
 
 
 class TestOnceForEachCheck:
-    GATHERING = Assignment(phase=PlanPhase.GATHERING, health=FOUR[0], waiting=Waiting(sentence("a was lost")))
+    GATHERING = Assignment(
+        phase=PlanPhase.GATHERING, policy=HealthAssignment(health=FOUR[0]), waiting=Waiting(sentence("a was lost"))
+    )
 
     def test_a_restart_of_the_workers_tells_nothing_again(self) -> None:
         assert told(passed(*DONE), self.GATHERING, passed(*DONE)) == told(passed(*DONE))
@@ -414,10 +422,10 @@ class TestOnceForEachCheck:
         dismissed = NodeHealth(
             node_id="c", incarnation="c", host="c", status=FAULT, reason=KILLED, dismissed=True
         )  # fmt: skip
-        assert told(Assignment(health=dismissed)) == []
+        assert told(Assignment(policy=HealthAssignment(health=dismissed))) == []
 
     def test_what_is_still_open_is_not_told(self) -> None:
-        assert told(Assignment(health=OPEN[0])) == []
+        assert told(Assignment(policy=HealthAssignment(health=OPEN[0]))) == []
 
 
 def test_a_tick_without_news_draws_the_same_table() -> None:

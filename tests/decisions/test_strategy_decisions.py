@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from policy_parts import cluster_of
 
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, PlanPhase
@@ -17,8 +18,6 @@ from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     DesiredReplicas,
     EndCause,
-    NodeOrder,
-    NodeTasks,
     Role,
     ServerBounds,
     Stage,
@@ -26,11 +25,13 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.policy import decide, with_answer
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.policies.parameter_servers.text import bounded
 
-RULES = JobRules(cluster=ClusterRules(min_ps=1, max_ps=4, min_workers=1, max_workers=1))
+RULES = JobRules(policy=ClusterRules(min_ps=1, max_ps=4, min_workers=1, max_workers=1))
 
 
 class Node:
@@ -43,7 +44,7 @@ class Node:
         self.scale_request: DesiredReplicas | None = None
 
     def status(self, plan: Plan) -> NodeReport:
-        cluster = plan.cluster or Cluster()
+        cluster = cluster_of(plan) or Cluster()
         told = tuple(
             msgspec.structs.replace(
                 TaskStatus(key=task.key, stage=TaskStage.READY, port=1000 + number, step=7, saved=5, restored=0),
@@ -60,7 +61,7 @@ class Node:
             scale_request_number=int(self.scale_request is not None),
         )
         return NodeReport(
-            node_id=self.name, incarnation="1", host=self.name, address=self.name, port=1, workers=0, cluster=hosting
+            node_id=self.name, incarnation="1", host=self.name, address=self.name, port=1, workers=0, policy=hosting
         )
 
 
@@ -76,8 +77,8 @@ def settle(plan: Plan, *nodes: Node, now: float = 1.0) -> Plan:
 
 
 def step_of(plan: Plan) -> Cluster:
-    assert plan.cluster is not None
-    return plan.cluster
+    assert cluster_of(plan) is not None
+    return cluster_of(plan)
 
 
 def servers(plan: Plan) -> int:
@@ -86,7 +87,7 @@ def servers(plan: Plan) -> int:
 
 def training(node: Node, ps: int) -> Plan:
     """A plan in which a version with that many servers trains."""
-    plan = settle(Plan(cluster=Cluster(desired=DesiredReplicas(ps=ps))), node)
+    plan = settle(Plan(policy=Cluster(desired=DesiredReplicas(ps=ps))), node)
     assert (step_of(plan).stage, servers(plan)) == (Stage.TRAINING, ps)
     return plan
 
@@ -151,7 +152,7 @@ def test_without_that_the_same_wish_is_granted() -> None:
 
 def test_with_fixed_servers_the_version_after_a_loss_waits_for_room_for_as_many() -> None:
     node, other = Node(ps=1), Node(ps=1, name="b")
-    plan = settle(Plan(cluster=Cluster(desired=DesiredReplicas(ps=2))), node, other)
+    plan = settle(Plan(policy=Cluster(desired=DesiredReplicas(ps=2))), node, other)
     assert servers(plan) == 2
     node.changes[Role.CHIEF] = other.changes[Role.CHIEF] = bounds(2, 2)
     plan = settle(plan, node, other)
@@ -219,7 +220,7 @@ def refusing(plan: Plan, node: Node, **reported: Any) -> Plan:
 def begun(node: Node, ps: int) -> Plan:
     """A plan in which the first version begins with that many servers."""
     status = node.status(Plan())
-    plan = Plan(cluster=Cluster(desired=DesiredReplicas(ps=ps)))
+    plan = Plan(policy=Cluster(desired=DesiredReplicas(ps=ps)))
     return decide(RULES, plan, {status.key: MemberState(status, 0.0, 0.0)}, 1.0).plan
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from dlrover_run.cli import parse
 from dlrover_run.command_line import rdzv_conf
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.rules import HealthRules
 
 TESTS = Path(__file__).parents[1]
 TEXT = (TESTS.parent / "docs" / "failures.md").read_text()
@@ -23,6 +24,12 @@ def rules_of(backend: str) -> JobRules:
     """The rules of a job for which no time is given."""
     command = ["--nnodes=2", f"--rdzv-backend={backend}", "--rdzv-endpoint=a", __file__]
     return parse(command, {}, warn=print).rules
+
+
+def value_of(rule: str, backend: str) -> float:
+    rules = rules_of(backend)
+    value: float = getattr(rules if hasattr(rules, rule) else HealthRules.get(rules.policy), rule)
+    return value
 
 
 def test_every_fault_names_a_test_that_exists() -> None:
@@ -49,8 +56,8 @@ def test_the_times_are_those_of_the_code() -> None:
         else:
             rule = next(key.rule for key in rdzv_conf.TABLE if key.name == name)
             assert rule is not None, name
-            assert getattr(rules_of("c10d"), rule) == float(seconds), name
-            assert getattr(rules_of("etcd"), rule) == float(with_etcd or seconds), name
+            assert value_of(rule, "c10d") == float(seconds), name
+            assert value_of(rule, "etcd") == float(with_etcd or seconds), name
     counts = dict(re.findall(r"`(\w+)` [^`]*?, (\d+) by default", TEXT.splitlines()[-1]))
     assert counts == {"keep_alive_max_attempt": "3", "early_failure_limit": "5"}
     assert (JobRules().keep_alive_attempts, JobRules().early_failure_limit) == (3, 5)

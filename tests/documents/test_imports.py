@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +90,22 @@ def test_a_circle_is_found_however_it_is_written(tmp_path: Path, text: str) -> N
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sample.one import y\n"
     )
     assert circles(graph(tmp_path, ("sample",))) == []
+
+
+def test_the_core_imports_no_policy_but_the_registry() -> None:
+    core = "dlrover_run.coordination."
+    found = {(name, each) for name, each in edges(ROOT) if name.startswith(core) and ".policies." in each}
+    assert found == {(f"{core}coordinator", "dlrover_run.policies.registry")}
+
+
+@pytest.mark.parametrize(
+    "module", ["agent.main", "rendezvous.etcd_client", "master.server", "coordination.coordinator"]
+)
+def test_a_job_imports_no_policy_that_it_does_not_have(module: str) -> None:
+    script = f"import sys, dlrover_run.{module}; print([name for name in sys.modules if 'parameter_servers' in name])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
+def edges(root: Path) -> set[tuple[str, str]]:
+    """Each import of one module by another."""
+    return {(name, each) for name, all_imported in graph(root).items() for each in all_imported}

@@ -261,7 +261,7 @@ CHECKED_NODE = """
 import asyncio, os, sys
 from dlrover_run.agent.progress_reporter import ProgressReporter
 from dlrover_run.console import console
-from dlrover_run.policies.health.model import HealthStatus, NodeHealth
+from dlrover_run.policies.health.model import HealthAssignment, HealthProgress, HealthStatus, NodeHealth
 from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.output.relay_client import RelayClient
@@ -277,7 +277,7 @@ def nodes(*verdicts):
     )
 
 def checking(*verdicts):
-    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), None, nodes(*verdicts)))
+    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), None, HealthProgress(nodes(*verdicts))))
 
 async def main(relay):
     relay.attach(print)
@@ -300,7 +300,7 @@ async def main(relay):
     reporter.update(Assignment(
         ranks=RankAssignment(key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0,
                   world_size=2, role_first_rank=0, role_world_size=2, store_address="a", store_port=1),
-        health_table=nodes("passed", "straggler"),
+        policy=HealthAssignment(health_table=nodes("passed", "straggler")),
     ))
     lines.info("this is the end")
     await relay.drain()

@@ -26,8 +26,9 @@ from dlrover_run.spec import Entrypoint, JobSpec, LogSpec, Std, StreamMap
 RUN = """
 import sys, msgspec
 from dlrover_run.launcher_process import run_launcher
+from dlrover_run.policies.registry import decode_part
 from dlrover_run.spec import JobSpec
-sys.exit(run_launcher(msgspec.json.decode(sys.argv[1], type=JobSpec)).code)
+sys.exit(run_launcher(msgspec.json.decode(sys.argv[1], type=JobSpec, dec_hook=decode_part)).code)
 """
 
 LOGS = LogSpec(prefixed=True, prefix_template="[node 1 rank ${rank}]: ")

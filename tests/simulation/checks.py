@@ -8,9 +8,9 @@ from random import Random
 
 import msgspec
 from node_truth import Truth
+from policy_parts import check_report
 
 from dlrover_run.coordination.model import NodeKey, NodeReport
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.policies.health.model import (
     CheckKey,
     CheckTask,
@@ -20,6 +20,7 @@ from dlrover_run.policies.health.model import (
     LinkResult,
     LinkResults,
 )
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from simulation.loop import LoopProcess
 from simulation.timeline import demand
 
@@ -144,7 +145,12 @@ class CheckPart:
         """The node's status with what has come of it."""
         if self._address in self._health.unasked:
             return status
-        return msgspec.structs.replace(status, compute_result=self._computed, link_result=self._linked, check_port=1)
+        return msgspec.structs.replace(
+            status,
+            policy=msgspec.structs.replace(
+                check_report(status), compute_result=self._computed, link_result=self._linked, check_port=1
+            ),
+        )
 
     def _compute(self, key: CheckKey) -> None:
         def done() -> None:

@@ -13,6 +13,7 @@ import msgspec
 from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.journal import FORMAT, Journal, JournalContents, JournalHeader, JournalReplaced, encode
+from dlrover_run.policies.registry import decode_part
 from simulation.laws import Laws
 from simulation.timeline import Timeline
 
@@ -68,7 +69,7 @@ class DiskJournal:
         self._write()
         self._disk.laws.writing(self._disk.owners.get(self._job) == self._ticket)
         # Every plan has to get through the disk whole.
-        plan = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
+        plan = msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part)
         story = self._disk.stories[self._job]
         self._disk.stories[self._job] = JournalContents(story.header, plan)
         self._disk.laws.storing(story.plan, plan, self._disk.timeline.now)

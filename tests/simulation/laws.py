@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from policy_parts import check_rules, check_state
+
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
 from dlrover_run.coordination.membership import Members, MemberState
@@ -21,6 +23,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
     rank_assignments,
 )
+from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
@@ -33,7 +36,7 @@ from simulation.timeline import demand
 UNSEEN_SLEEP = 0.4
 """Seconds that a master may have been stopped for without noticing, and a little more."""
 
-Decide = Callable[[JobRules, Plan, Members, float], Decision]
+Decide = Callable[[Policy, Plan, Members, float], Decision]
 
 
 class Laws:
@@ -72,11 +75,11 @@ class Laws:
         self._disturbed: set[tuple[int, int]] = set()
         self.told: set[str] = set()
 
-    def deciding(self, rules: JobRules, plan: Plan, present: Members, now: float, real: Decide = decide) -> Decision:
+    def deciding(self, policy: Policy, plan: Plan, present: Members, now: float, real: Decide = decide) -> Decision:
         """`decide`, with everything that holds for one decision."""
-        decision = real(rules, plan, present, now)
+        decision = real(policy, plan, present, now)
         after = decision.plan
-        again = real(rules, after, present, now)
+        again = real(policy, after, present, now)
         demand(again.plan == after, "deciding twice gives the same plan")
         demand(again.wake_at is None or again.wake_at > now, "nobody is to be woken at a time that has passed")
         self._check_promptness(after.epoch, again, present, now)
@@ -96,7 +99,10 @@ class Laws:
             self._check_round(plan, after, present, now)
         elif after.key != plan.key:
             heard = any(p.report.known_round == after.key for p in present.values())
-            demand(heard and not self._durable and bool(self._rules.check), "no round is skipped that nobody knows of")
+            demand(
+                heard and not self._durable and bool(check_rules(self._rules).check),
+                "no round is skipped that nobody knows of",
+            )
         self._check_rest(plan, after, present)
         if after.phase is PlanPhase.FINISHED:
             lacking = [m.host for m in plan.members if (plan.key, m.key) not in self._succeeded]
@@ -105,26 +111,25 @@ class Laws:
 
     def _check_health(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         """A check ends in time, and names those with something wrong, and nobody else."""
-        if not self._rules.check:
-            demand(
-                after.check is None and not after.check_count and not after.health, "nobody is checked without a reason"
-            )
+        if not check_rules(self._rules).check:
+            demand(after.policy is None, "nobody is checked without a reason")
             return
-        if after.check is not None:
-            begun = self._checks.setdefault((after.epoch, after.check.key.number), now)
-            longest = (MAX_ROUNDS + MIN_WITNESSES) * (self._rules.check_timeout + CHECK_MARGIN)
+        before, state = check_state(plan), check_state(after)
+        if state.check is not None:
+            begun = self._checks.setdefault((after.epoch, state.check.key.number), now)
+            longest = (MAX_ROUNDS + MIN_WITNESSES) * (check_rules(self._rules).check_timeout + CHECK_MARGIN)
             demand(now <= begun + longest, "a check comes to its end")
             if not all(
-                (p := present.get(key_of(node))) and p.connected and not p.is_draining for node in after.check.nodes
+                (p := present.get(key_of(node))) and p.connected and not p.is_draining for node in state.check.nodes
             ):
-                self._disturbed.add((after.epoch, after.check.key.number))
-        demand(after.check is None or after.phase not in OVER, "a job that is over checks nobody")
-        for checkup in after.health:
-            if checkup not in plan.health:
+                self._disturbed.add((after.epoch, state.check.key.number))
+        demand(state.check is None or after.phase not in OVER, "a job that is over checks nobody")
+        for checkup in state.health:
+            if checkup not in before.health:
                 self._check_verdict(checkup)
-        if plan.check is not None and (after.check is None or after.check.key.number != plan.check.key.number):
-            self._check_what_can_be_told(plan.check, after)
-        self.checks += after.check_count > plan.check_count
+        if before.check is not None and (state.check is None or state.check.key.number != before.check.key.number):
+            self._check_what_can_be_told(before.check, after)
+        self.checks += state.check_count > before.check_count
 
     def _check_verdict(self, checkup: NodeHealth) -> None:
         key, verdict = key_of(checkup), checkup.status
@@ -132,7 +137,7 @@ class Laws:
         demand(verdict in VERDICTS[kind], f"{checkup.host} is {kind or 'healthy'}, not a {verdict}: {checkup.reason}")
         demand(not self.calm or kind != "flaky" or verdict is HealthStatus.PASSED, "one failure is no fault")
         leaves = verdict is HealthStatus.FAULT or (
-            verdict is HealthStatus.STRAGGLER and bool(self._rules.exclude_stragglers)
+            verdict is HealthStatus.STRAGGLER and bool(check_rules(self._rules).exclude_stragglers)
         )
         demand(checkup.dismissed == leaves, f"a {verdict} is dismissed or not as was asked for")
 
@@ -141,7 +146,7 @@ class Laws:
         if not self.calm or (after.epoch, check.key.number) in self._disturbed:
             return
         kinds = {key_of(node): self.health.planted.get(key_of(node), "") for node in check.nodes}
-        verdicts = {key_of(checkup): checkup.status for checkup in after.health}
+        verdicts = {key_of(checkup): checkup.status for checkup in check_state(after).health}
         for node in check.nodes:
             if node.already_passed or key_of(node) not in verdicts:
                 continue
@@ -200,7 +205,7 @@ class Laws:
             # Without a journal: the last master had told only some of them.
             return
         failed = any(p.report.failure is not None and p.report.in_round(plan.key) for p in present.values())
-        checks = after.check is not None and not after.check.during_training
+        checks = check_state(after).check is not None and not check_state(after).check.during_training
         goes_on = checks or (after.phase is PlanPhase.TRAINING and after.key == plan.key)
         demand(failed or goes_on or len(after.members) > len(plan.members), "no round ends because its master was away")
 
@@ -215,7 +220,7 @@ class Laws:
             demand(used >= rules.max_restarts or barren, "a job fails only when its restarts are used up")
             demand(after.failure is not None, "a job that failed says what of")
             return
-        patience = rules.pend_timeout if plan.key.number or after.check_count else rules.join_timeout
+        patience = rules.pend_timeout if plan.key.number or check_state(after).check_count else rules.join_timeout
         demand(now >= plan.since + patience, "a job waits as long as it was told to")
         living = {key for key, p in present.items() if p.is_available} - dismissed_in(after)
         demand(not rules.size(len(living)), "a job with enough nodes does not fail for want of nodes")
@@ -233,8 +238,8 @@ class Laws:
             f"{nodes} nodes are no size of a round",
         )
         able = {key for key, p in present.items() if p.is_available}
-        if rules.check:
-            able &= {key_of(checkup) for checkup in after.health if not checkup.dismissed}
+        if check_rules(rules).check:
+            able &= {key_of(checkup) for checkup in check_state(after).health if not checkup.dismissed}
         living = min(len(able), rules.max_nodes)
         demand(nodes == living // rules.node_unit * rules.node_unit, f"{nodes} nodes train while {living} could")
         keys = [member.key for member in after.members]
@@ -336,7 +341,7 @@ class Laws:
 
 def dismissed_in(plan: Plan) -> set[NodeKey]:
     """Whom a check has dismissed."""
-    return {key_of(checkup) for checkup in plan.health if checkup.dismissed}
+    return {key_of(checkup) for checkup in check_state(plan).health if checkup.dismissed}
 
 
 def failure_in(p: MemberState, key: RoundKey) -> Failure | None:

@@ -7,6 +7,8 @@ import asyncio
 from collections import deque
 from typing import Any
 
+from policy_parts import check_part, check_state
+
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport
 from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.jobs import Jobs
@@ -95,15 +97,15 @@ class Master(LoopProcess):
         if job is None or job._coordinator._recovering_until is not None or not isinstance(job._journal, DiskJournal):
             # No journal, or nobody is told anything new.
             return
-        if wanted.check_task is not None or wanted.health is not None:
+        part = check_part(wanted)
+        if part.check_task is not None or part.health is not None:
             known = job._journal.durable
             demand(known is not None, "a check is stored before anybody is told")
             assert known is not None
-            asked = (
-                known.check is not None and wanted.check_task is not None and known.check.key == wanted.check_task.key
-            )
-            demand(asked or wanted.check_task is None, "a check is stored before anybody is told")
-            demand(wanted.health is None or wanted.health in known.health, "a verdict is stored before it is told")
+            state, task = check_state(known), part.check_task
+            asked = state.check is not None and task is not None and state.check.key == task.key
+            demand(asked or part.check_task is None, "a check is stored before anybody is told")
+            demand(part.health is None or part.health in state.health, "a verdict is stored before it is told")
         if wanted.key.number or wanted.phase in OVER:
             known = job._journal.durable
             demand(known is not None, "a plan is stored before anybody is told")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from policy_parts import check_part, check_rules
+
 from dlrover_run.agent.node_state import NodeState, build_report, leave_report
 from dlrover_run.agent.reconcile import DesiredTask, Start, TaskState, reconcile
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, RoundKey
@@ -129,7 +131,7 @@ class Node(LoopProcess):
         self.rendezvous = self.place.open_client(self, spec, self._hear)
         self.note("begins")
         self._follow()
-        if spec.rules.check:
+        if check_rules(spec.rules).check:
             self._check.begin()
 
     def _hear(self) -> None:
@@ -155,7 +157,7 @@ class Node(LoopProcess):
                 self._epoch = wanted.epoch
                 self.note(f"obeys the coordinator of epoch {wanted.epoch}")
             self._standing.accept(wanted)
-            self._check.follow(wanted.check_task)
+            self._check.follow(check_part(wanted).check_task)
         self.rendezvous.report(self._check.said(build_report(self._standing, cast(Any, self.group), self._leaving)))
 
     def _follow(self) -> None:
@@ -182,7 +184,7 @@ class Node(LoopProcess):
     @property
     def _is_over(self) -> bool:
         wanted = self.rendezvous.assignment
-        dismissed = wanted.health is not None and wanted.health.dismissed
+        dismissed = check_part(wanted).health is not None and check_part(wanted).health.dismissed
         return wanted.phase in OVER or (dismissed and self.key not in self.place.health.stubborn)
 
     def _start(self) -> None:

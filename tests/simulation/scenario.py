@@ -10,12 +10,15 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from policy_parts import check_rules
+
 from dlrover_run.coordination.coordinator import RETURN_GRACE
 from dlrover_run.coordination.model import NodeKey, Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.diagnosis import MIN_WITNESSES
 from dlrover_run.policies.health.pairing import MAX_ROUNDS
 from dlrover_run.policies.health.round import CHECK_MARGIN
+from dlrover_run.policies.health.rules import HealthRules
 from dlrover_run.spec import JobSpec
 from simulation.checks import CHECK_TIMEOUT, health_of
 from simulation.disk import Disk
@@ -90,9 +93,9 @@ class Scenario(ABC):
         self.health = health_of(seed)
         self.rules = replace(
             random_rules(self.timeline.random),
-            check=self.health.mode,
-            check_timeout=CHECK_TIMEOUT,
-            exclude_stragglers=self.health.exclude,
+            policy=HealthRules(
+                check=self.health.mode, check_timeout=CHECK_TIMEOUT, exclude_stragglers=self.health.exclude
+            ),
         )
         self.nodes: list[Node] = []
         self._hosts = 0
@@ -215,8 +218,8 @@ class Scenario(ABC):
         known = 2 * rules.heartbeat_timeout + rules.lost_after + RETURN_GRACE + self.workers.patience
         formed = rules.last_call_timeout + rules.scale_up_delay + 2 * (place.slow_stop + place.slow_start)
         bound = self.timeline.now + known + formed + 2 * HUNG
-        if rules.check:
-            bound += (MAX_ROUNDS + MIN_WITNESSES + 2) * (rules.check_timeout + CHECK_MARGIN)
+        if check_rules(rules).check:
+            bound += (MAX_ROUNDS + MIN_WITNESSES + 2) * (check_rules(rules).check_timeout + CHECK_MARGIN)
         if self.is_short:
             bound += rules.join_timeout + rules.pend_timeout
         self.timeline.run_until(bound, lambda: self._is_settled)

@@ -15,12 +15,12 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from policy_parts import check_report
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination import rendezvous, running
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import Assignment, NodeReport, Plan, common_assignment
 from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.rules import JobRules
@@ -197,13 +197,13 @@ BROKEN = {
     "two processes may have one id": patched((Coordinator, "refusal"), by=lambda self, key: None),
     "newcomers take part unchecked": patched(
         (health_steps, "admitted_nodes"),
-        by=lambda rules, plan, living: [p for p in living if p.report.compute_result is not None],
+        by=lambda plan, living: [p for p in living if check_report(p.report).compute_result is not None],
     ),
     "nobody is ever at fault": patched((health_steps, "diagnose"), by=diagnose_nobody),
     "a partner is blamed for a link": patched((health_steps, "diagnose"), by=diagnose_both_ends),
     "who reaches nobody trains": patched((health_steps, "diagnose"), by=diagnose_alone),
     "who is slow is not named": patched((health_steps, "diagnose"), by=diagnose_links_alone),
-    "a node that takes no part in checks is blamed": patched((MemberState, "without_health_check"), by=False),
+    "a node that takes no part in checks is blamed": patched((health_steps, "without_check"), by=lambda p: False),
     "a check has no deadline": patched((health_steps, "CHECK_MARGIN"), by=1e9),
 }
 

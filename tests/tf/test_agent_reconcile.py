@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, Stop, StopMode, WaitForPeers, reconcile
-from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.agent.desired import LocalTask, desired_tasks, task_states
 from tf_ps_runner.tf_config import tf_config
 

@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.agent import queue_server
 from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.protocol import (

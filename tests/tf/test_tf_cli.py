@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import isolate
+from policy_parts import cluster_rules
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import options as those_of_dlrover_run
@@ -61,7 +62,7 @@ def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> Non
     spec = job_of("train.py --lr 0.1")
     assert spec.capacity == (Capacity(Role.CHIEF, 1), Capacity(Role.WORKER, 1), Capacity(Role.PS, 1))
     assert (spec.job.backend, spec.job.rules.min_nodes, spec.job.rules.max_nodes) == ("memory", 1, 1)
-    assert spec.job.rules.cluster == ClusterRules(min_workers=1, max_workers=1)
+    assert cluster_rules(spec.job.rules) == ClusterRules(min_workers=1, max_workers=1)
     assert (spec.job.entrypoint.target, spec.job.entrypoint.args) == ("train.py", ("--lr", "0.1"))
     assert (spec.job.start_method, spec.job.preload) == ("forkserver", PRELOAD)
     assert (spec.sparse, spec.hang_timeout, spec.checkpoint_dir) == (False, 0.0, None)
@@ -75,7 +76,7 @@ def test_a_machine_without_a_role_hosts_the_most_of_each_role() -> None:
         Role.PS: 4,
         Role.EVALUATOR: 1,
     }
-    cluster = spec.job.rules.cluster
+    cluster = cluster_rules(spec.job.rules)
     assert cluster is not None
     assert (cluster.min_ps, cluster.max_ps, cluster.min_workers, cluster.max_workers) == (1, 4, 2, 8)
 
@@ -96,8 +97,7 @@ def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of
 
 def test_the_role_evaluator_adds_an_evaluator_to_the_job() -> None:
     spec = job_of(f"--role=evaluator {MANY} train.py")
-    assert spec.job.rules.cluster is not None
-    assert spec.job.rules.cluster.evaluator == 1
+    assert cluster_rules(spec.job.rules).evaluator == 1
 
 
 def test_machines_without_roles_may_share_a_job() -> None:
@@ -153,7 +153,7 @@ def test_every_time_and_limit_reaches_the_rules_of_the_job() -> None:
         "--max-restarts=7 --save-timeout=1.5 --ready-timeout=20 --end-grace=0 --hang-timeout=9 --shutdown-timeout=4 "
         "--worker-memory=4Gi --ps-memory=512Mi --max-memory=8Gi --sparse -m json.tool"
     )
-    assert spec.job.rules.cluster == ClusterRules(
+    assert cluster_rules(spec.job.rules) == ClusterRules(
         min_workers=1,
         max_workers=1,
         max_restarts=7,

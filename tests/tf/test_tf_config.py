@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from interpreters import python_221
 
-from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.tf_config import task_variables, tf_config
 
 SERVERS = ("h1:21", "h2:22")

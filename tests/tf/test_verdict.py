@@ -9,7 +9,7 @@ from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Round
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, TaskEnd
-from dlrover_run.policies.parameter_servers.recovery import SHORT_END
+from dlrover_run.policies.parameter_servers.orders import SHORT_END
 from tf_ps_runner.agent.report import task_results
 
 LONG = f"raised ValueError: {'no such column ' * 10}"

@@ -14,7 +14,10 @@ from dlrover_run.agent.reconcile import Action, DesiredTask, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
-from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeOrder, NodeTasks, Role, TaskKey
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas, Role, TaskKey
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.desired import desired_tasks, task_states
 from tf_ps_runner.agent.queue_server import Membership
@@ -40,7 +43,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
     noun = "tasks"
 
     def __init__(self, spec: PsJobSpec, services: AgentServices) -> None:
-        assert spec.job.rules.cluster is not None, "such a job has rules for its cluster"
+        assert isinstance(spec.job.rules.policy, ClusterRules), "such a job has rules for its cluster"
         self._spec = spec
         self._services = services
         self._console = services.console
@@ -81,7 +84,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             # If this is the only node, its shutdown ends the job, and no line about other nodes or restarts is true.
             self._show_waiting(assignment)
             self._events.follow(assignment)
-        if (order := assignment.cluster) is not None:
+        if (order := NodeOrder.find(assignment.policy)) is not None:
             answer = Reply(granted=not order.scale_refused, text=order.scale_answer)
             self._scale_server.answer_up_to(order.scale_answered, answer)
         self._queues.follow(self._order)
@@ -141,7 +144,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     @property
     def _order(self) -> NodeOrder:
-        return self._assignment.cluster or NO_TASKS
+        return NodeOrder.find(self._assignment.policy) or NO_TASKS
 
     def _report(self, phase: NodePhase) -> NodeReport:
         tasks = tuple(
@@ -156,7 +159,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             scale_request=self._desired,
             scale_request_number=self._scale_requests,
         )
-        return msgspec.structs.replace(self._services.node_state.report(phase), cluster=node_tasks)
+        return msgspec.structs.replace(self._services.node_state.report(phase), policy=node_tasks)
 
     def _show_waiting(self, assignment: Assignment) -> None:
         waiting = assignment.waiting if assignment.phase not in OVER else None
@@ -177,7 +180,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     def _request_scale(self, request: DesiredReplicas) -> int:
         """Pass a scale request on, together with earlier ones that are not decided yet."""
-        order = self._assignment.cluster
+        order = NodeOrder.find(self._assignment.policy)
         decided = order is not None and order.scale_answered >= self._scale_requests
         before = DesiredReplicas() if decided or self._desired is None else self._desired
         self._desired = DesiredReplicas(
@@ -189,7 +192,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         return self._scale_requests
 
     def _check_move(self) -> None:
-        order = self._assignment.cluster
+        order = NodeOrder.find(self._assignment.policy)
         if order is not None:
             wanted = {task.key for task in order.tasks}
             left = {one.key for one in self._tasks.here if one.live} - wanted

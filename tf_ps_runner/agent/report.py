@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dlrover_run.agent.result import TaskResults
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.parameter_servers.model import EndCause, NodeOrder, Role, TaskEnd, TaskKey
-from dlrover_run.policies.parameter_servers.recovery import SHORT_END
+from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd, TaskKey
+from dlrover_run.policies.parameter_servers.orders import SHORT_END, NodeOrder
 from dlrover_run.policies.parameter_servers.text import EVALUATION_FAILED, new_part
 from tf_ps_runner.agent.protocol import Note, Restored, Saved, printable
 
@@ -61,9 +61,10 @@ class EventPrinter:
 
     def follow(self, wanted: Assignment) -> None:
         """The coordinator's assignment, and its reason."""
-        if wanted.cluster is None:
+        order = NodeOrder.find(wanted.policy)
+        if order is None:
             return
-        self._order = wanted.cluster
+        self._order = order
         before, self._reason = self._reason, wanted.reason
         if self._reason != before:
             self._say(new_part(before, self._reason))

@@ -11,7 +11,8 @@ from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, StopMode, WaitForPeers
 from dlrover_run.agent.starter import Starter
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskEnd, TaskKey, TaskStatus
+from dlrover_run.policies.parameter_servers.model import Role, Task, TaskEnd, TaskKey, TaskStatus
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.supervisor.ports import PortPool
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, StuckProcess

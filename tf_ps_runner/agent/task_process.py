@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from dlrover_run.agent.reconcile import StopMode
 from dlrover_run.policies.parameter_servers.model import (
-    NodeOrder,
     Role,
     ServerBounds,
     Task,
@@ -19,6 +18,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.desired import LocalTask

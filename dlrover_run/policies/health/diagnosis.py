@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.policies.health.evidence import (
     Evidence,
     Pair,
@@ -20,7 +19,7 @@ from dlrover_run.policies.health.evidence import (
     lower_median_with,
     rank_speeds,
 )
-from dlrover_run.policies.health.model import FlaggedNode, HealthCheck, HealthStatus
+from dlrover_run.policies.health.model import MAX_PROBLEM, FlaggedNode, HealthCheck, HealthStatus
 from dlrover_run.policies.health.notes import CheckText, Notes
 
 ENOUGH_WITNESSES = 3

@@ -13,8 +13,18 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Count, Name, NodeId, Port, Problem, Rate, Total
+from dlrover_run.coordination.bounds import Count, Name, NodeId, Port, Total
+from dlrover_run.coordination.model import NodeReport, Plan
+from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyProgress, PolicyReport, PolicyState
 from dlrover_run.coordination.reasons import BoundedReasons
+from dlrover_run.coordination.validation import MAX_ROUND, UNKNOWN_EPOCH, is_known_epoch
+
+MAX_PROBLEM = 500
+"""Characters of the sentence that says what a health check found."""
+
+Problem = Annotated[str, Meta(max_length=MAX_PROBLEM)]
+# JSON has no infinity, and no device is that fast.
+Rate = Annotated[float, Meta(ge=0, le=1e12)]
 
 MAX_DEVICES = 64
 """Devices of a node whose speed travels: of more than that the slowest."""
@@ -220,3 +230,74 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     flagged: tuple[FlaggedNode, ...] = ()
     during_training: bool = False
     plan_reasons: BoundedReasons = ()
+
+
+class HealthState(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="health"):
+    """The state of the health check; a part of the plan. `check` is the check that runs, `check_count` the number of
+    the last one, `health` what is known of each node, and `links` what is known of links between them, whose ends are
+    places in `health`."""
+
+    check: HealthCheck | None = None
+    check_count: int = 0
+    health: tuple[NodeHealth, ...] = ()
+    links: tuple[LinkRow, ...] = ()
+
+
+class HealthReport(
+    msgspec.Struct,
+    PolicyReport,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag="health",
+):
+    """What a node reports of its part in a health check: its latest results, and the port that it holds for the store
+    of links, 0 without a check."""
+
+    check_port: Port = 0
+    compute_result: ComputeResult | None = None
+    link_result: LinkResults | None = None
+
+    def problem(self, report: NodeReport, plan: Plan) -> str | None:
+        """A sentence about a check that no job has; None if there is none in the report."""
+        keys = [result.key for result in (self.compute_result, self.link_result) if result is not None]
+        if not all(is_known_epoch(key.epoch, plan) for key in keys):
+            return UNKNOWN_EPOCH
+        if any(key.number > max(MAX_ROUND, HealthState.get(plan.policy).check_count) for key in keys):
+            return "a status speaks of a node check that no job has"
+        return None
+
+
+class HealthAssignment(
+    msgspec.Struct,
+    PolicyAssignment,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag="health",
+):
+    """What a node is to try for a health check, and what is known of its health. The node with rank 0 also receives the
+    results of other nodes, and of the links between them, to print them."""
+
+    check_task: CheckTask | None = None
+    health: NodeHealth | None = None
+    health_table: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()
+    link_table: Annotated[tuple[LinkRow, ...], Meta(max_length=MAX_LINK_ROWS)] = ()
+
+    @property
+    def dismisses(self) -> bool:
+        """Whether a check has found that the node cannot train."""
+        return self.health is not None and self.health.dismissed
+
+    @property
+    def is_announced(self) -> bool:
+        """A node that passes prints one line of its own. The coordinator's lines are for people who compare nodes."""
+        return self.health is not None and self.health.status is HealthStatus.PASSED
+
+
+class HealthProgress(msgspec.Struct, PolicyProgress, frozen=True, forbid_unknown_fields=True, tag="health"):
+    """The present state of a health check that runs."""
+
+    rows: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()

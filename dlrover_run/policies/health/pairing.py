@@ -13,10 +13,10 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from dlrover_run.coordination.rules import STRAGGLER_THRESHOLD
 from dlrover_run.policies.health.diagnosis import ENOUGH_WITNESSES, Diagnosis, diagnose
 from dlrover_run.policies.health.evidence import Evidence, Pair, collect_evidence, group_by
 from dlrover_run.policies.health.model import HealthCheck, HealthStatus
+from dlrover_run.policies.health.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
 """Rounds after which a check ends with what it knows, beyond those that measure links or try one once more. Of

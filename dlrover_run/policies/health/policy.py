@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, update_plan
+from dlrover_run.coordination.decision import Deadline, DeadlineReason
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, Plan, PlanPhase, RankAssignment, Waiting
 from dlrover_run.coordination.policy import Admission, Policy, PolicyStep
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import Reason, Reasons
-from dlrover_run.coordination.rules import CHECK_ALWAYS, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health import steps, text
-from dlrover_run.policies.health.model import HealthStatus, LinkRow, NodeHealth
-from dlrover_run.policies.health.round import asked, awaited, check_status, key_of, tasks
+from dlrover_run.policies.health.model import (
+    HealthAssignment,
+    HealthProgress,
+    HealthState,
+    HealthStatus,
+    LinkRow,
+    NodeHealth,
+)
+from dlrover_run.policies.health.round import asked, awaited, check_status, key_of, tasks, without_check
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, HealthRules
 
 MAX_DISMISSALS = 300
 """Characters of the causes of dismissals that waiting nodes are shown."""
@@ -29,7 +36,7 @@ class HealthPolicy(Policy):
 
     def __init__(self, rules: JobRules) -> None:
         super().__init__(rules)
-        self.needs_gathering = rules.check == CHECK_ALWAYS
+        self.needs_gathering = HealthRules.get(rules.policy).check == CHECK_ALWAYS
 
     def refresh(self, plan: Plan, members: Members, now: float) -> PolicyStep:
         """Drop the results of nodes that are gone, and note nodes that take no part in checks."""
@@ -38,19 +45,19 @@ class HealthPolicy(Policy):
 
     def has_started(self, plan: Plan) -> bool:
         """Whether there was a check before."""
-        return plan.check_count > 0
+        return HealthState.get(plan.policy).check_count > 0
 
     def is_active(self, plan: Plan) -> bool:
         """Whether a check runs."""
-        return plan.check is not None
+        return HealthState.get(plan.policy).check is not None
 
     def eligible(self, plan: Plan, members: Members) -> list[MemberState]:
         """The nodes that no check has dismissed."""
-        return steps.eligible_nodes(self.rules, plan, members)
+        return steps.eligible_nodes(plan, members)
 
     def has_removed(self, plan: Plan, members: Members) -> bool:
         """Whether a node that was dismissed is still here."""
-        return any(one.dismissed and key_of(one) in members for one in plan.health)
+        return any(one.dismissed and key_of(one) in members for one in HealthState.get(plan.policy).health)
 
     def stop_watching(self, plan: Plan, now: float) -> Plan:
         """The plan without a check during training."""
@@ -58,14 +65,14 @@ class HealthPolicy(Policy):
 
     def step(self, plan: Plan, members: Members, now: float) -> PolicyStep:
         """Continue the check that runs."""
-        if plan.check is None:
+        if not self.is_active(plan):
             return PolicyStep(plan)
         following = steps.step(self.rules, plan, members, now)
-        return PolicyStep(*following, holds=following.plan.check is not None)
+        return PolicyStep(*following, holds=self.is_active(following.plan))
 
     def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> Admission:
         """The nodes without those that still compute, if enough are left and there was a round or a check before."""
-        if steps.computes_anew(self.rules, plan) or not (plan.key.number or plan.check_count):
+        if steps.computes_anew(self.rules, plan) or not (plan.key.number or HealthState.get(plan.policy).check_count):
             return Admission(nodes)
         waited_for = {p.report.key for p in steps.computing(self.rules, plan, nodes, now)}
         others = [p for p in nodes if p.report.key not in waited_for]
@@ -76,7 +83,7 @@ class HealthPolicy(Policy):
         if steps.computes_anew(self.rules, plan):
             return None
         known_at = steps.computed_at(self.rules, steps.computing(self.rules, plan, ranked, now))
-        return None if known_at is None else Deadline(known_at, DeadlineReason.HEALTH)
+        return None if known_at is None else Deadline(known_at, DeadlineReason.POLICY)
 
     def begin(self, plan: Plan, ranked: Sequence[MemberState], nodes: Sequence[MemberState], now: float) -> Plan | None:
         """The plan with a check; None when all nodes `ranked` are checked."""
@@ -92,11 +99,11 @@ class HealthPolicy(Policy):
 
     def admitted(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
         """The nodes that have passed a check."""
-        return steps.admitted_nodes(self.rules, plan, nodes)
+        return steps.admitted_nodes(plan, nodes)
 
     def end_job(self, plan: Plan, now: float) -> Plan:
         """The plan without a check that runs."""
-        return plan if plan.check is None else update_plan(plan, now, check=None)
+        return steps.update(plan, now, check=None) if self.is_active(plan) else plan
 
     def take_over(self, plan: Plan) -> Plan:
         """The plan in which the round of a check begins again."""
@@ -104,9 +111,10 @@ class HealthPolicy(Policy):
 
     def expected(self, plan: Plan) -> list[Member]:
         """The nodes of a check that runs, and those that have passed one. Dismissed nodes are not waited for."""
-        checked = plan.check.nodes if plan.check is not None else ()
+        state = HealthState.get(plan.policy)
+        checked = state.check.nodes if state.check is not None else ()
         nodes = [Member(node.node_id, node.incarnation, node.host, node.workers) for node in checked]
-        passed = (one for one in plan.health if not one.dismissed)
+        passed = (one for one in state.health if not one.dismissed)
         return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in passed)]
 
     def recover(self, plan: Plan, members: Members) -> Plan:
@@ -117,34 +125,40 @@ class HealthPolicy(Policy):
                 node_id=member.node_id, incarnation=member.incarnation, host=member.host, status=HealthStatus.PASSED
             )
             for member in plan.members
-            if (p := members.get(member.key)) is not None and not p.without_health_check
+            if (p := members.get(member.key)) is not None and not without_check(p)
         )
-        return msgspec.structs.replace(plan, health=checked)
+        state = msgspec.structs.replace(HealthState.get(plan.policy), health=checked)
+        return msgspec.structs.replace(plan, policy=state)
 
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, Mapping[str, Any]]:
+    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, HealthAssignment]:
         """The task, the result, and for rank 0 the table of all results."""
-        if plan.check is None and not plan.health:
+        state = HealthState.get(plan.policy)
+        if state.check is None and not state.health:
             return {}
-        given = {} if plan.check is None or plan.phase in OVER else tasks(self.rules, plan.check)
-        results = {key_of(one): one for one in plan.health}
-        found: dict[NodeKey, dict[str, Any]] = {
-            key: {"check_task": given.get(key), "health": results.get(key)}
-            for key in dict.fromkeys([*ranks, *given, *results])
+        given = {} if state.check is None or plan.phase in OVER else tasks(self.rules, state.check)
+        results = {key_of(one): one for one in state.health}
+        found = {
+            key: HealthAssignment(check_task=given.get(key), health=results.get(key))
+            for key in dict.fromkeys([*given, *results])
         }
         if ranks:
-            table, links = _tables(plan, results)
-            found[plan.members[0].key].update(health_table=table, link_table=links)
+            table, links = _tables(plan, state, results)
+            first = plan.members[0].key
+            found[first] = msgspec.structs.replace(
+                found.get(first, HealthAssignment()), health_table=table, link_table=links
+            )
         return found
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
         """Which nodes a check, or its begin, waits for, while no round runs."""
         if plan.phase is PlanPhase.TRAINING:
             return None
-        if plan.check is not None:
-            waited_for = [plan.check.nodes[place].host for place in awaited(plan.check, members, now)]
-            reasons = text.answers(plan.check, waited_for, len(asked(plan.check, members, now)))
-            rows = text.shown(check_status(plan.check, members), text.share_of(len(members)))
-            return Waiting(reasons, seconds, rows)
+        check = HealthState.get(plan.policy).check
+        if check is not None:
+            waited_for = [check.nodes[place].host for place in awaited(check, members, now)]
+            reasons = text.answers(check, waited_for, len(asked(check, members, now)))
+            rows = text.shown(check_status(check, members), text.share_of(len(members)))
+            return Waiting(reasons, seconds, HealthProgress(rows))
         nodes = self.eligible(plan, members)
         if self.rules.size(len(nodes)) and not steps.computes_anew(self.rules, plan):
             silent = steps.computing(self.rules, plan, nodes, now)
@@ -154,7 +168,8 @@ class HealthPolicy(Policy):
 
     def removals(self, plan: Plan, members: Members) -> Reasons:
         """The dismissed nodes. A node that is gone is shown only while the others wait for one in its place."""
-        shown = (one for one in plan.health if plan.key.number == 0 or key_of(one) in members)
+        health = HealthState.get(plan.policy).health
+        shown = (one for one in health if plan.key.number == 0 or key_of(one) in members)
         return text.dismissals([one for one in shown if one.dismissed], MAX_DISMISSALS)
 
     def watch_reason(self, joining: bool) -> Reason | None:
@@ -162,15 +177,20 @@ class HealthPolicy(Policy):
         return text.Code.PASSED_JOIN() if joining else text.Code.CHECKED_DURING_TRAINING()
 
 
-def _tables(plan: Plan, results: Mapping[NodeKey, NodeHealth]) -> tuple[tuple[NodeHealth, ...], tuple[LinkRow, ...]]:
+def _tables(
+    plan: Plan, state: HealthState, results: Mapping[NodeKey, NodeHealth]
+) -> tuple[tuple[NodeHealth, ...], tuple[LinkRow, ...]]:
     """The results that a person is shown, in the order of ranks, and the links between those nodes."""
     ranked = [member.key for member in plan.members if member.key in results]
     table = text.shown([results[key] for key in dict.fromkeys([*ranked, *results])])
     places = {key_of(one): place for place, one in enumerate(table)}
     links = []
-    for link in plan.links:
-        ends = [places.get(key_of(plan.health[end])) for end in (link.one, link.other)]
+    for link in state.links:
+        ends = [places.get(key_of(state.health[end])) for end in (link.one, link.other)]
         known = sorted(end for end in ends if end is not None)
         if len(known) == 2:
             links.append(msgspec.structs.replace(link, one=known[0], other=known[1]))
     return table, tuple(links)
+
+
+POLICY = HealthPolicy

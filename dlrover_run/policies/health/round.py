@@ -12,23 +12,26 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dlrover_run.coordination.bounds import MAX_PROBLEM
-from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import NodeKey
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import NodeKey, Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import (
+    MAX_PROBLEM,
     CheckedNode,
     CheckKey,
     CheckTask,
     ComputeFact,
     ComputeResult,
     HealthCheck,
+    HealthReport,
+    HealthState,
     HealthStatus,
     LinkEnd,
     LinkFact,
     LinkResults,
     NodeHealth,
 )
+from dlrover_run.policies.health.rules import HealthRules
 
 CHECK_MARGIN = 15.0
 """Seconds that a node has beyond `check_timeout`, at which it ends what it tries and says so. One that has said nothing
@@ -38,6 +41,26 @@ by then counts as one whose check process failed."""
 def key_of(record: NodeHealth | CheckedNode) -> NodeKey:
     """Which process it speaks of."""
     return NodeKey(record.node_id, record.incarnation)
+
+
+def state_of(plan: Plan) -> HealthState:
+    """The plan's state of the health check."""
+    return HealthState.get(plan.policy)
+
+
+def rules_of(rules: JobRules) -> HealthRules:
+    """The job's rules of the health check."""
+    return HealthRules.get(rules.policy)
+
+
+def report_of(p: MemberState) -> HealthReport:
+    """What the node last reported of its part in a health check."""
+    return HealthReport.get(p.report.policy)
+
+
+def without_check(p: MemberState) -> bool:
+    """Whether the node takes no part in checks. A node that is only expected has not reported that yet."""
+    return p.connected and not report_of(p).check_port and report_of(p).compute_result is None
 
 
 def asked(check: HealthCheck, members: Members, now: float) -> set[int]:
@@ -52,9 +75,9 @@ def awaited(check: HealthCheck, members: Members, now: float) -> list[int]:
     linking = {end for ends in _round_links(check) if here.issuperset(ends) for end in ends}
     found = []
     for place in sorted(here & _asked(check)):
-        status = members[key_of(check.nodes[place])].report
-        computes = place in compute and not _answers(status.compute_result, check.key)
-        if computes or (place in linking and not _answers(status.link_result, check.key)):
+        report = report_of(members[key_of(check.nodes[place])])
+        computes = place in compute and not _answers(report.compute_result, check.key)
+        if computes or (place in linking and not _answers(report.link_result, check.key)):
             found.append(place)
     return found
 
@@ -75,7 +98,7 @@ def check_status(check: HealthCheck, members: Members) -> list[NodeHealth]:
         p = members.get(key_of(node))
         if p is None:
             continue
-        computed, linked = p.report.compute_result, p.report.link_result
+        computed, linked = report_of(p).compute_result, report_of(p).link_result
         if computed is not None and computed.key == check.key:
             reasons[place] = computed.problem
             tflops[place] = max(computed.tflops, tflops.get(place, 0.0))
@@ -114,7 +137,7 @@ def tasks(rules: JobRules, check: HealthCheck) -> dict[NodeKey, CheckTask]:
             node=place,
             compute=place in compute,
             links=tuple(links.get(place, ())),
-            timeout=rules.check_timeout,
+            timeout=rules_of(rules).check_timeout,
         )
         for place in sorted(_asked(check))
     }
@@ -159,10 +182,10 @@ def _round_links(check: HealthCheck) -> list[tuple[int, int]]:
 def add_facts(rules: JobRules, check: HealthCheck, members: Members, now: float) -> HealthCheck:
     """The check with what came of its round."""
     here = _here(check, members, now)
-    said = {place: members[key_of(check.nodes[place])].report for place in here & _asked(check)}
+    said = {place: report_of(members[key_of(check.nodes[place])]) for place in here & _asked(check)}
     late = {*awaited(check, members, now)}
     compute = {*check.compute}
-    waited = rules.check_timeout + CHECK_MARGIN
+    waited = rules_of(rules).check_timeout + CHECK_MARGIN
     computed = []
     for place, status in sorted(said.items()):
         own = status.compute_result if _answers(status.compute_result, check.key) else None

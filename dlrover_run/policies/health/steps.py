@@ -16,7 +16,7 @@ from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.reasons import chain, render
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health import text as health_text
 from dlrover_run.policies.health.diagnosis import Diagnosis, diagnose
 from dlrover_run.policies.health.model import (
@@ -24,11 +24,23 @@ from dlrover_run.policies.health.model import (
     CheckKey,
     ComputeFact,
     HealthCheck,
+    HealthState,
     HealthStatus,
     NodeHealth,
 )
 from dlrover_run.policies.health.pairing import MAX_ROUNDS, RoundTasks, first_round, next_round
-from dlrover_run.policies.health.round import CHECK_MARGIN, add_facts, awaited, computed_fact, key_of
+from dlrover_run.policies.health.round import (
+    CHECK_MARGIN,
+    add_facts,
+    awaited,
+    computed_fact,
+    key_of,
+    report_of,
+    rules_of,
+    state_of,
+    without_check,
+)
+from dlrover_run.policies.health.rules import CHECK_ALWAYS
 
 WITHOUT_CHECK = "it was started without --network-check"
 """Why a node takes no part in checks."""
@@ -38,29 +50,33 @@ MAX_REMEMBERED = 16
 node leaves as soon as it hears of its dismissal, so that hardly one ever does."""
 
 
-def eligible_nodes(rules: JobRules, plan: Plan, members: Members) -> list[MemberState]:
+def update(plan: Plan, now: float, **changes: Any) -> Plan:
+    """The plan with those changes of it and of the state of the health check, written at job time `now`."""
+    own = {name: changes.pop(name) for name in HealthState.__struct_fields__ if name in changes}
+    return update_plan(_with_state(plan, **own), now, **changes)
+
+
+def _with_state(plan: Plan, **changes: Any) -> Plan:
+    return msgspec.structs.replace(plan, policy=msgspec.structs.replace(state_of(plan), **changes))
+
+
+def eligible_nodes(plan: Plan, members: Members) -> list[MemberState]:
     """Who may have a place in a round to come: whoever can train and was not dismissed by a check."""
     alive = [p for p in members.values() if p.is_available]
-    if rules.check == CHECK_NEVER:
-        return alive
-    dismissed = {key_of(checkup) for checkup in plan.health if checkup.dismissed}
+    dismissed = {key_of(checkup) for checkup in state_of(plan).health if checkup.dismissed}
     return [p for p in alive if p.report.key not in dismissed]
 
 
-def admitted_nodes(rules: JobRules, plan: Plan, alive: Iterable[MemberState]) -> list[MemberState]:
+def admitted_nodes(plan: Plan, alive: Iterable[MemberState]) -> list[MemberState]:
     """Those of the candidates who may have a seat now."""
-    if rules.check == CHECK_NEVER:
-        return list(alive)
-    passed = {key_of(checkup) for checkup in plan.health if not checkup.dismissed}
+    passed = {key_of(checkup) for checkup in state_of(plan).health if not checkup.dismissed}
     return [p for p in alive if p.report.key in passed]
 
 
 def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
     """The plan in which those who take no part in checks are known for that, so that nobody waits for them."""
-    known = {key_of(checkup) for checkup in plan.health}
-    new = [
-        p.report for p in members.values() if p.is_available and p.without_health_check and p.report.key not in known
-    ]
+    known = {key_of(checkup) for checkup in state_of(plan).health}
+    new = [p.report for p in members.values() if p.is_available and without_check(p) and p.report.key not in known]
     if not new:
         return Decision(plan)
     checkups = (
@@ -74,48 +90,49 @@ def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
         for status in new
     )
     lines = tuple(f"warning: {status.host} was not checked: {WITHOUT_CHECK}" for status in new)
-    return Decision(update_plan(plan, now, health=(*plan.health, *checkups)), (), lines)
+    return Decision(update(plan, now, health=(*state_of(plan).health, *checkups)), (), lines)
 
 
 def prune(plan: Plan, members: Members, now: float) -> Plan:
     """The plan without what is known of processes that are gone, but for those that may not come back."""
-    gone = [place for place, checkup in enumerate(plan.health) if key_of(checkup) not in members]
-    remembered = [place for place in gone if plan.health[place].dismissed][-MAX_REMEMBERED:]
+    gone = [place for place, checkup in enumerate(state_of(plan).health) if key_of(checkup) not in members]
+    remembered = [place for place in gone if state_of(plan).health[place].dismissed][-MAX_REMEMBERED:]
     if len(gone) == len(remembered):
         return plan
     dropped = {*gone} - {*remembered}
-    kept = [place for place in range(len(plan.health)) if place not in dropped]
+    kept = [place for place in range(len(state_of(plan).health)) if place not in dropped]
     places = {old: new for new, old in enumerate(kept)}
     links = tuple(
         msgspec.structs.replace(link, one=places[link.one], other=places[link.other])
-        for link in plan.links
+        for link in state_of(plan).links
         if link.one in places and link.other in places
     )
-    return update_plan(plan, now, health=tuple(plan.health[place] for place in kept), links=links)
+    return update(plan, now, health=tuple(state_of(plan).health[place] for place in kept), links=links)
 
 
 def forget(rules: JobRules, plan: Plan) -> Plan:
     """The plan after the end of a round: with `CHECK_ALWAYS` everybody is to be checked again. Who was dismissed stays
     so, and who takes no part in checks takes none in the next one."""
-    if rules.check != CHECK_ALWAYS:
+    if rules_of(rules).check != CHECK_ALWAYS:
         return plan
-    kept = tuple(one for one in plan.health if one.dismissed or one.status is HealthStatus.UNCHECKED)
-    return msgspec.structs.replace(plan, health=kept, links=())
+    kept = tuple(one for one in state_of(plan).health if one.dismissed or one.status is HealthStatus.UNCHECKED)
+    return _with_state(plan, health=kept, links=())
 
 
 def drop_beside(plan: Plan, now: float) -> Plan:
-    """The plan without a check beside training, when there is no training any more: those whom it was about are checked
-    with the others."""
-    return update_plan(plan, now, check=None) if plan.check is not None and plan.check.during_training else plan
+    """The plan without a check during training, when there is no training any more: its nodes are checked with the
+    others."""
+    check = state_of(plan).check
+    return update(plan, now, check=None) if check is not None and check.during_training else plan
 
 
 def computing(rules: JobRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
     """Those for whom a check waits: they are to be checked, and still have time to compute of their own accord."""
-    known = {key_of(checkup) for checkup in plan.health}
+    known = {key_of(checkup) for checkup in state_of(plan).health}
     return [
         p
         for p in alive
-        if p.report.compute_result is None and p.report.key not in known and now < _computes_until(rules, p)
+        if report_of(p).compute_result is None and p.report.key not in known and now < _computes_until(rules, p)
     ]
 
 
@@ -129,7 +146,7 @@ def begin(
 ) -> Plan | None:
     """The plan with a check of those who would be `seated` in a round formed now, in the order of their ranks, and of
     the `spares` that have computed; None when the seated are all checked."""
-    known = {key_of(checkup) for checkup in plan.health}
+    known = {key_of(checkup) for checkup in state_of(plan).health}
     if all(p.report.key in known for p in seated):
         return None
     taken = known.union(p.report.key for p in seated)
@@ -137,14 +154,12 @@ def begin(
     waited_for = {p.report.key for p in computing(rules, plan, more, now)}
     nodes = [*seated, *(p for p in more if p.report.key not in waited_for)]
     check = _examine(rules, plan, nodes, now, anew=computes_anew(rules, plan))
-    tasks = first_round(check, bool(rules.measure_links), rules.straggler_threshold)
+    tasks = first_round(check, bool(rules_of(rules).measure_links), rules_of(rules).straggler_threshold)
     check = msgspec.structs.replace(check, compute=tasks.compute, groups=tasks.groups)
     # One that knows of a later round than we do, from a predecessor whose journal is not there, takes no task of an
     # earlier one.
     key = max(plan.key, *(p.report.known_round for p in nodes))
-    return update_plan(
-        plan, now, key=key, check=check, check_count=check.key.number, reasons=health_text.checking(check)
-    )
+    return update(plan, now, key=key, check=check, check_count=check.key.number, reasons=health_text.checking(check))
 
 
 def resume(plan: Plan) -> Plan:
@@ -152,23 +167,24 @@ def resume(plan: Plan) -> Plan:
 
     Some may have heard of their task long before the others do, and would have met nobody.
     """
-    check = plan.check
+    check = state_of(plan).check
     if check is None:
         return plan
     key = CheckKey(plan.epoch, check.key.number, check.key.round)
     since = plan.since if check.during_training else _since(plan, check, plan.clock)
-    return msgspec.structs.replace(plan, since=since, check=msgspec.structs.replace(check, key=key, since=plan.clock))
+    again = msgspec.structs.replace(check, key=key, since=plan.clock)
+    return _with_state(msgspec.structs.replace(plan, since=since), check=again)
 
 
 def step(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
     """Go on with the plan's check as far as the answers that are here lead; at its end the plan has none any more."""
     lines: tuple[str, ...] = ()
-    while (check := plan.check) is not None:
-        deadline = check.since + rules.check_timeout + CHECK_MARGIN
+    while (check := state_of(plan).check) is not None:
+        deadline = check.since + rules_of(rules).check_timeout + CHECK_MARGIN
         if awaited(check, members, now) and now < deadline:
-            return Decision(plan, (Deadline(deadline, DeadlineReason.HEALTH),), lines)
+            return Decision(plan, (Deadline(deadline, DeadlineReason.POLICY),), lines)
         check = add_facts(rules, check, members, now)
-        diagnosis = diagnose(check, rules.straggler_threshold)
+        diagnosis = diagnose(check, rules_of(rules).straggler_threshold)
         lines += tuple(health_text.round_lines(check, diagnosis.failing))
         tasks = _next_tasks(rules, check, diagnosis)
         if tasks is None:
@@ -183,14 +199,14 @@ def check_beside(rules: JobRules, plan: Plan, members: Members, now: float) -> D
     """Check newcomers while others train: by what they have computed alone, and again where that is doubtful."""
     lines: tuple[str, ...] = ()
     deadlines: tuple[Deadline, ...] = ()
-    if plan.check is not None:
+    if state_of(plan).check is not None:
         plan, deadlines, lines = step(rules, plan, members, now)
-    if plan.check is None:
-        known = {key_of(checkup) for checkup in plan.health}
-        new = [p for p in eligible_nodes(rules, plan, members) if p.report.key not in known]
+    if state_of(plan).check is None:
+        known = {key_of(checkup) for checkup in state_of(plan).health}
+        new = [p for p in eligible_nodes(plan, members) if p.report.key not in known]
         waited_for = computing(rules, plan, new, now)
         deadlines = deadline_if(
-            min((_computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.HEALTH
+            min((_computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.POLICY
         )
         still = {p.report.key for p in waited_for}
         ready = [p for p in new if p.report.key not in still]
@@ -199,7 +215,7 @@ def check_beside(rules: JobRules, plan: Plan, members: Members, now: float) -> D
             check = msgspec.structs.replace(
                 _examine(rules, plan, [*in_round, *ready], now, anew=False), during_training=True
             )
-            begun = update_plan(plan, now, check=check, check_count=check.key.number)
+            begun = update(plan, now, check=check, check_count=check.key.number)
             plan, further, more = step(rules, begun, members, now)
             deadlines, lines = deadlines + further, lines + more
     return Decision(plan, deadlines, lines)
@@ -207,46 +223,47 @@ def check_beside(rules: JobRules, plan: Plan, members: Members, now: float) -> D
 
 def computes_anew(rules: JobRules, plan: Plan) -> bool:
     """Whether what nodes computed before the check does not count in it."""
-    return rules.check == CHECK_ALWAYS and plan.key.number > 0
+    return rules_of(rules).check == CHECK_ALWAYS and plan.key.number > 0
 
 
 def _computes_until(rules: JobRules, p: MemberState) -> float:
-    return p.joined_at + rules.check_timeout + CHECK_MARGIN
+    return p.joined_at + rules_of(rules).check_timeout + CHECK_MARGIN
 
 
 def _examine(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> HealthCheck:
     """A check of those who take part in one, before its first round, with what is known of how they compute."""
-    nodes = [p for p in nodes if not p.without_health_check]
-    known = {key_of(checkup): checkup for checkup in plan.health}
+    nodes = [p for p in nodes if not without_check(p)]
+    known = {key_of(checkup): checkup for checkup in state_of(plan).health}
     facts = []
     for place, p in enumerate(nodes):
         checkup = known.get(p.report.key)
         if checkup is not None:
             if checkup.tflops > 0:
                 # What it said last is of the process that has passed, as the checkup is.
-                device = p.report.compute_result.device if p.report.compute_result is not None else ""
+                device = result.device if (result := report_of(p).compute_result) is not None else ""
                 facts.append(ComputeFact(place, checkup.tflops, device=device))
         elif not anew:
-            facts.append(computed_fact(place, p.report.compute_result, rules.check_timeout + CHECK_MARGIN))
+            waited = rules_of(rules).check_timeout + CHECK_MARGIN
+            facts.append(computed_fact(place, report_of(p).compute_result, waited))
     examinees = tuple(
         CheckedNode(
             node_id=p.report.node_id,
             incarnation=p.report.incarnation,
             host=p.report.host,
             address=p.report.address,
-            port=p.report.check_port,
+            port=report_of(p).check_port,
             workers=p.report.workers,
             already_passed=p.report.key in known,
         )
         for p in nodes
     )
-    key = CheckKey(plan.epoch, plan.check_count + 1, 0)
+    key = CheckKey(plan.epoch, state_of(plan).check_count + 1, 0)
     return HealthCheck(key=key, since=now, nodes=examinees, compute_facts=tuple(facts), plan_reasons=plan.reasons)
 
 
 def _next_tasks(rules: JobRules, check: HealthCheck, diagnosis: Diagnosis) -> RoundTasks | None:
     if not check.during_training:
-        return next_round(check, diagnosis, bool(rules.measure_links))
+        return next_round(check, diagnosis, bool(rules_of(rules).measure_links))
     # Nobody who trains has anything to spare for links.
     goes_on = diagnosis.compute_again and check.key.round + 1 < MAX_ROUNDS
     return RoundTasks(diagnosis.compute_again, ()) if goes_on else None
@@ -256,8 +273,8 @@ def _go_on(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> Pla
     key = CheckKey(plan.epoch, check.key.number, check.key.round + 1)
     further = msgspec.structs.replace(check, key=key, since=now, compute=tasks.compute, groups=tasks.groups)
     if check.during_training:
-        return update_plan(plan, now, check=further)
-    return update_plan(plan, now, check=further, since=_since(plan, check, now), reasons=health_text.checking(further))
+        return update(plan, now, check=further)
+    return update(plan, now, check=further, since=_since(plan, check, now), reasons=health_text.checking(further))
 
 
 def _since(plan: Plan, check: HealthCheck, now: float) -> float:
@@ -269,8 +286,8 @@ def _conclude(
     rules: JobRules, plan: Plan, check: HealthCheck, diagnosis: Diagnosis, now: float
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan with a checkup of each examinee that is here, and what there is to say."""
-    places = {key_of(checkup): place for place, checkup in enumerate(plan.health)}
-    checkups = list(plan.health)
+    places = {key_of(checkup): place for place, checkup in enumerate(state_of(plan).health)}
+    checkups = list(state_of(plan).health)
     new: list[NodeHealth] = []
     found: dict[HealthStatus, list[int]] = {verdict: [] for verdict in HealthStatus}
     for place, (node, finding) in enumerate(zip(check.nodes, diagnosis.findings, strict=True)):
@@ -287,7 +304,7 @@ def _conclude(
             tflops=finding.tflops,
             gigabytes=finding.gigabytes,
             reason=finding.reason,
-            dismissed=verdict is HealthStatus.FAULT or (slow and bool(rules.exclude_stragglers)),
+            dismissed=verdict is HealthStatus.FAULT or (slow and bool(rules_of(rules).exclude_stragglers)),
         )
         places[key_of(node)] = len(checkups)
         checkups.append(checkup)
@@ -301,13 +318,13 @@ def _conclude(
         *(f"warning: {note}" for note in diagnosis.notes),
     )
     changes: dict[str, Any] = {"check": None, "health": tuple(checkups)}
-    if rules.measure_links:
+    if rules_of(rules).measure_links:
         rows = health_text.link_rows(check.link_facts, [places.get(key_of(node)) for node in check.nodes])
         fresh = {(row.one, row.other) for row in rows}
-        changes["links"] = tuple(link for link in plan.links if (link.one, link.other) not in fresh) + rows
+        changes["links"] = tuple(link for link in state_of(plan).links if (link.one, link.other) not in fresh) + rows
     if not check.during_training:
-        before = check.plan_reasons if plan.key.number or plan.check_count > 1 else ()
+        before = check.plan_reasons if plan.key.number or state_of(plan).check_count > 1 else ()
         changes["reasons"] = chain(before, *health_text.dismissals(dismissed)) or (health_text.Code.PASSED(),)
         # From a dismissal on the others wait for somebody in place of who goes.
         changes["since"] = now if dismissed else _since(plan, check, now)
-    return update_plan(plan, now, **changes), lines
+    return update(plan, now, **changes), lines

@@ -204,9 +204,7 @@ def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
         reason += f"; {text.EVALUATION_FAILED}"
     done = msgspec.structs.replace(cluster, until=None)
     phase = PlanPhase.FINISHED
-    return update_plan(
-        plan, view.now, phase=phase, since=view.now, cluster=done, reasons=sentence(reason), failure=None
-    )
+    return update_plan(plan, view.now, phase=phase, since=view.now, policy=done, reasons=sentence(reason), failure=None)
 
 
 def _has_failed(view: ClusterView, cluster: Cluster, task: Task) -> bool:

@@ -9,18 +9,25 @@ for the newest state.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, Total
+from dlrover_run.coordination.policy_records import PolicyState
 
 MAX_TASKS = 4000
 """Tasks of one job. With the addresses of all of them an order still fits into one message."""
 
 MAX_NODE_TASKS = 400
 """Tasks of one job that one node reports at a time over a network."""
+
+NAME = "parameter_servers"
+"""The name of this policy."""
+
+TF_PROGRAM = "tf-ps-run"
+"""The program that starts jobs with parameter servers."""
 
 MAX_TABLE_NAME = 200
 """Characters of the name of a table that a chief reports."""
@@ -187,26 +194,6 @@ class RecoveryHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     assigned: Annotated[tuple[AssignedTask, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
 
 
-class NodeTasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node reports of its tasks; a part of its status. `scale_request` is what the user has requested through
-    this node, and `scale_request_number` grows with each request, so an old one is not taken for a new one. `hint` is
-    what the coordinator sent the node to report back.
-
-    A node with a scale request and without capacity or tasks is a *client*: it only waits for the answer, and leaves.
-    """
-
-    capacity: Annotated[tuple[Capacity, ...], Meta(max_length=len(Role))] = ()
-    tasks: Annotated[tuple[TaskStatus, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
-    scale_request: DesiredReplicas | None = None
-    scale_request_number: Total = 0
-    hint: RecoveryHint | None = None
-
-    @property
-    def is_client(self) -> bool:
-        """Whether this node only makes a scale request."""
-        return self.scale_request is not None and not self.capacity and not self.tasks
-
-
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A process that the plan wants to run. `address` and `port` come from its node and are empty and 0 until it has
     reported them, which is when the task may start; so are a chief's `queue_port` and `queue_key`. `memory` is its
@@ -287,7 +274,7 @@ class ScaleAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answer: str = ""
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
     """The desired state of the cluster; a part of the plan, which only the coordinator writes.
 
     `version` counts from 1, and is the number of the plan's round. `tasks` are those of this version, `next_servers`
@@ -327,6 +314,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     proven_servers: Count = 0
     paused: bool = False
 
+    has_rounds: ClassVar[bool] = False
+
     def role_state(self, role: Role) -> RoleState:
         """What has happened in that role so far."""
         return next((state for state in self.roles if state.role is role), RoleState(role))
@@ -336,39 +325,3 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         state = msgspec.structs.replace(state, **changes)
         others = [other for other in self.roles if other.role is not state.role]
         return msgspec.structs.replace(self, roles=tuple(sorted([*others, state], key=lambda one: one.role)))
-
-
-class NodeOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a cluster asks of one node: to run exactly `tasks`, and to end all other tasks of this job.
-
-    `servers`, `chief` and `workers` are the addresses of all tasks of each role by rank, without the evaluator. A task
-    starts only once it is listed there, with all servers of its version, at the address where its port is reserved.
-    Those of the next version, `version` + 1, are `next_servers`. An address is empty where a rank has no task, or none
-    with a reserved port yet; none is known while `servers` is empty. The evaluator starts once `servers` are known.
-    `open` lets workers in. `pause` has workers leave after the step that they are in, and `save` has the chief save and
-    leave; both with exit code 75. `ending` has all tasks but servers end by themselves. `scale_answered` is the number
-    of the last scale request of this node that was decided, `scale_refused` whether it was refused, and `scale_answer`
-    says why, or else what follows. `hint` is for the node to report back. `queue_endpoint` is where the chief's node
-    serves the data queues, empty while unknown, and `queue_key` what a client has to present there.
-
-    `keep` comes from a coordinator that has just begun and knows none of this yet: the node continues as it is. The
-    node's client replaces such an order by the last one before it, so that an agent never sees one.
-    """
-
-    version: Total
-    tasks: Annotated[tuple[Task, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
-    servers: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
-    next_servers: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
-    chief: Name = ""
-    workers: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
-    open: bool = False
-    pause: bool = False
-    save: bool = False
-    ending: bool = False
-    scale_answered: Total = 0
-    scale_refused: bool = False
-    scale_answer: Annotated[str, Meta(max_length=MAX_WHAT)] = ""
-    hint: RecoveryHint | None = None
-    queue_endpoint: Name = ""
-    queue_key: QueueKey = ""
-    keep: bool = False

@@ -11,7 +11,6 @@ To add a role, see `rules.ROLES` and `placement.desired_ranks`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -30,7 +29,9 @@ from dlrover_run.policies.parameter_servers.failures import (
     replace_others,
     run_short,
 )
-from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, NodeTasks, Role, Stage, Task
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, Stage, Task
+from dlrover_run.policies.parameter_servers.orders import NodeOrder, order_to_continue
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES, conclude, reshape
 from dlrover_run.policies.parameter_servers.scaling import apply_scale, bound_servers
 from dlrover_run.policies.parameter_servers.text import Code
@@ -88,12 +89,12 @@ def decide(rules: JobRules, plan: Plan, members: Members, now: float) -> Decisio
             # Another reason replaces it before anyone could read it.
             passed.append(text.new_part(before.reason, plan.reason))
         plan = following
-    return Decision(plan, (Deadline(now, DeadlineReason.TASK),), tuple(passed))
+    return Decision(plan, (Deadline(now, DeadlineReason.POLICY),), tuple(passed))
 
 
 def waiting(rules: JobRules, plan: Plan, members: Members, now: float) -> Waiting:
     """What a node without tasks waits for: who is here, what there are too few slots for, and for how long."""
-    view, cluster = ClusterView(rules, members, now), plan.cluster or Cluster()
+    view, cluster = ClusterView(rules, members, now), Cluster.get(plan.policy)
     if plan.phase is PlanPhase.TRAINING:
         return Waiting(sentence(Code.ENDING() if cluster.stage is Stage.ENDING else text.training(cluster)))
     words, until = gather_text(view, plan, cluster)
@@ -103,7 +104,7 @@ def waiting(rules: JobRules, plan: Plan, members: Members, now: float) -> Waitin
 def orders(plan: Plan) -> dict[NodeKey, NodeOrder]:
     """The order of each node that hosts a task, or that has an earlier one to end; a node without an order hosts
     nothing, and ends whatever it hosts besides its order. There are no orders once the job is over."""
-    cluster = plan.cluster
+    cluster = Cluster.find(plan.policy)
     if cluster is None or plan.phase in OVER:
         return {}
     common = _common_order(cluster)
@@ -120,9 +121,10 @@ def orders(plan: Plan) -> dict[NodeKey, NodeOrder]:
 
 def client_order(plan: Plan, key: NodeKey) -> NodeOrder | None:
     """The order of a node that only made a scale request: the answer, which the plan keeps by its node id."""
-    if plan.cluster is None:
+    cluster = Cluster.find(plan.policy)
+    if cluster is None:
         return None
-    order = with_answer(NodeOrder(version=plan.cluster.version), plan.cluster, key)
+    order = with_answer(NodeOrder(version=cluster.version), cluster, key)
     return order if order.scale_answered else None
 
 
@@ -136,36 +138,16 @@ def with_answer(order: NodeOrder, cluster: Cluster, key: NodeKey) -> NodeOrder:
     return order
 
 
-_OWN_FIELDS = ("tasks", "scale_answered", "scale_refused", "scale_answer")
-"""The fields of an order that differ between nodes."""
-
-
-def split_order(order: NodeOrder) -> tuple[NodeOrder, NodeOrder]:
-    """The part that all nodes with an order receive alike, which may be long, and this node's own part."""
-    empty = NodeOrder(version=order.version)
-    return join_order(order, empty), join_order(empty, order)
-
-
-def join_order(common: NodeOrder, own: NodeOrder) -> NodeOrder:
-    """The order whose two parts these are."""
-    return msgspec.structs.replace(common, **{field: getattr(own, field) for field in _OWN_FIELDS})
-
-
 def recover(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
     """The plan of a running job, from what its nodes report back to a coordinator without a journal; None while nodes
     are awaited that could report more."""
     return recovery.recover_cluster(fresh, statuses, waited, now)
 
 
-def order_to_continue(tasks: NodeTasks) -> NodeOrder | None:
-    """The order of a node until `recover` has a plan: to continue, if it has tasks."""
-    return recovery.order_to_continue(tasks)
-
-
 def _step(view: ClusterView, plan: Plan) -> Plan:
     if plan.phase in OVER:
         return plan
-    cluster = plan.cluster or Cluster()
+    cluster = Cluster.get(plan.policy)
     for step in GATHERING if _gathers(plan) else STEPS:
         following = step(view, plan, cluster)
         if following is plan:
@@ -177,23 +159,23 @@ def _step(view: ClusterView, plan: Plan) -> Plan:
 
 
 def _gathers(plan: Plan) -> bool:
-    return plan.phase is PlanPhase.GATHERING or plan.cluster is None
+    return plan.phase is PlanPhase.GATHERING or plan.policy is None
 
 
 def _deadlines(view: ClusterView, plan: Plan) -> tuple[Deadline, ...]:
     """When to decide again though no node has reported anything new."""
     if plan.phase in OVER:
         return ()
-    cluster = plan.cluster or Cluster()
+    cluster = Cluster.get(plan.policy)
     if _gathers(plan):
         return gather_deadlines(view, plan, cluster)
     times = [view.ready_deadline(cluster, task) for task in (*cluster.tasks, *cluster.next_servers)]
     found = [
-        one for time in (*times, leftover_deadline(view, cluster)) for one in deadline_if(time, DeadlineReason.TASK)
+        one for time in (*times, leftover_deadline(view, cluster)) for one in deadline_if(time, DeadlineReason.POLICY)
     ]
     if cluster.insufficient_since is not None:
         found.append(Deadline(cluster.insufficient_since + view.rules.pend_timeout, DeadlineReason.REPLACEMENT))
-    found += deadline_if(cluster.until, DeadlineReason.END)
+    found += deadline_if(cluster.until, DeadlineReason.POLICY)
     found += deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST)
     return tuple(deadline for deadline in found if deadline.at > view.now)
 
@@ -251,20 +233,22 @@ class ParameterServerPolicy(Policy):
         """See `waiting`."""
         return waiting(self.rules, plan, members, now)
 
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, Mapping[str, Any]]:
+    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, NodeOrder]:
         """See `orders`."""
-        return {key: {"cluster": order} for key, order in orders(plan).items()}
+        return orders(plan)
 
     def recover_job(self, plan: Plan, reports: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
         """See `recover`."""
         return recover(plan, reports, waited, now)
 
-    def continued(self, report: NodeReport) -> Mapping[str, Any]:
+    def continued(self, report: NodeReport) -> NodeOrder | None:
         """See `order_to_continue`."""
-        order = None if report.cluster is None else order_to_continue(report.cluster)
-        return {} if order is None else {"cluster": order}
+        tasks = NodeTasks.find(report.policy)
+        return None if tasks is None else order_to_continue(tasks)
 
-    def answer(self, plan: Plan, key: NodeKey) -> Mapping[str, Any]:
+    def answer(self, plan: Plan, key: NodeKey) -> NodeOrder | None:
         """See `client_order`."""
-        order = client_order(plan, key)
-        return {} if order is None else {"cluster": order}
+        return client_order(plan, key)
+
+
+POLICY = ParameterServerPolicy

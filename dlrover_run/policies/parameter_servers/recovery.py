@@ -17,27 +17,18 @@ from dlrover_run.policies.parameter_servers.model import (
     AssignedTask,
     Cluster,
     MemoryLimit,
-    NodeOrder,
-    NodeTasks,
     RecoveryHint,
     Role,
     RoleState,
     Stage,
     Task,
-    TaskEnd,
     TaskKey,
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.policies.parameter_servers.text import Code
-
-MAX_ENDS_BYTES = 48 * 1024
-"""Bytes of the ends in one status that are sent in full. When a server dies each process of the node may leave a
-traceback, and a few of them explain as much as all."""
-
-SHORT_END = 100
-"""Characters that are sent of the other ends."""
 
 
 def recovery_hint(cluster: Cluster) -> RecoveryHint:
@@ -49,48 +40,6 @@ def recovery_hint(cluster: Cluster) -> RecoveryHint:
         desired=cluster.desired,
         roles=cluster.roles,
     )
-
-
-def order_to_continue(tasks: NodeTasks) -> NodeOrder | None:
-    """The order of a node until a coordinator without a journal knows the cluster: to continue, if it has tasks."""
-    hint = tasks.hint
-    return NodeOrder(version=hint.version, keep=True) if hint is not None and hint.assigned else None
-
-
-class OrderMemory(NamedTuple):
-    """What a node remembers of the orders that it received."""
-
-    hint: RecoveryHint | None = None
-
-    def follow(self, order: NodeOrder | None) -> OrderMemory:
-        """The memory after another order, except one to continue. An order without a hint does not erase the one
-        before: the job may continue, and count its restarts from there."""
-        if order is None:
-            return OrderMemory(self.hint and msgspec.structs.replace(self.hint, assigned=()))
-        hint = order.hint or self.hint
-        assigned = tuple(AssignedTask(one.key, one.rank, one.version, one.port, one.memory) for one in order.tasks)
-        return OrderMemory(hint and msgspec.structs.replace(hint, assigned=assigned))
-
-    def add_to(self, tasks: NodeTasks) -> NodeTasks:
-        """What a node reports of its tasks over a network."""
-        return msgspec.structs.replace(tasks, hint=self.hint, tasks=_with_short_ends(tasks.tasks))
-
-
-def _with_short_ends(tasks: tuple[TaskStatus, ...]) -> tuple[TaskStatus, ...]:
-    """The same tasks, with short texts for the ends that do not fit into one message; the shortest are sent in full."""
-    sizes = {task.key: len(msgspec.json.encode(task.end)) for task in tasks if task.end is not None}
-    left, too_long = MAX_ENDS_BYTES, set()
-    for key in sorted(sizes, key=lambda key: (sizes[key], key)):
-        left -= sizes[key]
-        if left < 0:
-            too_long.add(key)
-
-    def shortened(task: TaskStatus) -> TaskStatus:
-        if task.end is None or task.key not in too_long:
-            return task
-        return msgspec.structs.replace(task, end=TaskEnd(task.end.cause, task.end.what[:SHORT_END]))
-
-    return tuple(map(shortened, tasks)) if too_long else tasks
 
 
 class _Repeated(NamedTuple):
@@ -110,9 +59,9 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, n
     """
     latest = max((latest_round(status) for status in statuses), default=RoundKey())
     nodes = [
-        _Repeated(status, status.cluster.hint, {one.key: one for one in status.cluster.tasks})
+        _Repeated(status, part.hint, {one.key: one for one in part.tasks})
         for status in statuses
-        if status.cluster is not None and status.cluster.hint is not None
+        if (part := NodeTasks.find(status.policy)) is not None and part.hint is not None
     ]
     if not nodes:
         # The job has been running without any cluster, or its nodes have lost what they had to report back.
@@ -140,7 +89,7 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, n
         phase=PlanPhase.TRAINING if tasks else PlanPhase.GATHERING,
         members=tuple(Member(*key, host, 0) for key, host in members.items()),
         reasons=sentence(Code.RECOVERED()),
-        cluster=_with_milestones(cluster, nodes, now),
+        policy=_with_milestones(cluster, nodes, now),
     )
 
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from dlrover_run.policies.parameter_servers.model import MAX_TASKS, Role
+import msgspec
+
+from dlrover_run.coordination.policy_records import PolicyRules
+from dlrover_run.coordination.rules import NOT_FINITE, all_finite
+from dlrover_run.coordination.text import counted
+from dlrover_run.policies.parameter_servers.model import MAX_TASKS, NAME, TF_PROGRAM, Cluster, Role
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 
 RESTARTS = 3
 """Restarts that each role has, unless `--max-restarts` says otherwise."""
@@ -28,8 +37,7 @@ MEMORY_RESTARTS = 3
 """How often the tasks of a role may be given more memory."""
 
 
-@dataclass(frozen=True)
-class ClusterRules:
+class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True, tag=NAME):
     """How many processes of each role a job has, and what they may cost. Memory is in MiB, 0 for no limit; times are in
     seconds. There is one chief, which trains too."""
 
@@ -47,8 +55,24 @@ class ClusterRules:
     ready_timeout: float = READY_TIMEOUT
     end_grace: float = END_GRACE
 
+    has_rounds: ClassVar[bool] = False
+    program: ClassVar[str] = TF_PROGRAM
+    flags: ClassVar[Mapping[str, str]] = {
+        "min_ps": "--ps (least)",
+        "max_ps": "--ps (most)",
+        "min_workers": "--workers (least)",
+        "max_workers": "--workers (most)",
+        "evaluator": "--evaluator",
+        "max_restarts": "--max-restarts",
+        "worker_memory": "--worker-memory (MiB)",
+        "ps_memory": "--ps-memory (MiB)",
+        "max_memory": "--max-memory (MiB)",
+    }
+
     def problem(self) -> str | None:
         """A sentence when no job can have these rules, else None."""
+        if not all_finite(msgspec.structs.astuple(self)):
+            return NOT_FINITE
         if not 1 <= self.min_ps <= self.max_ps:
             return f"a job has at least one parameter server, and MIN may not be above MAX: not {self.ps_range}"
         if not 0 <= self.min_workers <= self.max_workers:
@@ -56,6 +80,17 @@ class ClusterRules:
         if self.max_ps + self.max_workers + self.evaluator + 1 > MAX_TASKS:
             return f"a job has at most {MAX_TASKS} processes"
         return None
+
+    def job_size(self) -> str:
+        """What the job consists of: `1 to 4 parameter servers, a chief and 2 workers`."""
+
+        def between(least: int, most: int, noun: str) -> str:
+            return counted(most, noun) if least == most else f"{least} to {counted(most, noun)}"
+
+        parts = [between(self.min_ps, self.max_ps, "parameter server"), "a chief"]
+        parts += [between(self.min_workers, self.max_workers, "worker")] if self.max_workers else []
+        parts += ["an evaluator"] if self.evaluator else []
+        return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
     @property
     def ps_range(self) -> str:
@@ -135,3 +170,5 @@ ROLES = {
     ),
     Role.WORKER: RoleSpec("workers", Loss.RESTART, ready_after=Milestone.MODEL),
 }
+
+RECORDS = (ClusterRules, Cluster, NodeTasks, NodeOrder)

@@ -226,18 +226,6 @@ def others_may_come(slots: Mapping[Role, int], limits: ClusterRules) -> str:
     return Code.OTHERS_MAY_COME(slots=" and ".join(room))
 
 
-def job_size(rules: ClusterRules) -> str:
-    """What a job consists of: `1 to 4 parameter servers, a chief and 2 workers`."""
-
-    def between(least: int, most: int, role: Role) -> str:
-        return counted(most, _NOUNS[role]) if least == most else f"{least} to {counted(most, _NOUNS[role])}"
-
-    parts = [between(rules.min_ps, rules.max_ps, Role.PS), "a chief"]
-    parts += [between(rules.min_workers, rules.max_workers, Role.WORKER)] if rules.max_workers else []
-    parts += ["an evaluator"] if rules.evaluator else []
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
 def training(cluster: Cluster) -> str:
     """Which tasks train, and which have succeeded."""
     numbers = [sum(task.role is role for task in cluster.tasks) for role in (Role.PS, Role.WORKER)]

@@ -30,7 +30,7 @@ def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan that follows while no version runs; None when nothing changes now."""
     if view.all_have_left:
         reason = f"{plan.reason}{Code.NO_NODE_LEFT()}" if cluster.version else Code.EVERY_NODE_LEFT()
-        return fail(view, plan, plan.cluster, reason)
+        return fail(view, plan, Cluster.find(plan.policy), reason)
     if _is_empty(view, plan):
         return None
     short, deadline = _awaited(view, plan, cluster)
@@ -40,7 +40,7 @@ def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     if short:
         before = plan.reason if plan.key.number else ""
         reason = text.join(before, text.too_few_nodes(hosts, _patience(view, plan), short))
-        return fail(view, plan, plan.cluster, reason)
+        return fail(view, plan, Cluster.find(plan.policy), reason)
     why = plan.reason if plan.key.number else Code.NODES_HERE(hosts=hosts)
     if not plan.key.number and not _is_full(view, cluster):
         why += Code.LAST_CALL_OVER(seconds=view.rules.last_call_timeout)
@@ -60,7 +60,7 @@ def gather_text(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[str, f
     """What nodes wait for while no version runs, and until when."""
     hosts = [p.report.host for p in view.hosts]
     if _is_empty(view, plan):
-        return text.gathering(hosts, Code.JOB_IS_FOR(size=text.job_size(view.limits))), None
+        return text.gathering(hosts, Code.JOB_IS_FOR(size=view.limits.job_size())), None
     short, deadline = _awaited(view, plan, cluster)
     others = text.others_may_come({role: all_slots(view, role) for role in (Role.PS, Role.WORKER)}, view.limits)
     return text.gathering(hosts, short or others), None if deadline is None else deadline.at
@@ -130,7 +130,7 @@ def begin_version(
             plan,
             view.now,
             phase=PlanPhase.GATHERING,
-            cluster=_starting(view, cluster, ()),
+            policy=_starting(view, cluster, ()),
             reasons=sentence(reason),
             **common,
         )
@@ -149,7 +149,7 @@ def begin_version(
     cluster = msgspec.structs.replace(_starting(view, cluster, (*tasks, *kept)), version=number)
     key = RoundKey(plan.epoch, number)
     return update_plan(
-        plan, view.now, phase=PlanPhase.TRAINING, key=key, cluster=cluster, reasons=sentence(reason), **common
+        plan, view.now, phase=PlanPhase.TRAINING, key=key, policy=cluster, reasons=sentence(reason), **common
     )
 
 
@@ -160,7 +160,7 @@ def fail(view: ClusterView, plan: Plan, cluster: Cluster | None, reason: str, lo
         failure = Failure(loss.task.rank, loss.task.host, loss.end.what, trace=loss.end.trace)
     phase = PlanPhase.FAILED
     return update_plan(
-        plan, view.now, phase=phase, since=view.now, cluster=cluster, reasons=sentence(reason), failure=failure
+        plan, view.now, phase=phase, since=view.now, policy=cluster, reasons=sentence(reason), failure=failure
     )
 
 

@@ -18,7 +18,6 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
-    NodeTasks,
     Role,
     Task,
     TaskEnd,
@@ -26,6 +25,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules, Milestone
 
 
@@ -49,19 +49,19 @@ class ClusterView:
     @property
     def limits(self) -> ClusterRules:
         """The rules of the cluster."""
-        assert self.rules.cluster is not None, "the job has parameter servers"
-        return self.rules.cluster
+        return ClusterRules.get(self.rules.policy)
 
     @cached_property
     def hosts(self) -> list[MemberState]:
         """The nodes that may be assigned tasks, in natural order."""
-        able = (p for p in self.members.values() if p.is_available and p.report.cluster is not None)
+        able = (p for p in self.members.values() if p.is_available and isinstance(p.report.policy, NodeTasks))
         return sorted(able, key=lambda p: (natural_order(p.report.host), p.joined_at, p.report.key))
 
     @cached_property
     def node_tasks(self) -> dict[NodeKey, NodeTasks]:
         """What each node reports of its tasks."""
-        return {key: p.report.cluster for key, p in self.members.items() if p.report.cluster is not None}
+        parts = ((key, p.report.policy) for key, p in self.members.items())
+        return {key: part for key, part in parts if isinstance(part, NodeTasks)}
 
     @cached_property
     def _statuses(self) -> dict[tuple[NodeKey, TaskKey], TaskStatus]:
@@ -99,7 +99,7 @@ class ClusterView:
     @property
     def all_have_left(self) -> bool:
         """Whether the last nodes left on purpose, so that none is expected back."""
-        nodes = [p for p in self.members.values() if p.report.cluster is None or not p.report.cluster.is_client]
+        nodes = [p for p in self.members.values() if p.report.policy is None or not p.report.policy.is_client]
         return any(p.has_left for p in nodes) and all(p.has_left or p.is_lost(self.now) for p in nodes)
 
     def status_of(self, task: Task) -> TaskStatus | None:
@@ -188,7 +188,7 @@ class ClusterView:
     def update(self, plan: Plan, cluster: Cluster, reason: str | None = None, **changes: Any) -> Plan:
         """The plan with these changes of the cluster, and with another reason if there is one."""
         values: dict[str, Any] = {} if reason is None else {"reasons": sentence(reason)}
-        return update_plan(plan, self.now, cluster=msgspec.structs.replace(cluster, **changes), **values)
+        return update_plan(plan, self.now, policy=msgspec.structs.replace(cluster, **changes), **values)
 
 
 def host_of(task: Task) -> NodeKey:

@@ -1,0 +1,148 @@
+"""What policies add to the records of the core: a base class for each record that has a part of a policy.
+
+A policy derives a struct from each class that it needs, with its own name as the tag. The core stores, compares and
+sends these parts and uses only what is declared here; `policies.registry.decode_part` decodes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Self
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.model import NodeReport, Plan
+
+PROGRAM = "dlrover-run"
+"""The program that starts a job whose policy names no other."""
+
+
+class PolicyRecord:
+    """A part of a record that belongs to a policy."""
+
+    __slots__ = ()
+
+    has_rounds: ClassVar[bool] = True
+    """Whether nodes of the job have ranks in rounds. Without, the policy alone decides what they run."""
+    program: ClassVar[str] = PROGRAM
+    """The program that starts jobs with this policy."""
+
+    @classmethod
+    def find(cls, part: PolicyRecord | None) -> Self | None:
+        """The part if it is of this class, else None."""
+        return part if isinstance(part, cls) else None
+
+    @classmethod
+    def get(cls, part: PolicyRecord | None) -> Self:
+        """The part if it is of this class, else an empty one."""
+        return part if isinstance(part, cls) else cls()
+
+
+class PolicyRules(PolicyRecord):
+    """The part of `JobRules`."""
+
+    __slots__ = ()
+
+    flags: ClassVar[Mapping[str, str]] = {}
+    """The flag of each rule that has one."""
+    value_names: ClassVar[Mapping[str, Mapping[int, str]]] = {}
+    """What the user writes for a number, where that is a word."""
+
+    @property
+    def applies(self) -> bool:
+        """Whether a job with these rules has the policy."""
+        return True
+
+    def problem(self) -> str | None:
+        """A sentence when no job can have these rules, else None."""
+        return None
+
+    def job_size(self) -> str | None:
+        """How large the job is, as text, where that is not a number of nodes."""
+        return None
+
+
+class PolicyState(PolicyRecord):
+    """The part of `Plan`."""
+
+    __slots__ = ()
+
+
+class PolicyReport(PolicyRecord):
+    """The part of `NodeReport`."""
+
+    __slots__ = ()
+
+    @property
+    def is_client(self) -> bool:
+        """Whether the node only makes a request: it begins no job, and no other node may depend on it."""
+        return False
+
+    def problem(self, report: NodeReport, plan: Plan) -> str | None:
+        """A sentence about what is wrong with this part of the report, else None."""
+        return None
+
+    def mismatch(self, program: str) -> str:
+        """Why this node cannot take part in a job that was started with that program."""
+        here = self.program
+        return f"the job was started with {program} and this node with {here}: use one of them, or another --rdzv-id"
+
+
+class PolicyAssignment(PolicyRecord):
+    """The part of `Assignment` and of `NodeView`."""
+
+    __slots__ = ()
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether the node has something to run though it has no rank."""
+        return False
+
+    @property
+    def keep(self) -> bool:
+        """Whether the node continues with the part before this one, which a new coordinator does not know yet."""
+        return False
+
+    @property
+    def dismisses(self) -> bool:
+        """Whether the node is to leave the job."""
+        return False
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the node itself prints what came of it, so that only warnings of the coordinator are printed."""
+        return False
+
+    @property
+    def job_processes(self) -> int:
+        """How many processes the job has, as far as the part says."""
+        return 0
+
+    def split(self) -> tuple[PolicyAssignment | None, PolicyAssignment]:
+        """What all nodes receive alike, and this node's own part."""
+        return None, self
+
+    def join(self, common: PolicyAssignment) -> PolicyAssignment:
+        """The whole whose two parts are these."""
+        return self
+
+    def remember(self, memory: PolicyMemory | None) -> PolicyMemory | None:
+        """What a node remembers after this part, to repeat it to a coordinator that has lost its records."""
+        return None
+
+
+class PolicyMemory:
+    """What a node remembers of the parts that it was assigned."""
+
+    def forget(self) -> PolicyMemory:
+        """The memory after an assignment without a part."""
+        return self
+
+    def add_to(self, part: PolicyReport) -> PolicyReport:
+        """The part of a report, with what is to be repeated."""
+        return part
+
+
+class PolicyProgress(PolicyRecord):
+    """The part of `Waiting`."""
+
+    __slots__ = ()

@@ -1,0 +1,145 @@
+"""What the cluster asks of one node, and what the node remembers of it for a coordinator without a journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from dlrover_run.coordination.bounds import MAX_WHAT, Name, Total
+from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyMemory, PolicyReport
+from dlrover_run.policies.parameter_servers.model import (
+    MAX_NODE_TASKS,
+    MAX_TASKS,
+    NAME,
+    AssignedTask,
+    QueueKey,
+    RecoveryHint,
+    Task,
+    TaskEnd,
+    TaskStatus,
+)
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
+
+MAX_ENDS_BYTES = 48 * 1024
+"""Bytes of the ends in one status that are sent in full. When a server dies each process of the node may leave a
+traceback, and a few of them explain as much as all."""
+
+SHORT_END = 100
+"""Characters that are sent of the other ends."""
+
+
+class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
+    """What a cluster asks of one node: to run exactly `tasks`, and to end all other tasks of this job.
+
+    `servers`, `chief` and `workers` are the addresses of all tasks of each role by rank, without the evaluator. A task
+    starts only once it is listed there, with all servers of its version, at the address where its port is reserved.
+    Those of the next version, `version` + 1, are `next_servers`. An address is empty where a rank has no task, or none
+    with a reserved port yet; none is known while `servers` is empty. The evaluator starts once `servers` are known.
+    `open` lets workers in. `pause` has workers leave after the step that they are in, and `save` has the chief save and
+    leave; both with exit code 75. `ending` has all tasks but servers end by themselves. `scale_answered` is the number
+    of the last scale request of this node that was decided, `scale_refused` whether it was refused, and `scale_answer`
+    says why, or else what follows. `hint` is for the node to report back. `queue_endpoint` is where the chief's node
+    serves the data queues, empty while unknown, and `queue_key` what a client has to present there.
+
+    `keep` comes from a coordinator that has just begun and knows none of this yet: the node continues as it is. The
+    node's client replaces such an order by the last one before it, so that an agent never sees one.
+    """
+
+    version: Total
+    tasks: Annotated[tuple[Task, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
+    servers: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
+    next_servers: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
+    chief: Name = ""
+    workers: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
+    open: bool = False
+    pause: bool = False
+    save: bool = False
+    ending: bool = False
+    scale_answered: Total = 0
+    scale_refused: bool = False
+    scale_answer: Annotated[str, Meta(max_length=MAX_WHAT)] = ""
+    hint: RecoveryHint | None = None
+    queue_endpoint: Name = ""
+    queue_key: QueueKey = ""
+    keep: bool = False
+
+    has_rounds: ClassVar[bool] = False
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether the node has tasks to run."""
+        return bool(self.tasks)
+
+    @property
+    def job_processes(self) -> int:
+        """How many processes the job has, as far as the order says."""
+        return len(self.servers) + len(self.workers)
+
+    def split(self) -> tuple[NodeOrder | None, NodeOrder]:
+        """The part that all nodes with an order receive alike, which may be long, and this node's own part. A client
+        has an order without the common part."""
+        empty = NodeOrder(version=self.version)
+        return None if self.hint is None else empty.join(self), self.join(empty)
+
+    def join(self, common: PolicyAssignment) -> NodeOrder:
+        """The order whose own part is this and whose common part is `common`."""
+        own = {field: getattr(self, field) for field in _OWN_FIELDS}
+        return msgspec.structs.replace(common, **own) if isinstance(common, NodeOrder) else self
+
+    def remember(self, memory: PolicyMemory | None) -> OrderMemory:
+        """The memory of a node after this order."""
+        return (memory if isinstance(memory, OrderMemory) else OrderMemory()).follow(self)
+
+
+_OWN_FIELDS = ("tasks", "scale_answered", "scale_refused", "scale_answer")
+"""The fields of an order that differ between nodes."""
+
+
+def order_to_continue(tasks: NodeTasks) -> NodeOrder | None:
+    """The order of a node until a coordinator without a journal knows the cluster: to continue, if it has tasks."""
+    hint = tasks.hint
+    return NodeOrder(version=hint.version, keep=True) if hint is not None and hint.assigned else None
+
+
+@dataclass(frozen=True)
+class OrderMemory(PolicyMemory):
+    """What a node remembers of the orders that it received."""
+
+    hint: RecoveryHint | None = None
+
+    def follow(self, order: NodeOrder) -> OrderMemory:
+        """The memory after another order, except one to continue. An order without a hint does not erase the one
+        before: the job may continue, and count its restarts from there."""
+        hint = order.hint or self.hint
+        assigned = tuple(AssignedTask(one.key, one.rank, one.version, one.port, one.memory) for one in order.tasks)
+        return OrderMemory(hint and msgspec.structs.replace(hint, assigned=assigned))
+
+    def forget(self) -> OrderMemory:
+        """The memory of a node that has no order any more."""
+        return OrderMemory(self.hint and msgspec.structs.replace(self.hint, assigned=()))
+
+    def add_to(self, part: PolicyReport) -> PolicyReport:
+        """What a node reports of its tasks over a network."""
+        if not isinstance(part, NodeTasks):
+            return part
+        return msgspec.structs.replace(part, hint=self.hint, tasks=_with_short_ends(part.tasks))
+
+
+def _with_short_ends(tasks: tuple[TaskStatus, ...]) -> tuple[TaskStatus, ...]:
+    """The same tasks, with short texts for the ends that do not fit into one message; the shortest are sent in full."""
+    sizes = {task.key: len(msgspec.json.encode(task.end)) for task in tasks if task.end is not None}
+    left, too_long = MAX_ENDS_BYTES, set()
+    for key in sorted(sizes, key=lambda key: (sizes[key], key)):
+        left -= sizes[key]
+        if left < 0:
+            too_long.add(key)
+
+    def shortened(task: TaskStatus) -> TaskStatus:
+        if task.end is None or task.key not in too_long:
+            return task
+        return msgspec.structs.replace(task, end=TaskEnd(task.end.cause, task.end.what[:SHORT_END]))
+
+    return tuple(map(shortened, tasks)) if too_long else tasks

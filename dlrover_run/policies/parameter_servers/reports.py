@@ -1,0 +1,105 @@
+"""What a node reports of the tasks that it hosts, and what no node can report."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from dlrover_run.coordination.bounds import Total
+from dlrover_run.coordination.model import NodeReport, Plan
+from dlrover_run.coordination.policy_records import PROGRAM, PolicyReport
+from dlrover_run.coordination.validation import last_round
+from dlrover_run.policies.parameter_servers.model import (
+    MAX_NODE_TASKS,
+    MAX_TASKS,
+    NAME,
+    TF_PROGRAM,
+    Capacity,
+    DesiredReplicas,
+    RecoveryHint,
+    Role,
+    TaskStatus,
+)
+
+MAX_ID = 900_000
+"""More processes than any role of a job has had. Later ones still have a number that fits into a message."""
+
+MAX_STEP = 2**53
+"""More steps than any training has."""
+
+MAX_CAPACITY = MAX_NODE_TASKS // 2
+"""Slots for tasks on one node, those for servers counted twice: while a version changes, a node reports its tasks and
+those of the next version."""
+
+MAX_ADDRESS = 100
+"""Characters of the address of a node with parameter servers: each node receives those of all tasks."""
+
+
+class NodeTasks(msgspec.Struct, PolicyReport, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
+    """What a node reports of its tasks; a part of its status. `scale_request` is what the user has requested through
+    this node, and `scale_request_number` grows with each request, so an old one is not taken for a new one. `hint` is
+    what the coordinator sent the node to report back.
+
+    A node with a scale request and without capacity or tasks is a *client*: it only waits for the answer, and leaves.
+    """
+
+    capacity: Annotated[tuple[Capacity, ...], Meta(max_length=len(Role))] = ()
+    tasks: Annotated[tuple[TaskStatus, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
+    scale_request: DesiredReplicas | None = None
+    scale_request_number: Total = 0
+    hint: RecoveryHint | None = None
+
+    has_rounds: ClassVar[bool] = False
+    program: ClassVar[str] = TF_PROGRAM
+
+    @property
+    def is_client(self) -> bool:
+        """Whether this node only makes a scale request."""
+        return self.scale_request is not None and not self.capacity and not self.tasks
+
+    def problem(self, report: NodeReport, plan: Plan) -> str | None:
+        """A sentence about tasks that no node has; None if there are none in the report."""
+        return _problem(self, last_round(plan), report.address)
+
+    def mismatch(self, program: str) -> str:
+        """Why this node cannot take part in a job that was started with that program."""
+        if self.is_client and program == PROGRAM:
+            return f"the job was started with {PROGRAM} and has no parameter servers, so there is nothing to scale"
+        return super().mismatch(program)
+
+
+def _problem(hosting: NodeTasks, last_version: int, address: str) -> str | None:
+    # The servers of two versions stand beside each other for a while.
+    rooms = sum(room.slots * (2 if room.role is Role.PS else 1) for room in hosting.capacity)
+    if rooms > MAX_CAPACITY:
+        return (
+            f"a node has at most {MAX_CAPACITY} rooms for tasks, those for servers counted twice; this one has {rooms}"
+        )
+    if len({room.role for room in hosting.capacity}) < len(hosting.capacity):
+        return "a status speaks of the rooms for one role twice"
+    if len({task.key for task in hosting.tasks}) < len(hosting.tasks):
+        return "a status speaks of one task twice"
+    if any(task.key.id > MAX_ID for task in hosting.tasks):
+        return "a status speaks of a task that no job has"
+    steps = [step for task in hosting.tasks for step in (task.step, task.saved, task.restored, task.reached)]
+    if not all(-1 <= step <= MAX_STEP for step in steps):
+        return "a status speaks of a step that no training has"
+    if len(address) > MAX_ADDRESS:
+        return f"the address of a node has at most {MAX_ADDRESS} characters here: give --local-addr a shorter one"
+    account = hosting.hint
+    if account is None:
+        return None
+    versions = [account.version, *(given.version for given in account.assigned)]
+    ids = [number for spent in account.roles for number in (spent.ids, spent.failures, spent.memory)]
+    ids += [given.key.id for given in account.assigned]
+    ranks = [
+        *(rank for state in account.roles for rank in state.succeeded),
+        account.servers,
+        account.tasks,
+        *(given.rank for given in account.assigned),
+    ]
+    if max(versions) > last_version or max(ids, default=0) > MAX_ID or max(ranks) > MAX_TASKS:
+        return "a status repeats a cluster that no job has"
+    return None
