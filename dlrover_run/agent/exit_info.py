@@ -13,15 +13,16 @@ from dlrover_run.output import streams
 
 
 def collect_exit_info(
-    worker: Worker, placed: streams.RankStreams, tail: str | None, memory: failures.OomMonitor
+    worker: Worker, placed: streams.RankStreams, tail: str | None, memory: failures.OomMonitor, raised: bool = False
 ) -> WorkerExit:
     """How a worker has ended. `tail` is the end of its standard error from the relay, None if it was not requested yet.
+    `raised`: it had written the traceback of its own error before it was stopped.
 
     Raises ValueError if the worker still runs.
     """
     if worker.code is None:
         raise ValueError(f"{worker.spec.name} still runs")
-    seen = streams.read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
+    seen = read_stderr(placed, tail)
     asks_memory = worker.stopped_with is None and failures.may_be_oom_kill(worker.code, seen)
     error = failures.read_error_file(placed.error_file) if placed.error_file else None
     end = WorkerExit(
@@ -37,10 +38,15 @@ def collect_exit_info(
         stdout_path=placed.stdout.path,
         stderr_path=placed.stderr.path,
         memory_limit=memory.explain() if asks_memory else None,
-        failed_first=failures.failed_before(error, worker.stopped_at),
+        failed_first=raised or failures.failed_before(error, worker.stopped_at),
         forwarded=-worker.code in worker.forwarded,
     )
     return replace(end, full_disk=_full_disk(placed)) if failures.left_no_message(end) else end
+
+
+def read_stderr(placed: streams.RankStreams, tail: str | None) -> str:
+    """The end of a worker's standard error: from its log file, or `tail` from the relay."""
+    return streams.read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
 
 
 def _full_disk(placed: streams.RankStreams) -> str | None:

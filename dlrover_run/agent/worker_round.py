@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dlrover_run import failures
-from dlrover_run.agent.exit_info import collect_exit_info
+from dlrover_run.agent.exit_info import collect_exit_info, read_stderr
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_specs import Worker, WorkerSpecs, close_streams
 from dlrover_run.coordination.model import RoundKey
@@ -17,6 +17,10 @@ from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.supervisor.group import ProcessGroup
 from dlrover_run.supervisor.ports import HeldPort
+
+LOST_PEER_DELAY = 2.0
+"""Seconds that a failure which is only the loss of a peer waits for the failure of another worker of this node, which
+explains it: the connections of a failing worker may close before its traceback is written, and long before it exits."""
 
 
 class WorkerRound:
@@ -47,6 +51,10 @@ class WorkerRound:
         self._asking: asyncio.Future[None] | None = None
         self._to_ask: list[Worker] = []
         self._failed: list[WorkerExit] = []
+        self._ended = asyncio.Event()
+        self._failure_due = 0.0
+        self._failure_known = False
+        self._raised: set[int] = set()
         self._live: list[failures.LiveWorker] = []
         self.lasted = 0.0
         self.ends: tuple[WorkerExit, ...] = ()
@@ -80,11 +88,12 @@ class WorkerRound:
     def failure(self) -> WorkerExit | None:
         """The worker whose failure is the root cause, as soon as the cause is known; None while no worker has failed.
 
-        It changes if a worker fails whose loss explains the failure known before.
+        The loss of a peer is reported LOST_PEER_DELAY after it, while other workers run. The cause changes if a worker
+        fails whose loss explains the failure known before.
         """
         if self._asking is not None and self._asking.done():
             self._asking.result()  # Raises the error of the task, which is awaited nowhere else.
-        return failures.root_cause(self._failed)
+        return failures.root_cause(self._failed) if self._failure_known else None
 
     async def collect_exit_info(self, drain_timeout: float | None) -> None:
         """Set `ends`, when all workers have ended, and forget the round's streams.
@@ -115,19 +124,22 @@ class WorkerRound:
         self._specs.startup_probe.close()
 
     def _describe(self, worker: Worker, tail: str | None) -> WorkerExit:
-        end = collect_exit_info(worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._memory)
+        raised = worker.stopped_with is not None and worker.spec.rank in self._raised
+        end = collect_exit_info(worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._memory, raised)
         failed = {one.spec.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
         live = [one for one in self._live if one.rank not in failed]
         return replace(end, waited_for=failures.find_absent_workers(end, live, all_here=self.ranks.nodes == 1))
 
     def _note_end(self, worker: Worker) -> None:
         self.lasted = time.monotonic() - self._started
+        self._ended.set()
         if worker.code != 0 and worker.stopped_with is None:
             if self._asking is None:
                 # Before the other workers end too: the kernel forgets their connections.
                 self.has_trained = self._specs.startup_probe.has_trained()
                 looks = (failures.inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
                 self._live = [one for one in looks if one is not None]
+                self._failure_due = asyncio.get_running_loop().time() + LOST_PEER_DELAY
             self._to_ask.append(worker)
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.ensure_future(self._ask())
@@ -139,12 +151,33 @@ class WorkerRound:
         Without it, a worker that has only lost a peer would look like the root cause, and be reported to the job.
         """
         try:
-            while self._to_ask and all(failures.lost_peer(end) for end in self._failed):
-                asked, self._to_ask = self._to_ask, []
-                tails = await self._relay.tails([_key(worker) for worker in asked])
-                self._failed += [self._describe(worker, tails.get(_key(worker))) for worker in asked]
+            while all(failures.lost_peer(end) for end in self._failed):
+                if self._to_ask:
+                    asked, self._to_ask = self._to_ask, []
+                    tails = await self._relay.tails([_key(worker) for worker in asked])
+                    self._failed += [self._describe(worker, tails.get(_key(worker))) for worker in asked]
+                elif not await self._another_ends():
+                    break
         finally:
+            self._failure_known = True
             self._on_news()
+
+    async def _another_ends(self) -> bool:
+        """Whether another worker ends by LOST_PEER_DELAY after the first failure. If not, those that have raised an
+        error of their own and are still exiting are noted, because they are stopped next."""
+        self._ended.clear()
+        running = [worker for worker in self.group.running if worker.stopped_with is None]
+        if not running or self._failure_known:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._failure_due):
+                return await self._ended.wait()
+        tails = await self._relay.tails([_key(worker) for worker in running])
+        for worker in running:
+            placed = self._specs.streams.ranks[worker.spec.local_rank]
+            if worker.stopped_with is None and failures.raised_own_error(read_stderr(placed, tails.get(_key(worker)))):
+                self._raised.add(worker.spec.rank)
+        return False
 
 
 def _key(worker: Worker) -> str:

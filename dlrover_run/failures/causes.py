@@ -49,6 +49,10 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
+MAX_OPEN_TRACEBACK = 10
+"""Maximum lines from the exception at the end of a traceback to the end of a worker's output: a traceback before more
+lines is one that the worker has recovered from."""
+
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 
 
@@ -58,8 +62,8 @@ def root_cause(ends: Sequence[WorkerExit]) -> WorkerExit | None:
     A worker that the launcher stopped is a victim, whatever its exit code. So is a worker whose message is that it lost
     the connection to a peer, as long as another worker failed for another reason: the sockets of a dying process close
     before its death can be observed, so its peer may be seen to die first, and the root cause may be stopped while it
-    exits. That worker is recognised by the error that it had recorded. It ranks behind workers that were not stopped,
-    because a record may be old and the worker have recovered from its error.
+    exits. That worker is recognised by the error that it had recorded, or by its traceback (see `raised_own_error`). It
+    ranks behind workers that were not stopped, because a record may be old and the worker have recovered from it.
 
     Among the rest the order of the failures counts, not of the deaths: a worker may take seconds from its exception to
     its exit. The recorded time of the exception is used; if it has whole seconds only, the end of that second, because
@@ -96,6 +100,13 @@ def lost_peer(end: WorkerExit) -> bool:
     return _PEER_LOST.search(own_message(end)) is not None
 
 
+def raised_own_error(stderr_tail: str) -> bool:
+    """Whether the output of a worker that still runs ends with the traceback of an error other than the loss of a peer,
+    so that it is about to exit."""
+    lines = exception_lines(stderr_tail)
+    return 0 < len(lines) <= MAX_OPEN_TRACEBACK and _PEER_LOST.search("\n".join(lines)) is None
+
+
 def own_message(end: WorkerExit) -> str:
     """The worker's own message about its failure; may be empty."""
     if end.error is not None:
@@ -124,7 +135,8 @@ def summarize_error(end: WorkerExit) -> str | None:
         found: str | None = next(line for line in plain_lines(end.error.message.strip()))
     else:
         # 1 is Python's exit code after an uncaught exception; with another code the traceback was not the cause.
-        found = next(iter(exception_lines(end.stderr_tail)), None) if end.code == 1 else None
+        caused = end.code == 1 or end.failed_first
+        found = next(iter(exception_lines(end.stderr_tail)), None) if caused else None
     if found is not None and len(found) > MAX_SUMMARY:
         found = found[: MAX_SUMMARY - 3] + "..."
     return found or None

@@ -21,13 +21,13 @@ class WorkerExit:
 
     `code` follows `subprocess`: an exit code, or minus a signal's number. `stopped_with` is the signal with which the
     launcher stopped the worker, so that a victim is never taken for the root cause; None: the worker ended by itself.
-    `failed_first`: a stopped worker had recorded its error before it was stopped. `stderr_tail` is the end of its
-    standard error as far as it is known, and of its standard output if both went to one console. `memory_limit` is a
-    sentence if the kernel killed the worker for lack of memory, else None. `full_disk` is a clause if the worker left
-    no message and a disk that it wrote to had no space left, else None. `waited_for` is a clause on the workers for
-    which a collective of this worker timed out, else None. `error_file` is the file from which `error` was read.
-    `forwarded`: `--forward-signals` passed on the signal that killed it. `name` is its name in messages if that is not
-    its rank.
+    `failed_first`: a stopped worker had recorded its error, or written its traceback, before it was stopped.
+    `stderr_tail` is the end of its standard error as far as it is known, and of its standard output if both went to one
+    console. `memory_limit` is a sentence if the kernel killed the worker for lack of memory, else None. `full_disk` is
+    a clause if the worker left no message and a disk that it wrote to had no space left, else None. `waited_for` is a
+    clause on the workers for which a collective of this worker timed out, else None. `error_file` is the file from
+    which `error` was read. `forwarded`: `--forward-signals` passed on the signal that killed it. `name` is its name in
+    messages if that is not its rank.
     """
 
     rank: int

@@ -1,0 +1,161 @@
+"""When a round reports a failure, and of which worker: scripted workers and a scripted relay, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from virtual_loop import run_virtually
+
+from dlrover_run import failures
+from dlrover_run.agent.worker_round import LOST_PEER_DELAY, WorkerRound
+
+TRACE = "Traceback (most recent call last):\n  File 'train.py', line 8, in <module>\n"
+OWN = TRACE + "ValueError: bad label\n"
+LOST = TRACE + "RuntimeError: Connection closed by peer\n"
+
+
+@dataclass
+class Worker:
+    """A worker that has been started; `stderr` is what it has written."""
+
+    rank: int
+    stderr: str = ""
+    code: int | None = None
+    stopped_with: signal.Signals | None = None
+    stopped_at: float | None = None
+    ended_at: float = 0.0
+    pid: int = 0
+    forwarded: frozenset[int] = frozenset()
+    live: bool = True
+
+    @property
+    def spec(self) -> Any:
+        return SimpleNamespace(name=f"rank {self.rank}", rank=self.rank, local_rank=self.rank)
+
+
+@dataclass
+class Bed:
+    """A round of two workers."""
+
+    workers: list[Worker] = field(default_factory=lambda: [Worker(0), Worker(1)])
+    reported: list[tuple[float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        stream = SimpleNamespace(path=None)
+        placed = [SimpleNamespace(stdout=stream, stderr=stream, error_file=None) for _ in self.workers]
+        specs: Any = SimpleNamespace(
+            ranks=SimpleNamespace(nodes=1),
+            workers=[],
+            streams=SimpleNamespace(ranks=placed),
+            startup_probe=SimpleNamespace(has_trained=lambda: True, close=lambda: None),
+            results=None,
+        )
+        self.round = WorkerRound(specs, None, self, lambda worker: None, self._note)  # type: ignore[arg-type]
+        self.round.group = self  # type: ignore[assignment]
+
+    # What the round uses of its process group and of the relay.
+
+    @property
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.code is None]
+
+    @property
+    def ended(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.code is not None]
+
+    async def tails(self, keys: Collection[str]) -> dict[str, str]:
+        await asyncio.sleep(0)
+        return {str(worker.rank): worker.stderr for worker in self.workers if str(worker.rank) in keys}
+
+    async def end_round(self, keys: Collection[str], timeout: float | None) -> dict[str, str]:
+        return await self.tails(keys)
+
+    # What happens.
+
+    def end(self, rank: int, code: int, stderr: str = "") -> None:
+        worker = self.workers[rank]
+        worker.code, worker.ended_at = code, asyncio.get_running_loop().time()
+        worker.stderr += stderr
+        self.round._note_end(worker)  # type: ignore[arg-type]
+
+    def stop(self, rank: int) -> None:
+        self.workers[rank].stopped_with = signal.SIGTERM
+        self.workers[rank].stopped_at = asyncio.get_running_loop().time()
+
+    def _note(self) -> None:
+        if self.round.failure is not None:
+            self.reported.append((asyncio.get_running_loop().time(), self.round.failure.rank))
+
+    async def root(self) -> int | None:
+        """The rank that the report at the end names."""
+        await self.round.collect_exit_info(None)
+        root = failures.root_cause(self.round.ends)
+        return root.rank if root is not None else None
+
+
+def test_the_loss_of_a_peer_waits_for_the_failure_that_explains_it() -> None:
+    async def run() -> None:
+        bed = Bed()
+        bed.end(0, 1, LOST)
+        await asyncio.sleep(LOST_PEER_DELAY / 2)
+        assert bed.round.failure is None
+        bed.end(1, 1, OWN)
+        await asyncio.sleep(LOST_PEER_DELAY)
+        assert bed.reported == [(LOST_PEER_DELAY / 2, 1)]
+        assert await bed.root() == 1
+
+    run_virtually(run())
+
+
+def test_a_worker_that_failed_by_itself_is_reported_at_once() -> None:
+    async def run() -> None:
+        bed = Bed()
+        bed.end(1, 1, OWN)
+        await asyncio.sleep(0.001)
+        assert [rank for _, rank in bed.reported] == [1]
+        bed.end(0, 1, LOST)
+        await asyncio.sleep(LOST_PEER_DELAY)
+        assert await bed.root() == 1
+
+    run_virtually(run())
+
+
+def test_the_loss_of_a_peer_is_reported_at_once_where_no_other_worker_runs() -> None:
+    async def run() -> None:
+        bed = Bed()
+        bed.end(1, 0)
+        bed.end(0, 1, LOST)
+        await asyncio.sleep(0.001)
+        assert [rank for _, rank in bed.reported] == [0]
+
+    run_virtually(run())
+
+
+@pytest.mark.parametrize(
+    ("stderr", "root"),
+    [
+        pytest.param(OWN, 1, id="it has raised an error and still exits"),
+        pytest.param(LOST, 0, id="it has lost the peer too"),
+        pytest.param(OWN + "step\n" * 20, 0, id="it has recovered from an error"),
+        pytest.param("", 0, id="it has written nothing"),
+    ],
+)
+def test_a_worker_that_is_stopped_is_the_cause_only_if_it_had_raised_its_own_error(stderr: str, root: int) -> None:
+    async def run() -> None:
+        bed = Bed()
+        bed.workers[1].stderr = stderr
+        bed.end(0, 1, LOST)
+        await asyncio.sleep(LOST_PEER_DELAY + 0.001)
+        assert bed.reported == [(LOST_PEER_DELAY, 0)]
+        bed.stop(1)
+        # A worker may raise because of the signal.
+        bed.end(1, -signal.SIGTERM, "" if stderr else OWN)
+        assert await bed.root() == root
+
+    run_virtually(run())
