@@ -86,6 +86,9 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         preload=tuple(dict.fromkeys(preload)),
         signals=values.signals(*flags.get("signals_to_handle")),
         forward_signals=values.forwarded_signals(flags.get("forward_signals"), flags.get("signals_to_handle")),
+        preemption=values.preemption_notice(
+            flags.get("preemption_notice"), [flags.get("signals_to_handle"), flags.get("forward_signals")]
+        ),
         shutdown_timeout=_shutdown_timeout(flags, environ),
         virtual_local_rank=flags.is_on("virtual_local_rank"),
         numa_binding=cast("Literal['node', 'socket', 'exclusive', 'core-complex'] | None", numa or None),

@@ -61,7 +61,7 @@ def launch(
 
         return supervise(spec, parent_pipe, result_fd)
     tree.become_subreaper()
-    awaited = watchdog.block_signals((*spec.signals, *spec.forward_signals))
+    awaited = watchdog.block_signals(spec.handled_signals)
     run_dir = create_run_dir(spec.logs, spec.run_id)
     try:
         watchdog_end, agent_end = os.pipe()

@@ -46,7 +46,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
     try:
         with (
             memory_file(msgspec.json.encode(request)) as request_fd,
-            _Forwarding((*spec.signals, *spec.forward_signals)) as forwarding,
+            _Forwarding(spec.handled_signals) as forwarding,
         ):
             launcher = subprocess.Popen(
                 command(request_fd),

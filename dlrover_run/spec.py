@@ -93,6 +93,24 @@ SHUTDOWN_TIMEOUT = 30.0
 """Seconds from the stop signal to SIGKILL for a worker, as in torchrun; `--shutdown-timeout` changes it."""
 
 
+PREEMPTION_MARGIN = 5.0
+"""Seconds between the kill of workers that still run at the end of a preemption notice and the end itself, in which the
+node leaves its job. At most half of the notice."""
+
+
+@dataclass(frozen=True)
+class PreemptionNotice:
+    """The signal by which a scheduler announces that it will end this node, and the seconds between the two."""
+
+    signal: signal.Signals
+    seconds: float
+
+    @property
+    def grace(self) -> float:
+        """The seconds that workers have."""
+        return self.seconds - min(PREEMPTION_MARGIN, self.seconds / 2)
+
+
 @dataclass(frozen=True)
 class TlsSpec:
     """The files (PEM) for TLS with the master or with etcd.
@@ -165,7 +183,8 @@ class JobSpec:
     rank, otherwise a preferred rank. `node_id` is the name that a cluster manager gave this node, empty if the node
     generates one. `local_addr` is the address that this node advertises, None for one that is detected. `gpu_each`
     means that the workers were counted as GPUs, so that each of them needs one. `signals` are passed on to the workers
-    and end the job, `forward_signals` are passed on and training continues. `local` starts all nodes of the job on this
+    and end the job, `forward_signals` are passed on and training continues, and the signal of `preemption` is passed on
+    and this node leaves. `local` starts all nodes of the job on this
     machine; this spec is then what they have in common. `console_name` is the name of this node on a console that it
     shares with other nodes, empty if it has its own.
     """
@@ -185,6 +204,7 @@ class JobSpec:
     preload: tuple[str, ...] = ()
     signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS
     forward_signals: tuple[signal.Signals, ...] = ()
+    preemption: PreemptionNotice | None = None
     shutdown_timeout: float = SHUTDOWN_TIMEOUT
     virtual_local_rank: bool = False
     gpu_each: bool = False
@@ -194,6 +214,12 @@ class JobSpec:
     logs: LogSpec = field(default_factory=LogSpec)
     local: LocalSpec | None = None
     console_name: str = ""
+
+    @property
+    def handled_signals(self) -> tuple[signal.Signals, ...]:
+        """Every signal that is passed on to the workers."""
+        notice = () if self.preemption is None else (self.preemption.signal,)
+        return (*self.signals, *self.forward_signals, *notice)
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -83,6 +83,9 @@ def _job(
         preload=tuple(dict.fromkeys((*PRELOAD, *preload))) if forking else (),
         signals=values.signals(*flags.get("signals_to_handle")),
         forward_signals=values.forwarded_signals(flags.get("forward_signals"), flags.get("signals_to_handle")),
+        preemption=values.preemption_notice(
+            flags.get("preemption_notice"), [flags.get("signals_to_handle"), flags.get("forward_signals")]
+        ),
         shutdown_timeout=_seconds(flags, "shutdown_timeout", SHUTDOWN_TIMEOUT, zero_allowed=True),
         exit_codes=cast("ExitScheme", flags.choice("exit_codes")),
         logs=_logs(flags),

@@ -8,9 +8,11 @@ No action blocks the loop. What the tasks are is known to the adapter of the fra
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Sequence
 
+from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import reconcile
@@ -68,6 +70,8 @@ class Agent:
         """Take part in the job until it is over, and return its result."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
         self._shutdown.listen(self._parent_pipes)
+        if requeues := requeue_count(os.environ):
+            self._console.info(f"attempt {requeues + 1} of job {self._job.run_id}: its scheduler has requeued it")
         try:
             await self._adapter.open()
             await self._reconcile_until_done()
@@ -147,9 +151,9 @@ class Agent:
                 self._console.break_line()
             then = self._adapter.begin_move(number)
             if then is None:
-                seconds = self._job.shutdown_timeout if self._adapter.running else None
+                seconds = self._shutdown.grace if self._adapter.running else None
                 then = render_shutdown(self._adapter.noun, seconds, alone=self._job.single_node, again=key)
-            self._console.info(f"{received_text(number, for_tasks)}: {then}")
+            self._console.info(f"{received_text(number, for_tasks, self._job.preemption)}: {then}")
         # After the first signal, the next turn of the loop stops the tasks with it; those that it finds stopping
         # already would not get it.
         self._adapter.send(for_tasks, delivered_at, only_stopping=first)

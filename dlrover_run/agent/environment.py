@@ -14,6 +14,10 @@ FUNCTION_WORKER = "dlrover_run.agent.function_worker"
 # The script's directory is no part of sys.path and the code is no frame of a file of ours: what runpy itself gives.
 _RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
+REQUEUE_COUNT = "DLROVER_REQUEUE_COUNT"
+"""The variable that tells a worker how often the scheduler has started its job again, if it has. Set by a manifest, or
+taken from Slurm's SLURM_RESTART_COUNT."""
+
 OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
 """The variable that tells a process of the node check that no other local rank has the one device that it sees
 (`node_check/tasks.py`). Without it, devices that each rank sees alone look like one device that all ranks share."""
@@ -56,9 +60,17 @@ def worker_environment(
     for prefix in ("NODE", "WORKER"):
         environment.setdefault(f"{prefix}_RANK", str(ranks.node_rank))
         environment.setdefault(f"{prefix}_NUM", str(ranks.nodes))
+    if requeues := requeue_count(parent):
+        environment[REQUEUE_COUNT] = str(requeues)
     if spec.virtual_local_rank:
         _show_own_device(environment, local_rank)
     return environment
+
+
+def requeue_count(parent: Mapping[str, str]) -> int:
+    """How often the scheduler has put this job back into its queue, and started it again under the same name."""
+    given = parent.get(REQUEUE_COUNT) or parent.get("SLURM_RESTART_COUNT") or "0"
+    return int(given) if given.isdecimal() and given.isascii() else 0
 
 
 def check_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:

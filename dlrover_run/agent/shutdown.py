@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from dlrover_run.process_tree import signals, watchdog
 from dlrover_run.process_tree.watchdog import ReceivedSignal
-from dlrover_run.spec import JobSpec
+from dlrover_run.spec import JobSpec, PreemptionNotice
 
 WITNESS_SECONDS = 0.25
 """How long the agent waits for its own copy of a signal that an ancestor has sent to the launcher. A scheduler signals
@@ -105,7 +105,8 @@ class ShutdownRequest:
     `on_stop` gets the signal that ends the launcher, the signal for the workers, and when the workers received that
     signal from its sender, None if they did not. The signal for the workers is SIGKILL for a second Ctrl-C, because a
     user who presses it again does not want to wait for the grace period, and SIGTERM for a signal that is not one of
-    `--signals-to-handle`, which the workers may not handle. `on_forward` gets a signal of `--forward-signals`, after
+    `--signals-to-handle`, which the workers may not handle. A preemption notice is passed on to the workers, once, and
+    gives them its own time. `on_forward` gets a signal of `--forward-signals`, after
     which training continues. `on_lost` is called when the watchdog, or another parent process, has ended.
     """
 
@@ -129,6 +130,8 @@ class ShutdownRequest:
         """The signal that is sent to its workers because of it."""
         self.delivered_at: float | None = None
         """When the workers received `stop_signal` from the sender of `signal`; None if they did not."""
+        self.grace = spec.shutdown_timeout
+        """The seconds that its workers have then."""
         self.orphaned = False
         """Whether the process that this node works for has ended."""
 
@@ -144,7 +147,7 @@ class ShutdownRequest:
             return signal.SIGKILL, 0.0, None
         if self.signal is None:
             return signal.SIGTERM, grace, None
-        return self.stop_signal, self._spec.shutdown_timeout, self.delivered_at
+        return self.stop_signal, self.grace, self.delivered_at
 
     def listen(self, parent_pipes: Sequence[int]) -> None:
         """Receive signals and the ends of parent-death pipes from now on. The signals have been blocked since before
@@ -197,9 +200,16 @@ class ShutdownRequest:
         if number in self._spec.forward_signals:
             self._on_forward(number, delivered_at)
             return
+        notice = self._spec.preemption
+        if notice is not None and number is notice.signal:
+            if self.signal is None:
+                self.grace = notice.grace
+            else:
+                # The workers know already that they have to end.
+                return
         insists = self._interrupted and number is signal.SIGINT
         self._interrupted = self._interrupted or number is signal.SIGINT
-        if number not in self._spec.signals:
+        if number not in self._spec.handled_signals:
             for_workers, delivered_at = signal.SIGTERM, None
         else:
             for_workers = signal.SIGKILL if insists else number
@@ -209,8 +219,10 @@ class ShutdownRequest:
         self.signal = self.signal or number
 
 
-def received_text(number: signal.Signals, for_workers: signal.Signals) -> str:
+def received_text(number: signal.Signals, for_workers: signal.Signals, notice: PreemptionNotice | None) -> str:
     """The beginning of the line about a signal that ends the launcher; `for_workers` is what the workers are sent."""
+    if notice is not None and number is notice.signal:
+        return f"{number.name} received, which announces the end of this node in {notice.seconds:g} s"
     if for_workers in (number, signal.SIGKILL):
         return f"{number.name} received"
     return f"{number.name} received, which ends this launcher (--forward-signals={number.name} would pass it on)"

@@ -194,6 +194,15 @@ TABLE: tuple[Flag, ...] = (
         extension=True,
     ),
     Flag(
+        "preemption-notice",
+        FAILURES,
+        "The signal by which the scheduler announces the end of this node, and the time until then, as in "
+        "[b]USR1@120[/]: the workers get it, have that time to save, and the node leaves the job.",
+        "SIGNAL@SECONDS",
+        "",
+        extension=True,
+    ),
+    Flag(
         "monitor-interval",
         FAILURES,
         "No effect, as the kernel reports the end of a worker at once; accepted for torchrun compatibility.",

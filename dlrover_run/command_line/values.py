@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dlrover_run.command_line.options import CHECK_MODES, WORKER_COUNTS
 from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
-from dlrover_run.spec import SpecError, Std, StreamMap
+from dlrover_run.spec import PreemptionNotice, SpecError, Std, StreamMap
 
 STATIC_PORT = 29500
 """The default port of the store for static rendezvous, as in torchrun."""
@@ -249,6 +249,21 @@ def forwarded_signals(value: FlagValue, handled: FlagValue) -> tuple[signal.Sign
         if number is signal.SIGCONT:
             raise invalid(*value, "contains SIGCONT, which the launcher sends itself", "leave SIGCONT out")
     return chosen
+
+
+def preemption_notice(value: FlagValue, others: Sequence[FlagValue]) -> PreemptionNotice | None:
+    """`SIGNAL@SECONDS`, as Slurm writes it; None for an empty text. The signal may not be in one of the `others`."""
+    if not value.text:
+        return None
+    name, _, seconds_text = value.text.partition("@")
+    chosen = signals(value.source, name, "SIG") if seconds_text else ()
+    if len(chosen) != 1 or chosen[0] is signal.SIGCONT:
+        raise invalid(*value, "is not a signal and a time", "give them as in USR1@120")
+    for other in others:
+        if other.text and chosen[0] in signals(*other, "SIG"):
+            problem = f"contains {chosen[0].name}, as {other.source} {other.text} does"
+            raise invalid(*value, problem, "leave it out of one of the two")
+    return PreemptionNotice(chosen[0], seconds(value.source, seconds_text, zero_allowed=False))
 
 
 def modules(source: str, text: str) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ class Supervisor:
         """Run from the start of the first node to the end of the last, and return the exit code. Raises MasterNotReady
         or OSError if no node can be started."""
         with contextlib.ExitStack() as ending:
-            if signal.SIGUSR1 not in (*self._spec.signals, *self._spec.forward_signals):
+            if signal.SIGUSR1 not in self._spec.handled_signals:
                 # Before anything else, because its default action ends this process.
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._join_now)
             if self._local.isolated:
@@ -223,10 +223,10 @@ class Supervisor:
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        joins = set() if signal.SIGUSR1 in self._spec.signals else {signal.SIGUSR1}
+        joins = {signal.SIGUSR1} - set(self._spec.handled_signals)
         # A signal without a handler ends this process too, with a line; a real-time signal has no effect.
         signals.catch(lambda number: None, but=joins)
-        for number in {*signals.NAMED, *self._spec.signals} - {*joins, *self._spec.forward_signals}:
+        for number in {*signals.NAMED, *self._spec.handled_signals} - {*joins, *self._spec.forward_signals}:
             # A signal that is ignored, as after nohup, stays ignored, here and in the nodes.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._pass_on, number)

@@ -19,7 +19,7 @@ from dlrover_run.cli import main, parse
 from dlrover_run.command_line import options
 from dlrover_run.command_line.parser import DLROVER_RUN, UsageError, parse_argv
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, SpecError, Std, StreamMap
+from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, PreemptionNotice, SpecError, Std, StreamMap
 
 LIMIT = 60.0
 """Seconds that a child process of a test may take before the test gives up."""
@@ -56,7 +56,7 @@ def test_a_job_without_a_name_gets_another_one_each_time() -> None:
 def test_two_spellings_of_a_flag_of_our_own_are_one_flag() -> None:
     assert parse(["--forw=USR1,SIGUSR2", "train.py"], {}).forward_signals == (signal.SIGUSR1, signal.SIGUSR2)
     assert parse_argv(["--forward=USR1", "train.py"]).values == {"forward_signals": ["USR1"]}
-    with pytest.raises(UsageError, match=r"--pre is ambiguous: give --preload or --precheck\."):
+    with pytest.raises(UsageError, match=r"--pre is ambiguous: give --preload, --preemption-notice or --precheck\."):
         parse_argv(["--pre=1", "train.py"])
 
 
@@ -112,6 +112,40 @@ def test_a_variable_leaves_a_switch_off_and_the_flag_wins(word: str) -> None:
 )
 def test_a_scheme_of_exit_codes(words: tuple[str, ...], scheme: str) -> None:
     assert parse([*words, "train.py"], {}).exit_codes == scheme
+
+
+def test_a_preemption_notice_is_written_as_slurm_writes_it() -> None:
+    assert parse(["train.py"], {}).preemption is None
+    given = parse(["--preemption-notice=USR1@120", "train.py"], {}).preemption
+    assert given == PreemptionNotice(signal.SIGUSR1, 120)
+    assert given.grace == 115
+    # A short notice leaves half of it to the workers.
+    assert PreemptionNotice(signal.SIGUSR2, 4).grace == 2
+    assert parse(["train.py"], {"PET_PREEMPTION_NOTICE": "SIGUSR2@30"}).preemption == PreemptionNotice(
+        signal.SIGUSR2, 30
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--preemption-notice=USR1",), "is not a signal and a time: give them as in USR1@120"),
+        (("--preemption-notice=USR1@",), "is not a signal and a time"),
+        (("--preemption-notice=USR1,USR2@60",), "is not a signal and a time"),
+        (("--preemption-notice=CONT@60",), "is not a signal and a time"),
+        (("--preemption-notice=@60",), "is not the name of a signal"),
+        (("--preemption-notice=KILL@60",), "no process can handle"),
+        (("--preemption-notice=USR1@soon",), "is not a number"),
+        (("--preemption-notice=USR1@0",), "0"),
+        (("--preemption-notice=TERM@60",), "contains SIGTERM, as --signals-to-handle SIGTERM,SIGINT"),
+        (("--preemption-notice=USR1@60", "--forward-signals=USR1"), "contains SIGUSR1, as --forward-signals USR1"),
+    ],
+)
+def test_a_notice_that_means_nothing_is_refused(words: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(SpecError) as mistake:
+        parse([*words, "train.py"], {})
+    assert str(mistake.value).startswith("--preemption-notice")
+    assert problem in str(mistake.value)
 
 
 def test_two_schemes_of_exit_codes_are_refused() -> None:

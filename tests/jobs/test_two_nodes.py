@@ -236,6 +236,24 @@ def test_a_node_that_is_asked_to_go_leaves_when_its_workers_have_ended_and_the_o
     succeed(alone, nodes["a"])
 
 
+@pytest.mark.long
+def test_a_preempted_node_leaves_and_joins_the_same_job_after_its_requeue(cluster: Cluster) -> None:
+    conf = {"lost_after": NEVER}
+    flags = ("--preemption-notice=USR1@7200", "--max-restarts=1")
+    nodes = {name: cluster.node(name, "1:2", *flags, conf=conf) for name in "ab"}
+    before = places(cluster.world(2))
+    nodes["b"].signal(signal.SIGUSR1)
+    assert nodes["b"].finish() == 128 + signal.SIGUSR1
+    assert cluster.world(1)[0]["restart"] == 0
+    nodes["a"].until_says("was ended by SIGUSR1")
+    requeued = cluster.node("b", "1:2", *flags, conf=conf, env={"SLURM_RESTART_COUNT": "1"})
+    requeued.until_says("attempt 2 of job")
+    world = cluster.world(2)
+    assert sorted(places(world)) == sorted(before)
+    assert {member["restart"] for member in world} == {0}
+    succeed(world, nodes["a"], requeued)
+
+
 def cluster_post(member: dict[str, object]) -> dict[str, object]:
     """What every message of a worker has in it."""
     return {key: member[key] for key in ("rank", "restart", "pid")}

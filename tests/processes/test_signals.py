@@ -47,6 +47,33 @@ def test_the_torchrun_code_for_a_signal_can_be_had(mailbox: Mailbox) -> None:
     assert finish(process).code == 1
 
 
+def test_a_preemption_notice_reaches_the_workers_once_and_gives_them_its_own_time(mailbox: Mailbox) -> None:
+    process = launch(
+        mailbox, "--nproc-per-node=2", "--preemption-notice=USR1@7200", "--shutdown-timeout=0", ON_SIGNAL, "stay"
+    )
+    mailbox.gather(2)
+    process.send_signal(signal.SIGUSR1)
+    assert [m["signal"] for m in mailbox.gather(2)] == ["SIGUSR1", "SIGUSR1"]
+    # Again, and then what comes at the end of the time: only that is news.
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGTERM)
+    assert [m["signal"] for m in mailbox.gather(2)] == ["SIGTERM", "SIGTERM"]
+    process.send_signal(signal.SIGINT)
+    assert [m["signal"] for m in mailbox.gather(2)] == ["SIGINT", "SIGINT"]
+    process.send_signal(signal.SIGINT)
+    ended = finish(process)
+    assert ended.code == 128 + signal.SIGUSR1
+    assert "SIGUSR1 received, which announces the end of this node in 7200 s: the workers have 7195 s" in ended.err
+
+
+def test_a_worker_that_goes_on_is_killed_before_the_end_of_the_notice(mailbox: Mailbox) -> None:
+    process = launch(mailbox, "--preemption-notice=USR1@1", ON_SIGNAL, "stay")
+    mailbox.receive()
+    process.send_signal(signal.SIGUSR1)
+    assert finish(process).code == 128 + signal.SIGUSR1
+    assert mailbox.receive(0)["signal"] == "SIGUSR1"
+
+
 def test_an_unlisted_signal_ends_the_launcher_and_leaves_nothing(mailbox: Mailbox) -> None:
     """Ours differs: torchrun leaves its workers behind."""
     process = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=0.5", ON_SIGNAL, "stay")

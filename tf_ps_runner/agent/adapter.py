@@ -105,14 +105,15 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         return self._report(NodePhase.RUNNING if self._tasks.here else NodePhase.WAITING)
 
     def begin_move(self, number: signal.Signals) -> str | None:
-        """Begin to move the tasks, if a cluster manager evicts this node: it sends SIGTERM, and the tasks may continue
-        elsewhere with nothing lost."""
+        """Begin to move the tasks, if a cluster manager evicts this node: it sends SIGTERM or a preemption notice, and
+        the tasks may continue elsewhere with nothing lost."""
         job = self._spec.job
-        if not self._tasks.live or number is not signal.SIGTERM or job.backend not in ("master", "etcd"):
+        evicts = number is signal.SIGTERM or (job.preemption is not None and number is job.preemption.signal)
+        if not self._tasks.live or not evicts or job.backend not in ("master", "etcd"):
             return None
         self.moving = True
         asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._check_move)
-        return f"what runs here is moved to other nodes if they have room, within {job.shutdown_timeout:g} s"
+        return f"what runs here is moved to other nodes if they have room, within {self._shutdown.grace:g} s"
 
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
         self.moving = self.moving and only_stopping
@@ -197,7 +198,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             wanted = {task.key for task in order.tasks}
             left = {one.key for one in self._tasks.here if one.live} - wanted
             if left or order.next_servers or order.pause:
-                rest = max(0.0, self._spec.job.shutdown_timeout - MOVE_TIMEOUT)
+                rest = max(0.0, self._shutdown.grace - MOVE_TIMEOUT)
                 asyncio.get_running_loop().call_later(rest, self._end_move)
                 return
         self._end_move()

@@ -132,6 +132,11 @@ TABLE: tuple[Flag, ...] = (
     _shared("signals_to_handle"),
     _shared("forward_signals"),
     _shared(
+        "preemption_notice",
+        help="The signal by which the scheduler announces the end of this node, and the time until then, as in "
+        "[b]USR1@120[/]: within that time its tasks move to other nodes, or end after they got the signal.",
+    ),
+    _shared(
         "exit_codes",
         choices=("precise", "kubernetes"),
         help="[b]precise[/] tells each reason apart; [b]kubernetes[/] exits with 130, 137, 138 or 143 where another "
