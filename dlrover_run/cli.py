@@ -6,9 +6,18 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-from dlrover_run.command_line import entry_point, ignored_flags, job_size, lookup, rdzv_conf, rendezvous_options, values
+from dlrover_run import cluster_environment
+from dlrover_run.command_line import (
+    entry_point,
+    ignored_flags,
+    job_size,
+    lookup,
+    rdzv_conf,
+    rendezvous_options,
+    values,
+)
 from dlrover_run.command_line.health_check import HealthCheckOptions, resolve_health_check
 from dlrover_run.command_line.job_size import LocalNodes
 from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, FlagValues, UsageError, parse_argv
@@ -16,11 +25,15 @@ from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
 from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.coordination.text import counted
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, SpecError
 
 MAX_RESTARTS = 1_000_000
 """More restarts than any job needs, and within the range that a coordinator accepts."""
+
+if TYPE_CHECKING:
+    from dlrover_run.cluster_environment.records import Context
 
 CountWorkers = Callable[[str, Mapping[str, str]], int]
 
@@ -31,24 +44,50 @@ def parse(
     *,
     count_workers: CountWorkers | None = None,
     warn: Callable[[str], None] | None = None,
+    inform: Callable[[str], None] | None = None,
+    context: Context | None = None,
 ) -> JobSpec:
     """The job of a command line. Raises SpecError when it is not possible.
 
     `count_workers` counts devices for `--nproc-per-node=auto` and the like. `warn` takes sentences about flags without
-    effect and other doubtful input; without it they are dropped.
+    effect and other doubtful input, `inform` what was taken from the cluster; without them they are dropped. `context`
+    is the machine that `--cluster` looks at, by default this one.
     """
     line = parse_argv(argv)
     if line.request is not None:
         raise UsageError(f"{line.request.spellings[0]} prints information and starts no job.")
-    return _job(line, environ, count_workers or _count_workers, warn or (lambda _: None))
+    return _job(line, environ, count_workers or _count_workers, warn or _drop, inform or _drop, context)
 
 
-def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, warn: Callable[[str], None]) -> JobSpec:
+def _drop(sentence: str) -> None:
+    pass
+
+
+def _job(
+    line: CommandLine,
+    environ: Mapping[str, str],
+    count: CountWorkers,
+    warn: Callable[[str], None],
+    inform: Callable[[str], None],
+    context: Context | None = None,
+) -> JobSpec:
     flags = FlagValues(line, environ)
     local = job_size.find_local_nodes(flags)
-    size = job_size.find_size(flags, environ)
-    rendezvous = _rendezvous(flags, size.nodes, environ, local)
+    found = None
+    if cluster_environment.may_complete(environ, flags.choice("cluster"), hostfile=bool(flags.explicit("hostfile"))):
+        from dlrover_run.command_line import cluster
+
+        here = context or cluster.context_of(line, DLROVER_RUN)
+        wanted = cluster.wanted_of(flags, environ, local=local.value if local else None)
+        found = cluster.find(flags, environ, wanted, here, inform)
+    size = job_size.find_size(flags, environ, found)
+    args, is_host = _rendezvous_args(flags, size.nodes, environ), None
+    if found:
+        args, is_host = cluster.complete(args, found, here, run_id_given=flags.explicit("rdzv_id") is not None)
+    rendezvous = _rendezvous(args, local)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
+    if conf.is_host is None:
+        conf = conf._replace(is_host=is_host)
     check = resolve_health_check(flags, rendezvous)
     workers = values.worker_count(*size.workers)
     if workers is None:
@@ -102,6 +141,9 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         job_size.check_local_entrypoint(local.spec, spec.entrypoint)
     for sentence in (*warnings, *ignored_flags.flag_warnings(flags, spec, conf, environ), *connection.warnings):
         warn(sentence)
+    if found and found.first is not False:
+        hosted = f"{counted(workers, 'worker')} on this node ({size.workers.source})"
+        inform(cluster.describe(found, args, rendezvous, size.nodes, hosted))
     return spec
 
 
@@ -111,12 +153,8 @@ def _count_workers(kind: str, environ: Mapping[str, str]) -> int:
     return count_workers(kind, environ)
 
 
-def _rendezvous(
-    flags: FlagValues, nodes: FlagValue, environ: Mapping[str, str], local: LocalNodes | None
-) -> Rendezvous:
-    import uuid
-
-    args = RendezvousArgs(
+def _rendezvous_args(flags: FlagValues, nodes: FlagValue, environ: Mapping[str, str]) -> RendezvousArgs:
+    return RendezvousArgs(
         nodes=nodes,
         spares=flags.integer("spares", 0, MAX_NODES),
         standalone=flags.is_on("standalone"),
@@ -128,6 +166,11 @@ def _rendezvous(
         master_port=flags.explicit_integer("master_port", 0, values.MAX_PORT),
         environ=environ,
     )
+
+
+def _rendezvous(args: RendezvousArgs, local: LocalNodes | None) -> Rendezvous:
+    import uuid
+
     if local:
         return rendezvous_options.resolve_local(args)
     return rendezvous_options.resolve(args, fresh_id=str(uuid.uuid4()))
@@ -219,7 +262,7 @@ def job_or_code(argv: Sequence[str]) -> JobSpec | int:
 
 
 def _read_job(line: CommandLine, warn: Callable[[str], None]) -> JobSpec:
-    return _job(line, os.environ, _count_workers, warn)
+    return _job(line, os.environ, _count_workers, warn, lambda line: entry_point.report(DLROVER_RUN.name, line))
 
 
 def _launch(spec: JobSpec) -> int:

@@ -77,6 +77,8 @@ class LaunchConfig:
             "forward-signals": self.forward_signals or None,
             "shutdown-timeout": self.shutdown_timeout,
             "preload": _comma_list(self.preload),
+            # A program in Python has found out where it runs.
+            "cluster": "none",
             "spares": self.spares or None,
             "node-unit": self.node_unit,
             "network-check": "once" if self.network_check is True else self.network_check or None,

@@ -14,6 +14,7 @@ import pytest
 
 from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
+from dlrover_run.cluster_environment import MARKERS
 from dlrover_run.spec import JobSpec, SpecError
 
 
@@ -22,6 +23,9 @@ def isolate(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*os.environ]:
         if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_", "TORCHELASTIC_")) or name == "PYTHON_EXEC":
             monkeypatch.delenv(name)
+    for markers in MARKERS.values():
+        for name in markers:
+            monkeypatch.delenv(name, raising=False)
     (directory / "train.py").write_text("")
     monkeypatch.chdir(directory)
 

@@ -11,23 +11,28 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
+from dlrover_run import cluster_environment
 from dlrover_run.cli import MAX_RESTARTS
 from dlrover_run.command_line import entry_point, lookup, rdzv_conf, rendezvous_options, values
 from dlrover_run.command_line.ignored_flags import rendezvous_warnings
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous
+from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, JobSpec, LogSpec, SpecError, Std, StreamMap
 from tf_ps_runner.command_line.options import TF_PS_RUN
-from tf_ps_runner.command_line.rendezvous import resolve_rendezvous
+from tf_ps_runner.command_line.rendezvous import rendezvous_args, resolve
 from tf_ps_runner.memory import MIB
 from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
+
+if TYPE_CHECKING:
+    from dlrover_run.cluster_environment.records import Context
 
 
 def parse(
@@ -36,26 +41,48 @@ def parse(
     *,
     require: Callable[[str], None] = lambda python: None,
     warn: Callable[[str], None] = lambda sentence: None,
+    inform: Callable[[str], None] = lambda sentence: None,
+    context: Context | None = None,
 ) -> PsJobSpec:
     """The job of a command line. Raises SpecError when it is not possible.
 
     `require` raises SpecError for an interpreter that cannot run TensorFlow. `warn` takes sentences about flags without
-    effect and other doubtful input.
+    effect and other doubtful input, `inform` what was taken from the cluster. `context` is the machine that `--cluster`
+    looks at, by default this one.
     """
     line = parse_argv(argv, TF_PS_RUN)
     if line.request is not None:
         raise UsageError(f"{line.request.spellings[0]} prints information and starts no job.")
-    return _job(line, environ, require, warn)
+    return _job(line, environ, require, warn, inform, context)
 
 
 def _job(
-    line: CommandLine, environ: Mapping[str, str], require: Callable[[str], None], warn: Callable[[str], None]
+    line: CommandLine,
+    environ: Mapping[str, str],
+    require: Callable[[str], None],
+    warn: Callable[[str], None],
+    inform: Callable[[str], None],
+    context: Context | None = None,
 ) -> PsJobSpec:
     flags = FlagValues(line, environ, TF_PS_RUN)
     role = Role(flags.choice("role")) if flags.explicit("role") else None
     cluster, warnings = _cluster(flags, role)
-    rendezvous = resolve_rendezvous(flags, environ)
+    found = None
+    if cluster_environment.may_complete(environ, flags.choice("cluster"), hostfile=bool(flags.explicit("hostfile"))):
+        from dlrover_run.command_line import cluster as in_cluster
+        from tf_ps_runner.command_line.cluster import describe_tasks, spread
+
+        here = context or in_cluster.context_of(line, TF_PS_RUN)
+        wanted = in_cluster.Wanted(place=in_cluster.place_of(flags, environ, "rdzv_endpoint"), any_size=True)
+        found = in_cluster.find(flags, environ, wanted, here, inform)
+    args, is_host = rendezvous_args(flags, environ, in_cluster=found is not None), None
+    if found:
+        args, is_host = in_cluster.complete(args, found, here, run_id_given=flags.explicit("rdzv_id") is not None)
+    rendezvous = resolve(flags, args)
+    capacity = spread(found, cluster) if found and role is None else _capacity(cluster, role)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
+    if conf.is_host is None:
+        conf = conf._replace(is_host=is_host)
     ignored = [key for key in conf.keys if key.name in TF_PS_RUN.ignored_keys]
     conf = conf._replace(keys=tuple(key for key in conf.keys if key not in ignored))
     warnings += [f"{key.name} of --rdzv-conf has no effect on a job with parameter servers." for key in ignored]
@@ -92,13 +119,16 @@ def _job(
     )
     spec = PsJobSpec(
         job=job,
-        capacity=_capacity(cluster, role),
+        capacity=capacity,
         sparse=flags.is_on("sparse"),
         hang_timeout=_seconds(flags, "hang_timeout", 0.0, zero_allowed=True),
         checkpoint_dir=_checkpoint_dir(flags, cluster, warnings),
     )
     for sentence in warnings:
         warn(sentence)
+    if found and found.first is not False:
+        nodes = found.nodes or FlagValue("--ps, --workers", str(sum(part.slots for part in _capacity(cluster, None))))
+        inform(in_cluster.describe(found, args, rendezvous, nodes, describe_tasks(capacity)))
     return spec
 
 
@@ -251,7 +281,7 @@ def job_or_code(argv: Sequence[str]) -> PsJobSpec | int:
 
 
 def _read_job(line: CommandLine, warn: Callable[[str], None]) -> PsJobSpec:
-    return _job(line, os.environ, require_tensorflow, warn)
+    return _job(line, os.environ, require_tensorflow, warn, lambda line: entry_point.report(TF_PS_RUN.name, line))
 
 
 def _launch(spec: PsJobSpec) -> int:

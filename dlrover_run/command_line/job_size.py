@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlrover_run.command_line import lookup, values
 from dlrover_run.command_line.parser import FlagValues
@@ -14,6 +14,9 @@ from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.text import counted
 from dlrover_run.spec import Entrypoint, LocalSpec, SpecError
+
+if TYPE_CHECKING:
+    from dlrover_run.cluster_environment.records import Detected
 
 COUNT_VARIABLES = ("NODE_NUM", "WORKER_NUM")
 """The number of nodes that a cluster manager sets, the newer name first."""
@@ -44,15 +47,17 @@ class JobSize(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def find_size(flags: FlagValues, environ: Mapping[str, str]) -> JobSize:
-    """The size of the job. Raises SpecError when nothing gives the number of nodes.
+def find_size(flags: FlagValues, environ: Mapping[str, str], found: Detected | None = None) -> JobSize:
+    """The size of the job; `found` completes it. Raises SpecError when nothing gives the number of nodes.
 
     `--local-nodes` is the default of `--nnodes`. DLRover's `--auto-config` overrides explicit numbers; here an explicit
     number takes precedence, with a warning.
     """
     nodes, workers = flags.explicit("nnodes") or flags.explicit("local_nodes"), flags.explicit("nproc_per_node")
+    detected = found.nodes if found else None
     if not flags.is_on("auto_config"):
-        return JobSize(nodes or flags.get("nnodes"), flags.get("nproc_per_node"))
+        workers = workers or (found.workers if found else None) or flags.get("nproc_per_node")
+        return JobSize(nodes or detected or flags.get("nnodes"), workers)
     by_variable = next(
         (FlagValue(name, environ[name]) for name in COUNT_VARIABLES if environ.get(name, "").strip()), None
     )
@@ -62,7 +67,7 @@ def find_size(flags: FlagValues, environ: Mapping[str, str]) -> JobSize:
         if nodes is not None and nodes.text.strip() != by_variable.text.strip():
             variable = f"{by_variable.source}={by_variable.text}"
             warnings.append(f"{nodes.source} {nodes.text} takes precedence over {variable} of --auto-config.")
-    elif nodes is None and not flags.is_on("standalone"):
+    elif nodes is None and detected is None and not flags.is_on("standalone"):
         variables = values.alternatives(COUNT_VARIABLES)
         raise SpecError(f"--auto-config cannot find the number of nodes: set {variables}, or give --nnodes.")
     if workers is not None and workers.text != _AUTO:
@@ -70,7 +75,9 @@ def find_size(flags: FlagValues, environ: Mapping[str, str]) -> JobSize:
             f"{workers.source} {workers.text} takes precedence over --auto-config: devices are not counted."
         )
     return JobSize(
-        nodes or by_variable or flags.get("nnodes"), workers or FlagValue("--auto-config", _AUTO), tuple(warnings)
+        nodes or by_variable or detected or flags.get("nnodes"),
+        workers or FlagValue("--auto-config", _AUTO),
+        tuple(warnings),
     )
 
 

@@ -24,6 +24,7 @@ BACKENDS = ("static", "c10d", "master", "etcd")
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
 CHECK_MODES = ("once", "always")
 EXIT_SCHEMES = ("precise", "torchrun", "kubernetes")
+CLUSTERS = ("auto", "none", "slurm", "kubernetes", "mpi", "lsf", "pbs", "sagemaker", "vertex")
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
 INSTALLABLE_SHELLS = ("bash", "zsh", "fish")
@@ -118,6 +119,24 @@ TABLE: tuple[Flag, ...] = (
         SIZE,
         "Take the number of nodes from NODE_NUM (or WORKER_NUM), count the workers as auto does, and turn on "
         "--network-check for 4 nodes or more; explicit flags take precedence.",
+        extension=True,
+    ),
+    Flag(
+        "cluster",
+        RENDEZVOUS,
+        "Take what no flag gives from the variables of the cluster that started the launcher on each node; [b]auto[/] "
+        "finds out which one it is, [b]none[/] uses none.",
+        "|".join(CLUSTERS),
+        "auto",
+        extension=True,
+        choices=CLUSTERS,
+    ),
+    Flag(
+        "hostfile",
+        RENDEZVOUS,
+        "File with the hosts of the job in the order of their ranks, one on a line; [b]slots=N[/] behind a host is its "
+        "number of workers.",
+        "FILE",
         extension=True,
     ),
     Flag("standalone", RENDEZVOUS, "Run a single node; the flags of the rendezvous are ignored."),

@@ -162,11 +162,17 @@ def _set_by_variable(args: RendezvousArgs) -> bool:
 
 def _with_master(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_nodes: int) -> Rendezvous:
     variable = FlagValue(MASTER_VARIABLE, args.environ.get(MASTER_VARIABLE, ""))
-    endpoint = next((value for value in (args.endpoint, variable) if value.text.strip()), None)
+    # Kubeflow's trainer gives a master address and no endpoint, also for --rdzv-backend=c10d.
+    by_address = FlagValue("", "")
+    if args.master_addr and args.master_addr.text.strip():
+        host = values.host(*args.master_addr)
+        port = MASTER_PORT if args.master_port is None else args.master_port
+        by_address = FlagValue(args.master_addr.source, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    endpoint = next((value for value in (args.endpoint, variable, by_address) if value.text.strip()), None)
     if endpoint is None:
         remedy = f"give --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or set {MASTER_VARIABLE}"
         if args.environ.get("SLURM_JOB_NODELIST"):
-            remedy += '; in a job of Slurm HOST is "$(scontrol show hostnames | head -n 1)"'
+            remedy += "; in a job of Slurm start the launcher with srun, and leave it out"
         raise values.invalid(*backend, "needs an endpoint", remedy)
     host, port = values.endpoint(*endpoint, MASTER_PORT)
     if port == 0:

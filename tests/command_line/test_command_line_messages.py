@@ -30,7 +30,7 @@ SECRET = "open-sesame"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the files that the command lines name, and no variable that changes a job."""
     isolate(tmp_path, monkeypatch)
-    for name in [name for name in os.environ if name.startswith((PREFIX, "SLURM_", "MASTER_", "JOB_COMPLETION"))]:
+    for name in [name for name in os.environ if name.startswith((PREFIX, "MASTER_", "SLURM_"))]:
         monkeypatch.delenv(name)
     for name, kind in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
         (tmp_path / name).write_text(f"-----BEGIN {kind}-----\nAA==\n-----END {kind}-----\n")

@@ -66,8 +66,8 @@ TABLE: tuple[Flag, ...] = (
     _flag(
         "role",
         CLUSTER,
-        "Host one task of this role: [b]ps[/], [b]worker[/], [b]chief[/] or [b]evaluator[/]. Without it this "
-        "machine hosts as many tasks of each role as the job may have.",
+        "Host one task of this role: [b]ps[/], [b]worker[/], [b]chief[/] or [b]evaluator[/]. Without it a node of a "
+        "cluster hosts its share of all tasks, and any other machine as many of each role as the job may have.",
         "ROLE",
         choices=ROLES,
     ),
@@ -77,6 +77,8 @@ TABLE: tuple[Flag, ...] = (
         "List in TF_CONFIG only the task itself, the chief and the servers, by their index.",
     ),
     *RENDEZVOUS_FLAGS,
+    _shared("cluster"),
+    _shared("hostfile", help="File with the hosts of the job in the order of their ranks, one on a line."),
     _shared("local_addr"),
     _shared("module", panel=PROCESSES),
     _flag(

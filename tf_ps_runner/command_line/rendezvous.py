@@ -17,16 +17,21 @@ DEFAULT_ID = "none"
 
 
 def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, as_client: bool = False) -> Rendezvous:
-    """The rendezvous options of a job. Raises SpecError.
+    """The rendezvous options of a job that no cluster completes. Raises SpecError.
 
     A node without a role and without an endpoint hosts the whole job alone. With `as_client` the caller is no node and
     has no role. An endpoint without a backend is that of a master.
     """
-    import uuid
+    return resolve(flags, rendezvous_args(flags, environ, as_client=as_client), as_client=as_client)
 
+
+def rendezvous_args(
+    flags: FlagValues, environ: Mapping[str, str], *, as_client: bool = False, in_cluster: bool = False
+) -> RendezvousArgs:
+    """The flags of the rendezvous. A cluster (`in_cluster`) has several nodes, and gives the endpoint."""
     role, backend = None if as_client else flags.explicit("role"), flags.explicit("rdzv_backend")
     endpoint = flags.get("rdzv_endpoint")
-    by_flag = bool(endpoint.text.strip())
+    by_flag = bool(endpoint.text.strip()) or in_cluster
     by_variable = bool(environ.get(rendezvous_options.MASTER_VARIABLE, "").strip())
     if backend is not None:
         values.choice(*backend, BACKENDS)
@@ -40,21 +45,26 @@ def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, as_clie
     run_id = flags.explicit("rdzv_id")
     if run_id is not None:
         values.shared_name(*run_id)
-    rendezvous = rendezvous_options.resolve(
-        RendezvousArgs(
-            nodes=FlagValue("--role", "1" if alone else f"1:{MAX_NODES}"),
-            spares=0,
-            standalone=False,
-            backend=backend or FlagValue("--rdzv-backend", "c10d"),
-            endpoint=endpoint,
-            run_id=run_id or FlagValue("--rdzv-id", "" if alone else DEFAULT_ID),
-            node_rank=None,
-            master_addr=None,
-            master_port=None,
-            environ=environ,
-        ),
-        str(uuid.uuid4()),
+    return RendezvousArgs(
+        nodes=FlagValue("--role", "1" if alone else f"1:{MAX_NODES}"),
+        spares=0,
+        standalone=False,
+        backend=backend or FlagValue("--rdzv-backend", "c10d"),
+        endpoint=endpoint,
+        run_id=run_id or FlagValue("--rdzv-id", "" if alone else DEFAULT_ID),
+        node_rank=None,
+        master_addr=None,
+        master_port=None,
+        environ=environ,
     )
+
+
+def resolve(flags: FlagValues, args: RendezvousArgs, *, as_client: bool = False) -> Rendezvous:
+    """The rendezvous of these options. Raises SpecError."""
+    import uuid
+
+    role = None if as_client else flags.explicit("role")
+    rendezvous = rendezvous_options.resolve(args, str(uuid.uuid4()))
     # The name that a cluster manager gives a pod is unique only within its role, and its rank is not a node rank here.
     name = f"{role.text}-{rendezvous.node_id}" if role is not None and rendezvous.node_id else rendezvous.node_id
     return rendezvous._replace(node_rank=None, node_id=name)

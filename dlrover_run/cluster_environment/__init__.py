@@ -1,0 +1,31 @@
+"""What the environment of a launcher says about its job: the cluster, the nodes, this node's rank and where to meet.
+
+This module imports nothing, so that a launcher outside of any cluster finds that out for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MARKERS: Mapping[str, tuple[str, ...]] = {
+    "mpi": ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE"),
+    "slurm": ("SLURM_JOB_ID", "SLURM_JOBID"),
+    "lsf": ("LSB_JOBID",),
+    "pbs": ("PBS_JOBID",),
+    "kubernetes": ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "KUBERNETES_SERVICE_HOST"),
+    "sagemaker": ("SM_HOSTS",),
+    "vertex": ("CLUSTER_SPEC",),
+}
+"""The variables that show each cluster, by its name in `--cluster`; a cluster without any of them is not looked at."""
+
+
+def is_marked(environ: Mapping[str, str], cluster: str) -> bool:
+    """Whether a variable shows this cluster."""
+    return any(environ.get(marker, "").strip() for marker in MARKERS[cluster])
+
+
+def may_complete(environ: Mapping[str, str], cluster: str, *, hostfile: bool) -> bool:
+    """Whether a cluster can complete the job, by the values of `--cluster` and `--hostfile`."""
+    if cluster == "auto":
+        return hostfile or any(is_marked(environ, name) for name in MARKERS)
+    return hostfile or cluster != "none"

@@ -1,0 +1,146 @@
+"""Programs that start MPI jobs: mpirun of Open MPI, mpiexec of MPICH, Intel MPI and PALS, and jsrun.
+
+They number the processes and not the nodes, so with one process on each node its rank is that of the node. They run
+inside the job of a scheduler too, and then the scheduler's list of hosts is theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dlrover_run.cluster_environment import batch, host_list
+from dlrover_run.cluster_environment.host_list import HostListError
+from dlrover_run.cluster_environment.records import (
+    BY_FLAGS,
+    Context,
+    Contradiction,
+    Detected,
+    Finding,
+    given,
+    number,
+    port_of,
+    several_launchers,
+    visible_gpus,
+)
+from dlrover_run.command_line.values import FlagValue
+
+
+class _Starter(NamedTuple):
+    """The variables of one program, and the command that starts one process on each node."""
+
+    name: str
+    size: str
+    local_size: str
+    rank: str
+    local_rank: str
+    launch: str
+
+
+_STARTERS = (
+    _Starter(
+        "Open MPI",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "mpirun -N 1",
+    ),
+    _Starter(
+        "jsrun",
+        "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_LOCAL_SIZE",
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_LOCAL_RANK",
+        "jsrun --rs_per_host=1 --tasks_per_rs=1",
+    ),
+    _Starter("PALS", "PMI_SIZE", "PMI_LOCAL_SIZE", "PMI_RANK", "PALS_LOCAL_RANKID", "mpiexec --ppn 1"),
+    _Starter("MPICH", "PMI_SIZE", "MPI_LOCALNRANKS", "PMI_RANK", "MPI_LOCALRANKID", "mpiexec -ppn 1"),
+)
+_HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "PBS_NODEFILE")
+_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
+_CONTACTS = ("OMPI_MCA_orte_hnp_uri", "PRTE_MCA_prte_hnp_uri")
+_ADDRESS = re.compile(r"tcp(?:4|6)?://(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+))")
+
+
+def find(environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | None = None) -> Finding:
+    """What the variables of an MPI program say; `hosts` are those of --hostfile. Raises Contradiction."""
+    starter = _starter(environ)
+    if starter is None:
+        return None
+    size, rank = number(environ, starter.size, lowest=1), number(environ, starter.rank)
+    local_size, local_rank = number(environ, starter.local_size, lowest=1), number(environ, starter.local_rank)
+    missing = starter.size if size is None else starter.rank
+    if size is None or rank is None:
+        raise Contradiction(f"{missing} of {starter.name} is not set", _or_none(starter, context))
+    nodes = int(size.text)
+    title = f"{starter.name} job"
+    on_node = max(int(local_size.text) if local_size else 1, int(local_rank.text) + 1 if local_rank else 1)
+    if on_node > 1:
+        problem = f"{title} starts {on_node} launchers on a node ({(local_size or size).source})"
+        raise several_launchers(problem, nodes, starter.launch, context)
+    if int(rank.text) >= nodes:
+        raise Contradiction(f"{rank.source} is {rank.text}, and {size.source} is {nodes}", _or_none(starter, context))
+    if local_size is None and nodes > 1:
+        raise Contradiction(
+            f"{size.source} is {nodes}, and {starter.local_size} does not say how many of them are on this node",
+            _or_none(starter, context),
+        )
+    hosts = hosts or _hosts(environ, context)
+    job = given(environ, *_JOBS)
+    run_id = FlagValue(job.source, job.text[:200]) if job and job.text.isprintable() else None
+    first = rank.text == "0"
+    return Detected(
+        "mpi",
+        f"{starter.name} job {run_id.text}" if run_id else title,
+        FlagValue(size.source, str(nodes)),
+        rank,
+        host=hosts[0] if hosts else None,
+        port=port_of(run_id.text if run_id else ""),
+        run_id=run_id,
+        workers=visible_gpus(environ),
+        first=first,
+        hosts=tuple(host.text for host in hosts) if len(hosts) == nodes else (),
+        no_host="give --hostfile FILE with the hosts in the order of their ranks, or --rdzv-endpoint=HOST:PORT",
+    )
+
+
+def _starter(environ: Mapping[str, str]) -> _Starter | None:
+    for starter in _STARTERS[:2]:
+        if given(environ, starter.size):
+            return starter
+    for starter in _STARTERS[2:]:
+        # srun sets PMI_SIZE for programs with MPI, but not these.
+        if given(environ, starter.local_size, starter.local_rank) and given(environ, starter.size):
+            return starter
+    if given(environ, "PMI_SIZE") and not given(environ, "SLURM_STEP_ID", "SLURM_STEPID"):
+        return _STARTERS[-1]
+    return None
+
+
+def _or_none(starter: _Starter, context: Context) -> str:
+    return f"start it with `{starter.launch} {context.command}`, or {BY_FLAGS}"
+
+
+def _hosts(environ: Mapping[str, str], context: Context) -> list[FlagValue]:
+    """The hosts on which the program starts processes, the first of which gets rank 0; at least the first if known."""
+    for name in _HOST_FILES:
+        path = given(environ, name)
+        listed = batch.read_file(path, context) if path else None
+        if path and listed:
+            return [FlagValue(path.source, host.name) for host in listed]
+    source, names = batch.lsf_hosts(environ, context)
+    if names:
+        return [FlagValue(source, name) for name in names]
+    if text := given(environ, "SLURM_JOB_NODELIST"):
+        try:
+            return [FlagValue(text.source, name) for name in host_list.expand(text.text)]
+        except HostListError as error:
+            raise Contradiction(f"{text.source} {text.text[:200]!r} {error}", "give --hostfile FILE") from None
+    if text := given(environ, *_CONTACTS):
+        # The address of mpirun, which runs on the first host unless it was started from a login node. The launcher of
+        # rank 0 finds out whether it is its own.
+        for in_brackets, plain in _ADDRESS.findall(text.text):
+            return [FlagValue(text.source, in_brackets or plain)]
+    return []

@@ -1,0 +1,195 @@
+"""Slurm. A step (`srun`) runs the launcher once on each of its nodes, so its variables count and not the job's.
+
+`srun` copies the variables of the batch script and adds those of the step. A batch script itself is not in a step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from dlrover_run.cluster_environment import host_list
+from dlrover_run.cluster_environment.host_list import HostListError
+from dlrover_run.cluster_environment.records import (
+    BY_FLAGS,
+    Context,
+    Contradiction,
+    Detected,
+    Finding,
+    Unstarted,
+    given,
+    number,
+    port_of,
+    read_number,
+    several_launchers,
+    visible_gpus,
+)
+from dlrover_run.command_line.values import FlagValue
+
+JOB = "SLURM_JOB_ID"
+_STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
+_SHELLS = frozenset({"interactive", "bash", "sh", "zsh", "fish", "tcsh", "csh", "ksh", "dash"})
+"""Names of jobs that are a shell: that of `salloc`, and of `srun --pty bash` outside of a job."""
+
+_FIRST_SPECIAL_STEP = 0xFFFF_FFF0
+"""Steps from this number on are Slurm's own: the batch script, an interactive shell, and what runs outside of steps."""
+
+_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
+
+
+def find(environ: Mapping[str, str], context: Context) -> Finding:
+    """What Slurm's variables say. Raises Contradiction."""
+    job = given(environ, JOB, "SLURM_JOBID")
+    if job is None:
+        return None
+    read_number(job)
+    step = number(environ, *_STEP)
+    if step is None or int(step.text) >= _FIRST_SPECIAL_STEP:
+        return _outside_of_a_step(environ, context, job)
+    if (components := number(environ, "SLURM_HET_SIZE")) and int(components.text) > 1:
+        raise Contradiction(
+            f"Slurm job {job.text} has {components.text} components ({components.source}), which number their nodes "
+            "separately",
+            BY_FLAGS,
+        )
+    return _step(environ, context, job, step)
+
+
+def _outside_of_a_step(environ: Mapping[str, str], context: Context, job: FlagValue) -> Finding:
+    nodes = number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", lowest=1)
+    if nodes is None or int(nodes.text) == 1:
+        return None
+    name = given(environ, "SLURM_JOB_NAME")
+    # salloc starts its shell on the login node, where it is no task.
+    shell = context.interactive or (name is not None and name.text in _SHELLS) or "SLURM_PROCID" not in environ
+    launch = f"srun --ntasks={nodes.text} --ntasks-per-node=1 {context.command}"
+    return Unstarted(
+        f"Slurm job {job.text} has {nodes.text} nodes ({nodes.source}), and srun did not start this launcher",
+        f"give `{launch}` for a job on all of them, or --cluster=none for one on this node alone",
+        hint_only=shell,
+    )
+
+
+def _step(environ: Mapping[str, str], context: Context, job: FlagValue, step: FlagValue) -> Finding:
+    title = f"Slurm step {job.text}.{step.text}"
+    nodes = number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", lowest=1)
+    hosts = _hosts(environ, nodes)
+    if nodes is None:
+        if not hosts:
+            raise Contradiction(
+                f"{title} does not say how many nodes it has",
+                BY_FLAGS,
+            )
+        nodes = FlagValue(hosts[0].source, str(len(hosts)))
+    size = int(nodes.text)
+    _refuse_several_launchers(environ, context, title, size)
+    if size > 1 and (pty := given(environ, "SLURM_PTY_PORT")):
+        # Slurm connects only the first task with the terminal, and it may be a shell.
+        raise Contradiction(
+            f"{title} has {size} nodes and a terminal ({pty.source}), so srun may have started a shell on each",
+            f"leave --pty out (`srun {context.command}`), or give --cluster=none for a job on this node alone",
+        )
+    rank = _rank(environ, context, title, size, hosts)
+    parts = [given(environ, "SLURM_ARRAY_JOB_ID"), given(environ, "SLURM_ARRAY_TASK_ID")]
+    array = "_".join(part.text for part in parts if part) if all(parts) else ""
+    attempt = number(environ, "SLURM_RESTART_COUNT")
+    attempt = attempt if attempt and int(attempt.text) else None
+    # Slurm numbers the steps of a requeued job from 0 again, and a node of the last attempt may not be gone yet.
+    run_id = f"{array or job.text}.{step.text}" + (f"-restart{attempt.text}" if attempt else "")
+    source = "SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID" if array else job.source
+    return Detected(
+        "slurm",
+        title,
+        nodes,
+        rank,
+        host=hosts[0] if hosts else None,
+        port=port_of(run_id),
+        run_id=FlagValue(f"{source}, {step.source}" + (f", {attempt.source}" if attempt else ""), run_id),
+        workers=visible_gpus(environ, "SLURM_GPUS_ON_NODE"),
+        attempt=attempt,
+        first=None if rank is None else rank.text == "0",
+        hosts=tuple(host.text for host in hosts),
+    )
+
+
+def _hosts(environ: Mapping[str, str], nodes: FlagValue | None) -> list[FlagValue]:
+    """The nodes of the step; none if only the job's are known and are more than those of the step."""
+    for source in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        text = given(environ, source)
+        if text is None:
+            continue
+        try:
+            names = host_list.expand(text.text)
+        except HostListError as error:
+            raise Contradiction(f"{source} {text.text[:200]!r} {error}", BY_FLAGS) from None
+        if nodes is None or len(names) == int(nodes.text):
+            return [FlagValue(source, name) for name in names]
+        if source == "SLURM_STEP_NODELIST":
+            raise Contradiction(
+                f"{nodes.source} is {nodes.text}, and {source} {text.text[:200]} names {len(names)}",
+                f"unset the variables of another step, or {BY_FLAGS}",
+            )
+    return []
+
+
+def _refuse_several_launchers(environ: Mapping[str, str], context: Context, title: str, nodes: int) -> None:
+    tasks = number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", lowest=1)
+    local = number(environ, "SLURM_LOCALID")
+    each = given(environ, "SLURM_STEP_TASKS_PER_NODE")
+    if each is None and "SLURM_STEP_NUM_TASKS" not in environ:
+        each = given(environ, "SLURM_TASKS_PER_NODE")
+    counts = _tasks_per_node(each)
+    most = max([*counts, int(local.text) + 1 if local else 1])
+    if tasks is not None and int(tasks.text) < nodes:
+        raise Contradiction(
+            f"{title} has {nodes} nodes and {tasks.text} tasks ({tasks.source})",
+            f"unset the variables of another step, or {BY_FLAGS}",
+        )
+    total = int(tasks.text) if tasks else max(sum(counts), most + nodes - 1)
+    if total == nodes and most == 1:
+        return
+    most = max(most, -(-total // nodes))
+    launch = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
+    cpus = given(environ, "SLURM_CPUS_PER_TASK")
+    if cpus and cpus.text.isdigit():
+        launch += f" --cpus-per-task={int(cpus.text) * most}"
+    gpus = given(environ, "SLURM_GPUS_ON_NODE")
+    if gpus and gpus.text.isdigit() and int(gpus.text):
+        launch += f" --gpus-per-node={gpus.text}"
+    problem = f"{title} starts {most} launchers on a node ({total} tasks on {nodes} node{'s' * (nodes > 1)})"
+    raise several_launchers(problem, total, launch, context)
+
+
+def _tasks_per_node(value: FlagValue | None) -> list[int]:
+    """The tasks of each node, from a text such as `2(x3),1`."""
+    counts: list[int] = []
+    for item in value.text.split(",") if value else ():
+        found = _TASKS.fullmatch(item)
+        if found is None or int(found[2] or 1) > host_list.MAX_HOSTS:
+            return []
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _rank(
+    environ: Mapping[str, str], context: Context, title: str, nodes: int, hosts: list[FlagValue]
+) -> FlagValue | None:
+    rank = number(environ, "SLURM_NODEID")
+    own = given(environ, "SLURMD_NODENAME")
+    if rank is not None and int(rank.text) >= nodes:
+        raise Contradiction(
+            f"{rank.source} is {rank.text}, and {title} has {nodes} node{'s' * (nodes > 1)}",
+            "unset the variables of another step, or give --cluster=none",
+        )
+    if not hosts:
+        return rank
+    name = own or FlagValue("the host name", context.hostname)
+    at = host_list.find_host([host.text for host in hosts], name.text)
+    if own is not None and (at is None or (rank is not None and at != int(rank.text))):
+        where = "is not in" if at is None else f"is number {at} of"
+        other = "" if at is None or rank is None else f", and {rank.source} is {rank.text}"
+        raise Contradiction(
+            f"{own.source} {own.text} {where} the nodes of {title} ({hosts[0].source}){other}",
+            f"unset the variables of another step, or {BY_FLAGS}",
+        )
+    return rank or (FlagValue(name.source, str(at)) if at is not None else None)

@@ -1,0 +1,300 @@
+"""Completes a job from the cluster that started the launcher: flags first, then variables, then what was detected.
+
+What is detected counts only for several nodes. A single node runs as it does without a cluster. This module is imported
+only where a cluster may have started the launcher (`cluster_environment.may_complete`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shlex
+import socket
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from dlrover_run.cluster_environment.detect import detect
+from dlrover_run.cluster_environment.host_list import find_host, short
+from dlrover_run.cluster_environment.records import Context, Contradiction, Detected, Unstarted
+from dlrover_run.command_line import values
+from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
+from dlrover_run.command_line.rendezvous_options import (
+    ETCD_BACKENDS,
+    MASTER_BACKENDS,
+    MASTER_VARIABLE,
+    RANK_VARIABLES,
+    Rendezvous,
+    RendezvousArgs,
+)
+from dlrover_run.command_line.values import FlagValue
+from dlrover_run.coordination.rules import MAX_NODES
+from dlrover_run.spec import SpecError
+from dlrover_run.transport.addresses import Address, is_local_address, join_address
+
+_MAX_FILE = 16 * 1024 * 1024
+"""Bytes of a host file that are read: more than `MAX_HOSTS` hosts."""
+
+_MAX_COMMAND = 200
+"""Characters of a command line in a message."""
+
+_SEPARATE_JOBS = "--cluster=none for separate jobs"
+
+
+class Wanted(NamedTuple):
+    """What the flags and variables say about the size of a job, and about the place where its nodes meet.
+
+    None means that they do not. `alone` is the flag that runs the job on this machine only. `any_size` means that the
+    job runs on any number of nodes.
+    """
+
+    nodes: FlagValue | None = None
+    spares: int = 0
+    alone: FlagValue | None = None
+    place: FlagValue | None = None
+    any_size: bool = False
+
+    @property
+    def most(self) -> int:
+        """The highest number of nodes, spares included; 0 if it is not given."""
+        return values.node_range(*self.nodes)[1] + self.spares if self.nodes else 0
+
+
+def context_of(line: CommandLine, program: Program) -> Context:
+    """This machine, with the command line for messages."""
+    words = [program.name]
+    for dest, texts in line.values.items():
+        spelling = program.by_dest[dest].spellings[0]
+        words += [f"{spelling}={text}" if text else spelling for text in texts]
+    command = shlex.join([*words, line.script or "SCRIPT", *line.script_args])
+    if len(command) > _MAX_COMMAND or not command.isprintable():
+        command = f"{program.name} ..."
+    return Context(_hostname(), _read, _is_interactive(), command, _is_own_address)
+
+
+def _hostname() -> str:
+    return socket.gethostname()
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_MAX_FILE)
+    except OSError:
+        return None
+
+
+def _is_interactive() -> bool:
+    """Whether a person types at the terminal of this process. In a container with a terminal its first process, or a
+    shell that is the first process, starts the launcher."""
+    try:
+        return os.isatty(0) and os.getpid() != 1 and os.getppid() != 1
+    except OSError:
+        return False
+
+
+def _is_own_address(host: str) -> bool:
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return is_local_address(Address(socket.AF_INET6 if ip.version == 6 else socket.AF_INET, host, 0))
+
+
+def find(
+    flags: FlagValues,
+    environ: Mapping[str, str],
+    wanted: Wanted,
+    context: Context,
+    inform: Callable[[str], None],
+) -> Detected | None:
+    """The job of several nodes that the cluster started; None for any other. `inform` takes hints.
+
+    Raises SpecError when it contradicts the flags, and when this launcher would be a job of its own beside the others.
+    """
+    name, hostfile = flags.choice("cluster"), flags.explicit("hostfile")
+    try:
+        found = detect(environ, context, name, hostfile)
+    except Contradiction as problem:
+        # A command line that says everything needs no cluster. Each of several launchers on a node may be a node of it.
+        several = wanted.most > 1 or (wanted.any_size and not problem.launchers)
+        if wanted.place and several and problem.launchers in (0, wanted.most):
+            return None
+        raise
+    if isinstance(found, Unstarted):
+        if wanted.nodes or wanted.alone or wanted.place:
+            return None
+        if not found.hint_only:
+            raise SpecError(f"{found.problem}: {found.remedy}.")
+        inform(f"{found.problem}: {found.remedy}.")
+        return None
+    if found is None or found.size == 1:
+        return None
+    return found if _is_several(found, wanted) else None
+
+
+def _is_several(found: Detected, wanted: Wanted) -> bool:
+    """Whether the job has several nodes. Raises SpecError when the flags contradict the cluster."""
+    size = found.size
+    if size is None:
+        return _is_several_pods(found, wanted)
+    assert found.nodes is not None
+    has = f"{found.title} has {size} nodes ({found.nodes.source})"
+    if wanted.alone:
+        raise SpecError(
+            f"{wanted.alone.source} runs a job on this machine only, and {has}: leave it out, or give {_SEPARATE_JOBS}."
+        )
+    if wanted.nodes and wanted.most < size:
+        spares = f" or --spares={size - wanted.most + wanted.spares}" if wanted.most > 1 else ""
+        remedy = f"leave it out, or give --nnodes={size}{spares}, or {_SEPARATE_JOBS}"
+        raise SpecError(f"{wanted.nodes.source} is {wanted.nodes.text}, and {has}: {remedy}.")
+    if wanted.nodes and values.node_range(*wanted.nodes)[0] > size and not wanted.place:
+        raise SpecError(
+            f"{wanted.nodes.source} is {wanted.nodes.text}, and {has}: give --nnodes={size}, or request more nodes."
+        )
+    return True
+
+
+def _is_several_pods(found: Detected, wanted: Wanted) -> bool:
+    if wanted.any_size:
+        return True
+    rank = found.node_rank
+    index = f"{rank.source} is {rank.text}" if rank else f"{found.title} has several nodes"
+    if not wanted.nodes and not wanted.alone:
+        raise SpecError(
+            f"{index}, and the cluster does not say how many nodes the job has: give --nnodes=N, the completions of "
+            f"the Job, or {_SEPARATE_JOBS}."
+        )
+    size = 1 if wanted.alone else wanted.most
+    source = wanted.alone or wanted.nodes
+    if source and ((rank and int(rank.text) >= size) or (size == 1 and found.first is False)):
+        text = f" {source.text}" if source.text else ""
+        least = int(rank.text) + 1 if rank else 2
+        raise SpecError(
+            f"{index}, and {source.source}{text} means {size} node{'s' * (size > 1)}: give --nnodes={least} or more, "
+            f"or {_SEPARATE_JOBS}."
+        )
+    return size > 1
+
+
+class Completed(NamedTuple):
+    """The rendezvous with what the cluster adds. `is_host` is whether this node hosts the master, None if the address
+    decides."""
+
+    args: RendezvousArgs
+    is_host: bool | None = None
+
+
+def complete(args: RendezvousArgs, found: Detected, context: Context, *, run_id_given: bool) -> Completed:
+    """The rendezvous of a job in a cluster. Raises SpecError when the flags and the cluster do not fit together."""
+    if not run_id_given and found.run_id:
+        args = args._replace(run_id=found.run_id)
+    endpoint = args.endpoint if args.endpoint.text.strip() else None
+    backend = args.backend.text if args.backend else None
+    by_address = endpoint is not None or args.master_addr is not None or args.master_port is not None
+    if backend == "static" or (backend is None and by_address):
+        return Completed(_complete_static(args, found, endpoint))
+    if args.node_rank is None and found.node_rank and not any(args.environ.get(name) for name in RANK_VARIABLES):
+        args = args._replace(node_rank=int(found.node_rank.text))
+    if backend in ETCD_BACKENDS:
+        return Completed(args)
+    variable = args.environ.get(MASTER_VARIABLE, "").strip()
+    if endpoint or variable or args.master_addr:
+        given = endpoint or args.master_addr or FlagValue(MASTER_VARIABLE, variable)
+        _refuse_own_host(given, args, found, context)
+        return Completed(args)
+    if backend is not None and backend not in MASTER_BACKENDS:
+        return Completed(args)
+    if found.host is None:
+        raise SpecError(f"{found.title} does not say where its nodes meet: {found.no_host}.")
+    port = found.port if args.master_port is None else args.master_port
+    args = args._replace(
+        backend=args.backend or FlagValue("--cluster", MASTER_BACKENDS[0]),
+        endpoint=FlagValue(found.host.source, join_address(found.host.text, port)),
+    )
+    return Completed(args, found.first)
+
+
+def _complete_static(args: RendezvousArgs, found: Detected, endpoint: FlagValue | None) -> RendezvousArgs:
+    given = endpoint or args.master_addr
+    if args.node_rank is None:
+        if found.node_rank is None:
+            raise SpecError(f"{found.title} does not say which node this is: give --node-rank, or --rdzv-backend=c10d.")
+        args = args._replace(node_rank=int(found.node_rank.text))
+        host = values.endpoint(*endpoint, 0)[0] if endpoint else given.text if given else ""
+        at = find_host(found.hosts, host)
+        if at:
+            raise SpecError(
+                f"{given.source if given else ''} {host} is node {at} of {found.title}, and with static it must be "
+                f"node 0: give {found.hosts[0]}, or --rdzv-backend=c10d."
+            )
+    if given and _is_loopback(given) and args.node_rank != 0:
+        raise _loopback(given)
+    if given:
+        return args
+    if found.host is None:
+        raise SpecError(f"{found.title} does not say where its nodes meet: {found.no_host}.")
+    if found.first is not None and found.first != (args.node_rank == 0):
+        raise SpecError(
+            f"--node-rank is {args.node_rank}, and node 0 of {found.title} is {found.host.text} "
+            f"({found.host.source}): leave --node-rank out, or give --master-addr."
+        )
+    return args._replace(
+        master_addr=found.host, master_port=found.port if args.master_port is None else args.master_port
+    )
+
+
+def _refuse_own_host(given: FlagValue, args: RendezvousArgs, found: Detected, context: Context) -> None:
+    """Refuse an endpoint that would be another master on each node."""
+    if _is_loopback(given):
+        raise _loopback(given)
+    host = values.endpoint(*given, 0)[0]
+    # Each node may have put its own name there; a job of one node would then be complete.
+    if found.first is False and values.node_range(*args.nodes)[0] == 1 and short(host) == short(context.hostname):
+        raise SpecError(
+            f"{given.source} {given.text} is this node, which is not the first of {found.title}, so each node may "
+            f"have put its own name there: leave {given.source} out."
+        )
+
+
+def _is_loopback(given: FlagValue) -> bool:
+    host = values.endpoint(*given, 0)[0].lower()
+    return host in ("localhost", "::1", "0.0.0.0", "::") or host.startswith("127.")
+
+
+def _loopback(given: FlagValue) -> SpecError:
+    return SpecError(f"{given.source} {given.text} is another machine on each node: leave {given.source} out.")
+
+
+def describe(found: Detected, args: RendezvousArgs, rendezvous: Rendezvous, nodes: FlagValue, hosted: str) -> str:
+    """The line that says what the job has come to, and where each value is from. `hosted` is what this node runs."""
+    parts = [f"{nodes.text} nodes ({nodes.source})", hosted]
+    if args.node_rank is not None:
+        rank = found.node_rank
+        source = rank.source if rank and rank.text == str(args.node_rank) else "--node-rank"
+        parts.append(f"node rank {args.node_rank} ({source})")
+    if rendezvous.store:
+        given = args.endpoint if args.endpoint.text.strip() else args.master_addr or args.endpoint
+        parts.append(f"node 0 at {join_address(*rendezvous.store)} ({given.source})")
+    elif rendezvous.master:
+        given = args.endpoint if args.endpoint.text.strip() else args.master_addr or args.endpoint
+        source = MASTER_VARIABLE if rendezvous.master.external else given.source
+        parts.append(f"master at {join_address(rendezvous.master.host, rendezvous.master.port)} ({source})")
+    elif rendezvous.etcd:
+        parts.append(f"etcd at {args.endpoint.text} ({args.endpoint.source})")
+    parts.append(f"rdzv-id {rendezvous.run_id} ({args.run_id.source})")
+    if found.attempt:
+        parts.append(f"restart {found.attempt.text} of the job ({found.attempt.source})")
+    return f"{found.title}: {', '.join(parts)}."
+
+
+def wanted_of(flags: FlagValues, environ: Mapping[str, str], *, local: FlagValue | None) -> Wanted:
+    """What the flags of dlrover-run say about the size and the place of a job."""
+    standalone = flags.explicit("standalone") if flags.is_on("standalone") else None
+    place = place_of(flags, environ, "rdzv_endpoint", "master_addr")
+    return Wanted(flags.explicit("nnodes"), flags.integer("spares", 0, MAX_NODES), standalone or local, place)
+
+
+def place_of(flags: FlagValues, environ: Mapping[str, str], *names: str) -> FlagValue | None:
+    """The place where nodes meet: from the first of these flags that is given, else from `DLROVER_MASTER_ADDR`."""
+    given = (*(flags.explicit(name) for name in names), FlagValue(MASTER_VARIABLE, environ.get(MASTER_VARIABLE, "")))
+    return next((value for value in given if value and value.text.strip()), None)

@@ -1,0 +1,40 @@
+"""The tasks of a node in a cluster that started tf-ps-run on each node: which ones follows from its rank."""
+
+from __future__ import annotations
+
+from dlrover_run.cluster_environment.records import Detected
+from dlrover_run.command_line.values import FlagValue, alternatives
+from dlrover_run.policies.parameter_servers.model import Capacity, Role
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.spec import SpecError
+
+
+def spread(found: Detected, cluster: ClusterRules) -> tuple[Capacity, ...]:
+    """The tasks of this node: of the chief, the servers, the workers and the evaluator, dealt out to the nodes in turn.
+
+    Without a number of nodes each of them hosts one task. Raises SpecError when a node would have none.
+    """
+    roles = [
+        Role.CHIEF,
+        *[Role.PS] * cluster.max_ps,
+        *[Role.WORKER] * cluster.max_workers,
+        *[Role.EVALUATOR] * cluster.evaluator,
+    ]
+    nodes = len(roles) if found.size is None else found.size
+    if found.node_rank is None:
+        raise SpecError(f"{found.title} does not say which node this is: give --role.")
+    rank = int(found.node_rank.text)
+    if nodes > len(roles) or rank >= len(roles):
+        source = found.nodes or FlagValue(found.node_rank.source, f"at least {rank + 1}")
+        raise SpecError(
+            f"{found.title} has {source.text} nodes ({source.source}), and the job has {len(roles)} tasks: raise "
+            f"--workers or --ps, or request {len(roles)} nodes."
+        )
+    own = roles[rank::nodes]
+    return tuple(Capacity(role, own.count(role)) for role in dict.fromkeys(own))
+
+
+def describe_tasks(capacity: tuple[Capacity, ...]) -> str:
+    """The tasks of a node for the start line."""
+    tasks = [f"{part.slots} {part.role.value}" if part.slots > 1 else part.role.value for part in capacity]
+    return f"{alternatives(tasks).replace(' or ', ' and ')} on this node (--ps, --workers)"
