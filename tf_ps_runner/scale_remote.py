@@ -13,6 +13,7 @@ from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import rdzv_conf, rendezvous_options
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
+from dlrover_run.coordination.reasons import render
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
@@ -74,7 +75,7 @@ async def request_remotely(
             assignment = client.assignment
             order = NodeOrder.find(assignment.policy)
             if order is not None and order.scale_answered >= REQUEST_NUMBER:
-                return Reply(granted=not order.scale_refused, text=order.scale_answer)
+                return Reply(granted=not order.scale_refused, text=render(order.scale_answer))
             if assignment.phase in OVER:
                 raise ScaleFailed(f"the job {spec.run_id!r} is over.")
             if client.problem is not None:

@@ -5,7 +5,7 @@ Decisions, the wire and the journal carry a chain of `Reason`s. A chain becomes 
 
 A template takes Python's format fields, and `{number:#noun}` for a number of things, `{number:one|many}` for a text
 that depends on the number, and `{names:join}` for a list of names. A text that continues the one before begins with its
-separator; every other text follows after a semicolon.
+separator, and a text that ends with a colon introduces the next one; every other text follows after a semicolon.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec import Meta
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.text import counted, join_names
 
-MAX_REASONS = 8
+MAX_REASONS = 16
 """Reasons in one chain. A longer one keeps its first, which is the cause, and its last."""
 
 MAX_PARAM = 2 * MAX_WHAT
@@ -31,7 +31,7 @@ MAX_PARAM = 2 * MAX_WHAT
 MAX_NAMES = 3
 """Entries of a list of names; the last one may stand for all others."""
 
-_SEPARATORS = (",", ";", ":")
+_SEPARATORS = (",", ":", " ")
 
 Param = (
     Annotated[str, Meta(max_length=MAX_PARAM)]
@@ -95,20 +95,20 @@ class Code(ReasonCode):
     NO_NODE_LEFT = ", and no node is here any more"
     NODES_HERE = "{number:the one node is|{number} nodes are} here"
     LAST_CALL_OVER = ", and no other node came for {seconds:g} s"
-    NODES_LEFT = "; {number:#node} {number:is|are} left"
+    NODES_LEFT = "{number:#node} {number:is|are} left"
     TOO_FEW_NODES = "after {seconds:g} s only {number} of at least {least} nodes {number:is|are} here ({names:join})"
     NO_NODE_CAME = "after {seconds:g} s none of at least {least} nodes is here"
-    MISSING = "; missing: {names:join}"
+    MISSING = "missing: {names:join}"
     LEADER_SILENT = "{node} should have led the next round, and did not answer for {seconds:g} s"
     RECOVERED = "the job was running when its coordinator began"
 
     # The end of a round.
     ALL_SUCCEEDED = "every worker succeeded"
     WORKER_FAILED = "rank {rank} on {node} {what}"
-    RESTARTS_USED = "; {most:the one restart|all {most} restarts} {most:was|were} used"
-    RESTARTS_OF_WINDOW_USED = "; {most:the one restart|all {most} restarts} of {window:g} s {most:was|were} used"
+    RESTARTS_USED = "{most:the one restart|all {most} restarts} {most:was|were} used"
+    RESTARTS_OF_WINDOW_USED = "{most:the one restart|all {most} restarts} of {window:g} s {most:was|were} used"
     EARLY_FAILURES = (
-        "; {number} rounds in succession failed before any worker had got through init_process_group or written a "
+        "{number} rounds in succession failed before any worker had got through init_process_group or written a "
         "checkpoint, so the job stops early (--rdzv-conf early_failure_limit=0 goes on)"
     )
     SCALED_UP = "{names:join} joined, so {after} nodes train instead of {before}"
@@ -124,9 +124,9 @@ class Code(ReasonCode):
     NODES_OF = "{number:#node} of {wanted} {number:is|are} here"
     NAMED = ": {names:join}"
     TRAINING = "{number:#node} {number:trains|train}"
-    JOINS_NEXT_ROUND = "; this one takes part in the next round"
-    SPARE = "; this one waits to step in, {number:#spare} in all"
-    SPARE_OF = "; this one waits to step in, {number:#spare} in all ({wanted} asked for)"
+    JOINS_NEXT_ROUND = "this one takes part in the next round"
+    SPARE = "this one waits to step in, {number:#spare} in all"
+    SPARE_OF = "this one waits to step in, {number:#spare} in all ({wanted} asked for)"
 
 
 _PREFIXES: dict[type[ReasonCode], str] = {Code: ""}
@@ -169,27 +169,50 @@ def shown_names(names: Sequence[str], number: int | None = None) -> tuple[str, .
 
 
 def render(reasons: Sequence[Reason]) -> str:
-    """The sentence of a chain."""
-    text = ""
+    """The text of a chain."""
+    return "; ".join(map(_render_sentence, sentences(reasons)))
+
+
+def sentences(reasons: Sequence[Reason]) -> list[Reasons]:
+    """The parts of a chain that are rendered with a semicolon between them."""
+    found: list[Reasons] = []
     for reason in reasons:
-        template = _template(reason.code)
-        part = _rendered(template, reason)
-        continues = template is not None and template.startswith(_SEPARATORS)
-        text = part if not text else f"{text}{part}" if continues else f"{text}; {part}"
-    return text.lstrip(",;: ") if text.startswith(_SEPARATORS) else text
+        if found and (_continues(reason) or _template(found[-1][-1].code).endswith(":")):
+            found[-1] = (*found[-1], reason)
+        else:
+            found.append((reason,))
+    return found
 
 
-def _template(code: str) -> str | None:
-    """The template of a code; None for a code of another version."""
+def new_reasons(before: Sequence[Reason], reasons: Reasons) -> Reasons:
+    """What a reader of `before` has not read: the sentences that were added, or all of a chain that does not go on with
+    further sentences."""
+    known, found = sentences(before), sentences(reasons)
+    new = found[len(known) :]
+    return tuple(reason for part in new for reason in part) if new and found[: len(known)] == known else reasons
+
+
+def _render_sentence(reasons: Sequence[Reason]) -> str:
+    first, *further = reasons
+    parts = (f"{'' if _continues(one) else ' '}{_rendered(one)}" for one in further)
+    return _rendered(first).lstrip(",: ") + "".join(parts)
+
+
+def _continues(reason: Reason) -> bool:
+    return _template(reason.code).startswith(_SEPARATORS)
+
+
+def _template(code: str) -> str:
+    """The template of a code; empty for a code of another version."""
     policy, separator, _ = code.partition(".")
     if separator and code not in _TEMPLATES and policy in TEXTS:
         import_module(TEXTS[policy])
-    return _TEMPLATES.get(code)
+    return _TEMPLATES.get(code, "")
 
 
-def _rendered(template: str | None, reason: Reason) -> str:
+def _rendered(reason: Reason) -> str:
     """The text of one reason. A reason of another version may have another code or other parameters."""
-    if template is not None:
+    if template := _template(reason.code):
         try:
             return _FORMATTER.format(template, **reason.params)
         except (LookupError, TypeError, ValueError, AttributeError):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def join_names(hosts: Sequence[str], number: int | None = None) -> str:
-    """At most three hosts by name: `a`, `a and b`, `a, b and 5 others`. `number` says how many there are where only the
-    first of them are given."""
-    number = len(hosts) if number is None else number
-    shown = list(hosts) if number <= 3 else [*hosts[:2], f"{number - 2} others"]
+def join_names(hosts: Sequence[str]) -> str:
+    """At most three hosts by name: `a`, `a and b`, `a, b and 5 others`."""
+    shown = list(hosts) if len(hosts) <= 3 else [*hosts[:2], f"{len(hosts) - 2} others"]
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else "".join(shown)
 
 
@@ -22,11 +20,6 @@ def node_name(host: str, rank: int | None = None) -> str:
     if rank is None or " " in host:
         return host or "a node whose host is unknown"
     return f"node {rank} ({host or 'host unknown'})"
-
-
-def departure_text(signal: str) -> str:
-    """What became of a node that goes before the job is over, because of that signal or an empty string."""
-    return f"was ended by {signal}" if signal else "was asked to leave"
 
 
 def counted(number: int, noun: str) -> str:

@@ -15,6 +15,7 @@ from simulation.timeline import Broken
 
 from cluster_simulation.scenario import simulate
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.policies.parameter_servers import failures, placement, policy, reshape, scaling, versions, view
 from dlrover_run.policies.parameter_servers.model import Cluster, Role
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
@@ -56,7 +57,7 @@ def test_a_seed_replays_exactly() -> None:
 @contextmanager
 def requests_without_bound() -> Iterator[None]:
     """Any number is granted, and started."""
-    granted = patched((scaling, "out_of_range"), by=lambda request, limits: "")
+    granted = patched((scaling, "out_of_range"), by=lambda request, limits: ())
     started = patched((placement, "clamp"), by=lambda desired, least, most: most if desired is None else desired)
     with granted(), started():
         yield
@@ -98,13 +99,13 @@ def give_old_id(*given: Any) -> Any:
     return cluster, msgspec.structs.replace(task, key=msgspec.structs.replace(task.key, id=task.rank))
 
 
-def charge_nothing(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, str]:
+def charge_nothing(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, Reasons]:
     """Every end is free, except for servers."""
     is_server = losses[0].task.role is Role.PS
-    return real_charge(limits, cluster, losses) if is_server else (cluster, "")
+    return real_charge(limits, cluster, losses) if is_server else (cluster, ())
 
 
-def charge_twice(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, str]:
+def charge_twice(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, Reasons]:
     """Each end costs two restarts, except for servers."""
     if losses[0].task.role is not Role.PS:
         cluster, _ = real_charge(limits, cluster, losses)

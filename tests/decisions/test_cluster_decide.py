@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SILENT, SUCCESS, VirtualCluster, rules
 
 from dlrover_run.coordination.model import NodeKey, NodePhase, PlanPhase
+from dlrover_run.coordination.reasons import render
 from dlrover_run.policies.parameter_servers.model import Role, Stage, TaskStage
 from dlrover_run.policies.parameter_servers.placement import spread
 from dlrover_run.policies.parameter_servers.policy import with_answer
@@ -562,7 +563,7 @@ NOT_DECIDED = (False, "")
 def answer(job: VirtualCluster) -> tuple[bool, str]:
     """Whether the last wish of the node `a` is refused, and the answer in words."""
     order = with_answer(job.order("a"), job.cluster, NodeKey("a", "1"))
-    return order.scale_refused, order.scale_answer
+    return order.scale_refused, render(order.scale_answer)
 
 
 class TestWishes:

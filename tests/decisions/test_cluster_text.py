@@ -69,11 +69,11 @@ def test_a_code_is_called_with_the_parameters_of_its_template(code: Code) -> Non
 @pytest.mark.parametrize(
     ("code", "parameters", "text"),
     [
-        (Code.NODES_HERE, {"hosts": ["a"]}, "1 node is here"),
-        (Code.NODES_HERE, {"hosts": []}, "0 nodes are here"),
-        (Code.RESTARTS_USED, {"most": 1, "whose": "workers"}, "; the one restart of workers was used"),
-        (Code.RESTARTS_USED, {"most": 3, "whose": "workers"}, "; all 3 restarts of workers were used"),
+        (Code.NODES_HERE, {"number": 1}, "1 node is here"),
+        (Code.NODES_HERE, {"number": 0}, "0 nodes are here"),
+        (Code.RESTARTS_USED, {"most": 1, "whose": "workers"}, "the one restart of workers was used"),
+        (Code.RESTARTS_USED, {"most": 3, "whose": "workers"}, "all 3 restarts of workers were used"),
     ],
 )
 def test_a_number_chooses_the_words(code: Code, parameters: dict[str, object], text: str) -> None:
-    assert code(**parameters) == text
+    assert str(code(**parameters)) == text

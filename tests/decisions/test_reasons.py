@@ -6,8 +6,19 @@ import msgspec
 import pytest
 
 from dlrover_run.coordination import reasons
-from dlrover_run.coordination.reasons import Code, Reason, chain, codes, render, sentence, shown_names
+from dlrover_run.coordination.reasons import (
+    Code,
+    Reason,
+    chain,
+    codes,
+    new_reasons,
+    render,
+    sentence,
+    sentences,
+    shown_names,
+)
 from dlrover_run.policies.health.text import Code as HealthCode
+from dlrover_run.policies.parameter_servers.text import Code as ClusterCode
 
 TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ((Code.NODES_HERE(number=2),), "2 nodes are here"),
@@ -267,3 +278,20 @@ def test_of_many_names_two_are_shown() -> None:
     assert shown_names(["a", "b", "c"]) == ("a", "b", "c")
     assert shown_names(["a", "b", "c", "d"]) == ("a", "b", "2 others")
     assert shown_names(["a", "b", "c"], 100) == ("a", "b", "98 others")
+
+
+def test_a_text_that_ends_with_a_colon_introduces_the_next_one() -> None:
+    lost = (ClusterCode.VERSION(number=2), ClusterCode.LOST(task="ps-0", what="was killed"), *sentence("ps-1 is next"))
+    assert render(lost) == "version 2: ps-0 was killed; ps-1 is next"
+    assert sentences(lost) == [lost[:2], lost[2:]]
+
+
+def test_what_was_added_to_a_chain_is_new_where_it_is_a_sentence_of_its_own() -> None:
+    before = (ClusterCode.VERSION(number=2), Code.NODES_HERE(number=2))
+    restored = (*before, ClusterCode.RESTORED(step=5), ClusterCode.NO_STEP_LOST())
+    assert new_reasons(before, restored) == restored[2:]
+    assert new_reasons((), restored) == restored
+    continued = (*before, Code.LAST_CALL_OVER(seconds=30.0))
+    assert new_reasons(before, continued) == continued
+    assert new_reasons(before, (Code.NODES_HERE(number=1),)) == (Code.NODES_HERE(number=1),)
+    assert new_reasons(before, before) == before

@@ -11,6 +11,7 @@ from policy_parts import cluster_of
 
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, PlanPhase
+from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     MAX_TASKS,
@@ -119,8 +120,8 @@ def test_with_fixed_servers_a_wish_for_another_number_is_refused_before_anything
     known = step_of(refused).server_bounds
     assert known is not None
     said = with_answer(NodeOrder(version=1), step_of(refused), NodeKey("a", "1")).scale_answer
-    assert said == bounded(known)
-    assert "'users'" in said
+    assert said == (bounded(known),)
+    assert "'users'" in render(said)
 
 
 def test_of_a_wish_that_is_refused_nothing_is_granted() -> None:

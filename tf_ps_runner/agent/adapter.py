@@ -14,6 +14,7 @@ from dlrover_run.agent.reconcile import Action, DesiredTask, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
+from dlrover_run.coordination.reasons import render
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
@@ -85,7 +86,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             self._show_waiting(assignment)
             self._events.follow(assignment)
         if (order := NodeOrder.find(assignment.policy)) is not None:
-            answer = Reply(granted=not order.scale_refused, text=order.scale_answer)
+            answer = Reply(granted=not order.scale_refused, text=render(order.scale_answer))
             self._scale_server.answer_up_to(order.scale_answered, answer)
         self._queues.follow(self._order)
         self._tasks.follow(self._order, ends)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from dlrover_run.agent.result import TaskResults
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase
+from dlrover_run.coordination.reasons import Reasons, new_reasons, render, sentences
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.orders import SHORT_END, NodeOrder
-from dlrover_run.policies.parameter_servers.text import EVALUATION_FAILED, new_part
+from dlrover_run.policies.parameter_servers.text import Code
 from tf_ps_runner.agent.protocol import Note, Restored, Saved, printable
 
 
@@ -39,14 +40,14 @@ def _own_root(ends: Sequence[tuple[TaskEnd, WorkerExit]], failure: Failure | Non
 
 
 def _why_over(wanted: Assignment, root: WorkerExit | None) -> str:
-    """The coordinator's sentence without its first part, which the report puts in its own words."""
-    _, separator, rest = wanted.reason.rpartition("; ")
-    return rest if separator else "" if root is not None else wanted.reason
+    """The last of the coordinator's sentences, without the end of the task that the report describes itself."""
+    shown_already = (Code.LOST.code, Code.MORE_LOST.code) if root is not None else ()
+    return render([one for last in sentences(wanted.reasons)[-1:] for one in last if one.code not in shown_already])
 
 
 def _warning(wanted: Assignment) -> str | None:
-    if wanted.phase is PlanPhase.FINISHED and EVALUATION_FAILED in wanted.reason:
-        return f"warning: {EVALUATION_FAILED}"
+    if wanted.phase is PlanPhase.FINISHED and Code.EVALUATION_FAILED.within(wanted.reasons):
+        return f"warning: {Code.EVALUATION_FAILED()}"
     return None
 
 
@@ -55,7 +56,7 @@ class EventPrinter:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._reason = ""
+        self._reasons: Reasons = ()
         self._told_watch = False
         self._order: NodeOrder | None = None
 
@@ -65,9 +66,9 @@ class EventPrinter:
         if order is None:
             return
         self._order = order
-        before, self._reason = self._reason, wanted.reason
-        if self._reason != before:
-            self._say(new_part(before, self._reason))
+        before, self._reasons = self._reasons, wanted.reasons
+        if self._reasons != before:
+            self._say(render(new_reasons(before, self._reasons)))
 
     def memory_limited(self, kept_by: str) -> None:
         """A task has a memory limit that is enforced in this way."""

@@ -38,12 +38,12 @@ class Code(ReasonCode):
     CHECKING = "checks {number:#node}, round {round}"
     PASSED = "the nodes have passed their check"
     DISMISSED = "{host} was dismissed by the node check: {why}"
-    MORE_DISMISSED = "; and {number:#other}"
+    MORE_DISMISSED = "and {number:#other}"
     ANSWERS = "node check, round {round}: {answered} of {number:#node} {number:has|have} answered"
     THIS_NODE = "checking this node before training"
     RESULTS = "node check: {answered} of {number} nodes have computed"
-    PASSED_JOIN = "; those that have passed the node check take part in the next round"
-    CHECKED_DURING_TRAINING = "; meanwhile the node check looks at those who have come"
+    PASSED_JOIN = "those that have passed the node check take part in the next round"
+    CHECKED_DURING_TRAINING = "meanwhile the node check looks at those who have come"
 
 
 register(Code, "health.")

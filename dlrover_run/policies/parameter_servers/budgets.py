@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
@@ -50,20 +51,20 @@ def raise_limit(limits: ClusterRules, cluster: Cluster, task: Task) -> Cluster:
     return msgspec.structs.replace(cluster, memory_limits=tuple(raised))
 
 
-def charge(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tuple[Cluster, str]:
-    """Charge tasks of one role that ended together; also why the job cannot continue, as text that follows the ends, or
-    nothing. However many tasks ended, that is one restart: had the first end been reported alone, the others would have
-    ended with its version."""
+def charge(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tuple[Cluster, Reasons]:
+    """Charge tasks of one role that ended together; also why the job cannot continue, to follow the ends, or nothing.
+    However many tasks ended, that is one restart: had the first end been reported alone, the others would have ended
+    with its version."""
     charged: set[EndCause] = set()
     for loss in losses:
         if loss.free:
             continue
         cluster, cause = _count_exit(cluster, loss)
-        problem = ""
+        problem: Reasons = ()
         if cause is EndCause.REPEATED:
-            problem = Code.REPEATED()
+            problem = (Code.REPEATED(),)
         elif cause is EndCause.MEMORY and 0 < limits.max_memory <= loss.task.memory:
-            problem = Code.MEMORY_EXHAUSTED(most=limits.max_memory)
+            problem = (Code.MEMORY_EXHAUSTED(most=limits.max_memory),)
         elif cause is EndCause.MEMORY:
             cluster = raise_limit(limits, cluster, loss.task)
         if not problem and cause is not EndCause.RESHAPED and cause not in charged:
@@ -71,13 +72,13 @@ def charge(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tu
             cluster, problem = _use_restart(limits, cluster, loss.task.role, cause)
         if problem:
             return msgspec.structs.replace(cluster, outcome=loss.end), problem
-    return cluster, ""
+    return cluster, ()
 
 
-def _use_restart(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndCause) -> tuple[Cluster, str]:
+def _use_restart(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndCause) -> tuple[Cluster, Reasons]:
     state, is_memory = cluster.role_state(role), cause is EndCause.MEMORY
     used, most = (state.memory, limits.memory_restarts) if is_memory else (state.failures, limits.max_restarts)
-    problem = text.restarts_used(most, role, is_memory) if used >= most else ""
+    problem = (text.restarts_used(most, role, is_memory),) if used >= most else ()
     return cluster.with_role(state, **{"memory" if is_memory else "failures": used + 1}), problem
 
 

@@ -7,14 +7,14 @@ import msgspec
 
 from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.model import Plan, PlanPhase
-from dlrover_run.coordination.reasons import sentence
+from dlrover_run.coordination.reasons import chain
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import charge
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task
 from dlrover_run.policies.parameter_servers.placement import desired_ranks, find_node, min_tasks, new_task
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
 from dlrover_run.policies.parameter_servers.rules import ROLES, Loss
-from dlrover_run.policies.parameter_servers.text import Code
+from dlrover_run.policies.parameter_servers.text import Code, task_keys, task_name, task_names
 from dlrover_run.policies.parameter_servers.versions import begin_version, fail
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, host_of, tasks_of, with_task, without
 
@@ -30,7 +30,7 @@ def lose_servers(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None
     cluster, problem = charge(view.limits, cluster, losses)
     if problem:
         cause = next((loss for loss in losses if loss.end == cluster.outcome), None)
-        return fail(view, plan, cluster, f"{text.lost_tasks(losses)}{problem}", cause)
+        return fail(view, plan, cluster, (*text.lost_tasks(losses), *problem), cause)
     return begin_version(view, plan, cluster, text.lost_tasks(losses), rolled_back=True, losses=losses)
 
 
@@ -55,10 +55,8 @@ def move_from_leaving(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan |
         place = find_node(view, without(cluster, task), task.role)
         if place is not None:
             moved, successor = new_task(view, without(cluster, task), task.role, task.rank, cluster.version, place)
-            leaving = text.node_leaves(task, view.members[node].report.ended_by)
-            return view.update(
-                plan, with_task(moved, successor), Code.MOVES(leaving=leaving, successor=successor, task=task)
-            )
+            moves = Code.MOVES(successor=task_name(successor), task=task.key)
+            return view.update(plan, with_task(moved, successor), (*view.departures([task]), moves))
     return None
 
 
@@ -85,24 +83,24 @@ def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) ->
         # The loss of a server may be why it ended. That is known in a moment, and would end all tasks.
         return plan
     charged, problem = charge(view.limits, cluster, [loss])
-    rest, reason = without(charged, task), text.lost_tasks([loss])
+    rest, reasons = without(charged, task), text.lost_tasks([loss])
     if problem and not spec.required:
         # An evaluator only reads checkpoints, so training does not need it.
-        reason = f"{reason}{problem}{Code.NO_EVALUATION()}"
-        return view.update(plan, _given_up(rest, task.role), reason, outcome=None)
+        reasons = (*reasons, *problem, Code.NO_EVALUATION())
+        return view.update(plan, _given_up(rest, task.role), reasons, outcome=None)
     if problem:
-        return fail(view, plan, charged, f"{reason}{problem}", loss)
+        return fail(view, plan, charged, (*reasons, *problem), loss)
     if leaves or task.rank not in desired_ranks(view.limits, rest, task.role):
-        return view.update(plan, rest, reason)
+        return view.update(plan, rest, reasons)
     place = find_node(view, rest, task.role, host_of(task))
     if place is None:
-        return view.update(plan, rest, reason + Code.NO_SLOT())
+        return view.update(plan, rest, (*reasons, Code.NO_SLOT()))
     if place != host_of(task) and _is_bound(cluster, task.role):
         if view.pending_reconnect(plan) is not None:
             return plan
-        return begin_version(view, plan, rest, reason + Code.CHIEF_MOVES(), rolled_back=True)
+        return begin_version(view, plan, rest, (*reasons, Code.CHIEF_MOVES()), rolled_back=True)
     rest, successor = new_task(view, rest, task.role, task.rank, cluster.version, place)
-    return view.update(plan, with_task(rest, successor), f"{reason}; {text.replacements([loss], [successor])}")
+    return view.update(plan, with_task(rest, successor), (*reasons, *text.replacements([loss], [successor])))
 
 
 def _given_up(cluster: Cluster, role: Role) -> Cluster:
@@ -122,12 +120,12 @@ def fill(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             continue
         if _is_bound(cluster, role):
             if view.pending_reconnect(plan) is None:
-                return begin_version(view, plan, cluster, Code.CHIEF_FITS(), rolled_back=True)
+                return begin_version(view, plan, cluster, (Code.CHIEF_FITS(),), rolled_back=True)
             continue
         cluster, task = new_task(view, cluster, role, rank, cluster.version, place)
         cluster = with_task(cluster, task)
         added.append(task)
-    return view.update(plan, cluster, Code.ADDED(tasks=added)) if added else None
+    return view.update(plan, cluster, (Code.ADDED(tasks=task_names(added)),)) if added else None
 
 
 def _missing(view: ClusterView, cluster: Cluster) -> list[tuple[Role, int]]:
@@ -147,7 +145,8 @@ def _dismiss(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     extra = [task for task in surplus if view.loss_of(cluster, task) is None]
     if not extra:
         return None
-    return view.update(plan, without(cluster, *extra), Code.TOO_MANY_WORKERS(wanted=len(wanted), extra=extra))
+    too_many = Code.TOO_MANY_WORKERS(wanted=len(wanted), extra=task_names(extra))
+    return view.update(plan, without(cluster, *extra), (too_many,))
 
 
 def run_short(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -164,7 +163,7 @@ def run_short(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         return None
     code = Code.TOO_FEW_WORKERS if has_chief else Code.NO_CHIEF
     short = code(workers=workers, least=least, seconds=view.rules.pend_timeout)
-    return fail(view, plan, cluster, plan.reason + short)
+    return fail(view, plan, cluster, (*plan.reasons, short))
 
 
 def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -176,7 +175,7 @@ def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             return view.update(
                 plan,
                 without(cluster, chief),
-                Code.CHIEF_SUCCEEDED(chief=chief),
+                (Code.CHIEF_SUCCEEDED(chief=chief.key, host=chief.host),),
                 stage=Stage.ENDING,
                 since=view.now,
                 until=view.now + view.limits.end_grace,
@@ -184,7 +183,7 @@ def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
                 next_ports_held_at=None,
                 insufficient_since=None,
             )
-    return fail(view, plan, cluster, Code.LEFT_BEFORE_SUCCESS()) if view.all_have_left else None
+    return fail(view, plan, cluster, (Code.LEFT_BEFORE_SUCCESS(),)) if view.all_have_left else None
 
 
 def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
@@ -197,14 +196,14 @@ def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     if late and cluster.until is not None and view.now < cluster.until:
         over = [task for task in others if task not in late]
         return view.update(plan, without(cluster, *over)) if over else plan
-    reason = plan.reason
+    reasons = plan.reasons
     if late:
-        reason += Code.DID_NOT_END(tasks=late, seconds=view.limits.end_grace)
+        reasons = chain(reasons, Code.DID_NOT_END(tasks=task_keys(late), seconds=view.limits.end_grace))
     if any(state.given_up for state in cluster.roles):
-        reason += f"; {text.EVALUATION_FAILED}"
+        reasons = chain(reasons, Code.EVALUATION_FAILED())
     done = msgspec.structs.replace(cluster, until=None)
     phase = PlanPhase.FINISHED
-    return update_plan(plan, view.now, phase=phase, since=view.now, policy=done, reasons=sentence(reason), failure=None)
+    return update_plan(plan, view.now, phase=phase, since=view.now, policy=done, reasons=reasons, failure=None)
 
 
 def _has_failed(view: ClusterView, cluster: Cluster, task: Task) -> bool:

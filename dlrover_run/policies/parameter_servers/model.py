@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, Total
 from dlrover_run.coordination.policy_records import PolicyState
+from dlrover_run.coordination.reasons import BoundedReasons
 
 MAX_TASKS = 4000
 """Tasks of one job. With the addresses of all of them an order still fits into one message."""
@@ -266,12 +267,12 @@ class UnexpectedExits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ScaleAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The number of the last scale request of a node that the coordinator has decided on, whether it was refused, and
-    the answer as text: why, or else what follows. Older answers have no text any more."""
+    the answer: why, or else what follows. Older answers are empty."""
 
     node_id: str
     number: Total
     refused: bool = False
-    answer: str = ""
+    answer: BoundedReasons = ()
 
 
 class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):

@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import MAX_WHAT, Name, Total
+from dlrover_run.coordination.bounds import Name, Total
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyMemory, PolicyReport
+from dlrover_run.coordination.reasons import BoundedReasons
 from dlrover_run.policies.parameter_servers.model import (
     MAX_NODE_TASKS,
     MAX_TASKS,
@@ -60,7 +61,7 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
     ending: bool = False
     scale_answered: Total = 0
     scale_refused: bool = False
-    scale_answer: Annotated[str, Meta(max_length=MAX_WHAT)] = ""
+    scale_answer: BoundedReasons = ()
     hint: RecoveryHint | None = None
     queue_endpoint: Name = ""
     queue_key: QueueKey = ""

@@ -18,7 +18,7 @@ from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
 from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.reasons import sentence
+from dlrover_run.coordination.reasons import new_reasons, render
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers import recovery, text
 from dlrover_run.policies.parameter_servers.failures import (
@@ -85,9 +85,9 @@ def decide(rules: JobRules, plan: Plan, members: Members, now: float) -> Decisio
         following = _step(view, plan)
         if following is plan:
             return Decision(plan, _deadlines(view, plan), tuple(passed))
-        if plan is not before and not following.reason.startswith(plan.reason):
+        if plan is not before and following.reasons[: len(plan.reasons)] != plan.reasons:
             # Another reason replaces it before anyone could read it.
-            passed.append(text.new_part(before.reason, plan.reason))
+            passed.append(render(new_reasons(before.reasons, plan.reasons)))
         plan = following
     return Decision(plan, (Deadline(now, DeadlineReason.POLICY),), tuple(passed))
 
@@ -96,9 +96,9 @@ def waiting(rules: JobRules, plan: Plan, members: Members, now: float) -> Waitin
     """What a node without tasks waits for: who is here, what there are too few slots for, and for how long."""
     view, cluster = ClusterView(rules, members, now), Cluster.get(plan.policy)
     if plan.phase is PlanPhase.TRAINING:
-        return Waiting(sentence(Code.ENDING() if cluster.stage is Stage.ENDING else text.training(cluster)))
-    words, until = gather_text(view, plan, cluster)
-    return Waiting(sentence(words), None if until is None else max(0.0, until - now))
+        return Waiting((Code.ENDING(),) if cluster.stage is Stage.ENDING else text.training(cluster))
+    reasons, until = gather_text(view, plan, cluster)
+    return Waiting(reasons, None if until is None else max(0.0, until - now))
 
 
 def orders(plan: Plan) -> dict[NodeKey, NodeOrder]:

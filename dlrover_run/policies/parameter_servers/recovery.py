@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import sentence
+from dlrover_run.coordination.reasons import Code as CoreCode
 from dlrover_run.coordination.recovery import latest_round
 from dlrover_run.policies.parameter_servers.model import (
     AssignedTask,
@@ -28,7 +28,6 @@ from dlrover_run.policies.parameter_servers.model import (
 )
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ROLES
-from dlrover_run.policies.parameter_servers.text import Code
 
 
 def recovery_hint(cluster: Cluster) -> RecoveryHint:
@@ -88,7 +87,7 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, n
         key=latest,
         phase=PlanPhase.TRAINING if tasks else PlanPhase.GATHERING,
         members=tuple(Member(*key, host, 0) for key, host in members.items()),
-        reasons=sentence(Code.RECOVERED()),
+        reasons=(CoreCode.RECOVERED(),),
         policy=_with_milestones(cluster, nodes, now),
     )
 
@@ -153,7 +152,7 @@ def _unknown(hint: RecoveryHint, tasks: Iterable[Task], states: dict[Role, RoleS
                 version=hint.version,
                 node_id=f"unknown-{role.value}-{rank}",
                 incarnation="unknown",
-                host=Code.UNKNOWN_NODE(role=role.value, rank=rank),
+                host=f"the node that had {role.value} {rank}",
             )
         )
     return made_up

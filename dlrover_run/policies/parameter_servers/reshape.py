@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.model import Plan
-from dlrover_run.coordination.text import join_names
+from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import (
     charge,
@@ -24,7 +24,7 @@ from dlrover_run.policies.parameter_servers.placement import (
     new_tasks,
     server_places,
 )
-from dlrover_run.policies.parameter_servers.text import Code
+from dlrover_run.policies.parameter_servers.text import Code, memory_size, task_keys, task_name
 from dlrover_run.policies.parameter_servers.versions import begin_version
 from dlrover_run.policies.parameter_servers.view import ClusterView, host_of, tasks_of
 
@@ -62,14 +62,15 @@ def conclude(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             continue
         # A chief that was ended with its node before it had saved is a loss.
         if not loss.free or (status is not None and status.saved >= max(0, status.step)):
-            saved = Code.SAVED(chief=chief, step=status.saved) if status is not None and status.saved >= 0 else ""
-            return begin_version(view, plan, cluster, text.reshaped(before, after, saved), rolled_back=False)
+            saved = status is not None and status.saved >= 0
+            how = (Code.SAVED(chief=chief.key, step=status.saved),) if status is not None and saved else ()
+            return begin_version(view, plan, cluster, (text.reshaped(before, after), *how), rolled_back=False)
     if cluster.until is not None and view.now >= cluster.until:
         if view.pending_reconnect(plan) is not None:
             return plan
-        workers = join_names([str(task.key) for task in tasks_of(cluster, Role.WORKER)])
-        late = Code.NOT_SAVED(late=workers or "the chief", seconds=view.limits.save_timeout)
-        return begin_version(view, plan, cluster, text.reshaped(before, after, late), rolled_back=True)
+        late = task_keys(tasks_of(cluster, Role.WORKER)) or ("the chief",)
+        not_saved = Code.NOT_SAVED(late=late, seconds=view.limits.save_timeout)
+        return begin_version(view, plan, cluster, (text.reshaped(before, after), not_saved), rolled_back=True)
     return None
 
 
@@ -86,35 +87,30 @@ def _raise_memory(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | Non
         if state.memory >= limits.memory_restarts or not may_try_servers(limits, cluster):
             continue
         cluster = raise_limit(limits, cluster.with_role(state, memory=state.memory + 1), task)
-        return view.update(
-            plan, cluster, Code.NEAR_LIMIT(task=task, memory=limit_of(limits, cluster, Role.PS, task.rank))
-        )
+        more = memory_size(limit_of(limits, cluster, Role.PS, task.rank))
+        near = Code.NEAR_LIMIT(task=task_name(task), limit=memory_size(task.memory), memory=more)
+        return view.update(plan, cluster, (near,))
     return None
 
 
-def _wanted(view: ClusterView, cluster: Cluster) -> tuple[Places, str] | None:
+def _wanted(view: ClusterView, cluster: Cluster) -> tuple[Places, Reasons] | None:
     """Where the servers are wanted, and why, if that differs from where they are and from the memory they have."""
     limits, current = view.limits, tasks_of(cluster, Role.PS)
     places = server_places(view, cluster)
     if len(places) < min_tasks(limits, cluster, Role.PS):
         return None
     if len(places) > len(current) or len(desired_ranks(limits, cluster, Role.PS)) < len(current):
-        return places, Code.OTHER_NUMBER(wanted=len(places), current=len(current))
+        return places, (Code.OTHER_NUMBER(wanted=len(places), current=len(current)),)
     leaving = [task for task in current if view.is_leaving(host_of(task))]
     if leaving:
-        return places, join_names(list(dict.fromkeys(_departure(view, task) for task in leaving)))
+        return places, view.departures(leaving)
     chiefs = [task for task in tasks_of(cluster, Role.CHIEF) if view.is_leaving(host_of(task))]
     if chiefs and all_slots(view, Role.CHIEF):
         # It saves before its node leaves: the data queues are on that node, and their state is saved with the
         # checkpoint.
-        return places, Code.CHIEF_LEAVES(leaving=_departure(view, chiefs[0]))
+        return places, (*view.departures(chiefs[:1]), Code.CHIEF_LEAVES())
     small = [task for task in current if task.memory < limit_of(limits, cluster, Role.PS, task.rank)]
-    return (places, Code.MORE_MEMORY(tasks=small)) if small else None
-
-
-def _departure(view: ClusterView, task: Task) -> str:
-    p = view.members.get(host_of(task))
-    return text.node_leaves(task, p.report.ended_by if p is not None else "")
+    return (places, (Code.MORE_MEMORY(tasks=task_keys(small)),)) if small else None
 
 
 def _begin(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -125,15 +121,15 @@ def _begin(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         return None
     places, why = wanted
     cluster, tasks = new_tasks(view, cluster, Role.PS, places, cluster.version + 1)
-    return _with_next(view, plan, cluster, Code.NEXT_START(why=why, tasks=tasks), Stage.CHANGING, tasks)
+    return _with_next(view, plan, cluster, (*why, Code.NEXT_START(tasks=task_keys(tasks))), Stage.CHANGING, tasks)
 
 
 def _with_next(
-    view: ClusterView, plan: Plan, cluster: Cluster, reason: str, stage: Stage, tasks: tuple[Task, ...] = ()
+    view: ClusterView, plan: Plan, cluster: Cluster, reasons: Reasons, stage: Stage, tasks: tuple[Task, ...] = ()
 ) -> Plan:
     """The plan with these next servers; without any, another change may begin."""
     return view.update(
-        plan, cluster, reason, stage=stage, since=view.now, next_servers=tasks, next_ports_held_at=None, until=None
+        plan, cluster, reasons, stage=stage, since=view.now, next_servers=tasks, next_ports_held_at=None, until=None
     )
 
 
@@ -146,11 +142,13 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         # Training continues, so a change that uses up the restarts is given up, not the job.
         charged, problem = charge(view.limits, cluster, losses)
         charged = msgspec.structs.replace(charged, outcome=None)
-        given_up = problem + Code.CHANGE_GIVEN_UP() if problem else ""
-        return _with_next(view, plan, charged, text.lost_tasks(losses) + given_up, Stage.TRAINING)
+        reasons = text.lost_tasks(losses)
+        if problem:
+            reasons = (*reasons, *problem, Code.CHANGE_GIVEN_UP())
+        return _with_next(view, plan, charged, reasons, Stage.TRAINING)
     wanted = _wanted(view, cluster)
     if is_known and (wanted is None or not _fits(view, cluster, wanted[0])):
-        return _with_next(view, plan, cluster, Code.OTHERS_WANTED(), Stage.TRAINING)
+        return _with_next(view, plan, cluster, (Code.OTHERS_WANTED(),), Stage.TRAINING)
     chief_is_ready = any(view.is_ready(task) for task in tasks_of(cluster, Role.CHIEF))
     if not chief_is_ready or not all(view.is_ready(task) for task in cluster.next_servers):
         return None
@@ -159,7 +157,7 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     return view.update(
         plan,
         cluster,
-        Code.NEXT_READY(number=len(cluster.next_servers)),
+        (Code.NEXT_READY(number=len(cluster.next_servers)),),
         stage=Stage.PAUSING,
         since=view.now,
         until=view.now + view.limits.save_timeout,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.model import Plan, PlanPhase
+from dlrover_run.coordination.reasons import Reason, Reasons, chain, render
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import may_try_servers
 from dlrover_run.policies.parameter_servers.model import (
@@ -51,40 +52,40 @@ def apply_scale(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             # It will be known in a moment whether the node whose connection has just broken comes back.
             continue
         refusal = _refusal(view, plan, cluster, request) or short
-        answer = refusal or _consequences(view, plan, cluster, request)
+        answer = chain(refusal or _consequences(view, plan, cluster, request))
         answers.pop(status.node_id, None)
         kept = _kept([*answers.values(), ScaleAnswer(status.node_id, number, bool(refusal), answer)])
         desired = cluster.desired
         if not refusal:
             ps = desired.ps if request.ps is None else request.ps
             desired = DesiredReplicas(ps, desired.workers if request.workers is None else request.workers)
-        reason = text.scale_requested(status.host, request, refusal)
-        return view.update(plan, cluster, reason, desired=desired, scale_answers=kept)
+        reasons = text.scale_requested(status.host, request, refusal)
+        return view.update(plan, cluster, reasons, desired=desired, scale_answers=kept)
     return None
 
 
 def _kept(answers: list[ScaleAnswer]) -> tuple[ScaleAnswer, ...]:
     answers = answers[-MAX_SCALE_ANSWERS:]
-    old = [msgspec.structs.replace(one, answer="") if one.answer else one for one in answers[:-MAX_ANSWER_TEXTS]]
+    old = [msgspec.structs.replace(one, answer=()) if one.answer else one for one in answers[:-MAX_ANSWER_TEXTS]]
     return (*old, *answers[-MAX_ANSWER_TEXTS:])
 
 
-def _refusal(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> str:
+def _refusal(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> Reasons:
     """Why the job cannot do that, whatever its capacity; empty when it can."""
     if problem := out_of_range(request, view.limits):
         return problem
     if request.ps is None:
-        return ""
+        return ()
     if cluster.server_bounds is not None and not cluster.server_bounds.allow(request.ps):
-        return text.bounded(cluster.server_bounds)
+        return (text.bounded(cluster.server_bounds),)
     current = len(tasks_of(cluster, Role.PS))
     trains = plan.phase is PlanPhase.TRAINING
     if trains and request.ps != current and not may_try_servers(view.limits, cluster):
-        return Code.SERVERS_NOT_TRIED(present=current)
-    return ""
+        return (Code.SERVERS_NOT_TRIED(present=current),)
+    return ()
 
 
-def out_of_range(request: DesiredReplicas, limits: ClusterRules) -> str:
+def out_of_range(request: DesiredReplicas, limits: ClusterRules) -> Reasons:
     """Why the job was not started with such numbers; empty when it was."""
     for flag, number, least, most in (
         ("--ps", request.ps, limits.min_ps, limits.max_ps),
@@ -92,38 +93,38 @@ def out_of_range(request: DesiredReplicas, limits: ClusterRules) -> str:
     ):
         if number is not None and not least <= number <= most:
             code = Code.OUT_OF_FIXED if least == most else Code.OUT_OF_RANGE
-            return code(flag=flag, wanted=number, least=least, most=most)
-    return ""
+            return (code(flag=flag, wanted=number, least=least, most=most),)
+    return ()
 
 
-def _too_few_slots(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> str:
+def _too_few_slots(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> Reasons:
     """What a running version has too few slots for; one that gathers uses the slots that there are then."""
     if plan.phase is not PlanPhase.TRAINING:
-        return ""
+        return ()
     succeeded = cluster.role_state(Role.WORKER).succeeded
     workers = [rank for rank in range(request.workers or 0) if rank not in succeeded]
     needed = {Role.PS: request.ps or 0, Role.WORKER: len(workers)}
     short = [text.replicas(role, found) for role in needed if (found := all_slots(view, role)) < needed[role]]
-    return Code.NO_SLOTS(slots=" and ".join(short)) if short else ""
+    return (Code.NO_SLOTS(slots=" and ".join(short)),) if short else ()
 
 
-def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> str:
+def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> Reasons:
     """What the job does now that it grants the request."""
-    parts = []
+    reasons: list[Reason] = []
     for role, number in ((Role.PS, request.ps), (Role.WORKER, request.workers)):
         if number is None:
             continue
-        current = len(tasks_of(cluster, role))
+        current, code = len(tasks_of(cluster, role)), Code.WORKERS_CHANGE
         if plan.phase is not PlanPhase.TRAINING:
-            how = Code.WHEN_IT_TRAINS(slots=all_slots(view, role))
+            code = Code.WHEN_IT_TRAINS
         elif role is Role.PS and cluster.stage in LEAVING_STAGES:
-            how = (Code.NEXT_SET_FITS if number == len(cluster.next_servers) else Code.NEW_SET)()
+            code = Code.NEXT_SET_FITS if number == len(cluster.next_servers) else Code.NEW_SET
         elif number == current:
-            how = Code.ALREADY_THERE(number=number)
+            code = Code.ALREADY_THERE
         else:
-            how = (Code.NEW_SET if role is Role.PS else Code.WORKERS_CHANGE)()
-        parts.append(text.replicas(role, number) + how)
-    return "; ".join(parts)
+            code = Code.NEW_SET if role is Role.PS else Code.WORKERS_CHANGE
+        reasons.append(code(replicas=text.replicas(role, number), number=number, slots=all_slots(view, role)))
+    return tuple(reasons)
 
 
 def bound_servers(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -160,14 +161,16 @@ def _with_other_servers(view: ClusterView, plan: Plan, cluster: Cluster, chief: 
     limits, known, present = view.limits, cluster.server_bounds, len(tasks_of(cluster, Role.PS))
     number = cluster.proven_servers if cluster.proven_servers not in (0, present) else bounds.least
     was_tried = known is not None and known.least == known.most == present
-    what, remedy = (Code.PARTS_DIFFER if bounds.parts else Code.PARTS_UNKNOWN)(bounds=bounds, present=present), ""
+    code = Code.PARTS_DIFFER if bounds.parts else Code.PARTS_UNKNOWN
+    refused = code(table=bounds.table, parts=bounds.parts, refused=bounds.refused, present=present)
+    remedy: Reasons = ()
     if number in (0, present) or was_tried:
-        remedy = Code.AS_WHEN_WRITTEN()
+        remedy = (Code.AS_WHEN_WRITTEN(),)
     elif not limits.min_ps <= number <= limits.max_ps:
-        remedy = Code.START_WITH(number=number)
+        remedy = (Code.START_WITH(number=number),)
+    loss = LostTask(chief, TaskEnd(EndCause.FAILURE, render((refused, *remedy))))
     if remedy:
-        loss = LostTask(chief, TaskEnd(EndCause.FAILURE, what + remedy))
         return fail(view, plan, cluster, text.lost_tasks([loss]), loss)
     exact = msgspec.structs.replace(bounds, least=number, most=number, refused=0)
-    why = f"{text.lost_tasks([LostTask(chief, TaskEnd(EndCause.FAILURE, what))])}{Code.SERVERS_NEEDED(number=number)}"
+    why = (*text.lost_tasks([loss]), Code.SERVERS_NEEDED(number=number))
     return begin_version(view, plan, msgspec.structs.replace(cluster, server_bounds=exact), why, rolled_back=True)

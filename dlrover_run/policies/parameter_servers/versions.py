@@ -9,7 +9,8 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
 from dlrover_run.coordination.model import Failure, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import sentence
+from dlrover_run.coordination.reasons import Code as CoreCode
+from dlrover_run.coordination.reasons import Reasons, chain
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, RoleState, Stage, Task, TaskStage
 from dlrover_run.policies.parameter_servers.placement import (
@@ -29,8 +30,8 @@ from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, h
 def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan that follows while no version runs; None when nothing changes now."""
     if view.all_have_left:
-        reason = f"{plan.reason}{Code.NO_NODE_LEFT()}" if cluster.version else Code.EVERY_NODE_LEFT()
-        return fail(view, plan, Cluster.find(plan.policy), reason)
+        gone = (*plan.reasons, CoreCode.NO_NODE_LEFT()) if cluster.version else (CoreCode.EVERY_NODE_LEFT(),)
+        return fail(view, plan, Cluster.find(plan.policy), gone)
     if _is_empty(view, plan):
         return None
     short, deadline = _awaited(view, plan, cluster)
@@ -38,12 +39,12 @@ def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         return None
     hosts = [p.report.host for p in view.hosts]
     if short:
-        before = plan.reason if plan.key.number else ""
-        reason = text.join(before, text.too_few_nodes(hosts, _patience(view, plan), short))
-        return fail(view, plan, Cluster.find(plan.policy), reason)
-    why = plan.reason if plan.key.number else Code.NODES_HERE(hosts=hosts)
+        before = plan.reasons if plan.key.number else ()
+        too_few = text.too_few_nodes(hosts, _gather_timeout(view, plan))
+        return fail(view, plan, Cluster.find(plan.policy), (*before, too_few, *short))
+    why = plan.reasons if plan.key.number else (Code.NODES_HERE(number=len(hosts)),)
     if not plan.key.number and not _is_full(view, cluster):
-        why += Code.LAST_CALL_OVER(seconds=view.rules.last_call_timeout)
+        why = (*why, CoreCode.LAST_CALL_OVER(seconds=view.rules.last_call_timeout))
     return begin_version(view, plan, cluster, why, rolled_back=bool(plan.key.number))
 
 
@@ -56,14 +57,14 @@ def gather_deadlines(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[D
     return (*found, *deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST)) if short else found
 
 
-def gather_text(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[str, float | None]:
+def gather_text(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[Reasons, float | None]:
     """What nodes wait for while no version runs, and until when."""
     hosts = [p.report.host for p in view.hosts]
     if _is_empty(view, plan):
-        return text.gathering(hosts, Code.JOB_IS_FOR(size=view.limits.job_size())), None
+        return text.gathering(hosts, (Code.JOB_IS_FOR(size=view.limits.job_size()),)), None
     short, deadline = _awaited(view, plan, cluster)
     others = text.others_may_come({role: all_slots(view, role) for role in (Role.PS, Role.WORKER)}, view.limits)
-    return text.gathering(hosts, short or others), None if deadline is None else deadline.at
+    return text.gathering(hosts, short or (others,)), None if deadline is None else deadline.at
 
 
 def _is_empty(view: ClusterView, plan: Plan) -> bool:
@@ -71,22 +72,22 @@ def _is_empty(view: ClusterView, plan: Plan) -> bool:
     return not plan.key.number and not view.hosts
 
 
-def _patience(view: ClusterView, plan: Plan) -> float:
+def _gather_timeout(view: ClusterView, plan: Plan) -> float:
     return view.rules.pend_timeout if plan.key.number else view.rules.join_timeout
 
 
-def _awaited(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[str, Deadline | None]:
+def _awaited(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[Reasons, Deadline | None]:
     """What there are too few slots for, and until when nodes wait: for others if so, else until it is known which nodes
     take part, if no node comes or goes before that."""
     short = shortage(view, cluster)
     if short:
         reason = DeadlineReason.REPLACEMENT if plan.key.number else DeadlineReason.JOIN
-        return short, Deadline(plan.since + _patience(view, plan), reason)
+        return short, Deadline(plan.since + _gather_timeout(view, plan), reason)
     found = [*deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST)]
     if not plan.key.number and not _is_full(view, cluster):
         last_call = max(p.joined_at for p in view.hosts) + view.rules.last_call_timeout
         found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
-    return "", max(found, key=lambda deadline: deadline.at, default=None)
+    return (), max(found, key=lambda deadline: deadline.at, default=None)
 
 
 def _is_full(view: ClusterView, cluster: Cluster) -> bool:
@@ -95,12 +96,12 @@ def _is_full(view: ClusterView, cluster: Cluster) -> bool:
     return fits or len(view.hosts) >= view.rules.max_size
 
 
-def shortage(view: ClusterView, cluster: Cluster) -> str:
+def shortage(view: ClusterView, cluster: Cluster) -> Reasons:
     """What there is no slot for that every version needs; empty when there are slots for the minimum of each role."""
     return _shortage(view, cluster, len(server_places(view, cluster)))
 
 
-def _shortage(view: ClusterView, cluster: Cluster, ps: int) -> str:
+def _shortage(view: ClusterView, cluster: Cluster, ps: int) -> Reasons:
     found = {role: ps if role is Role.PS else all_slots(view, role) for role in ROLES}
     least = {role: min_tasks(view.limits, cluster, role) for role in ROLES}
     missing = [(role, found[role], least[role]) for role in ROLES if found[role] < least[role]]
@@ -108,7 +109,7 @@ def _shortage(view: ClusterView, cluster: Cluster, ps: int) -> str:
 
 
 def begin_version(
-    view: ClusterView, plan: Plan, cluster: Cluster, why: str, rolled_back: bool, losses: Sequence[LostTask] = ()
+    view: ClusterView, plan: Plan, cluster: Cluster, why: Reasons, rolled_back: bool, losses: Sequence[LostTask] = ()
 ) -> Plan:
     """The plan in which the next version starts, or in which its nodes gather when there are too few slots.
 
@@ -125,13 +126,12 @@ def begin_version(
     common: dict[str, Any] = {"since": view.now, "failure": None}
     if short:
         # All tasks end, and the nodes wait for others.
-        reason = text.join(why, short)
         return update_plan(
             plan,
             view.now,
             phase=PlanPhase.GATHERING,
             policy=_starting(view, cluster, ()),
-            reasons=sentence(reason),
+            reasons=chain(why, *short),
             **common,
         )
     cluster, tasks = empty, [*next_servers]
@@ -142,25 +142,25 @@ def begin_version(
             tasks += new
     successors = text.replacements(losses, next_servers)
     if successors and len(next_servers) > len(losses):
-        successors += Code.ALL_RESTART()
+        successors = (*successors, Code.ALL_RESTART())
     is_fewer = len(next_servers) < len(desired_ranks(limits, cluster, Role.PS))
-    fewer = Code.FEWER_SERVERS(number=len(next_servers)) if is_fewer else ""
-    reason = text.join(Code.VERSION(number=number, why=why), successors, fewer)
+    fewer = (Code.FEWER_SERVERS(number=len(next_servers)),) if is_fewer else ()
+    reasons = chain((Code.VERSION(number=number),), *why, *successors, *fewer)
     cluster = msgspec.structs.replace(_starting(view, cluster, (*tasks, *kept)), version=number)
     key = RoundKey(plan.epoch, number)
-    return update_plan(
-        plan, view.now, phase=PlanPhase.TRAINING, key=key, policy=cluster, reasons=sentence(reason), **common
-    )
+    return update_plan(plan, view.now, phase=PlanPhase.TRAINING, key=key, policy=cluster, reasons=reasons, **common)
 
 
-def fail(view: ClusterView, plan: Plan, cluster: Cluster | None, reason: str, loss: LostTask | None = None) -> Plan:
+def fail(
+    view: ClusterView, plan: Plan, cluster: Cluster | None, reasons: Reasons, loss: LostTask | None = None
+) -> Plan:
     """The job fails, because of the end of a task if there is one."""
     failure = plan.failure
     if loss is not None:
         failure = Failure(loss.task.rank, loss.task.host, loss.end.what, trace=loss.end.trace)
     phase = PlanPhase.FAILED
     return update_plan(
-        plan, view.now, phase=phase, since=view.now, policy=cluster, reasons=sentence(reason), failure=failure
+        plan, view.now, phase=phase, since=view.now, policy=cluster, reasons=chain(reasons), failure=failure
     )
 
 
@@ -261,14 +261,14 @@ def open_gate(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             view,
             plan,
             cluster,
-            plan.reason + Code.LEFTOVER(task=key or "a process", host=view.members[node].report.host),
+            (*plan.reasons, Code.LEFTOVER(task=key or "a process", host=view.members[node].report.host)),
         )
     status = view.status_of(chief)
     step, reached = (status.restored, status.reached) if status is not None else (-1, -1)
     return view.update(
         plan,
         cluster,
-        plan.reason + text.restored(step, max(cluster.step, reached), cluster.paused),
+        (*plan.reasons, *text.restored(step, max(cluster.step, reached), cluster.paused)),
         stage=Stage.TRAINING,
         since=view.now,
         opened_at=view.now,

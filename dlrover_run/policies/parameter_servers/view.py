@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,8 @@ from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, Plan
 from dlrover_run.coordination.ranks import natural_order
-from dlrover_run.coordination.reasons import sentence
+from dlrover_run.coordination.reasons import Code as CoreCode
+from dlrover_run.coordination.reasons import Reasons, chain, shown_names
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
@@ -185,9 +187,22 @@ class ClusterView:
             found += [(key, one.key) for one in reported if one.stage is not TaskStage.ENDED and one.key not in wanted]
         return found
 
-    def update(self, plan: Plan, cluster: Cluster, reason: str | None = None, **changes: Any) -> Plan:
-        """The plan with these changes of the cluster, and with another reason if there is one."""
-        values: dict[str, Any] = {} if reason is None else {"reasons": sentence(reason)}
+    def departures(self, tasks: Sequence[Task]) -> Reasons:
+        """That the nodes of these tasks leave, and because of which signal where that is known."""
+        hosts: dict[str, list[str]] = {}
+        for node, host in {host_of(task): task.host for task in tasks}.items():
+            p = self.members.get(node)
+            hosts.setdefault("" if p is None else p.report.ended_by, []).append(host)
+        return tuple(
+            CoreCode.ENDED_BY_SIGNAL(names=shown_names(names), number=len(names), signal=signal)
+            if signal
+            else CoreCode.ASKED_TO_LEAVE(names=shown_names(names), number=len(names))
+            for signal, names in hosts.items()
+        )
+
+    def update(self, plan: Plan, cluster: Cluster, reasons: Reasons | None = None, **changes: Any) -> Plan:
+        """The plan with these changes of the cluster, and with other reasons if there are any."""
+        values: dict[str, Any] = {} if reasons is None else {"reasons": chain(reasons)}
         return update_plan(plan, self.now, policy=msgspec.structs.replace(cluster, **changes), **values)
 
 
