@@ -64,7 +64,7 @@ read_command() { # PID
 
 read_variables() { # PID: what its environment says of the job
     local entry entries=()
-    node='' cluster='' rank='' local_world='' run_id='' tmpdir=''
+    node='' cluster='' rank='' local_world='' run_id='' tmpdir='' role='' role_rank='' task_id='' version=''
     mapfile -d '' -t entries 2>/dev/null <"/proc/$1/environ"
     for entry in "${entries[@]}"; do
         case $entry in
@@ -74,6 +74,10 @@ read_variables() { # PID: what its environment says of the job
         LOCAL_WORLD_SIZE=*) local_world=${entry#*=} ;;
         TORCHELASTIC_RUN_ID=*) run_id=${entry#*=} ;;
         TMPDIR=*) tmpdir=${entry#*=} ;;
+        WORKER_TYPE=*) role=${entry#*=} ;;
+        WORKER_RANK=*) role_rank=${entry#*=} ;;
+        WORKER_ID=*) task_id=${entry#*=} ;;
+        TF_PS_VERSION=*) version=${entry#*=} ;;
         esac
     done
 }
@@ -108,7 +112,7 @@ find_root() { # AGENT PARENT NUMBER: the node's watchdog; its agent where the pa
     root=$1
     read_command "$2"
     # An agent whose watchdog has died is the child of somebody who is no part of the node.
-    [[ $command == *dlrover[_-]run* ]] && read_variables "$2" && [[ $node == "$3" ]] && root=$2
+    [[ $command == *@(dlrover|tf[_-]ps)[_-]run* ]] && read_variables "$2" && [[ $node == "$3" ]] && root=$2
 }
 
 find_node() { # the agent of the node that is meant; false as long as there is none
@@ -117,7 +121,8 @@ find_node() { # the agent of the node that is meant; false as long as there is n
     for folder in /proc/[0-9]*; do
         text='' pid=${folder#/proc/}
         [[ -O $folder ]] && read -r text 2>/dev/null <"$folder/comm"
-        [[ $text == dlrover-agent ]] && look_at "$pid" && read_variables "$pid" || continue
+        # A role is one of tf-ps-run.
+        [[ $text == tf-ps-agent || $text == dlrover-agent && -z $chosen_role ]] && look_at "$pid" && read_variables "$pid" || continue
         number=$node owner=$cluster
         find_root "$pid" "$parent" "$number"
         owner=${owner:-$root}
@@ -131,14 +136,16 @@ find_node() { # the agent of the node that is meant; false as long as there is n
         ((weight == 0)) && elsewhere=$owner
         ((weight > 0)) || continue
         ((weight > best || weight == best && started > newest)) && best=$weight newest=$started job=$owner
-        found+=("$owner $pid $root $number")
+        found+=("$owner $pid $root $text $number")
     done
     for text in "${found[@]}"; do
-        read -r owner pid root number <<<"$text"
+        read -r owner pid root program number <<<"$text"
         [[ $owner == "$job" ]] || continue
         in_cluster=$number wanted=${CHAOS_NODE:-${number:+${WORKER_ID:-}}}
         wanted=${wanted:-1}
         number=${number:-${WORKER_ID:-$wanted}}
+        # The node of a role is the one that runs its task.
+        [[ -z $chosen_role ]] || wanted=$number
         if [[ $number == "$wanted" ]]; then
             look_at "$pid" && agent=$pid agent_started=$started node_root=$root name="node $number"
         elif [[ -z $in_cluster ]]; then
@@ -149,27 +156,56 @@ find_node() { # the agent of the node that is meant; false as long as there is n
     [[ -n $agent ]]
 }
 
-find_processes() { # the node's workers, or the processes of its check; false until all of them are there
+find_check() { # the processes of the node's check
+    find_ranks '*/node_check *' ''
+}
+
+find_training() { # the node's workers; of tf-ps-run the task of one role and rank
+    if [[ $program == tf-ps-agent ]]; then find_task; else find_ranks '*' '*_dlrover_template*'; fi
+}
+
+find_ranks() { # PATTERN OTHERS: one process for each local rank, whose command is like PATTERN and not like OTHERS
     local pid by_rank=() starts=() size=1
-    below "$agent"
     for pid in "${tree[@]}"; do
         # Each is a child of the agent and leads a session, which one that was forked a moment ago does not yet.
         look_at "$pid" && [[ $parent == "$agent" && $session == "$pid" ]] && read_variables "$pid" &&
             [[ $local_world =~ ^[1-9][0-9]*$ ]] || continue
         read_command "$pid"
-        if [[ $when == check ]]; then
-            [[ $command == */node_check\ * ]] && rank=$pid || continue
+        # The template of a forkserver has the environment of the first worker if that is all that there is.
+        # shellcheck disable=SC2053 # These are patterns.
+        [[ $command == $1 && $command != $2 ]] || continue
+        if [[ -z $2 ]]; then
+            rank=$pid
         else
-            # The template of a forkserver has the environment of the first worker if that is all that there is.
-            [[ $command == *_dlrover_template* ]] && continue
             [[ -n $run_id && $rank =~ ^(0|[1-9][0-9]*)$ ]] || continue
         fi
         # A service that a worker has detached is given to the agent too, and is known by being younger.
         ((started < ${starts[rank]:-started + 1})) && by_rank[rank]=$pid starts[rank]=$started
         size=$local_world
     done
-    processes=("${by_rank[@]}")
+    processes=("${by_rank[@]}") meant="local rank $place"
     ((${#processes[@]} >= size))
+}
+
+find_task() { # the task of a role and rank; while it is being replaced, the one that was there first
+    local pid oldest=0
+    processes=() place=0
+    for pid in "${tree[@]}"; do
+        look_at "$pid" && [[ $parent == "$agent" && $session == "$pid" ]] && read_variables "$pid" &&
+            [[ -n $version && $role == "${chosen_role:-worker}" && $role_rank == "$chosen_rank" ]] || continue
+        read_command "$pid"
+        [[ $command == *_dlrover_template* ]] && continue
+        ((oldest == 0 || started < oldest)) && oldest=$started processes=("$pid") meant="$role-$task_id"
+    done
+    ((oldest))
+}
+
+find_processes() { # the processes that `when` means, or the first that there are, and the `stage` that the node is at; false until all are there
+    below "$agent"
+    for stage in check training; do
+        [[ -z $when || $when == "$stage" ]] && "find_$stage" && return
+    done
+    return 1
 }
 
 await_node() {
@@ -185,9 +221,10 @@ await_node() {
         [[ -n $job || -z $leader_started || -n ${CHAOS_CLUSTER:-} ]] || look_again "$own_session" "$leader_started" ||
             fail "whoever was to start the job has ended; nothing was done"
         if ((now >= end)); then
-            why="there is no dlrover-run"
+            why="there is no $([[ -n $chosen_role ]] && echo tf-ps-run || echo dlrover-run)"
             [[ -n $job ]] && why="the dlrover-run of process $job has no node $wanted"
-            [[ -n $agent ]] && why="$name has not come to its $when"
+            [[ -n $agent ]] && why="$name has not come to its ${when:-workers}"
+            [[ -n $agent && -n $chosen_role ]] && why="$name does not run $chosen_role $chosen_rank"
             fail "nothing was done within CHAOS_WAIT=${CHAOS_WAIT:-300} s: $why"
         fi
         nap 200

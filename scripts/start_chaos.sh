@@ -8,7 +8,8 @@ set +o posix
 # shellcheck disable=SC2015 # Where A && B || C is written, C is meant for either.
 set -u -o pipefail
 export LC_ALL=C
-declare when cpu times place left share leave most patience delay period duration limit
+declare when stage cpu times place left share leave most patience delay period duration limit
+declare chosen_role chosen_rank meant
 # shellcheck source=scripts/chaos_node.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/chaos_node.sh"
 
@@ -17,17 +18,20 @@ usage() {
 usage: bash start_chaos.sh VERB &     in front of the command that starts the job
 
   no-chaos         nothing
-  kill-process     SIGKILL for one worker (CHAOS_LOCAL_RANK=0, CHAOS_TIMES=1, CHAOS_PERIOD=30 seconds)
+  kill-process     SIGKILL for one worker (CHAOS_LOCAL_RANK=0, CHAOS_TIMES=1, CHAOS_PERIOD=30 seconds);
+                   with --network-check, for each process of the check, so that the node is found broken
   kill-node        SIGKILL for all processes of the node at once
   stop-process     SIGSTOP for the workers of the node: a hang
   cpu-overload     every CPU is busy; a node of a local cluster runs CHAOS_CPU_LEFT=10 percent of the time instead
-  memory-overload  CHAOS_MEMORY=80 percent of the free memory are taken
+  memory-overload  CHAOS_MEMORY=80 percent of the free memory are taken; with CHAOS_ROLE, what the task's limit
+                   leaves, so that the task is killed for memory
   network-loss     the network of the node is cut (CHAOS_INTERFACE)
   disk-full        a disk is filled (CHAOS_PATH, CHAOS_LEAVE=0 MiB)
 
 It acts in node WORKER_ID (1) of a local cluster, and in a container only where WORKER_ID is CHAOS_NODE (1).
 In seconds: CHAOS_WAIT=300 for the node, CHAOS_DELAY=0 before it acts, CHAOS_DURATION (until it is ended).
-CHAOS_WHEN=start|check|training, CHAOS_CLUSTER=PID of a dlrover-run, CHAOS_CPU=node|machine, CHAOS_SIZE=most MiB.
+CHAOS_ROLE=chief|worker|ps|evaluator and CHAOS_RANK=0 choose a task of tf-ps-run for kill-process, stop-process and
+memory-overload. CHAOS_WHEN=start|check|training, CHAOS_CLUSTER=PID of a dlrover-run, CHAOS_CPU=node|machine, CHAOS_SIZE=most MiB.
 END
 }
 
@@ -57,14 +61,16 @@ word() { # VARIABLE NAME DEFAULT WORD...
 # What is undone, also after a signal. A signal is heard between two commands, so what may have to be undone is noted
 # before it is done.
 
-stopped=() hog='' file='' answer='' ip=() routes=()
+stopped=() hog='' scored='' file='' answer='' ip=() routes=()
 
 undo() {
-    local entry helpers
+    local entry helpers pid start score
     trap '' TERM INT HUP PIPE
     for entry in "${stopped[@]}"; do
         look_again "${entry%:*}" "${entry#*:}" && kill -CONT "${entry%:*}" 2>/dev/null
     done
+    IFS=: read -r pid start score <<<"$scored"
+    [[ -z $pid ]] || ! look_again "$pid" "$start" || echo "$score" >"/proc/$pid/oom_score_adj"
     read -ra helpers -d '' <<<"$(jobs -p) $hog"
     for entry in "${helpers[@]}"; do
         look_at "$entry" && [[ $parent == "$$" ]] && kill -TERM "$entry" 2>/dev/null
@@ -114,19 +120,29 @@ use_blade() { # WORD...: an experiment of chaosblade; false where there is none
 # The verbs.
 
 kill_process() {
-    local turn before='' chosen
-    for ((turn = 1; turn <= times; turn++)); do
+    local turn before='' chosen of=''
+    when=$stage
+    if [[ $when == check ]]; then
+        # As long as the check lasts, for a node that fails once is checked again.
+        [[ -n ${CHAOS_TIMES:-} ]] || times=0
+        [[ -n ${CHAOS_PERIOD:-} ]] || period=0
+    fi
+    for ((turn = 1; times == 0 || turn <= times; turn++)); do
         while :; do
             if find_processes; then
                 chosen=${processes[place]:-}
                 [[ -n $chosen ]] || fail "$name has no local rank $place, for it has ${#processes[@]} of them"
                 look_at "$chosen" && [[ $chosen:$started != "$before" ]] && break
+            elif ((times == 0)) && find_training; then
+                say "$name: its check is over"
+                return
             fi
             last 100 true
         done
         before=$chosen:$started
         kill -KILL "$chosen"
-        say "$name: killed local rank $place, process $chosen ($turn of $times)"
+        ((times)) && of=" of $times"
+        say "$name: killed $meant, process $chosen ($turn$of)"
         ((turn == times)) || last "$period" true
     done
 }
@@ -144,6 +160,7 @@ kill_node() {
 
 stop_process() {
     stop "${processes[@]}"
+    [[ $program == tf-ps-agent ]] && name+=" ($meant)"
     say "$name: stopped ${#stopped[@]} workers: ${processes[*]}"
     last "$duration" any_stopped
 }
@@ -203,8 +220,73 @@ free_memory() { # MiB that may be taken, by the machine and by each control grou
     done </proc/self/cgroup
 }
 
+task_group() { # PID: the folder of the control group that limits a task's memory, its limit and its own use in MiB
+    local key value folder limit_file
+    while IFS=: read -r key value folder; do
+        [[ ${folder##*/} == tf-ps-run.* ]] || continue
+        case $value in
+        '') group=/sys/fs/cgroup limit_file=memory.max key=anon ;;
+        *memory*) group=/sys/fs/cgroup/memory limit_file=memory.limit_in_bytes key=total_rss ;;
+        *) continue ;;
+        esac
+        # In a container the path may be that of the machine.
+        [[ -d $group$folder ]] && group+=$folder || group+=/${folder##*/}
+        read -r value 2>/dev/null <"$group/$limit_file" && group_limit=$((value / 1048576)) || return
+        while read -r folder value; do [[ $folder == "$key" ]] && group_used=$((value / 1048576)); done <"$group/memory.stat"
+        return 0
+    done <"/proc/$1/cgroup"
+    return 1
+}
+
+hold_memory() { # MiB [GROUP]: take memory, in a control group if one is named, until this script ends
+    local feed group=${2:-}
+    # What `tail` is given without the end of a line it keeps until its input ends, which is with this script.
+    if [[ -z $group ]]; then
+        exec {feed}> >(exec tail >/dev/null)
+        hog=$!
+        # If memory runs out after all, the kernel takes this and nothing else.
+        echo 1000 >"/proc/$hog/oom_score_adj"
+    else
+        exec {feed}> >(echo "$BASHPID" 2>/dev/null >"$group/cgroup.procs" && exec tail >/dev/null)
+        hog=$!
+    fi
+    aside head -c "${1}M" /dev/zero 1>&"$feed"
+}
+
+task_lives() { # false when it was killed for memory
+    look_again "$chosen" "$chosen_started" && return
+    say "$name: $meant has ended"
+    return 1
+}
+
+overload_task() {
+    local free=0 group='' group_limit=0 group_used=0 amount score chosen=${processes[0]} chosen_started
+    look_at "$chosen" && chosen_started=$started || fail "$name: $meant has ended"
+    task_group "$chosen" || refuse "$meant has no control group of its own: give --worker-memory or --ps-memory, and" \
+        "let tf-ps-run create control groups (as root, or in a group that was delegated to it)"
+    # With what the task uses itself this is more than its limit, and without it less.
+    amount=$((group_limit - group_used / 2))
+    ((amount <= most)) || amount=$most
+    free_memory
+    ((amount <= free)) || fail "$name: $amount MiB are needed to reach the limit of $meant, and $free MiB are free"
+    say "$name: $meant uses $group_used of $group_limit MiB; $amount MiB are taken from it"
+    # In this group the kernel is to kill the task and not what takes the memory.
+    read -r score <"/proc/$chosen/oom_score_adj"
+    scored="$chosen:$chosen_started:$score"
+    echo 1000 >"/proc/$chosen/oom_score_adj" || fail "$name: $meant belongs to another user"
+    hold_memory "$amount" "$group"
+    if ! look_at "$hog" && look_again "$chosen" "$chosen_started"; then
+        fail "$name: the control group of $meant cannot be entered, which takes root"
+    fi
+    last "$duration" task_lives
+}
+
 memory_overload() {
-    local free=0 amount feed
+    local free=0 amount
+    if [[ -n $chosen_role ]]; then
+        overload_task
+        return
+    fi
     free_memory
     amount=$((free * share / 100))
     ((amount <= most)) || amount=$most
@@ -213,12 +295,7 @@ memory_overload() {
     if type -P stress-ng >/dev/null; then
         stress-ng --quiet --vm 1 --vm-keep --vm-bytes "${amount}M" "${limit[@]}" >/dev/null 2>&1 &
     else
-        # What `tail` is given without the end of a line it keeps until its input ends, which is with this script.
-        exec {feed}> >(exec tail >/dev/null)
-        hog=$!
-        # If memory runs out after all, the kernel takes this and nothing else.
-        echo 1000 >"/proc/$hog/oom_score_adj"
-        aside head -c "${amount}M" /dev/zero 1>&"$feed"
+        hold_memory "$amount"
     fi
     say "$name: $amount of $free MiB of free memory are taken"
     last "$duration" true
@@ -276,13 +353,21 @@ disk_full() {
 case $1 in
 -h | --help) usage && exit ;;
 no-chaos) say "no chaos" && exit ;;
-kill-process | stop-process) word when CHAOS_WHEN training check training ;;
+kill-process) word when CHAOS_WHEN '' '' check training ;;
+stop-process) word when CHAOS_WHEN training check training ;;
 kill-node | network-loss) word when CHAOS_WHEN training start check training ;;
 # A node check that comes first is to meet these too.
 cpu-overload | memory-overload | disk-full) word when CHAOS_WHEN start start check training ;;
 *) refuse "there is no '$1'; start_chaos.sh --help names what there is" ;;
 esac
 word cpu CHAOS_CPU '' '' node machine
+word chosen_role CHAOS_ROLE '' '' chief worker ps evaluator
+case $1:$chosen_role in
+*: | kill-process:* | stop-process:* | memory-overload:*) ;;
+*) refuse "$1 acts on a node, and CHAOS_ROLE=$chosen_role is a task" ;;
+esac
+[[ -z $chosen_role ]] || when=training
+whole chosen_rank CHAOS_RANK 0 0 100000
 whole times CHAOS_TIMES 1 1 1000000
 whole place CHAOS_LOCAL_RANK 0 0 100000
 whole left CHAOS_CPU_LEFT 10 1 99

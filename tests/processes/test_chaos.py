@@ -22,10 +22,14 @@ from cluster import Talker
 from harness import WAIT, WORKERS, Mailbox, environment, kill_leftovers, still_alive, watched
 
 from dlrover_run import exit_codes
+from tf_ps_runner.memory.cgroups import TaskCgroup, find_cgroup_parent
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"
 HOLD = str(WORKERS / "hold.py")
 NODE = str(WORKERS / "stand_in_node.py")
+
+ROLES = ("chief", "worker", "ps")
+"""Of the tasks of a stand-in for a node of tf-ps-run."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount, or cut a network")
 
@@ -41,6 +45,11 @@ class StandIn:
         self.services: list[int] = [message["service"] for message in begun]
 
     @property
+    def tasks(self) -> dict[str, int]:
+        """The tasks of a node of tf-ps-run, by role."""
+        return dict(zip(ROLES, self.workers, strict=True))
+
+    @property
     def all(self) -> list[int]:
         return [self.watchdog.pid, self.agent, *self.workers, *self.below, *self.services]
 
@@ -52,10 +61,10 @@ class Chaos:
         self.mailbox = mailbox
         self._stack = stack
 
-    def node(self, workers: int = 1, *prefix: str, **env: str) -> StandIn:
+    def node(self, workers: int = 1, *prefix: str, program: str = "dlrover_run", **env: str) -> StandIn:
         """A node that has begun; `prefix` is in front of its command."""
         variables = environment({"TEST_MAILBOX": self.mailbox.name, "PYTHONPATH": str(SCRIPT.parent.parent), **env})
-        command = [*prefix, sys.executable, NODE, "dlrover_run", str(workers)]
+        command = [*prefix, sys.executable, NODE, program, str(workers)]
         watchdog = subprocess.Popen(command, env=variables, cwd=self.mailbox.directory, stdin=subprocess.PIPE)
         self._stack.enter_context(watchdog)
         node = StandIn(watchdog, self.mailbox.gather(workers))
@@ -121,6 +130,8 @@ def test_the_verbs_are_named() -> None:
         (("kill-node",), {"CHAOS_WAIT": "soon"}, "CHAOS_WAIT is 'soon'; it takes seconds, as in CHAOS_WAIT=2.5"),
         (("kill-process",), {"CHAOS_TIMES": "0"}, "CHAOS_TIMES is '0'; it takes a whole number from 1 to 1000000"),
         (("stop-process",), {"CHAOS_WHEN": "start"}, "CHAOS_WHEN is 'start'; it takes one of: check training"),
+        (("kill-node",), {"CHAOS_ROLE": "ps"}, "kill-node acts on a node, and CHAOS_ROLE=ps is a task"),
+        (("kill-process",), {"CHAOS_ROLE": "pss"}, "CHAOS_ROLE is 'pss'; it takes one of:  chief worker ps evaluator"),
     ],
 )
 def test_what_it_cannot_do_is_one_line(words: tuple[str, ...], settings: dict[str, str], said: str) -> None:
@@ -376,12 +387,77 @@ def test_it_ends_when_its_node_does(chaos: Chaos) -> None:
 
 
 @pytest.mark.torchrun
-def test_a_node_whose_check_processes_are_killed_twice_is_faulty(mailbox: Mailbox) -> None:
-    env = {"CHAOS_WHEN": "check", "CHAOS_TIMES": "2", "CHAOS_PERIOD": "0", "PET_NETWORK_CHECK": "1"}
-    with in_front(mailbox, "kill-process", **env) as job:
+def test_a_node_whose_check_processes_are_killed_is_faulty(mailbox: Mailbox) -> None:
+    """As published: the command line of the script says nothing of the check, and the launcher's does."""
+    with in_front(mailbox, "kill-process", PET_NETWORK_CHECK="1") as job:
         assert job.finish() == exit_codes.FAULTY_NODE
-        assert job.has_said("(2 of 2)")
+        assert job.has_said("start_chaos: node 1: killed local rank 0, process ")
     assert mailbox.pending() == []
+
+
+def test_it_kills_the_processes_of_a_node_check_and_no_worker(chaos: Chaos) -> None:
+    node = chaos.cluster_node(1, STAND_IN_CHECKS="2")
+    killer = chaos.script("kill-process")
+    assert killer.finish() == 0
+    assert killer.said.startswith(f"start_chaos: node 1: killed local rank 0, process {node.workers[0]} (1)\n")
+    assert killer.said.endswith(" (2)\nstart_chaos: node 1: its check is over\n")
+
+
+# ---- tasks of tf-ps-run
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_it_kills_the_task_of_a_role(chaos: Chaos, role: str) -> None:
+    node = chaos.node(len(ROLES), program="tf_ps_run", WORKER_ID="3")
+    killer = chaos.script("kill-process", CHAOS_ROLE=role, CHAOS_CLUSTER=str(node.watchdog.pid))
+    assert killer.finish() == 0
+    ended = chaos.mailbox.receive()
+    assert (ended["what"], ended["of"]) == ("ended", node.tasks[role])
+    assert killer.said == f"start_chaos: node 1: killed {role}-4, process {node.tasks[role]} (1 of 1)\n"
+
+
+def test_without_a_role_it_kills_a_worker_of_tf_ps_run(chaos: Chaos) -> None:
+    node = chaos.node(len(ROLES), program="tf_ps_run")
+    killer = chaos.script("kill-process", CHAOS_CLUSTER=str(node.watchdog.pid))
+    assert killer.finish() == 0
+    assert chaos.mailbox.receive()["of"] == node.tasks["worker"]
+
+
+def test_a_role_that_no_task_has_is_one_line(chaos: Chaos) -> None:
+    tensorflow, torch = chaos.node(len(ROLES), program="tf_ps_run"), chaos.node()
+    for node, said in (
+        (tensorflow, "node 1 does not run worker 7"),
+        (torch, "there is no tf-ps-run"),
+    ):
+        env = {"CHAOS_WAIT": "0.3", "CHAOS_RANK": "7", "CHAOS_CLUSTER": str(node.watchdog.pid)}
+        waiting = chaos.script("kill-process", CHAOS_ROLE="worker", **env)
+        assert waiting.finish() == 1
+        assert waiting.said == f"start_chaos: nothing was done within CHAOS_WAIT=0.3 s: {said}\n"
+
+
+def test_memory_is_taken_from_the_limit_of_one_task_until_it_is_killed(chaos: Chaos) -> None:
+    parent = find_cgroup_parent()
+    if parent is None:
+        pytest.skip("no control group can be made here, of version 1 or 2: that takes root, or a delegated group")
+    node = chaos.node(len(ROLES), program="tf_ps_run")
+    load = {"CHAOS_ROLE": "chief", "CHAOS_CLUSTER": str(node.watchdog.pid)}
+    refused = chaos.script("memory-overload", **load)
+    assert refused.finish() == 2
+    assert refused.has_said("start_chaos: chief-4 has no control group of its own: give --worker-memory or --ps-memory")
+
+    with contextlib.closing(TaskCgroup(parent, "chief-4", 64)) as group, watched(node.tasks["chief"]) as chief:
+        group.add(node.tasks["chief"])
+        # What it took before it was in the group is not counted there.
+        os.kill(node.tasks["chief"], signal.SIGUSR1)
+        taken = chaos.mailbox.receive()
+        assert taken["what"] == "taken"
+        overload = chaos.script("memory-overload", **load)
+        assert overload.finish() == 0
+        assert overload.has_said("start_chaos: node 1: chief-4 has ended")
+        assert still_alive(chief, 0) == 0
+        assert group.kills == 1
+    ended = chaos.mailbox.receive()
+    assert (ended["what"], ended["of"]) == ("ended", node.tasks["chief"])
 
 
 # ---- load

@@ -1,6 +1,10 @@
 """Plays a node of a job for a test of chaos: a watchdog, an agent that starts what ends again, and its workers.
 
     stand_in_node.py dlrover_run NUMBER-OF-WORKERS
+    stand_in_node.py tf_ps_run NUMBER-OF-TASKS
+
+Tasks are a chief, a worker and a server, in this order. With STAND_IN_CHECKS=N in the environment the first N processes
+of rank 0 are those of a node check.
 
 Each worker has a process below it, as data loaders are, and has detached a service, which the agent inherits. The agent
 posts what becomes of its children: `stopped`, `continued` or `ended`. All end with their standard input, but the agent
@@ -8,25 +12,36 @@ and the watchdog, which have to be killed before.
 """
 
 import os
+import signal
 import subprocess
 import sys
 
 from post import post
 
+ROLES = ("chief", "worker", "ps")
 
-def be_watchdog(workers: int) -> None:
+
+def be_watchdog(program: str, workers: int) -> None:
     from dlrover_run.process_tree import tree
 
     if os.fork() == 0:
         os.setsid()
-        tree.name_process("dlrover-agent")
+        tree.name_process({"dlrover_run": "dlrover-agent", "tf_ps_run": "tf-ps-agent"}[program])
         tree.become_subreaper()
-        be_agent(workers)
+        be_agent(program, workers)
     os.wait()
 
 
-def be_agent(workers: int) -> None:
-    ranks = {start_worker(rank, workers): rank for rank in range(workers)}
+def be_agent(program: str, workers: int) -> None:
+    checks = int(os.environ.get("STAND_IN_CHECKS", "0"))
+
+    def start(rank: int, checks: int = 0) -> int:
+        variables = worker_variables(rank, workers) if program == "dlrover_run" else task_variables(rank)
+        command = [sys.executable, __file__, *(["/node_check"] if checks else []), "worker"]
+        # Nobody else collects it: the agent hears of all its children in one place.
+        return subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True).pid
+
+    ranks = {start(rank, checks if rank == 0 else 0): rank for rank in range(workers)}
     while True:
         pid, status = os.waitpid(-1, os.WUNTRACED | os.WCONTINUED)
         if os.WIFSTOPPED(status):
@@ -37,16 +52,24 @@ def be_agent(workers: int) -> None:
             rank = ranks.pop(pid, -1)
             post(rank=rank, what="ended", of=pid)
             if rank >= 0:
-                ranks[start_worker(rank, workers)] = rank
+                checks -= rank == 0
+                ranks[start(rank, max(0, checks) if rank == 0 else 0)] = rank
 
 
-def start_worker(rank: int, workers: int) -> int:
+def worker_variables(rank: int, workers: int) -> dict[str, str]:
     numbers = {"RANK": str(10 + rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(workers)}
-    command = [sys.executable, __file__, "worker"]
-    # Nobody else collects it: the agent hears of all its children in one place.
-    return subprocess.Popen(
-        command, env={**os.environ, **numbers, "TORCHELASTIC_RUN_ID": "stand-in"}, start_new_session=True
-    ).pid
+    return {**numbers, "TORCHELASTIC_RUN_ID": "stand-in"}
+
+
+def task_variables(place: int) -> dict[str, str]:
+    # The rank is for the messages to the test alone.
+    return {"RANK": str(place), "WORKER_TYPE": ROLES[place], "WORKER_RANK": "0", "WORKER_ID": "4", "TF_PS_VERSION": "1"}
+
+
+def take_memory(number: int, frame: object) -> None:
+    global taken
+    taken = bytearray(os.urandom(1 << 20) * 24)
+    post(what="taken")
 
 
 def be_worker() -> None:
@@ -66,12 +89,21 @@ def be_worker() -> None:
         os.write(tell, str(service).encode())
         os._exit(0)
     os.waitpid(middle, 0)
+    signal.signal(signal.SIGUSR1, take_memory)
     post(what="begun", below=below, service=int(os.read(told, 32)), agent=os.getppid())
     sys.stdin.read()
 
 
+def be_check() -> None:
+    """A process of the node check starts no others."""
+    post(what="begun", below=os.getpid(), service=os.getpid(), agent=os.getppid())
+    sys.stdin.read()
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "worker":
+    if "/node_check" in sys.argv:
+        be_check()
+    elif sys.argv[-1] == "worker":
         be_worker()
     else:
-        be_watchdog(int(sys.argv[2]))
+        be_watchdog(sys.argv[1], int(sys.argv[2]))
