@@ -140,7 +140,7 @@ class ProgressReporter:
             from dlrover_run.console.rounds import render_rank_assignment
 
             self._console.info(render_rank_assignment(ranks))
-        has_peers = self._spec.backend in ("master", "etcd") and not self._spec.console_name
+        has_peers = self._spec.backend in ("master", "etcd")
         if self._verbose or (has_peers and ranks.node_rank == 0):
             from dlrover_run.console.rounds import render_rendezvous
 
