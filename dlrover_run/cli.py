@@ -172,7 +172,7 @@ def _rendezvous(args: RendezvousArgs, local: LocalNodes | None) -> Rendezvous:
     import uuid
 
     if local:
-        return rendezvous_options.resolve_local(args)
+        return rendezvous_options.resolve_local(args, fresh_id=str(uuid.uuid4()))
     return rendezvous_options.resolve(args, fresh_id=str(uuid.uuid4()))
 
 

@@ -25,6 +25,9 @@ MASTER_PORT = 29400
 ETCD_PORT = 2379
 """The default port of an etcd: etcd's own default, and torchrun's."""
 
+UNNAMED = "none"
+"""torchrun's default of `--rdzv-id`."""
+
 MASTER_VARIABLE = "DLROVER_MASTER_ADDR"
 """The address of a running master; used if no flag sets the rendezvous."""
 
@@ -142,16 +145,19 @@ def resolve(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
     raise values.invalid(*backend, "is not valid", "give c10d, etcd or static, or leave it out for one node")
 
 
-def resolve_local(args: RendezvousArgs) -> Rendezvous:
+def resolve_local(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
     """The rendezvous of nodes that are all started on this machine: through the etcd that the flags name, else through
-    a local master. The launcher gives them ranks and names, so the machine's own in a cluster are not used."""
+    a local master. The launcher gives them ranks and names, so the machine's own in a cluster are not used. Nobody else
+    finds a local master by the job's name, so an unnamed job gets `fresh_id`: what a script saves by that name is then
+    not taken for another run's."""
     min_nodes, max_nodes = values.node_range(*args.nodes)
     backend = args.backend or FlagValue("--rdzv-backend", MASTER_BACKENDS[0])
     if backend.text in ETCD_BACKENDS:
         return _with_etcd(args._replace(environ={}), backend, min_nodes, max_nodes)
     if backend.text not in MASTER_BACKENDS:
         raise values.invalid(*backend, "cannot be used with --local-nodes", "give c10d or etcd, or leave it out")
-    return Rendezvous("master", values.shared_name(*args.run_id), min_nodes, max_nodes, local_master=True)
+    run_id = values.shared_name(*args.run_id)
+    return Rendezvous("master", fresh_id if run_id == UNNAMED else run_id, min_nodes, max_nodes, local_master=True)
 
 
 def _set_by_variable(args: RendezvousArgs) -> bool:

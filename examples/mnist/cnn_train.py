@@ -1,6 +1,6 @@
 """Train a small convolutional network on handwritten digits with DistributedDataParallel, and survive restarts.
 
-    dlrover-run --nproc-per-node=2 --max-restarts=3 cnn_train.py --checkpoint_dir checkpoints
+    dlrover-run --nproc-per-node=2 --max-restarts=3 cnn_train.py
 
 All it needs from its launcher are the environment variables of torchrun. It resumes from the newest checkpoint with any
 number of workers; with the number that it had, the weights come out bit for bit as if nothing had happened (as far as
@@ -107,7 +107,7 @@ class Training:
     model: DistributedDataParallel
     optimizer: torch.optim.Optimizer
     sampler: ElasticDistributedSampler
-    checkpoints: CheckpointDirectory | None
+    checkpoints: CheckpointDirectory
     device: torch.device
     learning_rate: float
     num_epochs: int
@@ -135,8 +135,8 @@ class Training:
         self.step += 1
 
     def save(self) -> None:
-        """Write a checkpoint, if there is a place for it; only rank 0 does."""
-        if self.checkpoints is not None and dist.get_rank() == 0:
+        """Write a checkpoint; only rank 0 does."""
+        if dist.get_rank() == 0:
             self.checkpoints.save(
                 self.step,
                 {
@@ -148,8 +148,6 @@ class Training:
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
-        if self.checkpoints is None:
-            return
         # Rank 0 alone reads, so that all ranks go on from the same checkpoint even where they do not share a disk.
         newest = self.checkpoints.load_latest() if dist.get_rank() == 0 else None
         box: list[Any] = [None if newest is None else (newest.step, newest.state)]
@@ -255,7 +253,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--num_epochs", type=int, default=5)
     parser.add_argument("--batch_size", type=int, default=32, help="samples of one worker in one step")
     parser.add_argument("--learning_rate", type=float, default=0.005, help="at the start; falls linearly to 0")
-    parser.add_argument("--checkpoint_dir", type=Path, help="save here and resume from here; default: neither")
+    parser.add_argument(
+        "--checkpoint_dir", type=Path, help="save here and resume from here; default: mnist_checkpoints/JOB"
+    )
     parser.add_argument("--checkpoint_steps", type=int, default=20, help="steps from one checkpoint to the next")
     parser.add_argument("--no_cuda", "--no-cuda", action="store_true", help="stay on the CPU")
     parser.add_argument("--seed", type=int, default=1)
@@ -265,6 +265,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     for name in ("num_epochs", "batch_size", "checkpoint_steps"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, not {getattr(args, name)}")
+    if args.checkpoint_dir is None:
+        # By job, so that another one begins afresh while a worker or a node that is replaced goes on.
+        job = os.environ.get("TORCHELASTIC_RUN_ID", "none").replace("/", "-")
+        args.checkpoint_dir = Path("mnist_checkpoints") / job
     return args
 
 
@@ -279,7 +283,7 @@ def train_model(args: argparse.Namespace, device: torch.device) -> None:
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=args.learning_rate),
         sampler=sampler,
-        checkpoints=None if args.checkpoint_dir is None else CheckpointDirectory(args.checkpoint_dir),
+        checkpoints=CheckpointDirectory(args.checkpoint_dir),
         device=device,
         learning_rate=args.learning_rate,
         num_epochs=args.num_epochs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,14 +57,19 @@ def rules(least: int, most: int, **others: int) -> JobRules:
 def test_local_nodes_use_a_local_master(line: str, local: LocalSpec, least: int, most: int, backend: str) -> None:
     spec = job(f"{line} {backend}")
     assert (spec.local, spec.rules) == (local, rules(least, most))
-    assert (spec.backend, spec.master, spec.etcd, spec.run_id) == ("master", OWN_MASTER, None, "none")
+    assert (spec.backend, spec.master, spec.etcd) == ("master", OWN_MASTER, None)
+
+
+def test_each_job_on_local_nodes_has_a_name_of_its_own_unless_it_is_given_one() -> None:
+    assert len({job("--local-nodes=2").run_id for _ in range(3)} | {"none"}) == 4
+    assert job("--local-nodes=2 --rdzv-id=mine").run_id == "mine"
 
 
 def test_each_option_of_local_nodes_has_a_flag_and_a_variable() -> None:
     by_flag = job("--local-nodes=2:3 --node-restarts=0 --node-join-after=0.5")
     assert by_flag.local == LocalSpec(2, 3, restarts=0, join_after=0.5)
     environ = {"PET_LOCAL_NODES": "2:3", "PET_NODE_RESTARTS": "0", "PET_NODE_JOIN_AFTER": "0.5"}
-    assert job("", **environ) == by_flag
+    assert replace(job("", **environ), run_id=by_flag.run_id) == by_flag
     assert job("--local-nodes=3 --nnodes=3", PET_LOCAL_NODES="x").local == LocalSpec(3, 3)
 
 
