@@ -102,17 +102,6 @@ def test_what_counts_as_a_straggler_and_what_follows_are_rules() -> None:
     assert rules("--exclude_straggler --rdzv-conf=check_timeout=30", **by_variable) == by_flag
 
 
-def test_the_published_command_line_means_what_it_says() -> None:
-    line = (
-        "--network-check --exclude-straggler --nnodes=3:$NODE_NUM --nproc_per_node=2 --max_restarts=3 "
-        "--rdzv_conf pend_timeout=600"
-    ).replace("$NODE_NUM", "4")
-    expected = JobRules(
-        3, 4, max_restarts=3, pend_timeout=600, policy=HealthRules(check=CHECK_ONCE, exclude_stragglers=1)
-    )
-    assert rules(line, DLROVER_MASTER_ADDR="master:1") == expected
-
-
 @pytest.mark.parametrize(
     ("line", "environ", "place"),
     [
