@@ -1,7 +1,7 @@
 """Defects that are planted in the agent, and the tests of `make test` that find each of them.
 
 The simulations plant defects in decisions (see `simulation` and `cluster_simulation`). What talks to the kernel is not
-simulated, so its defects are planted in a copy of the packages, which the tests named here are run against.
+simulated, so its defects are planted in a copy of the packages, which the test named here is run against.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from harness import only_long
 from dlrover_run.process_tree import tree
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN_TIMEOUT = 600.0
-"""Seconds for the tests that are to find one defect. A run that reaches it has hung, and is ended."""
+RUN_TIMEOUT = 300.0
+"""Seconds for the test that is to find a defect. A run that reaches it has hung, and is ended."""
 
 MAX_HEALTHY_RUN = RUN_TIMEOUT / 2
-"""Seconds for the same tests without a defect: only then does a run that reaches RUN_TIMEOUT show that a job hung."""
+"""Seconds for the same test without a defect: only then does a run that reaches RUN_TIMEOUT show that a job hung."""
 
 TEST_TIMEOUT = 90
-"""Seconds for each of these tests: many a defect lets a job hang."""
+"""Seconds for it with one set of parameters: many a defect lets a job hang."""
 
 
 @dataclass(frozen=True)
@@ -46,145 +46,145 @@ DEFECTS = {
         "dlrover_run/agent/reconcile.py",
         "if task.place not in occupied:",
         "if True:",
-        "test_reconcile.py",
+        "test_reconcile.py::test_what_follows_from_what_is_desired_and_what_is_here",
     ),
     "servers end before the tasks that use them": Defect(
         "dlrover_run/agent/reconcile.py",
         "if not (any_served and state.serves)]",
         "if True]",
-        "test_reconcile.py",
+        "test_reconcile.py::test_at_the_end_all_that_runs_gets_a_signal_once_and_servers_get_it_last",
     ),
     "a task is stopped again and again": Defect(
         "dlrover_run/agent/reconcile.py",
         "return [] if state.stopping is not None and state.stopping >= mode else [Stop(state.key, mode)]",
         "return [Stop(state.key, mode)]",
-        "test_reconcile.py",
+        "test_reconcile.py::test_what_follows_from_what_is_desired_and_what_is_here",
     ),
     "a leaving node takes new ranks": Defect(
         "dlrover_run/agent/agent.py",
         "            if not leaving:\n",
         "            if True:\n",
-        "test_agent_rounds.py",
+        "test_agent_rounds.py::TestLeaving::test_it_takes_no_new_ranks_while_its_workers_end",
     ),
     "a dismissed node stays": Defect(
         "dlrover_run/agent/agent.py",
         "return dismissed or assignment.phase",
         "return assignment.phase",
-        "test_health_check.py",
+        "test_health_check.py::TestLeaving::test_a_dismissed_node_goes_with_a_code_of_its_own_and_says_why",
     ),
     "a node leaves without a report": Defect(
         "dlrover_run/agent/agent.py",
         "if (last := self._adapter.leave_report(error)) is not None:",
         "if (last := None) is not None:",
-        "test_agent_rounds.py",
+        "test_agent_rounds.py::test_the_same_seat_told_by_another_coordinator_leaves_the_workers_alone",
     ),
     "the workers of an ended round count": Defect(
         "dlrover_run/agent/node_state.py",
         "if current is None or current.key != state.round:",
         "if current is None:",
-        "test_agent_rounds.py",
+        "test_agent_rounds.py::test_a_node_that_loses_its_seat_stops_its_workers_and_starts_new_ones_with_the_next",
     ),
     "a success is forgotten when the node leaves": Defect(
         "dlrover_run/agent/node_state.py",
         "if current.group.succeeded:",
         "if current.group.succeeded and not leaving:",
-        "test_agent_rounds.py",
+        "test_agent_rounds.py::TestLeaving::test_nobody_else_begins_anew_when_its_workers_have_succeeded",
     ),
     "a worker that ignores SIGTERM is never killed": Defect(
         "dlrover_run/supervisor/process.py",
         "self._kill_timer = asyncio.get_running_loop().call_later(grace,",
         "self._kill_timer = asyncio.get_running_loop().call_later(1e6,",
-        "test_signals.py",
+        "test_signals.py::test_a_stubborn_worker_is_killed_after_its_grace",
     ),
     "data loaders get the worker's SIGTERM": Defect(
         "dlrover_run/supervisor/process.py",
         "if self.spec.signal_group:",
         "if True:",
-        "test_step_signals.py",
+        "test_step_signals.py::test_data_loaders_live_until_their_worker_has_saved",
     ),
     "a stopped worker does not see its SIGTERM": Defect(
         "dlrover_run/supervisor/process.py",
         "        self._kill(signal.SIGCONT)\n",
         "        pass\n",
-        "test_signals.py",
+        "test_signals.py::test_a_worker_that_is_stopped_hears_that_it_shall_end",
     ),
     "a signal of the whole step reaches a worker twice": Defect(
         "dlrover_run/supervisor/process.py",
         "        if delivered_at is None or self._started > delivered_at:\n            self._kill(number)\n        # A",
         "        self._kill(number)\n        # A",
-        "test_step_signals.py",
+        "test_step_signals.py::test_a_worker_gets_one_stop_signal_though_the_whole_step_gets_it",
     ),
     "a worker outlives its agent": Defect(
         "dlrover_run/supervisor/process.py",
         "if spec.dies_with_parent:\n            tree",
         "if False:\n            tree",
-        "test_process_tree.py",
+        "test_process_tree.py::test_a_process_ends_with_the_one_that_started_it",
     ),
     "what a killed agent leaves is left alone": Defect(
         "dlrover_run/process_tree/watchdog.py",
         "    tree.end_children()\n",
         "    pass\n",
-        "test_process_tree.py",
+        "test_process_tree.py::test_nothing_outlives_a_kill",
     ),
     "orphans go to process 1": Defect(
         "dlrover_run/process_tree/tree.py",
         "    _prctl(_PR_SET_CHILD_SUBREAPER, 1)\n",
         "    pass\n",
-        "test_process_tree.py",
+        "test_process_tree.py::test_nothing_outlives_a_kill",
     ),
     "a master is ended with the launcher that started it": Defect(
         "dlrover_run/process_tree/tree.py",
         'if relative.session != relative.pid or title.partition(b"(")[2] != MASTER_NAME.encode():',
         "if True:",
-        "test_hosting.py",
+        "test_hosting.py::test_the_master_outlives_the_launcher_that_started_it",
     ),
     "children of an ended worker live on": Defect(
         "dlrover_run/process_tree/orphans.py",
         "        self._ended_sessions.add(worker)\n",
         "        pass\n",
-        "test_process_tree.py",
+        "test_process_tree.py::test_what_a_worker_leaves_behind_ends_although_the_others_go_on",
     ),
     "a kill for memory is a plain SIGKILL": Defect(
         "dlrover_run/agent/exit_info.py",
         "asks_memory = worker.stopped_with is None and",
         "asks_memory = False and",
-        "test_failures.py",
+        "test_failures.py::test_a_kill_for_memory_is_looked_for_where_this_launcher_did_not_kill",
     ),
     "every SIGKILL is a kill for memory": Defect(
         "dlrover_run/failures/oom_kills.py",
         "if not _rose(then[own.path].kills, own.kills):",
         "if False:",
-        "test_failures.py",
+        "test_failures.py::test_v2_names_the_nearest_limit_that_was_hit",
     ),
     "ranks begin at 0 on each node": Defect(
         "dlrover_run/agent/environment.py",
         "    rank = ranks.first_rank + local_rank\n",
         "    rank = local_rank\n",
-        "test_two_nodes.py",
+        "test_two_nodes.py::test_a_job_is_complete_at_once_with_the_most_nodes",
     ),
     "workers have no bound on threads": Defect(
         "dlrover_run/agent/environment.py",
         "    if workers > 1:\n",
         "    if False:\n",
-        "test_worker_contract.py",
+        "test_worker_contract.py::test_the_environment_of_a_worker",
     ),
     "a second Ctrl-C waits for the workers": Defect(
         "dlrover_run/agent/shutdown.py",
         "insists = self._interrupted and number is signal.SIGINT",
         "insists = False",
-        "test_signals.py",
+        "test_signals.py::test_a_second_interrupt_kills_at_once",
     ),
     "a lost watchdog goes unnoticed": Defect(
         "dlrover_run/agent/shutdown.py",
         "            self.orphaned = True\n",
         "            pass\n",
-        "test_process_tree.py",
+        "test_process_tree.py::test_nothing_outlives_a_kill",
     ),
     "secrets stay in the memory of the relay": Defect(
         "dlrover_run/output/relay_process.py",
         "            scrub(secrets)\n",
         "            pass\n",
-        "test_strangers.py",
+        "test_strangers.py::test_the_token_is_in_the_memory_of_no_process_that_does_not_need_it",
     ),
 }
 
@@ -192,15 +192,16 @@ SAMPLE = ("a task starts where another one still runs", "a leaving node takes ne
 """Those that are planted in `make test` too, so that it shows that this file works."""
 
 
-def locate(test: str) -> Path:
-    """The file of a test, in whichever folder of the tests it is."""
-    (path,) = (ROOT / "tests").rglob(test)
-    return path
+def locate(test: str) -> str:
+    """A test with the path of its file, in whichever folder of the tests it is."""
+    file, separator, name = test.partition("::")
+    (path,) = (ROOT / "tests").rglob(file)
+    return f"{path}{separator}{name}"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of tests: pytest's exit code, None if the run reached RUN_TIMEOUT, and its seconds and output."""
+    """A run of one test: pytest's exit code, None if the run reached RUN_TIMEOUT, and its seconds and output."""
 
     code: int | None
     seconds: float
@@ -208,7 +209,7 @@ class Run:
 
 
 def run_against(packages: Path, test: str) -> Run:
-    """Run the tests of one file that `make test` would run, against a copy of the packages."""
+    """Run one test against a copy of the packages, with the parameters that `make test` would run it with."""
     # The working directory and PYTHONPATH come before the packages that are installed.
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     options = ["-x", "-q", f"--timeout={TEST_TIMEOUT}", "-p", "no:cacheprovider", "-m", "not long and not rival"]
@@ -221,7 +222,7 @@ def run_against(packages: Path, test: str) -> Run:
     began = time.monotonic()
     with open(output, "wb") as file:
         process = subprocess.Popen(
-            [*command, str(locate(test))],
+            [*command, locate(test)],
             cwd=packages,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -240,7 +241,7 @@ def run_against(packages: Path, test: str) -> Run:
 
 
 def assert_passes(packages: Path, test: str) -> None:
-    """Assert that the tests of one file pass, and take much less than RUN_TIMEOUT."""
+    """Assert that a test passes, and takes much less than RUN_TIMEOUT."""
     run = run_against(packages, test)
     assert run.code == pytest.ExitCode.OK, run.output
     assert run.seconds < MAX_HEALTHY_RUN, run.output
@@ -278,5 +279,5 @@ def test_a_planted_defect_is_found(packages: Path, name: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(RUN_TIMEOUT + 60)
 @pytest.mark.parametrize("test", sorted({defect.found_by for defect in DEFECTS.values()}))
-def test_without_a_defect_the_same_tests_pass(packages: Path, test: str) -> None:
+def test_without_a_defect_the_same_test_passes(packages: Path, test: str) -> None:
     assert_passes(packages, test)

@@ -45,6 +45,26 @@ def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> 
     assert [p.name for p in mailbox.directory.iterdir()] == []
 
 
+PARENT = """
+import os, signal
+from dlrover_run.supervisor.process import ProcessSpec, spawn
+print(spawn(ProcessSpec(name="worker", argv=("sleep", "1000"), environment=os.environ)), flush=True)
+signal.pause()
+"""
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    """Also where no watchdog is left to end it."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        with watched(int(parent.stdout.readline())) as worker:
+            try:
+                parent.kill()
+                assert still_alive(worker, WAIT) == 0
+            finally:
+                kill_leftovers(worker)
+
+
 def test_what_a_worker_leaves_behind_ends_although_the_others_go_on(mailbox: Mailbox) -> None:
     script = mailbox.script(
         "leave.py",
