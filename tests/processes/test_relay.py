@@ -54,6 +54,12 @@ def _log(path: Path) -> int:
 
 
 @pytest.fixture
+def never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that a busy machine does not schedule looks like one that is stuck."""
+    monkeypatch.setattr("dlrover_run.output.relay_client.STUCK_TIMEOUT", PATIENCE)
+
+
+@pytest.fixture
 def console(tmp_path: Path) -> Iterator[tuple[int, int]]:
     """Two files as standard output and standard error."""
     fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600) for name in ("out", "err")]
@@ -382,6 +388,7 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
     assert "last words" in shown
 
 
+@pytest.mark.usefixtures("never_stuck")
 def test_last_words_are_told_while_the_console_takes_nothing() -> None:
     reader, writer = os.pipe()
     relay = RelayClient.start((writer, writer))
@@ -811,6 +818,7 @@ def test_a_filtered_log_that_cannot_be_written_is_told(tmp_path: Path, console: 
     assert warnings == ["the filtered log takes no more output (No such file or directory); the workers go on"]
 
 
+@pytest.mark.usefixtures("never_stuck")
 def test_a_worker_that_has_ended_is_forgotten_while_another_goes_on(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient.start(console)
 
