@@ -25,7 +25,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStatus,
 )
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.policy import orders
+from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
@@ -89,7 +89,7 @@ class VirtualCluster:
         return told
 
     def order_if_any(self, name: str) -> NodeOrder | None:
-        return orders(self.plan).get(self.statuses[name].key)
+        return ParameterServerPolicy(self.rules).tasks(self.plan, {}).get(self.statuses[name].key)
 
     def come(self, name: str, chief: int = 1, workers: int = 2, ps: int = 2, evaluator: int = 0) -> None:
         """A node arrives."""

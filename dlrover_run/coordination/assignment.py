@@ -1,4 +1,4 @@
-"""What of a plan concerns one node: all that a coordinator tells each node besides what it tells them all."""
+"""What of a plan concerns one node: what a coordinator sends to that node besides what it sends to all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dlrover_run.coordination.policy_records import PolicyAssignment
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One node's own part: the fields of its `Assignment` that no other node is told."""
+    """One node's own part: the fields of its `Assignment` that no other node receives."""
 
     ranks: RankAssignment | None = None
     policy: PolicyAssignment | None = None
@@ -56,11 +56,6 @@ def build_assignment(plan: Plan, part: NodeView, waiting: Waiting | None) -> Ass
     return with_view(common_assignment(plan, None), part, waiting if waits else None)
 
 
-def with_view(told: Assignment, part: NodeView, waiting: Waiting | None) -> Assignment:
-    """What all nodes are told, with one node's part in it."""
-    return msgspec.structs.replace(
-        told,
-        ranks=part.ranks,
-        waiting=waiting,
-        policy=part.policy,
-    )
+def with_view(common: Assignment, part: NodeView, waiting: Waiting | None) -> Assignment:
+    """The assignment that all nodes have in common, with one node's part in it."""
+    return msgspec.structs.replace(common, ranks=part.ranks, waiting=waiting, policy=part.policy)

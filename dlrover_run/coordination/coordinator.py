@@ -1,8 +1,8 @@
-"""One job's coordinator: remembers who is here and since when, and has `decide` say what follows.
+"""One job's coordinator: records which nodes are connected and since when, and calls `decide`.
 
-Deterministic and without a clock, a socket or a thread: whoever owns it tells it what was heard and when, asks
-`advance` for the next plan, stores that, and only then tells anybody. The times that it is told are
-one monotonic clock's; inside they become job time, which a successor on another machine can go on with.
+Deterministic and without a clock, a socket or a thread. Its owner passes each report with the time at which it was
+received, calls `advance` for the next plan, stores the plan, and only then sends it to nodes. The times passed in are
+of one monotonic clock; the coordinator converts them to job time, which a successor on another machine can continue.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from dlrover_run.coordination.waiting import wait_status
 from dlrover_run.policies.registry import policy_of
 
 RETURN_GRACE = 6.0
-"""Seconds that a coordinator which takes over, or was asleep for longer than it lets a node be away, gives the nodes to
-come back before it calls any of them lost.
+"""Seconds that nodes have to reconnect to a coordinator that takes over, or that was stalled for longer than
+`lost_after`, before any of them is declared lost.
 
-An agent looks for its coordinator again at least every 3 s; this is twice that.
+An agent tries to reach its coordinator at least every 3 s; this is twice that.
 """
 
 WAKE_MARGIN = 0.001
 """Seconds after a deadline at which `wake_at` falls, so that rounding between two clocks never makes it too early."""
 
 OWN_EPOCHS = 1 << 16
-"""How many epochs a coordinator may skip when it has to be later than one that it hears of.
+"""How many epochs a coordinator may skip when it has to be later than one that a node reports.
 
-Two coordinators that hear of the same epoch must not choose the same one, so how far each skips depends on its own.
+Two coordinators that receive the same epoch must not choose the same one, so how far each skips depends on its own.
 """
 
 
 class Coordinator:
     """Decides for one job. `plan` is its predecessor's last, for a coordinator that takes over; `return_grace` is how
-    many seconds the members of that plan have to be heard from.
+    many seconds the members of that plan have to connect.
 
-    `superseded` becomes true when a node obeys a later coordinator: this one has been asleep, and decides no more.
+    `superseded` becomes true when a node obeys a later coordinator: this one was stalled, and decides no more.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Coordinator:
         self._processes: dict[str, list[NodeKey]] = {}
         self._views = node_views(self.policy, self.plan)
         self._lines: list[str] = []
-        # What nobody has stored yet is stored before anybody is told, though nothing is decided.
+        # What is not stored yet is stored before it is sent to any node, though nothing is decided.
         self._is_new = self.policy.is_active(self.plan)
         self._deadlines: tuple[Deadline, ...] = ()
         self._wake_at: float | None = None
@@ -98,12 +98,12 @@ class Coordinator:
 
     @property
     def members(self) -> Members:
-        """Everybody who is known."""
+        """All known nodes."""
         return MappingProxyType(self._members)
 
     @property
     def recovering(self) -> bool:
-        """Whether the plan of a running job is being rebuilt, so that everybody keeps what he has."""
+        """Whether the plan of a running job is being rebuilt, so that each node keeps its assignment."""
         return self._recovering_until is not None
 
     def refusal(self, key: NodeKey) -> str | None:
@@ -118,11 +118,11 @@ class Coordinator:
         return None
 
     def dispute_epoch(self, report: NodeReport, now: float) -> str | None:
-        """Why it is not believed that there is a later coordinator, which that node says it obeys; None when it is, or
-        when the node says no such thing.
+        """Why a later coordinator, which that node reports to obey, is not believed to exist; None when it is, or when
+        the node reports none.
 
         A successor has the nodes. So while another node obeys this coordinator, or may come back to it, this one has
-        not been replaced, and one node's word must not make it give up the job of the others.
+        not been replaced, and the report of one node must not make it give up the job of the others.
         """
         if report.epoch <= self.plan.epoch or self._is_fresh:
             return None
@@ -137,7 +137,7 @@ class Coordinator:
         return None
 
     def receive(self, report: NodeReport, now: float) -> bool:
-        """Take a node's latest report, which also shows that it is connected. Says whether anything new was in it."""
+        """Take a node's latest report, which also shows that it is connected. Returns whether it had anything new."""
         time = self._job_time(now)
         known = self._members.get(report.key)
         if known is not None and known.report == report and known.connected:
@@ -145,14 +145,14 @@ class Coordinator:
         self._compare_epochs(report)
         if self._is_fresh:
             if not self._members:
-                # The first to come: from now on somebody waits.
+                # The first node: from now on a node waits.
                 self.plan = msgspec.structs.replace(self.plan, since=time)
             if self._recovering_until is None and knows_a_round(report):
-                # Of a round that we know nothing of: our predecessor's, whose journal is not there.
+                # Of a round unknown to this coordinator: its predecessor's, whose journal is not there.
                 self._recovering_until = time + RETURN_GRACE
         if known is None:
             for key in self._processes.get(report.node_id, ()):
-                # Replaced by a new process under the same id, so nobody need wait for this one.
+                # Replaced by a new process with the same id, so this one is not waited for.
                 p = self._members[key]
                 self._members[key] = replace(
                     p, disconnected_at=time if p.disconnected_at is None else p.disconnected_at, lost_at=time
@@ -167,7 +167,7 @@ class Coordinator:
         return True
 
     def disconnect(self, key: NodeKey, now: float) -> None:
-        """The node's connection has ended, or is silent for too long: it counts as lost unless it is back in time."""
+        """The node's connection has ended, or its heartbeats have: it is declared lost unless it reconnects in time."""
         known = self._members.get(key)
         if known is not None and known.connected:
             time = self._job_time(now)
@@ -175,16 +175,16 @@ class Coordinator:
             self._members[key] = replace(known, disconnected_at=time, lost_at=lost_at)
 
     def compensate_stall(self, late: float) -> None:
-        """This coordinator has itself been asleep for that many seconds, which count for nobody: what came meanwhile is
-        still waiting to be heard. To be told before anything that happened later."""
+        """This coordinator was stalled for that many seconds, which count for no timeout: what was sent meanwhile is
+        still to be received. Call it before anything that happened later."""
         self._origin += late
 
     def extend_grace(self, now: float) -> None:
-        """Nodes may have been cut off, and be between two attempts to come back: for a while nobody is lost."""
+        """Nodes may have been cut off, and be between two attempts to reconnect: for a while no node is lost."""
         self._returning_until = self._job_time(now) + RETURN_GRACE
 
     def advance(self, now: float) -> bool:
-        """Decide; whether the plan has become another one, which must be stored before anybody is told."""
+        """Decide; return whether the plan has changed, which must then be stored before it is sent to any node."""
         time = self._job_time(now)
         self._advanced_at = time
         self._deadlines = ()
@@ -207,7 +207,7 @@ class Coordinator:
         return True
 
     def wake_at(self) -> float | None:
-        """The time (of the clock that is told) at which to `advance` though nothing was heard; None for never."""
+        """The time, of the caller's clock, at which to `advance` though no report was received; None for never."""
         if self.superseded:
             return None
         times = [p.lost_at for p in self._members.values() if p.lost_at is not None and p.lost_at > self._advanced_at]
@@ -215,7 +215,7 @@ class Coordinator:
         return min(times) + self._origin + WAKE_MARGIN if times else None
 
     def take_log_lines(self) -> list[str]:
-        """What there is to say to the person who reads the log, each line once; to be said when the plan is stored."""
+        """The lines for the log, each once; to be written when the plan is stored."""
         lines, self._lines = self._lines, []
         return lines
 
@@ -230,14 +230,14 @@ class Coordinator:
     def assignment(self, key: NodeKey, waiting: Waiting | None = None) -> Assignment:
         """What the plan asks of a node; `waiting` is for those that wait.
 
-        While the plan of a running job is being rebuilt, everybody keeps what he has.
+        While the plan of a running job is being rebuilt, each node keeps its assignment.
         """
         if self._recovering_until is not None and key in self._members:
             return _continued_assignment(self.policy, self.plan, self._members[key].report, waiting)
         return build_assignment(self.plan, self.view(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
-        """What nodes that wait are told to wait for."""
+        """What nodes without ranks wait for."""
         return wait_status(self.policy, self.plan, self._members, self._deadlines, self._job_time(now))
 
     @property
@@ -248,8 +248,8 @@ class Coordinator:
         if report.epoch <= self.plan.epoch:
             return
         if self._is_fresh:
-            # We are the later one, whatever the clock that our epoch came from says; or we were asleep, and find that a
-            # successor has the journal when we store this.
+            # This coordinator is the later one, whatever the clock that its epoch came from; or it was stalled, and
+            # finds that a successor has the journal when it stores this.
             self._is_new = True
             self.plan = msgspec.structs.replace(self.plan, epoch=report.epoch + 1 + self.plan.epoch % OWN_EPOCHS)
         else:
@@ -269,14 +269,14 @@ class Coordinator:
             workers=member.workers,
             phase=phase,
         )
-        # It may be away since before anything that the others will have to say.
+        # It may be away since before anything that the others will report.
         lost_at = clock + within
         self._remember(
             MemberState(report, joined_at=clock, changed_at=clock, disconnected_at=-math.inf, lost_at=lost_at)
         )
 
     def _recover(self, time: float) -> bool:
-        """Make the plan of a running job from what its nodes say; whether it is settled."""
+        """Make the plan of a running job from what its nodes report; return whether it is settled."""
         assert self._recovering_until is not None
         waited = time >= self._recovering_until
         statuses = [p.report for p in self._members.values() if p.connected]
@@ -295,7 +295,8 @@ class Coordinator:
         self._processes.setdefault(key.node_id, []).append(key)
 
     def _forget(self, time: float) -> None:
-        """Drop whoever is gone, except a member whose round goes on: when it went says what others failed of."""
+        """Drop nodes that are gone, except a member whose round goes on: the time at which it was lost shows why the
+        workers of other nodes failed."""
         gone = [key for key, p in self._members.items() if p.is_lost(time) or p.has_left]
         needed: set[NodeKey] = set()
         if gone and self.plan.phase is PlanPhase.TRAINING:
@@ -309,14 +310,13 @@ class Coordinator:
 
 
 _NOT_SENT_APART = frozenset({"epoch", "clock", "since", "restart_times", "early_failures", "failure", "reasons"})
-"""Fields of a plan from which no node's own part is made: all nodes are told them alike, or nobody is."""
+"""Fields of a plan from which no node's own part is made: they are sent to all nodes alike, or to none."""
 
 _SENT_APART = tuple(field for field in Plan.__struct_fields__ if field not in _NOT_SENT_APART)
 
 
 def _affects_nodes(before: Plan, plan: Plan) -> bool:
-    """Whether what single nodes are told may have become another thing. A field that somebody adds to the plan counts,
-    unless it is named above."""
+    """Whether a node's own part may have changed. A new field of the plan counts, unless it is named above."""
     pairs = ((getattr(before, field), getattr(plan, field)) for field in _SENT_APART)
     return any(one is not other and one != other for one, other in pairs)
 

@@ -12,8 +12,8 @@ from dlrover_run.coordination.reasons import Reasons
 
 
 class DeadlineReason(enum.Enum):
-    """What happens at a deadline. What a waiting node is told follows from it, so a deadline that concerns only the
-    coordinator's own accounts can never be shown as a countdown."""
+    """What happens at a deadline. What a waiting node shows follows from it, so a deadline that concerns only the
+    coordinator's own counts can never be shown as a countdown."""
 
     JOIN = "join"
     """The first round has too few nodes: the job fails."""
@@ -36,15 +36,15 @@ class DeadlineReason(enum.Enum):
 
 
 class Deadline(NamedTuple):
-    """A job time at which something is decided though nothing was heard, and what that is."""
+    """A job time at which something is decided though no report was received, and what that is."""
 
     at: float
     reason: DeadlineReason
 
 
 class Decision(NamedTuple):
-    """The plan that holds now, the deadlines at which to decide again should no status come before that, and lines for
-    the person who reads the log of whoever decides, to be said once the plan is stored."""
+    """The plan that holds now, the deadlines at which to decide again if no report is received before, and lines for
+    the coordinator's log, to be written once the plan is stored."""
 
     plan: Plan
     deadlines: tuple[Deadline, ...] = ()

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, RoundKey
 
-_GOING = frozenset({NodePhase.LEAVING, NodePhase.LEFT})
+_DRAINING = frozenset({NodePhase.LEAVING, NodePhase.LEFT})
 
 
 @dataclass(frozen=True)
 class MemberState:
     """One node as the coordinator sees it. Times are job time.
 
-    `arrived` is when it was first heard, `changed` when its phase or seat last became another. `broken` is when its
-    connection ended, `lost_at` when it counts as lost unless it connects again; both are None while it is connected.
-    `succeeded` is the last round in which it said that all its workers had succeeded, whatever it said later.
+    `joined_at` is when its first report was received, `changed_at` when its phase or ranks last changed.
+    `disconnected_at` is when its connection ended, `lost_at` when it is declared lost unless it connects again; both
+    are None while it is connected. `succeeded` is the last round of which it reported that all its workers had
+    succeeded, whatever it reported later.
     """
 
     report: NodeReport
@@ -37,18 +38,18 @@ class MemberState:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it was asked to go, or has gone."""
-        return self.report.phase in _GOING
+        """Whether it was asked to leave, or has left."""
+        return self.report.phase in _DRAINING
 
     @property
     def has_left(self) -> bool:
-        """Whether it has gone of its own will; nobody waits for a leaving node whose connection has ended."""
+        """Whether it has left on purpose; a leaving node whose connection has ended is not waited for."""
         return self.report.phase is NodePhase.LEFT or (self.is_draining and not self.connected)
 
     @property
     def is_available(self) -> bool:
         """Whether it could have a place in a round that is formed now."""
-        return self.lost_at is None and self.report.phase not in _GOING
+        return self.lost_at is None and self.report.phase not in _DRAINING
 
     def succeeded_in(self, key: RoundKey) -> bool:
         """Whether all its workers of that round have succeeded."""

@@ -19,9 +19,9 @@ from dlrover_run.coordination.text import node_name
 
 
 class NodePhase(enum.StrEnum):
-    """What a node is doing in the round whose seat it has.
+    """What a node is doing in the round in which it has ranks.
 
-    LEAVING: it was asked to go, and its workers have their grace. LEFT: it takes no part any more.
+    LEAVING: it was asked to leave, and its workers have their grace. LEFT: it takes no part any more.
     """
 
     WAITING = "waiting"
@@ -121,10 +121,10 @@ class RankAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one node says of itself; only that node writes it.
+    """What one node reports of itself; only that node writes it.
 
-    `port` is free and held by the node for the store of the next round, should the store come to live there; it is
-    another one after each round, and each coordinator, that the node has heard of. `phase` and `failure` are about
+    `port` is free and held by the node for the store of the next round, in case the store is placed there; it is
+    another one after each round, and each coordinator, that the node knows of. `phase` and `failure` are about
     `ranks`: the ranks that the node has taken, None before its first and while it waits without any. `known_round` is
     the latest round that the node knows of, whether it took part or not. `epoch` is the latest coordinator that it
     obeys, which sent it `restart_count`. `progressed` is set once the workers of this round have found each other or
@@ -156,13 +156,13 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return NodeKey(self.node_id, self.incarnation)
 
     def in_round(self, key: RoundKey) -> bool:
-        """Whether it speaks of that round."""
+        """Whether it is about that round."""
         return self.ranks is not None and self.ranks.key == key
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One node of a round; its node rank is its place in the plan. `done` says that its workers had succeeded when it
-    was lost, so that nobody waits for it."""
+    """One node of a round; its node rank is its place in the plan. `done` is set when its workers had succeeded before
+    it was lost, so that it is not waited for."""
 
     node_id: str
     incarnation: str
@@ -245,7 +245,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def rank_assignments(plan: Plan) -> dict[NodeKey, RankAssignment]:
-    """The place of each node in the plan's round; nobody has one unless the job trains."""
+    """The ranks of each node in the plan's round; no node has any unless the job trains."""
     if plan.phase is not PlanPhase.TRAINING:
         return {}
     world_size = sum(member.workers for member in plan.members)
@@ -274,15 +274,15 @@ def rank_assignments(plan: Plan) -> dict[NodeKey, RankAssignment]:
     return found
 
 
-def common_assignment(plan: Plan, seat: RankAssignment | None, waiting: Waiting | None = None) -> Assignment:
-    """What the plan asks of a node that has `seat` in it, or none."""
+def common_assignment(plan: Plan, ranks: RankAssignment | None, waiting: Waiting | None = None) -> Assignment:
+    """What the plan asks of a node that has those ranks in it, or none."""
     return Assignment(
         epoch=plan.epoch,
         phase=plan.phase,
         key=plan.key,
         restart_count=plan.restart_count,
         reasons=plan.reasons,
-        ranks=seat,
+        ranks=ranks,
         failure=plan.failure,
         waiting=waiting,
     )

@@ -1,4 +1,4 @@
-"""Who has which node rank in the next round."""
+"""Which node has which rank in the next round."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from dlrover_run.coordination.text import node_name
 def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: int) -> list[MemberState]:
     """`size` of the `alive` nodes in the order of their ranks in the next round; `before` is the last one.
 
-    Whoever was in the last round comes before newcomers, and keeps his rank where the round has one of that number.
-    Only for a rank that he wishes, and that nobody had, does he leave it: so he returns from a round that was too small
-    for it, and a newcomer can have the rank of the node that it replaces. The ranks that are left go to newcomers who
-    wish one of them, then by the natural order of host and address, in which node2 comes before node10. Newcomers take
-    part in the order of their arrival; who is left over is a spare.
+    Members of the last round come before newcomers, and keep their ranks where the round has that many. A member leaves
+    its rank only for its preferred rank, if no node had that: so it returns to it after a round that was too small, and
+    a newcomer can have the rank of the node that it replaces. The ranks that are left go to newcomers that prefer one
+    of them, then by the natural order of host and address, in which node2 comes before node10. Newcomers take part in
+    the order in which they joined; the nodes that are left over are spares.
     """
     old = {member.key: rank for rank, member in enumerate(before)}
     survivors = sorted((p for p in alive if p.report.key in old), key=lambda p: old[p.report.key])
     newcomers = sorted((p for p in alive if p.report.key not in old), key=lambda p: (p.joined_at, p.report.key))
     chosen = [*survivors, *newcomers][:size]
-    seats: dict[int, MemberState] = {}
+    ranked: dict[int, MemberState] = {}
 
-    def seat(nodes: list[MemberState], wishes: list[int | None]) -> list[MemberState]:
-        unseated = []
-        for node, wish in zip(nodes, wishes, strict=True):
-            if wish is not None and wish < size and wish not in seats:
-                seats[wish] = node
+    def assign(nodes: list[MemberState], preferred: list[int | None]) -> list[MemberState]:
+        """Assign preferred ranks that are free, and return the nodes without a rank."""
+        left = []
+        for node, rank in zip(nodes, preferred, strict=True):
+            if rank is not None and rank < size and rank not in ranked:
+                ranked[rank] = node
             else:
-                unseated.append(node)
-        return unseated
+                left.append(node)
+        return left
 
     stayed, new = chosen[: len(survivors)], chosen[len(survivors) :]
     had = {old[node.report.key] for node in stayed}
-    others = seat(
+    others = assign(
         stayed, [None if node.report.preferred_rank in had else node.report.preferred_rank for node in stayed]
     )
-    others = seat(others, [old[node.report.key] for node in others])
-    others += seat(new, [node.report.preferred_rank for node in new])
-    free = [rank for rank in range(size) if rank not in seats]
-    seats.update(zip(free, sorted(others, key=_place), strict=True))
-    return [seats[rank] for rank in range(size)]
+    others = assign(others, [old[node.report.key] for node in others])
+    others += assign(new, [node.report.preferred_rank for node in new])
+    free = [rank for rank in range(size) if rank not in ranked]
+    ranked.update(zip(free, sorted(others, key=_place), strict=True))
+    return [ranked[rank] for rank in range(size)]
 
 
 def _place(node: MemberState) -> tuple[list[tuple[int, str]], list[tuple[int, str]], float, tuple[str, str]]:

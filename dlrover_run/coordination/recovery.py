@@ -1,4 +1,4 @@
-"""The plan of a running job, rebuilt from what its nodes say, for a coordinator that has no journal of it."""
+"""The plan of a running job, rebuilt from what its nodes report, for a coordinator that has no journal of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlrover_run.coordination.reasons import Code
 
 _UNKNOWN = "unknown"
 
-Seated = dict[int, tuple[RankAssignment, NodeReport]]
+RankedNodes = dict[int, tuple[RankAssignment, NodeReport]]
 
 
 def knows_a_round(report: NodeReport) -> bool:
@@ -26,59 +26,59 @@ def latest_round(report: NodeReport) -> RoundKey:
 
 
 def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> Plan | None:
-    """The plan of the latest round that a node knows of; None while some who could say more are still to be heard.
+    """The plan of the latest round that a node knows of; None while nodes that could report more are awaited.
 
-    `waited` says that those who were not heard by now will not be waited for. Their places are then given to members
-    that nobody is, so that they count as lost.
+    With `waited`, nodes that have not reported by now are not awaited any more. Their ranks are then given to members
+    that do not exist, so that these count as lost.
     """
     latest = max((latest_round(report) for report in statuses), default=RoundKey())
-    seated: dict[RoundKey, Seated] = {}
+    by_round: dict[RoundKey, RankedNodes] = {}
     for report in statuses:
         if report.ranks is not None:
-            seated.setdefault(report.ranks.key, {})[report.ranks.node_rank] = (report.ranks, report)
-    found = seated.get(latest)
+            by_round.setdefault(report.ranks.key, {})[report.ranks.node_rank] = (report.ranks, report)
+    found = by_round.get(latest)
     if not waited and (found is None or len(found) < _any(found).nodes):
         return None
     if latest == RoundKey():
         return None
-    adopted = msgspec.structs.replace(
+    recovered = msgspec.structs.replace(
         fresh,
         key=latest,
         restart_count=max(report.restart_count for report in statuses),
         reasons=(Code.RECOVERED(),),
     )
-    if not seated:
-        return adopted
-    # Where the latest round has no node, it ended or was never told; the ranks of the one before are kept.
-    found = seated[max(seated)]
-    seat = _any(found)
+    if not by_round:
+        return recovered
+    # Where the latest round has no node, it ended or was never sent; the ranks of the one before are kept.
+    found = by_round[max(by_round)]
+    ranks = _any(found)
     return msgspec.structs.replace(
-        adopted,
-        phase=PlanPhase.TRAINING if seat.key == latest else PlanPhase.GATHERING,
-        members=tuple(_members(found, seat)),
-        store_address=seat.store_address,
-        store_port=seat.store_port,
+        recovered,
+        phase=PlanPhase.TRAINING if ranks.key == latest else PlanPhase.GATHERING,
+        members=tuple(_members(found, ranks)),
+        store_address=ranks.store_address,
+        store_port=ranks.store_port,
     )
 
 
-def _any(found: Seated) -> RankAssignment:
-    return next(seat for seat, _ in found.values())
+def _any(found: RankedNodes) -> RankAssignment:
+    return next(ranks for ranks, _ in found.values())
 
 
-def _members(found: Seated, any_seat: RankAssignment) -> Iterator[Member]:
-    """The members in the order of their ranks. Nodes that were not heard are given the workers between those of their
-    neighbours, so that every node that was heard keeps the ranks of its workers."""
+def _members(found: RankedNodes, any_ranks: RankAssignment) -> Iterator[Member]:
+    """The members in the order of their ranks. Nodes that have not reported are given the workers between those of
+    their neighbours, so that every node that has reported keeps the ranks of its workers."""
     next_rank = 0
-    for node_rank in range(any_seat.nodes):
+    for node_rank in range(any_ranks.nodes):
         if node_rank in found:
-            seat, report = found[node_rank]
+            ranks, report = found[node_rank]
             yield Member(report.node_id, report.incarnation, report.host, report.workers, report.role)
-            next_rank = seat.first_rank + report.workers
+            next_rank = ranks.first_rank + report.workers
         else:
             after = found.get(node_rank + 1)
             begin = after[0].first_rank if after is not None else next_rank
-            if node_rank + 1 == any_seat.nodes:
-                begin = any_seat.world_size
+            if node_rank + 1 == any_ranks.nodes:
+                begin = any_ranks.world_size
             workers = min(max(0, begin - next_rank), MAX_WORKERS)
             yield Member(f"unknown-{node_rank}", _UNKNOWN, "", workers)
             next_rank += workers

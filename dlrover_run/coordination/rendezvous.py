@@ -48,11 +48,11 @@ def _form(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
         return Decision(plan)
     size = rules.size(len(alive))
     # Where the policy has held a round there were enough nodes before, and some were lost or removed.
-    patience = rules.join_timeout if _is_first(policy, plan) else rules.pend_timeout
+    timeout = rules.join_timeout if _is_first(policy, plan) else rules.pend_timeout
     if not size:
-        deadline = plan.since + patience
+        deadline = plan.since + timeout
         if now >= deadline:
-            return end_job(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, policy, plan, alive, patience))
+            return end_job(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, policy, plan, alive, timeout))
         waits_for = DeadlineReason.JOIN if _is_first(policy, plan) else DeadlineReason.REPLACEMENT
         return Decision(plan, (Deadline(deadline, waits_for),))
     complete = _complete(rules, policy, plan, members, alive, size, now)
@@ -70,9 +70,9 @@ def _form(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
     if begun is not None:
         return begun
     if not offers_a_fresh_port(rules, plan, ranked[0].report):
-        deadline = max(plan.since, ranked[0].joined_at) + patience
+        deadline = max(plan.since, ranked[0].joined_at) + timeout
         if now >= deadline:
-            silent = Code.LEADER_SILENT(node=display_names(plan, ranked[:1])[0], seconds=patience)
+            silent = Code.LEADER_SILENT(node=display_names(plan, ranked[:1])[0], seconds=timeout)
             return end_job(plan, now, PlanPhase.FAILED, (silent,))
         return Decision(plan, (Deadline(deadline, DeadlineReason.LEADER),))
     reasons = plan.reasons
@@ -196,10 +196,10 @@ def missing_nodes(rules: JobRules, plan: Plan, alive: list[MemberState]) -> Reas
     if plan.members:
         gone = [node_name(one.host, rank) for rank, one in enumerate(plan.members) if one.key not in here]
         return (Code.MISSING(names=shown_names(gone)),) if gone else ()
-    wishes = {wish for p in alive if (wish := p.report.preferred_rank) is not None and wish < rules.min_size}
+    preferred = {rank for p in alive if (rank := p.report.preferred_rank) is not None and rank < rules.min_size}
     if not alive or any(p.report.preferred_rank is None for p in alive):
         return ()
     # A job may have a hundred thousand nodes, and this is computed again and again.
-    first = itertools.islice((rank for rank in range(rules.min_size) if rank not in wishes), 3)
-    names = shown_names([f"node {rank}" for rank in first], rules.min_size - len(wishes))
+    first = itertools.islice((rank for rank in range(rules.min_size) if rank not in preferred), 3)
+    names = shown_names([f"node {rank}" for rank in first], rules.min_size - len(preferred))
     return (Code.MISSING(names=names),) if names else ()

@@ -37,13 +37,13 @@ def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool,
     worker makes progress, so further rounds are of no use. Its message may differ each time, as each round has another
     port.
     """
-    barren = 0 if worked else plan.early_failures + 1
+    early_failures = 0 if worked else plan.early_failures + 1
     charged = expire_restarts(rules, plan.restart_times, now)
     used = len(charged) if rules.restart_window else plan.restart_count
     if used >= rules.max_restarts:
         reasons = (failure.reason, *_exhausted(rules))
-    elif rules.early_failure_limit and barren >= rules.early_failure_limit:
-        reasons = (failure.reason, Code.EARLY_FAILURES(number=barren))
+    elif rules.early_failure_limit and early_failures >= rules.early_failure_limit:
+        reasons = (failure.reason, Code.EARLY_FAILURES(number=early_failures))
     else:
         # Without a window only the number counts, and a job may have a great many.
         charged = (*charged, now) if rules.restart_window else ()
@@ -52,13 +52,13 @@ def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool,
             plan,
             now,
             failure=failure,
-            early_failures=barren,
+            early_failures=early_failures,
             restart_count=count,
             restart_times=charged,
             reasons=(failure.reason,),
         )
     return update_plan(
-        plan, now, phase=PlanPhase.FAILED, since=now, failure=failure, early_failures=barren, reasons=reasons
+        plan, now, phase=PlanPhase.FAILED, since=now, failure=failure, early_failures=early_failures, reasons=reasons
     )
 
 
@@ -177,17 +177,17 @@ def _scale_up(rules: JobRules, policy: Policy, plan: Plan, members: Members, now
     due_at = min(p.joined_at for p in newcomers) + rules.scale_up_delay
     if size < rules.max_size and now < due_at:
         return Decision(plan, (Deadline(due_at, DeadlineReason.SCALE_UP),))
-    seated = assign_ranks(plan.members, alive, size)
-    if not offers_a_fresh_port(rules, plan, seated[0].report):
+    ranked = assign_ranks(plan.members, alive, size)
+    if not offers_a_fresh_port(rules, plan, ranked[0].report):
         return Decision(plan)
     joined = shown_names(
-        [node_name(p.report.host, rank) for rank, p in enumerate(seated) if p.report.key not in current]
+        [node_name(p.report.host, rank) for rank, p in enumerate(ranked) if p.report.key not in current]
     )
     reasons = (Code.SCALED_UP(names=joined, after=size, before=len(plan.members)),)
     ended = msgspec.structs.replace(plan, failure=None)
     if policy.needs_gathering:
         return start_next_round(rules, policy, ended, members, now, reasons)
-    return Decision(form_round(rules, ended, seated, now, reasons))
+    return Decision(form_round(rules, ended, ranked, now, reasons))
 
 
 def _remember_done(plan: Plan, members: Members, now: float) -> Plan:

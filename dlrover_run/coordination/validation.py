@@ -12,24 +12,24 @@ from dlrover_run.coordination.policy_records import PROGRAM, PolicyReport, Polic
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 
 MAX_EPOCH = 2**62
-"""A later epoch than any clock gives. A node may speak of a later one only where it is ours."""
+"""A later epoch than any clock gives. A node may report a later one only if it is this coordinator's."""
 
 MAX_ROUND = 2**32
-"""More rounds than any job has. A node may speak of a later one only where the plan does."""
+"""More rounds than any job has. A node may report a later one only if the plan has it."""
 
 
 def validate_report(report: NodeReport, plan: Plan, assigned: RankAssignment | None = None) -> str | None:
-    """A sentence about what is wrong with a status; None for one that a coordinator with this plan may hear. `assigned`
-    is the node's place in the plan's round."""
+    """A sentence about what is wrong with a report; None for one that a coordinator with this plan may take. `assigned`
+    are the node's ranks in the plan's round."""
     keys = [report.known_round]
     if report.ranks is not None:
         keys.append(report.ranks.key)
         if not report.ranks.node_rank < report.ranks.nodes <= MAX_NODES:
-            return "a status speaks of a seat that no round has"
+            return "a report has a node rank that no round has"
     if not all(is_known_epoch(epoch, plan) for epoch in (report.epoch, *(key.epoch for key in keys))):
         return UNKNOWN_EPOCH
     if any(key.number > last_round(plan) for key in keys):
-        return "a status speaks of a round that no job has"
+        return "a report names a round that no job has"
     problem = None if report.policy is None else report.policy.problem(report, plan)
     if problem is not None:
         return problem
@@ -37,11 +37,11 @@ def validate_report(report: NodeReport, plan: Plan, assigned: RankAssignment | N
         # It has neither workers with ranks nor their failures.
         return None
     if not 1 <= report.workers <= MAX_WORKERS:
-        return f"a node has 1 to {MAX_WORKERS} workers, and this one says {report.workers}"
+        return f"a node has 1 to {MAX_WORKERS} workers, and this one reports {report.workers}"
     return None if report.failure is None else _not_its_own(report, report.failure, assigned)
 
 
-UNKNOWN_EPOCH = "a status speaks of an epoch that no coordinator has"
+UNKNOWN_EPOCH = "a report names an epoch that no coordinator has"
 """The problem of a report with an epoch that is not `is_known_epoch`."""
 
 
@@ -57,17 +57,17 @@ def last_round(plan: Plan) -> int:
 
 def _not_its_own(report: NodeReport, failure: Failure, assigned: RankAssignment | None) -> str | None:
     """Why the failure is not one of the node's own workers. The host and rank in it are shown on every node's console
-    as the cause of a restart, so a node could otherwise have another one blamed."""
+    as the cause of a restart, so a node could otherwise blame another one."""
     if failure.host != report.host:
         return f"{report.host} reports a failure on another host, {failure.host}"
-    seat = report.ranks
-    if seat is not None and assigned is not None and seat.key == assigned.key:
-        # What the coordinator assigned counts, not what the node says was assigned to it.
-        seat = assigned
-    if seat is None:
+    ranks = report.ranks
+    if ranks is not None and assigned is not None and ranks.key == assigned.key:
+        # What the coordinator assigned counts, not what the node reports.
+        ranks = assigned
+    if ranks is None:
         return f"{report.host} reports a failure of rank {failure.rank} and has no ranks"
-    if not seat.has_rank(failure.rank):
-        own = f"rank {seat.first_rank}" if seat.workers == 1 else f"ranks {seat.first_rank} to {seat.last_rank}"
+    if not ranks.has_rank(failure.rank):
+        own = f"rank {ranks.first_rank}" if ranks.workers == 1 else f"ranks {ranks.first_rank} to {ranks.last_rank}"
         return f"{report.host} reports a failure of rank {failure.rank}, which is not among its own: {own}"
     return None
 
@@ -86,9 +86,9 @@ def config_mismatch(job: JobRules, node: JobRules) -> str:
     # No flag sets those that are left out: they follow from others.
     names = [field.name for field in fields(JobRules) if field.name not in ("store", "detection_delay", "policy")]
     names = [name for name in names if getattr(job, name) != getattr(node, name)]
-    said = [f"{_FLAGS.get(name, name)} is {getattr(job, name)}, not {getattr(node, name)}" for name in names]
-    said += _policy_mismatch(job.policy, node.policy)
-    return f"the rules of the job's first node hold: {'; '.join(said)}"[:2000] if said else ""
+    differences = [f"{_FLAGS.get(name, name)} is {getattr(job, name)}, not {getattr(node, name)}" for name in names]
+    differences += _policy_mismatch(job.policy, node.policy)
+    return f"the rules of the job's first node hold: {'; '.join(differences)}"[:2000] if differences else ""
 
 
 def _policy_mismatch(job: PolicyRules | None, node: PolicyRules | None) -> list[str]:

@@ -12,14 +12,14 @@ from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import Code, chain, shown_names
 from dlrover_run.coordination.rendezvous import missing_nodes
 
-_FELT = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
-"""What a node without a seat may wait for. A restart that is forgiven changes nothing for it."""
+_SHOWN = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
+"""What a node without ranks may wait for. A restart that no longer counts changes nothing for it."""
 
 
 def wait_status(policy: Policy, plan: Plan, members: Members, deadlines: Sequence[Deadline], now: float) -> Waiting:
-    """The words for every node without a seat; `deadlines` are those of the last decision."""
+    """What every node without ranks waits for; `deadlines` are those of the last decision."""
     rules = policy.rules
-    left = _left(deadlines, _FELT, now)
+    left = _left(deadlines, _SHOWN, now)
     own = policy.waiting(plan, members, left, now)
     if own is not None:
         return own

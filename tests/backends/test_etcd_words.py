@@ -172,7 +172,7 @@ def test_who_said_goodbye_is_awaited_no_more() -> None:
         (b"\xff\x00", "no record of ours"),
         (encode_record(status("b")), "the report of b"),
         (encode_record(status("a", epoch=MAX_EPOCH + 1)), "an epoch that no coordinator has"),
-        (encode_record(status("a", workers=0)), "workers, and this one says 0"),
+        (encode_record(status("a", workers=0)), "workers, and this one reports 0"),
     ],
 )
 def test_what_is_no_status_does_not_count_and_is_told_once(value: bytes, words: str) -> None:

@@ -452,7 +452,7 @@ def test_a_seat_in_a_round_of_a_million_nodes_is_refused() -> None:
     seat = bed.lines["a"].told[-1].ranks
     assert seat is not None
     for wrong in ({"nodes": 1_000_000}, {"node_rank": 2}):
-        with pytest.raises(RequestRefused, match="a seat that no round has"):
+        with pytest.raises(RequestRefused, match="a node rank that no round has"):
             bed.say("a", ranks=msgspec.structs.replace(seat, **wrong))
 
 

@@ -17,7 +17,7 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, NodeReport, Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import Capacity, Cluster, Role
-from dlrover_run.policies.parameter_servers.policy import decide
+from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 TROUBLE = 60.0
@@ -136,7 +136,8 @@ class World:
                 return
         else:
             raise Broken("deciding never comes to rest")
-        again = decide(self.rules, coordinator.plan, coordinator.members, coordinator._job_time(self.timeline.now))
+        now = coordinator._job_time(self.timeline.now)
+        again = ParameterServerPolicy(self.rules).decide(coordinator.plan, coordinator.members, now)
         demand(again.plan is coordinator.plan, f"deciding again gives another plan: {again.plan.reason}")
         self.laws.settled(coordinator.plan, coordinator.members, coordinator._job_time(self.timeline.now))
         self._tell(coordinator)

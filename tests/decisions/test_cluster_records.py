@@ -406,7 +406,7 @@ SPENT = RoleState(Role.PS, ids=MAX_ID + 1)
 @pytest.mark.parametrize(
     ("hosting", "words"),
     [
-        (NodeTasks(capacity=(Capacity(Role.PS, 1 + MAX_CAPACITY // 2),)), "rooms"),
+        (NodeTasks(capacity=(Capacity(Role.PS, 1 + MAX_CAPACITY // 2),)), "slots"),
         (NodeTasks(capacity=(Capacity(Role.PS, 1), Capacity(Role.PS, 1))), "twice"),
         (NodeTasks(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD),) * 2), "twice"),
         (NodeTasks(tasks=(TaskStatus(key=key("ps", MAX_ID + 1), stage=TaskStage.HELD),)), "no job has"),

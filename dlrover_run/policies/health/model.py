@@ -265,7 +265,7 @@ class HealthReport(
         if not all(is_known_epoch(key.epoch, plan) for key in keys):
             return UNKNOWN_EPOCH
         if any(key.number > max(MAX_ROUND, HealthState.get(plan.policy).check_count) for key in keys):
-            return "a status speaks of a node check that no job has"
+            return "a report names a node check that no job has"
         return None
 
 

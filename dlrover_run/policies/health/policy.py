@@ -61,7 +61,7 @@ class HealthPolicy(Policy):
 
     def stop_watching(self, plan: Plan, now: float) -> Plan:
         """The plan without a check during training."""
-        return steps.drop_beside(plan, now)
+        return steps.drop_check_during_training(plan, now)
 
     def step(self, plan: Plan, members: Members, now: float) -> PolicyStep:
         """Continue the check that runs."""
@@ -95,7 +95,7 @@ class HealthPolicy(Policy):
 
     def watch(self, plan: Plan, members: Members, now: float) -> PolicyStep:
         """Check nodes that have come."""
-        return PolicyStep(*steps.check_beside(self.rules, plan, members, now))
+        return PolicyStep(*steps.check_during_training(self.rules, plan, members, now))
 
     def admitted(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
         """The nodes that have passed a check."""

@@ -1,8 +1,8 @@
-"""The steps of a node check inside `decide`: who is to be checked, what came of each round, what follows from that.
+"""The steps of a health check inside `decide`: which nodes are checked, what each round found, and what follows.
 
-A check stands in the plan from its begin to its end, so a successor goes on with it. What a node computes of its own
-accord counts once, at the begin of the check that is its first; where nodes are checked before each round all compute
-anew, by task, once there has been a round.
+A check is in the plan from its begin to its end, so a successor continues it. What a node computes before it has a task
+counts once, at the begin of its first check; where nodes are checked before each round all compute again, by task, once
+there has been a round.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WITHOUT_CHECK = "it was started without --network-check"
 
 MAX_REMEMBERED = 16
 """Dismissed nodes that are remembered though they are gone, the last ones: one that comes back is still dismissed. A
-node leaves as soon as it hears of its dismissal, so that hardly one ever does."""
+node leaves as soon as it receives its dismissal, so hardly one ever comes back."""
 
 
 def update(plan: Plan, now: float, **changes: Any) -> Plan:
@@ -61,20 +61,20 @@ def _with_state(plan: Plan, **changes: Any) -> Plan:
 
 
 def eligible_nodes(plan: Plan, members: Members) -> list[MemberState]:
-    """Who may have a place in a round to come: whoever can train and was not dismissed by a check."""
+    """The nodes that may have ranks in a later round: those that can train and that no check has dismissed."""
     alive = [p for p in members.values() if p.is_available]
     dismissed = {key_of(checkup) for checkup in state_of(plan).health if checkup.dismissed}
     return [p for p in alive if p.report.key not in dismissed]
 
 
 def admitted_nodes(plan: Plan, alive: Iterable[MemberState]) -> list[MemberState]:
-    """Those of the candidates who may have a seat now."""
+    """Those of the nodes that may have ranks now."""
     passed = {key_of(checkup) for checkup in state_of(plan).health if not checkup.dismissed}
     return [p for p in alive if p.report.key in passed]
 
 
 def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
-    """The plan in which those who take no part in checks are known for that, so that nobody waits for them."""
+    """The plan in which nodes that take no part in checks are marked as such, so that no check waits for them."""
     known = {key_of(checkup) for checkup in state_of(plan).health}
     new = [p.report for p in members.values() if p.is_available and without_check(p) and p.report.key not in known]
     if not new:
@@ -94,32 +94,33 @@ def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
 
 
 def prune(plan: Plan, members: Members, now: float) -> Plan:
-    """The plan without what is known of processes that are gone, but for those that may not come back."""
-    gone = [place for place, checkup in enumerate(state_of(plan).health) if key_of(checkup) not in members]
-    remembered = [place for place in gone if state_of(plan).health[place].dismissed][-MAX_REMEMBERED:]
+    """The plan without the results of nodes that are gone, except those that may not come back."""
+    state = state_of(plan)
+    gone = [place for place, checkup in enumerate(state.health) if key_of(checkup) not in members]
+    remembered = [place for place in gone if state.health[place].dismissed][-MAX_REMEMBERED:]
     if len(gone) == len(remembered):
         return plan
     dropped = {*gone} - {*remembered}
-    kept = [place for place in range(len(state_of(plan).health)) if place not in dropped]
+    kept = [place for place in range(len(state.health)) if place not in dropped]
     places = {old: new for new, old in enumerate(kept)}
     links = tuple(
         msgspec.structs.replace(link, one=places[link.one], other=places[link.other])
-        for link in state_of(plan).links
+        for link in state.links
         if link.one in places and link.other in places
     )
-    return update(plan, now, health=tuple(state_of(plan).health[place] for place in kept), links=links)
+    return update(plan, now, health=tuple(state.health[place] for place in kept), links=links)
 
 
 def forget(rules: JobRules, plan: Plan) -> Plan:
-    """The plan after the end of a round: with `CHECK_ALWAYS` everybody is to be checked again. Who was dismissed stays
-    so, and who takes no part in checks takes none in the next one."""
+    """The plan after the end of a round: with `CHECK_ALWAYS` all nodes are to be checked again. A dismissed node
+    stays dismissed, and a node that takes no part in checks takes none in the next one."""
     if rules_of(rules).check != CHECK_ALWAYS:
         return plan
     kept = tuple(one for one in state_of(plan).health if one.dismissed or one.status is HealthStatus.UNCHECKED)
     return _with_state(plan, health=kept, links=())
 
 
-def drop_beside(plan: Plan, now: float) -> Plan:
+def drop_check_during_training(plan: Plan, now: float) -> Plan:
     """The plan without a check during training, when there is no training any more: its nodes are checked with the
     others."""
     check = state_of(plan).check
@@ -127,7 +128,7 @@ def drop_beside(plan: Plan, now: float) -> Plan:
 
 
 def computing(rules: JobRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
-    """Those for whom a check waits: they are to be checked, and still have time to compute of their own accord."""
+    """The nodes that a check waits for: they are to be checked, and still have time for their first measurement."""
     known = {key_of(checkup) for checkup in state_of(plan).health}
     return [
         p
@@ -137,35 +138,35 @@ def computing(rules: JobRules, plan: Plan, alive: Iterable[MemberState], now: fl
 
 
 def computed_at(rules: JobRules, waited_for: Iterable[MemberState]) -> float | None:
-    """When nobody waits any more for the last of those who have not computed."""
+    """Until when the last of the nodes that have not computed is waited for."""
     return max((_computes_until(rules, p) for p in waited_for), default=None)
 
 
 def begin(
-    rules: JobRules, plan: Plan, seated: Sequence[MemberState], spares: Iterable[MemberState], now: float
+    rules: JobRules, plan: Plan, ranked: Sequence[MemberState], spares: Iterable[MemberState], now: float
 ) -> Plan | None:
-    """The plan with a check of those who would be `seated` in a round formed now, in the order of their ranks, and of
-    the `spares` that have computed; None when the seated are all checked."""
+    """The plan with a check of the nodes that would have ranks in a round formed now, in that order, and of the
+    `spares` that have computed; None when all nodes with ranks are checked."""
     known = {key_of(checkup) for checkup in state_of(plan).health}
-    if all(p.report.key in known for p in seated):
+    if all(p.report.key in known for p in ranked):
         return None
-    taken = known.union(p.report.key for p in seated)
+    taken = known.union(p.report.key for p in ranked)
     more = [p for p in spares if p.report.key not in taken]
     waited_for = {p.report.key for p in computing(rules, plan, more, now)}
-    nodes = [*seated, *(p for p in more if p.report.key not in waited_for)]
-    check = _examine(rules, plan, nodes, now, anew=computes_anew(rules, plan))
+    nodes = [*ranked, *(p for p in more if p.report.key not in waited_for)]
+    check = _new_check(rules, plan, nodes, now, anew=computes_anew(rules, plan))
     tasks = first_round(check, bool(rules_of(rules).measure_links), rules_of(rules).straggler_threshold)
     check = msgspec.structs.replace(check, compute=tasks.compute, groups=tasks.groups)
-    # One that knows of a later round than we do, from a predecessor whose journal is not there, takes no task of an
-    # earlier one.
+    # A node that knows of a later round, from a predecessor whose journal is not there, takes no task of an earlier
+    # one.
     key = max(plan.key, *(p.report.known_round for p in nodes))
     return update(plan, now, key=key, check=check, check_count=check.key.number, reasons=health_text.checking(check))
 
 
 def resume(plan: Plan) -> Plan:
-    """A predecessor's plan, for its successor: the round of a check that goes on begins anew.
+    """A predecessor's plan, for its successor: the round of a check that runs begins again.
 
-    Some may have heard of their task long before the others do, and would have met nobody.
+    Some nodes may have received their task long before the others do, and would have waited for peers in vain.
     """
     check = state_of(plan).check
     if check is None:
@@ -177,7 +178,7 @@ def resume(plan: Plan) -> Plan:
 
 
 def step(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
-    """Go on with the plan's check as far as the answers that are here lead; at its end the plan has none any more."""
+    """Continue the plan's check as far as the results that were reported allow; at its end the plan has no check."""
     lines: tuple[str, ...] = ()
     while (check := state_of(plan).check) is not None:
         deadline = check.since + rules_of(rules).check_timeout + CHECK_MARGIN
@@ -191,12 +192,12 @@ def step(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
             plan, last = _conclude(rules, plan, check, diagnosis, now)
             lines += last
         else:
-            plan = _go_on(plan, msgspec.structs.replace(check, flagged=diagnosis.flagged), tasks, now)
+            plan = _continue(plan, msgspec.structs.replace(check, flagged=diagnosis.flagged), tasks, now)
     return Decision(plan, (), lines)
 
 
-def check_beside(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
-    """Check newcomers while others train: by what they have computed alone, and again where that is doubtful."""
+def check_during_training(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
+    """Check newcomers while others train: by their first measurement, and again where that is in doubt."""
     lines: tuple[str, ...] = ()
     deadlines: tuple[Deadline, ...] = ()
     if state_of(plan).check is not None:
@@ -213,7 +214,7 @@ def check_beside(rules: JobRules, plan: Plan, members: Members, now: float) -> D
         if ready:
             in_round = [p for member in plan.members if (p := members.get(member.key)) and member.key in known]
             check = msgspec.structs.replace(
-                _examine(rules, plan, [*in_round, *ready], now, anew=False), during_training=True
+                _new_check(rules, plan, [*in_round, *ready], now, anew=False), during_training=True
             )
             begun = update(plan, now, check=check, check_count=check.key.number)
             plan, further, more = step(rules, begun, members, now)
@@ -230,8 +231,8 @@ def _computes_until(rules: JobRules, p: MemberState) -> float:
     return p.joined_at + rules_of(rules).check_timeout + CHECK_MARGIN
 
 
-def _examine(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> HealthCheck:
-    """A check of those who take part in one, before its first round, with what is known of how they compute."""
+def _new_check(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> HealthCheck:
+    """A check of the nodes that take part in one, before its first round, with the speeds that are known."""
     nodes = [p for p in nodes if not without_check(p)]
     known = {key_of(checkup): checkup for checkup in state_of(plan).health}
     facts = []
@@ -239,13 +240,13 @@ def _examine(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: flo
         checkup = known.get(p.report.key)
         if checkup is not None:
             if checkup.tflops > 0:
-                # What it said last is of the process that has passed, as the checkup is.
+                # Its last report is of the process that has passed, as the result is.
                 device = result.device if (result := report_of(p).compute_result) is not None else ""
                 facts.append(ComputeFact(place, checkup.tflops, device=device))
         elif not anew:
             waited = rules_of(rules).check_timeout + CHECK_MARGIN
             facts.append(computed_fact(place, report_of(p).compute_result, waited))
-    examinees = tuple(
+    checked_nodes = tuple(
         CheckedNode(
             node_id=p.report.node_id,
             incarnation=p.report.incarnation,
@@ -258,18 +259,18 @@ def _examine(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: flo
         for p in nodes
     )
     key = CheckKey(plan.epoch, state_of(plan).check_count + 1, 0)
-    return HealthCheck(key=key, since=now, nodes=examinees, compute_facts=tuple(facts), plan_reasons=plan.reasons)
+    return HealthCheck(key=key, since=now, nodes=checked_nodes, compute_facts=tuple(facts), plan_reasons=plan.reasons)
 
 
 def _next_tasks(rules: JobRules, check: HealthCheck, diagnosis: Diagnosis) -> RoundTasks | None:
     if not check.during_training:
         return next_round(check, diagnosis, bool(rules_of(rules).measure_links))
-    # Nobody who trains has anything to spare for links.
+    # A link would slow down the nodes that train.
     goes_on = diagnosis.compute_again and check.key.round + 1 < MAX_ROUNDS
     return RoundTasks(diagnosis.compute_again, ()) if goes_on else None
 
 
-def _go_on(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> Plan:
+def _continue(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> Plan:
     key = CheckKey(plan.epoch, check.key.number, check.key.round + 1)
     further = msgspec.structs.replace(check, key=key, since=now, compute=tasks.compute, groups=tasks.groups)
     if check.during_training:
@@ -278,33 +279,32 @@ def _go_on(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> Pla
 
 
 def _since(plan: Plan, check: HealthCheck, now: float) -> float:
-    """Since when the nodes wait for others: the time of a check is nobody's patience."""
+    """Since when the nodes wait for others: the time of a check does not count towards their timeout."""
     return plan.since + (now - check.since)
 
 
 def _conclude(
     rules: JobRules, plan: Plan, check: HealthCheck, diagnosis: Diagnosis, now: float
 ) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with a checkup of each examinee that is here, and what there is to say."""
+    """The plan with the result of each checked node that is here, and lines for the log."""
     places = {key_of(checkup): place for place, checkup in enumerate(state_of(plan).health)}
     checkups = list(state_of(plan).health)
     new: list[NodeHealth] = []
-    found: dict[HealthStatus, list[int]] = {verdict: [] for verdict in HealthStatus}
+    found: dict[HealthStatus, list[int]] = {status: [] for status in HealthStatus}
     for place, (node, finding) in enumerate(zip(check.nodes, diagnosis.findings, strict=True)):
         if node.already_passed or not node.is_here or key_of(node) in places:
             continue
-        verdict = finding.status
-        found[verdict].append(place)
-        slow = verdict is HealthStatus.STRAGGLER
+        found[finding.status].append(place)
+        is_slow = finding.status is HealthStatus.STRAGGLER
         checkup = NodeHealth(
             node_id=node.node_id,
             incarnation=node.incarnation,
             host=node.host,
-            status=verdict,
+            status=finding.status,
             tflops=finding.tflops,
             gigabytes=finding.gigabytes,
             reason=finding.reason,
-            dismissed=verdict is HealthStatus.FAULT or (slow and bool(rules_of(rules).exclude_stragglers)),
+            dismissed=finding.status is HealthStatus.FAULT or (is_slow and bool(rules_of(rules).exclude_stragglers)),
         )
         places[key_of(node)] = len(checkups)
         checkups.append(checkup)
@@ -325,6 +325,6 @@ def _conclude(
     if not check.during_training:
         before = check.plan_reasons if plan.key.number or state_of(plan).check_count > 1 else ()
         changes["reasons"] = chain(before, *health_text.dismissals(dismissed)) or (health_text.Code.PASSED(),)
-        # From a dismissal on the others wait for somebody in place of who goes.
+        # From a dismissal on the others wait for a node in the place of the one that leaves.
         changes["since"] = now if dismissed else _since(plan, check, now)
     return update(plan, now, **changes), lines

@@ -1,9 +1,8 @@
 """The parameter-server policy, as the coordination core calls it.
 
-`decide` and `waiting` look at the nodes, `orders` at the plan alone, and `recover` at what nodes report back. All are
-pure. Each step of a decision looks at the present state, never at what has just happened, and changes one thing; steps
-are taken until nothing is left to change. So deciding twice on the same reports gives the same plan, and an end is
-charged once: with its task it leaves the plan.
+Each step of a decision looks at the present state, never at what has just happened, and changes one thing; steps are
+taken until nothing is left to change. So deciding twice on the same reports gives the same plan, and an end is charged
+once: with its task it leaves the plan.
 
 To add a role, see `rules.ROLES` and `placement.desired_ranks`.
 """
@@ -19,7 +18,6 @@ from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.reasons import new_reasons, render
-from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers import recovery, text
 from dlrover_run.policies.parameter_servers.failures import (
     end_job,
@@ -75,57 +73,71 @@ OPEN_STAGES = frozenset({Stage.TRAINING, Stage.CHANGING, Stage.ENDING})
 """The stages in which workers are let in, or may stay."""
 
 
-def decide(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
-    """The plan that follows from `plan` once the nodes are as in `members` at job time `now`; `plan` itself when
-    nothing changes."""
-    view = ClusterView(rules, members, now)
-    before = plan
-    passed: list[str] = []
-    for _ in range(MAX_STEPS):
-        following = _step(view, plan)
-        if following is plan:
-            return Decision(plan, _deadlines(view, plan), tuple(passed))
-        if plan is not before and following.reasons[: len(plan.reasons)] != plan.reasons:
-            # Another reason replaces it before anyone could read it.
-            passed.append(render(new_reasons(before.reasons, plan.reasons)))
-        plan = following
-    return Decision(plan, (Deadline(now, DeadlineReason.POLICY),), tuple(passed))
+class ParameterServerPolicy(Policy):
+    """A job with parameter servers has no rounds, so this policy decides alone."""
+
+    def decide(self, plan: Plan, members: Members, now: float) -> Decision:
+        """The plan that follows from `plan` once the nodes are as in `members` at job time `now`; `plan` itself when
+        nothing changes."""
+        view = ClusterView(self.rules, members, now)
+        before = plan
+        passed: list[str] = []
+        for _ in range(MAX_STEPS):
+            following = _step(view, plan)
+            if following is plan:
+                return Decision(plan, _deadlines(view, plan), tuple(passed))
+            if plan is not before and following.reasons[: len(plan.reasons)] != plan.reasons:
+                # Another reason replaces it before anyone could read it.
+                passed.append(render(new_reasons(before.reasons, plan.reasons)))
+            plan = following
+        return Decision(plan, (Deadline(now, DeadlineReason.POLICY),), tuple(passed))
+
+    def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting:
+        """What a node without tasks waits for: which nodes are here, for what there are too few slots, and for how
+        long."""
+        view, cluster = ClusterView(self.rules, members, now), Cluster.get(plan.policy)
+        if plan.phase is PlanPhase.TRAINING:
+            return Waiting((Code.ENDING(),) if cluster.stage is Stage.ENDING else text.training(cluster))
+        reasons, until = gather_text(view, plan, cluster)
+        return Waiting(reasons, None if until is None else max(0.0, until - now))
+
+    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, NodeOrder]:
+        """The order of each node that hosts a task, or that has an earlier one to end; a node without an order hosts
+        nothing, and ends whatever it hosts besides its order. There are no orders once the job is over."""
+        cluster = Cluster.find(plan.policy)
+        if cluster is None or plan.phase in OVER:
+            return {}
+        common = _common_order(cluster)
+        by_node: dict[NodeKey, list[Task]] = {member.key: [] for member in plan.members}
+        for task in (*cluster.tasks, *cluster.next_servers):
+            by_node.setdefault(host_of(task), []).append(task)
+        return {
+            key: with_answer(
+                msgspec.structs.replace(common, tasks=tuple(sorted(tasks, key=lambda task: task.key))), cluster, key
+            )
+            for key, tasks in by_node.items()
+        }
+
+    def answer(self, plan: Plan, key: NodeKey) -> NodeOrder | None:
+        """The order of a node that only made a scale request: the answer, which the plan keeps by its node id."""
+        cluster = Cluster.find(plan.policy)
+        if cluster is None:
+            return None
+        order = with_answer(NodeOrder(version=cluster.version), cluster, key)
+        return order if order.scale_answered else None
+
+    def recover_job(self, plan: Plan, reports: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
+        """The plan of a running job, from what its nodes report back; None while nodes are awaited that could report
+        more."""
+        return recovery.recover_cluster(plan, reports, waited, now)
+
+    def continued(self, report: NodeReport) -> NodeOrder | None:
+        """The order of a node with tasks until the cluster is known: to continue."""
+        tasks = NodeTasks.find(report.policy)
+        return None if tasks is None else order_to_continue(tasks)
 
 
-def waiting(rules: JobRules, plan: Plan, members: Members, now: float) -> Waiting:
-    """What a node without tasks waits for: who is here, what there are too few slots for, and for how long."""
-    view, cluster = ClusterView(rules, members, now), Cluster.get(plan.policy)
-    if plan.phase is PlanPhase.TRAINING:
-        return Waiting((Code.ENDING(),) if cluster.stage is Stage.ENDING else text.training(cluster))
-    reasons, until = gather_text(view, plan, cluster)
-    return Waiting(reasons, None if until is None else max(0.0, until - now))
-
-
-def orders(plan: Plan) -> dict[NodeKey, NodeOrder]:
-    """The order of each node that hosts a task, or that has an earlier one to end; a node without an order hosts
-    nothing, and ends whatever it hosts besides its order. There are no orders once the job is over."""
-    cluster = Cluster.find(plan.policy)
-    if cluster is None or plan.phase in OVER:
-        return {}
-    common = _common_order(cluster)
-    by_node: dict[NodeKey, list[Task]] = {member.key: [] for member in plan.members}
-    for task in (*cluster.tasks, *cluster.next_servers):
-        by_node.setdefault(host_of(task), []).append(task)
-    return {
-        key: with_answer(
-            msgspec.structs.replace(common, tasks=tuple(sorted(tasks, key=lambda task: task.key))), cluster, key
-        )
-        for key, tasks in by_node.items()
-    }
-
-
-def client_order(plan: Plan, key: NodeKey) -> NodeOrder | None:
-    """The order of a node that only made a scale request: the answer, which the plan keeps by its node id."""
-    cluster = Cluster.find(plan.policy)
-    if cluster is None:
-        return None
-    order = with_answer(NodeOrder(version=cluster.version), cluster, key)
-    return order if order.scale_answered else None
+POLICY = ParameterServerPolicy
 
 
 def with_answer(order: NodeOrder, cluster: Cluster, key: NodeKey) -> NodeOrder:
@@ -136,12 +148,6 @@ def with_answer(order: NodeOrder, cluster: Cluster, key: NodeKey) -> NodeOrder:
                 order, scale_answered=one.number, scale_refused=one.refused, scale_answer=one.answer
             )
     return order
-
-
-def recover(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
-    """The plan of a running job, from what its nodes report back to a coordinator without a journal; None while nodes
-    are awaited that could report more."""
-    return recovery.recover_cluster(fresh, statuses, waited, now)
 
 
 def _step(view: ClusterView, plan: Plan) -> Plan:
@@ -220,35 +226,3 @@ def _addresses(tasks: Iterable[Task], role: Role) -> tuple[str, ...]:
     """HOST:PORT of each rank of the role, empty for a rank that has no task now, or whose port is not known yet."""
     found = {task.rank: task.endpoint if task.port else "" for task in tasks if task.role is role}
     return tuple(found.get(rank, "") for rank in range(max(found, default=-1) + 1))
-
-
-class ParameterServerPolicy(Policy):
-    """A job with parameter servers has no rounds, so this policy decides alone."""
-
-    def decide(self, plan: Plan, members: Members, now: float) -> Decision:
-        """See `decide`."""
-        return decide(self.rules, plan, members, now)
-
-    def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting:
-        """See `waiting`."""
-        return waiting(self.rules, plan, members, now)
-
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, NodeOrder]:
-        """See `orders`."""
-        return orders(plan)
-
-    def recover_job(self, plan: Plan, reports: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
-        """See `recover`."""
-        return recover(plan, reports, waited, now)
-
-    def continued(self, report: NodeReport) -> NodeOrder | None:
-        """See `order_to_continue`."""
-        tasks = NodeTasks.find(report.policy)
-        return None if tasks is None else order_to_continue(tasks)
-
-    def answer(self, plan: Plan, key: NodeKey) -> NodeOrder | None:
-        """See `client_order`."""
-        return client_order(plan, key)
-
-
-POLICY = ParameterServerPolicy

@@ -70,36 +70,36 @@ class NodeTasks(msgspec.Struct, PolicyReport, frozen=True, kw_only=True, forbid_
         return super().mismatch(program)
 
 
-def _problem(hosting: NodeTasks, last_version: int, address: str) -> str | None:
-    # The servers of two versions stand beside each other for a while.
-    rooms = sum(room.slots * (2 if room.role is Role.PS else 1) for room in hosting.capacity)
-    if rooms > MAX_CAPACITY:
+def _problem(part: NodeTasks, last_version: int, address: str) -> str | None:
+    # The servers of two versions run beside each other for a while.
+    slots = sum(one.slots * (2 if one.role is Role.PS else 1) for one in part.capacity)
+    if slots > MAX_CAPACITY:
         return (
-            f"a node has at most {MAX_CAPACITY} rooms for tasks, those for servers counted twice; this one has {rooms}"
+            f"a node has at most {MAX_CAPACITY} slots for tasks, those for servers counted twice; this one has {slots}"
         )
-    if len({room.role for room in hosting.capacity}) < len(hosting.capacity):
-        return "a status speaks of the rooms for one role twice"
-    if len({task.key for task in hosting.tasks}) < len(hosting.tasks):
-        return "a status speaks of one task twice"
-    if any(task.key.id > MAX_ID for task in hosting.tasks):
-        return "a status speaks of a task that no job has"
-    steps = [step for task in hosting.tasks for step in (task.step, task.saved, task.restored, task.reached)]
+    if len({one.role for one in part.capacity}) < len(part.capacity):
+        return "a report has the capacity for one role twice"
+    if len({task.key for task in part.tasks}) < len(part.tasks):
+        return "a report has one task twice"
+    if any(task.key.id > MAX_ID for task in part.tasks):
+        return "a report has a task that no job has"
+    steps = [step for task in part.tasks for step in (task.step, task.saved, task.restored, task.reached)]
     if not all(-1 <= step <= MAX_STEP for step in steps):
-        return "a status speaks of a step that no training has"
+        return "a report has a step that no training has"
     if len(address) > MAX_ADDRESS:
         return f"the address of a node has at most {MAX_ADDRESS} characters here: give --local-addr a shorter one"
-    account = hosting.hint
-    if account is None:
+    hint = part.hint
+    if hint is None:
         return None
-    versions = [account.version, *(given.version for given in account.assigned)]
-    ids = [number for spent in account.roles for number in (spent.ids, spent.failures, spent.memory)]
-    ids += [given.key.id for given in account.assigned]
+    versions = [hint.version, *(given.version for given in hint.assigned)]
+    ids = [number for state in hint.roles for number in (state.ids, state.failures, state.memory)]
+    ids += [given.key.id for given in hint.assigned]
     ranks = [
-        *(rank for state in account.roles for rank in state.succeeded),
-        account.servers,
-        account.tasks,
-        *(given.rank for given in account.assigned),
+        *(rank for state in hint.roles for rank in state.succeeded),
+        hint.servers,
+        hint.tasks,
+        *(given.rank for given in hint.assigned),
     ]
     if max(versions) > last_version or max(ids, default=0) > MAX_ID or max(ranks) > MAX_TASKS:
-        return "a status repeats a cluster that no job has"
+        return "a report repeats a cluster that no job has"
     return None
