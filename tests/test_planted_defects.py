@@ -146,8 +146,8 @@ DEFECTS = {
     ),
     "a kill for memory is a plain SIGKILL": Defect(
         "dlrover_run/agent/exit_info.py",
-        "asks_memory = worker.stopped_with is None and",
-        "asks_memory = False and",
+        "may_be_oom = worker.stopped_with is None and",
+        "may_be_oom = False and",
         "test_failures.py::test_a_kill_for_memory_is_looked_for_where_this_launcher_did_not_kill",
     ),
     "every SIGKILL is a kill for memory": Defect(

@@ -1,4 +1,4 @@
-"""Collects how a worker has ended: exit code, traceback, standard error, memory limit, full disk."""
+"""Collects how a worker has ended: exit code, traceback, standard error, an out-of-memory kill, a full disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from dlrover_run.output import streams
 
 
 def collect_exit_info(
-    worker: Worker, placed: streams.RankStreams, tail: str | None, memory: failures.OomMonitor, raised: bool = False
+    worker: Worker,
+    placed: streams.RankStreams,
+    tail: str | None,
+    oom_kills: failures.OomKillCounters,
+    raised: bool = False,
 ) -> WorkerExit:
     """How a worker has ended. `tail` is the end of its standard error from the relay, None if it was not requested yet.
     `raised`: it had written the traceback of its own error before it was stopped.
@@ -23,7 +27,7 @@ def collect_exit_info(
     if worker.code is None:
         raise ValueError(f"{worker.spec.name} still runs")
     seen = read_stderr(placed, tail)
-    asks_memory = worker.stopped_with is None and failures.may_be_oom_kill(worker.code, seen)
+    may_be_oom = worker.stopped_with is None and failures.may_be_oom_kill(worker.code, seen)
     error = failures.read_error_file(placed.error_file) if placed.error_file else None
     end = WorkerExit(
         rank=worker.spec.rank,
@@ -37,7 +41,7 @@ def collect_exit_info(
         stderr_tail=seen,
         stdout_path=placed.stdout.path,
         stderr_path=placed.stderr.path,
-        memory_limit=memory.explain() if asks_memory else None,
+        oom_kill=oom_kills.explain() if may_be_oom else None,
         failed_first=raised or failures.failed_before(error, worker.stopped_at),
         forwarded=-worker.code in worker.forwarded,
     )

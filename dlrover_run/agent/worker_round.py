@@ -45,7 +45,7 @@ class WorkerRound:
         self._relay = relay
         self._on_end = on_end
         self._on_news = on_news
-        self._memory = failures.OomMonitor()
+        self._oom_kills = failures.OomKillCounters()
         self._started = time.monotonic()
         self._starting: asyncio.Future[None] | None = None
         self._asking: asyncio.Future[None] | None = None
@@ -125,7 +125,9 @@ class WorkerRound:
 
     def _describe(self, worker: Worker, tail: str | None) -> WorkerExit:
         raised = worker.stopped_with is not None and worker.spec.rank in self._raised
-        end = collect_exit_info(worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._memory, raised)
+        end = collect_exit_info(
+            worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._oom_kills, raised
+        )
         failed = {one.spec.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
         live = [one for one in self._live if one.rank not in failed]
         return replace(end, waited_for=failures.find_absent_workers(end, live, all_here=self.ranks.nodes == 1))

@@ -16,12 +16,12 @@ from dlrover_run.failures.causes import (
 )
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
 from dlrover_run.failures.error_file import copy_root_cause, read_error_file
-from dlrover_run.failures.oom_kills import OomMonitor
+from dlrover_run.failures.oom_kills import OomKillCounters
 
 __all__ = [
     "MAX_SUMMARY",
     "LiveWorker",
-    "OomMonitor",
+    "OomKillCounters",
     "copy_root_cause",
     "describe_exit",
     "describe_exit_code",

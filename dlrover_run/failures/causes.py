@@ -122,7 +122,7 @@ def left_no_message(end: WorkerExit) -> bool:
 
 
 def may_be_oom_kill(code: int, stderr_tail: str) -> bool:
-    """Whether the exit may be an out-of-memory kill, so that `OomMonitor` is worth asking.
+    """Whether the exit may be an out-of-memory kill, so that `OomKillCounters` is worth asking.
 
     That is a SIGKILL of the worker, of the command that a shell ran, or of one of the worker's DataLoader processes.
     """
@@ -165,7 +165,7 @@ def describe_exit(end: WorkerExit) -> str:
             text += f", after it {_describe_error(error)}"
         elif end.forwarded:
             text += ", which --forward-signals passed on"
-        elif end.memory_limit is None and -end.code in _SENT:
+        elif end.oom_kill is None and -end.code in _SENT:
             text += ", which the launcher did not send"
     elif error is not None:
         text = _describe_error(error)
@@ -175,7 +175,7 @@ def describe_exit(end: WorkerExit) -> str:
             text += f", a shell's code for a command that was killed by {describe_signal(end.code - 128)}"
     if end.full_disk is not None:
         text += f", and {end.full_disk}"
-    return text if end.memory_limit is None else f"{text}: {end.memory_limit}"
+    return text if end.oom_kill is None else f"{text}: {end.oom_kill}"
 
 
 def _describe_error(error: str) -> str:

@@ -33,7 +33,7 @@ class MemoryCounters:
     machine_kills: int | None
 
 
-class OomMonitor:
+class OomKillCounters:
     """The counters at the start of a round, to compare with those after a worker's death."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -62,9 +62,9 @@ def explain_oom_kill(before: MemoryCounters, after: MemoryCounters) -> str | Non
         hit = next((group for group in limited if _rose(then[group.path].hits, group.hits)), None)
         if hit is not None and hit.limit is not None:
             return f"the kernel's memory limit was hit (cgroup limit {format_bytes(hit.limit)})"
-        return "the kernel killed for memory because the machine had run out of it"
+        return "the kernel killed a process because the machine had run out of memory"
     if _rose(before.machine_kills, after.machine_kills):
-        return "the kernel killed for memory on this machine meanwhile, most likely this process"
+        return "the kernel killed a process of this machine for lack of memory at that time, most likely this one"
     return None
 
 

@@ -23,11 +23,12 @@ class WorkerExit:
     launcher stopped the worker, so that a victim is never taken for the root cause; None: the worker ended by itself.
     `failed_first`: a stopped worker had recorded its error, or written its traceback, before it was stopped.
     `stderr_tail` is the end of its standard error as far as it is known, and of its standard output if both went to one
-    console. `memory_limit` is a sentence if the kernel killed the worker for lack of memory, else None. `full_disk` is
-    a clause if the worker left no message and a disk that it wrote to had no space left, else None. `waited_for` is a
-    clause on the workers for which a collective of this worker timed out, else None. `error_file` is the file from
-    which `error` was read. `forwarded`: `--forward-signals` passed on the signal that killed it. `name` is its name in
-    messages if that is not its rank.
+    console. `oom_kill` is a clause that follows the text of the exit, such as `the kernel's memory limit was hit
+    (...)`, if the worker or a child of it was killed for lack of memory, else None. `full_disk` is a clause if the
+    worker left no message and a disk that it wrote to had no space left, else None. `waited_for` is a clause on the
+    workers for which a collective of this worker timed out, else None. `error_file` is the file from which `error` was
+    read. `forwarded`: `--forward-signals` passed on the signal that killed it. `name` is its name in messages if that
+    is not its rank.
     """
 
     rank: int
@@ -40,7 +41,7 @@ class WorkerExit:
     stderr_tail: str = ""
     stdout_path: str | None = None
     stderr_path: str | None = None
-    memory_limit: str | None = None
+    oom_kill: str | None = None
     full_disk: str | None = None
     waited_for: str | None = None
     error_file: str | None = None

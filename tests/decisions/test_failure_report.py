@@ -110,7 +110,7 @@ The launcher exits with code 1.
         (end(0, 3), "rank 0 exited with code 3", "exitcode  : 3 (pid: 4240)"),
         (end(0, -9), "rank 0 was killed by SIGKILL, which the launcher did not send", "  : -9 (pid: 4240) (SIGKILL)"),
         (end(0, -11), "was killed by SIGSEGV (segmentation fault)", "exitcode  : -11 (pid: 4240) (SIGSEGV)"),
-        (end(0, -9, memory_limit="the limit was hit"), "by SIGKILL: the limit was hit", "exitcode  : -9 (pid: 4240)"),
+        (end(0, -9, oom_kill="the limit was hit"), "by SIGKILL: the limit was hit", "exitcode  : -9 (pid: 4240)"),
     ],
 )
 def test_other_ways_to_die(one: WorkerExit, words: str, field: str) -> None:
@@ -219,7 +219,7 @@ def test_restarts_are_told_with_the_flag_that_allows_them() -> None:
 
 @pytest.mark.parametrize(("width", "most"), [(60, 60), (80, 80), (200, 100)])
 def test_prose_keeps_to_the_width(width: int, most: int) -> None:
-    killed = end(0, -9, memory_limit="the kernel's memory limit was hit (cgroup limit 512 MiB)")
+    killed = end(0, -9, oom_kill="the kernel's memory limit was hit (cgroup limit 512 MiB)")
     assert max(len(line) for line in render(killed, *map(stopped, range(1, 64)), width=width).splitlines()) == most
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from dlrover_run.agent.exit_info import collect_exit_info
 from dlrover_run.failures import (
-    OomMonitor,
+    OomKillCounters,
     copy_root_cause,
     describe_exit,
     failed_before,
@@ -222,27 +222,27 @@ def test_v2_names_the_nearest_limit_that_was_hit(kernel: Kernel) -> None:
     kernel.mounted(2, "/", "/job/agent")
     kernel.v2("job", str(512 * MIB), oom=1, kills=1)
     kernel.v2("job/agent", str(2048 * MIB), oom=0, kills=1)
-    watch = OomMonitor(kernel.proc)
+    watch = OomKillCounters(kernel.proc)
     assert watch.explain() is None
     kernel.v2("job", str(512 * MIB), oom=2, kills=2)
     kernel.v2("job/agent", str(2048 * MIB), oom=0, kills=2)
     assert watch.explain() == "the kernel's memory limit was hit (cgroup limit 512 MiB)"
-    assert OomMonitor(kernel.proc).explain() is None
+    assert OomKillCounters(kernel.proc).explain() is None
 
 
 def test_v2_a_kill_without_a_limit_is_the_machines(kernel: Kernel) -> None:
     kernel.mounted(2, "/", "/job")
     kernel.v2("job", "max", oom=0, kills=0)
-    watch = OomMonitor(kernel.proc)
+    watch = OomKillCounters(kernel.proc)
     kernel.v2("job", "max", oom=0, kills=1)
-    assert watch.explain() == "the kernel killed for memory because the machine had run out of it"
+    assert watch.explain() == "the kernel killed a process because the machine had run out of memory"
 
 
 def test_v2_a_kill_in_a_sibling_group_is_not_ours(kernel: Kernel) -> None:
     kernel.mounted(2, "/", "/job/agent")
     kernel.v2("job", str(512 * MIB), oom=0, kills=0)
     kernel.v2("job/agent", "max", oom=0, kills=0)
-    watch = OomMonitor(kernel.proc)
+    watch = OomKillCounters(kernel.proc)
     kernel.v2("job", str(512 * MIB), oom=1, kills=1)
     kernel.vmstat(1)
     assert watch.explain() is None
@@ -252,7 +252,7 @@ def test_v2_in_a_container_that_shares_the_hosts_namespace(kernel: Kernel) -> No
     kernel.mounted(2, "/docker/abc", "/docker/abc/job")
     kernel.v2("", str(1536 * MIB), oom=0, kills=0)
     kernel.v2("job", "max", oom=0, kills=0)
-    watch = OomMonitor(kernel.proc)
+    watch = OomKillCounters(kernel.proc)
     kernel.v2("", str(1536 * MIB), oom=1, kills=1)
     kernel.v2("job", "max", oom=1, kills=1)
     assert watch.explain() == "the kernel's memory limit was hit (cgroup limit 1.5 GiB)"
@@ -262,7 +262,7 @@ def test_v1_counts_the_kill_in_the_group_and_the_hit_where_the_limit_is(kernel: 
     kernel.mounted(1, "/", "/job/agent")
     kernel.v1("job", 512 * MIB, hits=3, kills=0)
     kernel.v1("job/agent", UNLIMITED, hits=0, kills=0)
-    watch = OomMonitor(kernel.proc)
+    watch = OomKillCounters(kernel.proc)
     kernel.v1("job", 512 * MIB, hits=9, kills=0)
     assert watch.explain() is None
     kernel.v1("job/agent", UNLIMITED, hits=0, kills=1)
@@ -276,20 +276,23 @@ def test_v1_has_a_limit_of_memory_with_swap_that_is_asked_first(kernel: Kernel) 
     group = kernel.tree / "job/agent"
     (group / "memory.memsw.limit_in_bytes").write_text(f"{512 * MIB}\n")
     (group / "memory.memsw.failcnt").write_text("0\n")
-    watch = OomMonitor(kernel.proc)
+    watch = OomKillCounters(kernel.proc)
     kernel.v1("job/agent", 512 * MIB, hits=0, kills=1)
     (group / "memory.memsw.failcnt").write_text("7\n")
     assert watch.explain() == "the kernel's memory limit was hit (cgroup limit 512 MiB)"
 
 
 def test_without_cgroups_the_machines_count_is_weaker_evidence(kernel: Kernel) -> None:
-    watch = OomMonitor(kernel.proc)
+    watch = OomKillCounters(kernel.proc)
     kernel.vmstat(1)
-    assert watch.explain() == "the kernel killed for memory on this machine meanwhile, most likely this process"
+    assert (
+        watch.explain()
+        == "the kernel killed a process of this machine for lack of memory at that time, most likely this one"
+    )
 
 
 def test_without_any_counter_nothing_is_said(tmp_path: Path) -> None:
-    assert OomMonitor(tmp_path).explain() is None
+    assert OomKillCounters(tmp_path).explain() is None
 
 
 def test_bytes_for_people() -> None:
@@ -331,8 +334,8 @@ def test_a_real_kill_for_memory_is_told_from_another_sigkill(limited_group: Path
     program = f"""
 import os, subprocess, sys
 open({str(limited_group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
-from dlrover_run.failures import OomMonitor
-watch = OomMonitor()
+from dlrover_run.failures import OomKillCounters
+watch = OomKillCounters()
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 child.kill()
 print(child.wait(), watch.explain())
@@ -401,7 +404,7 @@ def test_a_dump_of_faulthandler_is_a_failure_without_an_exception() -> None:
         (end(code=0), "exited with code 0"),
         (end(code=3), "exited with code 3"),
         (end(code=1), "exited with code 1"),
-        (end(code=-9, memory_limit="the limit was hit"), "was killed by SIGKILL: the limit was hit"),
+        (end(code=-9, oom_kill="the limit was hit"), "was killed by SIGKILL: the limit was hit"),
         (end(code=-9), "was killed by SIGKILL, which the launcher did not send"),
         (end(code=-11), "was killed by SIGSEGV (segmentation fault)"),
         (end(code=-40), "was killed by signal 40"),
@@ -512,4 +515,4 @@ def test_a_kill_for_memory_is_looked_for_where_this_launcher_did_not_kill(
     placed = SimpleNamespace(stdout=nowhere, stderr=nowhere, error_file=None)
     memory = SimpleNamespace(explain=lambda: "the limit was hit")
     end = collect_exit_info(cast(Any, worker), cast(Any, placed), "", cast(Any, memory))
-    assert (end.rank, end.code, end.memory_limit) == (3, code, found)
+    assert (end.rank, end.code, end.oom_kill) == (3, code, found)

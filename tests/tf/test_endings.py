@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from dlrover_run.failures import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, Task, TaskKey
-from tf_ps_runner.agent.exits import REPEATED_BEFORE_STEP, REPEATED_WITHIN, ExitInfo, classify_exit, exception_text
+from tf_ps_runner.agent.exits import (
+    REPEATED_BEFORE_STEP,
+    REPEATED_WITHIN,
+    ExitClassifier,
+    ExitInfo,
+    classify_exit,
+    exception_text,
+)
 from tf_ps_runner.agent.protocol import Ready, Restored, Step
 from tf_ps_runner.agent.task_process import TaskProcess
 
@@ -49,9 +58,33 @@ def test_what_was_given_up_is_silent_whatever_its_code() -> None:
     assert (told.cause, told.what) == (EndCause.SILENT, "lives, and does not answer any more")
 
 
-def test_a_kill_for_memory_is_told_in_its_own_words() -> None:
-    told = classify_exit(ExitInfo(Role.WORKER, end(-9), 9.0, memory="took more than its 4Gi"))
-    assert (told.cause, told.what) == (EndCause.MEMORY, "took more than its 4Gi")
+def test_the_reported_and_the_observed_exit_both_have_the_cause_of_an_out_of_memory_kill() -> None:
+    class Output:
+        stdout_path = stderr_path = None
+
+        async def stderr_tail_of(self, relay: object) -> str:
+            return ""
+
+        def forget(self, relay: object) -> None: ...
+
+    task = SimpleNamespace(
+        assigned=SimpleNamespace(rank=0, role=Role.WORKER, key=TaskKey(Role.WORKER, 0)),
+        key=TaskKey(Role.WORKER, 0),
+        output=Output(),
+        memory=SimpleNamespace(explain_oom_kill=lambda code: "it used more than its memory limit of 4Gi"),
+        hung=None,
+        started_at=0.0,
+        leaving=False,
+        past_beginning=True,
+        step=5,
+    )
+    process = SimpleNamespace(code=-9, stopped_with=None, pid=7, ended_at=1.0)
+    classifier = ExitClassifier(None, SimpleNamespace(task_ended=lambda *_: None))  # type: ignore[arg-type]
+    reported = asyncio.run(classifier.classify(task, process))  # type: ignore[arg-type]
+    ((_, observed),) = classifier.ends
+    assert reported.cause is EndCause.MEMORY
+    assert observed.oom_kill == "it used more than its memory limit of 4Gi"
+    assert reported.what == describe_exit(observed)
 
 
 def test_a_task_that_the_launcher_stopped_costs_nothing() -> None:

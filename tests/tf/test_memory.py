@@ -45,9 +45,9 @@ def test_a_task_is_near_its_limit_above_nine_tenths_of_it() -> None:
 @pytest.mark.parametrize(
     ("code", "before", "after", "clause"),
     [
-        (-9, 0, 1, "was killed for memory: it used more than its limit of 4Gi"),
-        (7, 2, 3, "exited with code 7 after a child of it was killed for memory"),
-        (-6, 0, 1, "was ended by SIGABRT"),
+        (-9, 0, 1, "it used more than its memory limit of 4Gi"),
+        (7, 2, 3, "a child process of it was killed, because together they used more than the memory limit of 4Gi"),
+        (-6, 0, 1, "a child process of it was killed"),
         (-9, 1, 1, None),
         (-9, 0, 0, None),
         (0, 0, 1, None),
@@ -58,7 +58,7 @@ def test_a_task_is_near_its_limit_above_nine_tenths_of_it() -> None:
 def test_a_risen_count_of_kills_and_a_failure_together_are_a_kill_for_memory(
     code: int, before: int | None, after: int | None, clause: str | None
 ) -> None:
-    found = enforcer.explain_end(code, before, after, 4096)
+    found = enforcer.explain_group_kill(code, before, after, 4096)
     assert (found is None) is (clause is None)
     assert clause is None or (found is not None and found.startswith(clause))
 
@@ -66,11 +66,11 @@ def test_a_risen_count_of_kills_and_a_failure_together_are_a_kill_for_memory(
 def test_without_a_limit_only_a_sigkill_with_evidence_is_a_kill_for_memory() -> None:
     task_limit = MemoryEnforcer.open("worker-0", 0)
     evidence: str | None = "the machine had run out"
-    task_limit._machine = SimpleNamespace(explain=lambda: evidence)  # type: ignore[assignment]
-    assert task_limit.killed_for_memory(-9) == "was killed for memory: the machine had run out"
-    assert task_limit.killed_for_memory(1) is None
+    task_limit._oom_kills = SimpleNamespace(explain=lambda: evidence)  # type: ignore[assignment]
+    assert task_limit.explain_oom_kill(-9) == "the machine had run out"
+    assert task_limit.explain_oom_kill(1) is None
     evidence = None
-    assert task_limit.killed_for_memory(-9) is None
+    assert task_limit.explain_oom_kill(-9) is None
 
 
 # --- Groups of the kernel that is here.
@@ -175,11 +175,11 @@ def groups_of(place: CgroupParent, name: str) -> list[str]:
 def test_a_task_above_its_limit_is_killed_and_reported(opened: Callable[[str, int], MemoryEnforcer]) -> None:
     task_limit = opened("worker-0", 100)
     code = run(task_limit, TAKE.format(mib=400) + "input()")
-    found = task_limit.killed_for_memory(code)
+    found = task_limit.explain_oom_kill(code)
     task_limit.close()
     assert code == -signal.SIGKILL
     assert found is not None
-    assert found.startswith("was killed for memory: it used ")
+    assert found.startswith("it used ")
     assert "100Mi" in found
 
 
@@ -193,7 +193,7 @@ def test_a_task_within_its_limit_is_left_alone(opened: Callable[[str, int], Memo
         assert not task_limit.near_memory_limit
 
     code = run(task_limit, TAKE.format(mib=100) + TAKEN, meanwhile=ask)
-    assert (code, task_limit.killed_for_memory(code)) == (0, None)
+    assert (code, task_limit.explain_oom_kill(code)) == (0, None)
     task_limit.close()
 
 
@@ -212,7 +212,7 @@ def test_a_task_near_its_limit_is_detected(opened: Callable[[str, int], MemoryEn
 def test_a_task_that_is_killed_was_not_always_killed_for_memory(opened: Callable[[str, int], MemoryEnforcer]) -> None:
     task_limit = opened("worker-0", 400)
     code = run(task_limit, "input()", meanwhile=lambda process: process.kill())
-    assert (code, task_limit.killed_for_memory(code)) == (-signal.SIGKILL, None)
+    assert (code, task_limit.explain_oom_kill(code)) == (-signal.SIGKILL, None)
     task_limit.close()
 
 
@@ -228,12 +228,12 @@ def test_a_task_whose_child_alone_was_killed_was_killed_for_memory(
 ) -> None:
     task_limit = by_group("worker-0", 100)
     code = run(task_limit, CHILD_TAKES.format(program=TAKE.format(mib=400)))
-    found = task_limit.killed_for_memory(code)
+    found = task_limit.explain_oom_kill(code)
     task_limit.close()
     # Version 2 kills all of the group.
     assert code in (7, -signal.SIGKILL)
     assert found is not None
-    assert "killed for memory" in found
+    assert "memory limit of 100Mi" in found
 
 
 def test_the_memory_of_a_child_counts_for_a_task_that_is_watched(
@@ -242,7 +242,7 @@ def test_the_memory_of_a_child_counts_for_a_task_that_is_watched(
     task_limit = by_watch("worker-0", 100)
     code = run(task_limit, CHILD_TAKES.format(program=TAKE.format(mib=400) + "input()"))
     assert code == -signal.SIGKILL
-    assert task_limit.killed_for_memory(code) is not None
+    assert task_limit.explain_oom_kill(code) is not None
     task_limit.close()
 
 
@@ -319,7 +319,7 @@ def test_a_task_without_a_limit_is_not_limited() -> None:
     task_limit = MemoryEnforcer.open("worker-0", 0)
     assert task_limit.kept_by == "nothing"
     code = run(task_limit, TAKE.format(mib=50))
-    assert (code, task_limit.killed_for_memory(code), task_limit.near_memory_limit) == (0, None, False)
+    assert (code, task_limit.explain_oom_kill(code), task_limit.near_memory_limit) == (0, None, False)
     task_limit.close()
 
 
@@ -524,4 +524,4 @@ def test_a_chief_that_is_killed_for_memory_comes_back_with_twice_as_much(place: 
     )
     assert done.returncode == 0, done.stderr
     assert [line.partition("]:")[2] for line in done.stdout.splitlines()] == ["chief-0 begins", "chief-1 begins"]
-    assert "was killed for memory: it used more than its limit of 100Mi; chief-1 takes its place" in done.stderr
+    assert "was killed by SIGKILL: it used more than its memory limit of 100Mi; chief-1 takes its place" in done.stderr

@@ -36,7 +36,7 @@ class ExitClassifier:
         assert output is not None, "it was given with the process"
         assert memory is not None, "it was given with the process"
         stopped = process.stopped_with if not task.hung else None
-        killed = memory.killed_for_memory(process.code) if stopped is None and not task.hung else None
+        oom_kill = memory.explain_oom_kill(process.code) if stopped is None and not task.hung else None
         text = await output.stderr_tail_of(self._relay)
         output.forget(self._relay)
         end = WorkerExit(
@@ -49,6 +49,7 @@ class ExitClassifier:
             stderr_tail=text,
             stdout_path=output.stdout_path,
             stderr_path=output.stderr_path,
+            oom_kill=oom_kill,
             name=str(assigned.key),
         )
         place = (assigned.role, assigned.rank)
@@ -58,7 +59,6 @@ class ExitClassifier:
                 end=end,
                 lived=time.monotonic() - task.started_at,
                 hung=task.hung,
-                memory=killed,
                 asked_to_end=stopped is not None or task.leaving,
                 stepped=task.past_beginning,
                 before=self._raised.get(place),
@@ -103,17 +103,15 @@ _LOST_SERVER = re.compile(
 class ExitInfo:
     """How a process ended, and what is known of the cause.
 
-    `hung` is why it was killed as unresponsive, if it was; `memory` why it was killed for memory. `asked_to_end` means
-    that its agent asked it to leave, or stopped it. `stepped` means that it has made a step, as far as is known.
-    `lived` is the time from its start to its end in seconds, and `before` is the exception of its predecessor of the
-    same role and rank.
+    `hung` is why it was killed as unresponsive, if it was. `asked_to_end` means that its agent requested it to
+    leave, or stopped it. `stepped` means that it has made a step, as far as is known. `lived` is the time from its
+    start to its end in seconds, and `before` is the exception of its predecessor of the same role and rank.
     """
 
     role: Role
     end: WorkerExit
     lived: float
     hung: str | None = None
-    memory: str | None = None
     asked_to_end: bool = False
     stepped: bool = True
     before: str | None = None
@@ -124,8 +122,8 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
     end = found.end
     if found.hung is not None:
         return TaskEnd(EndCause.SILENT, found.hung[:MAX_WHAT])
-    if found.memory is not None:
-        return TaskEnd(EndCause.MEMORY, found.memory[:MAX_WHAT])
+    if end.oom_kill is not None:
+        return TaskEnd(EndCause.MEMORY, failures.describe_exit(end)[:MAX_WHAT])
     if end.code == 0 and end.stopped_with is None:
         if found.role is Role.PS and not found.asked_to_end:
             return _failure(end, "ended by itself with code 0, which no parameter server does")
@@ -134,7 +132,7 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
         return TaskEnd(EndCause.RESHAPED, "left for a change of the cluster")
     if end.code == 0:
         # A script that ends orderly at a signal has not finished its training.
-        return TaskEnd(EndCause.RESHAPED, "ended with code 0 because it was told to stop")
+        return TaskEnd(EndCause.RESHAPED, "ended with code 0 after a stop signal")
     if found.asked_to_end:
         return TaskEnd(EndCause.RESHAPED, failures.describe_exit(end)[:MAX_WHAT])
     text = exception_text(end)

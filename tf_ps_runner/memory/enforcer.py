@@ -14,8 +14,7 @@ import signal
 from functools import cache
 from typing import Literal
 
-from dlrover_run.failures import describe_signal
-from dlrover_run.failures.oom_kills import OomMonitor
+from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.policies.parameter_servers.text import memory_size
 from tf_ps_runner.memory.cgroups import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
 from tf_ps_runner.memory.process_tree import ProcessTreeWatch, processes_of, usage_of
@@ -30,8 +29,8 @@ def is_near_limit(usage: int, limit: int) -> bool:
     return limit > 0 and usage > limit * NEAR_LIMIT
 
 
-def explain_end(code: int, kills_before: int | None, kills_after: int | None, limit: int) -> str | None:
-    """A clause without the task's name if it was killed for memory, else None.
+def explain_group_kill(code: int, kills_before: int | None, kills_after: int | None, limit: int) -> str | None:
+    """Why a task was killed for lack of memory, as a clause that follows the text of its exit; None if it was not.
 
     `code` is its exit code, below 0 for a signal; the kills are the count of its group before it started and after it
     ended, None if that cannot be read; `limit` is in MiB. A task that succeeded did so in spite of a killed child.
@@ -39,10 +38,9 @@ def explain_end(code: int, kills_before: int | None, kills_after: int | None, li
     if code == 0 or kills_before is None or kills_after is None or kills_after <= kills_before:
         return None
     if code == -signal.SIGKILL:
-        return f"was killed for memory: it used more than its limit of {memory_size(limit)}"
-    left = f"exited with code {code}" if code > 0 else f"was ended by {describe_signal(-code)}"
+        return f"it used more than its memory limit of {memory_size(limit)}"
     return (
-        f"{left} after a child of it was killed for memory: together they used more than the limit of "
+        "a child process of it was killed, because together they used more than the memory limit of "
         f"{memory_size(limit)}"
     )
 
@@ -58,7 +56,7 @@ class MemoryEnforcer:
         self._limit = limit
         self._group = group
         self._kills = group.kills if group else None
-        self._machine = None if group else OomMonitor()
+        self._oom_kills = None if group else OomKillCounters()
         self._watch: ProcessTreeWatch | None = None
         self._pid: int | None = None
 
@@ -116,17 +114,16 @@ class MemoryEnforcer:
         """Whether the task is near its limit now."""
         return bool(self._limit) and is_near_limit(self.usage(), self._limit)
 
-    def killed_for_memory(self, exit_code: int) -> str | None:
-        """How a task with this exit code, below 0 for a signal, was killed for memory, as a clause without its name;
-        None if it was not. To be called once it has ended and before `close`."""
+    def explain_oom_kill(self, exit_code: int) -> str | None:
+        """Why a task with this exit code, below 0 for a signal, was killed for lack of memory, as a clause that follows
+        the text of its exit; None if it was not. Call it after the task has ended and before `close`."""
         if self._watch is not None and self._watch.exceeded_with is not None and exit_code != 0:
             used, limit = memory_size(self._watch.exceeded_with), memory_size(self._limit)
-            return f"was killed for memory: it used {used}, and its limit is {limit}"
+            return f"it used {used}, and its memory limit is {limit}"
         if self._group is not None:
-            return explain_end(exit_code, self._kills, self._group.kills, self._limit)
+            return explain_group_kill(exit_code, self._kills, self._group.kills, self._limit)
         # The machine itself may have run out of memory, or the launcher's own group.
-        evidence = self._machine.explain() if self._machine else None
-        return f"was killed for memory: {evidence}" if exit_code == -signal.SIGKILL and evidence else None
+        return self._oom_kills.explain() if self._oom_kills and exit_code == -signal.SIGKILL else None
 
     def close(self) -> None:
         """The task has ended. What it left in its group is killed."""

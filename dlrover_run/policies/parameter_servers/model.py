@@ -75,8 +75,9 @@ class EndCause(enum.StrEnum):
     """Why a task has ended, which decides what the end costs.
 
     SUCCESS: exit code 0. RESHAPED: it left because it was ordered to, or because the cluster has changed (exit code
-    75); this is free. MEMORY: it was killed because it or a child exceeded its memory limit. SILENT: its process lives
-    and does not answer. FAILURE: everything else. REPEATED: the exception that ended its predecessor, within seconds.
+    75); this is free. MEMORY: it was killed because it or a child exceeded its memory limit, or because the machine had
+    run out of memory. SILENT: its process lives and does not answer. FAILURE: everything else. REPEATED: the exception
+    that ended its predecessor, within seconds.
     """
 
     SUCCESS = "success"

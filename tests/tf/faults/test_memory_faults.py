@@ -46,7 +46,7 @@ def test_a_worker_that_takes_too_much_gets_twice_as_much(
     job.train(100)
     groups = [group_of(node.up("worker-0"))]
     job.feed()
-    node.until(rf"worker-0 \(rank 0\) on .* was killed for memory: it used more than its limit of {LIMIT}Mi")
+    node.until(rf"worker-0 \(rank 0\) on .* was killed by SIGKILL: it used more than its memory limit of {LIMIT}Mi")
     groups.append(group_of(node.up("worker-1")))
     job.train(150, since=100)
     job.feed()
@@ -65,7 +65,7 @@ def test_a_server_that_takes_too_much_gets_twice_as_much(
     node = job.start("--ps=1", "--workers=1", f"--ps-memory={LIMIT}Mi", "--max-memory=4Gi")
     job.train(100)
     job.feed()
-    node.until(rf"ps-0 \(rank 0\) on .* was killed for memory: it used more than its limit of {LIMIT}Mi")
+    node.until(rf"ps-0 \(rank 0\) on .* was killed by SIGKILL: it used more than its memory limit of {LIMIT}Mi")
     assert int(node.until(RESTORED)[1]) >= 50
     job.feed()
     node.until(rf"\[ps-1\]:has eaten {MEAL} MiB")
