@@ -42,12 +42,13 @@ def start(mailbox: Mailbox) -> Iterator[Callable[..., Job]]:
         left = [each for each in psutil.process_iter(["environ"]) if is_of(each, job)]
         if job.process.poll() is not None:
             # The master of a job ends when the last node has left it, which may be after the end of that node.
-            masters = [each for each in left if is_master(each)]
-            _, late = psutil.wait_procs(masters, WAIT)
-            left = [each for each in left if each not in masters or each in late]
+            psutil.wait_procs([each for each in left if is_master(each)], WAIT)
+            # One that was ending at the first look has ended now.
+            left = [each for each in left if is_of(each, job)]
+        found = [each.as_dict(["pid", "name", "status", "cmdline"]) for each in left]
         for process in left:
             process.kill()
         if job.process.poll() is None:
             job.process.kill()
             job.process.communicate()
-        assert not left
+        assert not found
