@@ -180,7 +180,6 @@ PYTORCHJOB = Recorded(
     "job-worker-2",
     "job-worker-0:23456",
     "job",
-    rank=None,
 )
 
 VOLCANO = Recorded(

@@ -8,13 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MARKERS: Mapping[str, tuple[str, ...]] = {
-    "mpi": ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE"),
-    "slurm": ("SLURM_JOB_ID", "SLURM_JOBID"),
-    "lsf": ("LSB_JOBID",),
-    "pbs": ("PBS_JOBID",),
+    "mpi": (
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALNRANKS",
+    ),
+    "slurm": ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES"),
+    "lsf": ("LSB_JOBID", "LSB_MCPU_HOSTS"),
+    "pbs": ("PBS_JOBID", "PBS_NODEFILE"),
     "kubernetes": ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "KUBERNETES_SERVICE_HOST"),
-    "sagemaker": ("SM_HOSTS",),
-    "vertex": ("CLUSTER_SPEC",),
+    "sagemaker": ("SM_HOSTS", "SM_CURRENT_HOST"),
+    "vertex": ("CLUSTER_SPEC", "CLOUD_ML_JOB_ID"),
 }
 """The variables that show each cluster, by its name in `--cluster`; a cluster without any of them is not looked at."""
 

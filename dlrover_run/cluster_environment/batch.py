@@ -28,12 +28,12 @@ _GIVE_ALL = f"give --hostfile, or {BY_FLAGS}"
 
 def find_lsf(environ: Mapping[str, str], context: Context) -> Finding:
     """What LSF's variables say. Raises Contradiction."""
-    job = given(environ, "LSB_JOBID")
-    if job is None:
-        return None
+    job = given(environ, "LSB_JOBID") or FlagValue("LSB_MCPU_HOSTS", "none")
     source, hosts = lsf_hosts(environ, context)
     if not hosts:
-        # Without a list of hosts nothing shows that there is another one.
+        task = number(environ, "LSF_PM_TASKID")
+        if task and int(task.text) > 1:
+            raise Contradiction(f"{task.source} is {task.text}, and LSB_MCPU_HOSTS is not set", _GIVE_ALL)
         return None
     if len(hosts) > 1 and context.interactive and "LSF_PM_TASKID" not in environ:
         return _shell(f"LSF job {job.text}", len(hosts), source, f"blaunch -z '{' '.join(hosts)}'", context)
@@ -65,9 +65,13 @@ def lsf_hosts(environ: Mapping[str, str], context: Context) -> tuple[str, list[s
 
 def find_pbs(environ: Mapping[str, str], context: Context) -> Finding:
     """What the variables of PBS or Torque say. Raises Contradiction."""
-    job, path = given(environ, "PBS_JOBID"), given(environ, "PBS_NODEFILE")
-    if job is None or path is None:
+    path, number_of_node = given(environ, "PBS_NODEFILE"), number(environ, "PBS_NODENUM")
+    if path is None:
+        if number_of_node and int(number_of_node.text):
+            problem = f"{number_of_node.source} is {number_of_node.text}, and PBS_NODEFILE is not set"
+            raise Contradiction(problem, _GIVE_ALL)
         return None
+    job = given(environ, "PBS_JOBID") or FlagValue(path.source, "none")
     listed = read_file(path, context)
     if listed is None:
         # PBS writes it on the first host only.
@@ -76,9 +80,10 @@ def find_pbs(environ: Mapping[str, str], context: Context) -> Finding:
             f"copy it to a shared directory and give --hostfile, or {BY_FLAGS}",
         )
     hosts = [host.name for host in listed]
-    number(environ, "PBS_TASKNUM")
-    if len(hosts) > 1 and (context.interactive or environ.get("PBS_TASKNUM", "").strip() == "1"):
-        # The first task of a job is its script or its shell; pbsdsh starts the ones after it.
+    task = number(environ, "PBS_TASKNUM")
+    # The first task of the first node is the script or the shell of the job; pbsdsh starts the ones after it.
+    is_script = task is not None and task.text == "1" and (number_of_node is None or number_of_node.text == "0")
+    if len(hosts) > 1 and (context.interactive or is_script):
         launch = f"mpirun -np {len(hosts)} -N 1"
         return _shell(f"PBS job {job.text}", len(hosts), path.source, launch, context)
     return _by_host_name("pbs", f"PBS job {job.text}", job, job.text, path.source, hosts, environ, context)

@@ -96,7 +96,8 @@ def read_hosts(text: str) -> list[Host]:
         if not words:
             continue
         name, colon, count = words[0].rpartition(":")
-        if not colon or words[0].endswith("]") or not (count.isascii() and count.isdigit()):
+        # `fd00::3` is an IPv6 address and has no slots.
+        if (":" in name and not name.endswith("]")) or not (colon and count.isascii() and count.isdigit()):
             name, count = words[0], ""
         if ":" in name and name.startswith("["):
             name = name.removeprefix("[").removesuffix("]")

@@ -58,12 +58,11 @@ def _indexed(environ: Mapping[str, str], context: Context) -> Finding:
         return None
     job_index = number(environ, "JOB_INDEX") if given(environ, "JOBSET_NAME", "REPLICATED_JOB_NAME") else None
     name = given(environ, "JOBSET_NAME", "JOB_NAME")
-    stem = context.hostname.partition(".")[0].removesuffix(f"-{index.text}")
-    if job_index:
-        stem = stem.removesuffix(f"-{job_index.text}")
-    run_id = name or (FlagValue("the host name", stem) if stem != context.hostname else None)
+    own = context.hostname.partition(".")[0]
+    stem = own.removesuffix(f"-{job_index.text}-{index.text}" if job_index else f"-{index.text}")
+    run_id = name or (FlagValue("the host name", stem) if stem != own else None)
     title = f"Kubernetes Job {run_id.text}" if run_id else "Kubernetes Job"
-    rank = given(environ, "PET_NODE_RANK") or (index if job_index is None or job_index.text == "0" else None)
+    rank = number(environ, "PET_NODE_RANK") or (index if job_index is None or job_index.text == "0" else None)
     attempt = number(environ, "JOBSET_RESTART_ATTEMPT")
     return Detected(
         "kubernetes",
@@ -76,6 +75,7 @@ def _indexed(environ: Mapping[str, str], context: Context) -> Finding:
         workers=visible_gpus(environ),
         attempt=attempt if attempt and int(attempt.text) else None,
         first=index.text == "0" and (job_index is None or job_index.text == "0"),
+        least=_least(environ, index) if job_index is None or job_index.text == "0" else 2,
         no_host=_SERVICE_REMEDY,
     )
 
@@ -138,13 +138,14 @@ def _volcano(environ: Mapping[str, str], context: Context) -> Finding:
 
 def _ranked(environ: Mapping[str, str]) -> Finding:
     """`RANK` and `WORLD_SIZE` as an operator sets them for one launcher in each pod: they count nodes."""
-    if not given(environ, "KUBERNETES_SERVICE_HOST", "VC_TASK_INDEX", "VK_TASK_INDEX") or given(environ, "PET_NNODES"):
+    if not given(environ, "KUBERNETES_SERVICE_HOST", "VC_TASK_INDEX", "VK_TASK_INDEX"):
         return None
-    host = given(environ, "MASTER_ADDR")
-    rank, nodes = number(environ, "RANK"), number(environ, "WORLD_SIZE", lowest=1)
-    if host is None or rank is None or nodes is None:
+    host, rank = given(environ, "MASTER_ADDR"), number(environ, "RANK")
+    if rank is None or not (host or given(environ, "WORLD_SIZE")):
         return None
-    if int(rank.text) >= int(nodes.text):
+    # With PET_NNODES, WORLD_SIZE may count workers.
+    nodes = None if given(environ, "PET_NNODES") else number(environ, "WORLD_SIZE", lowest=1)
+    if nodes and int(rank.text) >= int(nodes.text):
         raise Contradiction(f"{rank.source} is {rank.text}, and {nodes.source} is {nodes.text}", BY_FLAGS)
     port = number(environ, "MASTER_PORT", lowest=1)
     return Detected(
@@ -156,4 +157,12 @@ def _ranked(environ: Mapping[str, str]) -> Finding:
         port=int(port.text) if port else PORT,
         workers=visible_gpus(environ),
         first=rank.text == "0",
+        least=_least(environ, rank),
     )
+
+
+def _least(environ: Mapping[str, str], rank: FlagValue) -> int:
+    """The lowest number of nodes that the job has, by this pod's rank and by its operator."""
+    by_operator = environ.get("PET_NNODES", "").partition(":")[0].strip()
+    known = by_operator.isascii() and by_operator.isdigit() and len(by_operator) < 9
+    return max(int(rank.text) + 1, int(by_operator) if known else 1)

@@ -26,7 +26,7 @@ def find_sagemaker(environ: Mapping[str, str], context: Context) -> Finding:
     """What SageMaker's training toolkit says. Raises Contradiction."""
     listed = given(environ, "SM_HOSTS")
     if listed is None:
-        return None
+        raise Contradiction("SM_CURRENT_HOST is set, and SM_HOSTS is not", BY_FLAGS)
     names = _json(listed)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise Contradiction(f"{listed.source} is not a list of hosts", BY_FLAGS)
@@ -60,6 +60,9 @@ def find_vertex(environ: Mapping[str, str], context: Context) -> Finding:
     """What Vertex AI says. Raises Contradiction."""
     text = given(environ, "CLUSTER_SPEC")
     if text is None:
+        for name, alone in (("WORLD_SIZE", 1), ("RANK", 0)):
+            if (value := number(environ, name)) and int(value.text) > alone:
+                raise Contradiction(f"{name} is {value.text}, and CLUSTER_SPEC is not set", BY_FLAGS)
         return None
     spec = _json(text)
     pools = spec.get("cluster") if isinstance(spec, dict) else None

@@ -80,6 +80,12 @@ def find(environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | 
     if on_node > 1:
         problem = f"{title} starts {on_node} launchers on a node ({(local_size or size).source})"
         raise several_launchers(problem, nodes, starter.launch, context)
+    if starter is _STARTERS[0] and (each := given(environ, "OMPI_APP_CTX_NUM_PROCS")):
+        counts = each.text.split()
+        if not all(count.isascii() and count.isdigit() for count in counts) or sum(map(int, counts)) != nodes:
+            raise Contradiction(
+                f"{size.source} is {nodes}, and {each.source} is {each.text[:100]!r}", _or_none(starter, context)
+            )
     if int(rank.text) >= nodes:
         raise Contradiction(f"{rank.source} is {rank.text}, and {size.source} is {nodes}", _or_none(starter, context))
     if local_size is None and nodes > 1:
@@ -108,11 +114,11 @@ def find(environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | 
 
 def _starter(environ: Mapping[str, str]) -> _Starter | None:
     for starter in _STARTERS[:2]:
-        if given(environ, starter.size):
+        if given(environ, starter.size, starter.rank):
             return starter
     for starter in _STARTERS[2:]:
         # srun sets PMI_SIZE for programs with MPI, but not these.
-        if given(environ, starter.local_size, starter.local_rank) and given(environ, starter.size):
+        if given(environ, starter.local_size, starter.local_rank) and given(environ, starter.size, starter.rank):
             return starter
     if given(environ, "PMI_SIZE") and not given(environ, "SLURM_STEP_ID", "SLURM_STEPID"):
         return _STARTERS[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class Detected:
     does not say which of them this node is. `host` is the first node, on which the job's nodes meet at `port`, and
     `first` whether this node is it; None if it is not known. `workers` is the number of accelerators of this node,
     `attempt` the number of times the job was started again. `hosts` are the nodes in the order of their ranks, empty if
-    not known. `no_host` is the remedy for a missing `host`.
+    not known. `least` is the lowest possible number of nodes where `nodes` is None. `no_host` is the remedy for a
+    missing `host`.
     """
 
     cluster: str
@@ -58,6 +60,7 @@ class Detected:
     attempt: FlagValue | None = None
     first: bool | None = None
     hosts: tuple[str, ...] = ()
+    least: int = 1
     no_host: str = "give --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes"
 
     @property
@@ -94,8 +97,11 @@ class Contradiction(SpecError):
 
 
 def given(environ: Mapping[str, str], *names: str) -> FlagValue | None:
-    """The first of these variables that is not empty."""
-    return next((FlagValue(name, environ[name].strip()) for name in names if environ.get(name, "").strip()), None)
+    """The first of these variables that is not empty. Characters that would spoil a message are replaced."""
+    for name in names:
+        if text := environ.get(name, "").strip():
+            return FlagValue(name, text if text.isprintable() else re.sub(r"[^ -~]", "?", text))
+    return None
 
 
 def number(environ: Mapping[str, str], *names: str, lowest: int = 0) -> FlagValue | None:

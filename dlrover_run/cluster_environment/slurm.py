@@ -20,7 +20,6 @@ from dlrover_run.cluster_environment.records import (
     given,
     number,
     port_of,
-    read_number,
     several_launchers,
     visible_gpus,
 )
@@ -39,11 +38,16 @@ _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 def find(environ: Mapping[str, str], context: Context) -> Finding:
     """What Slurm's variables say. Raises Contradiction."""
-    job = given(environ, JOB, "SLURM_JOBID")
+    job, step = number(environ, JOB, "SLURM_JOBID"), number(environ, *_STEP)
+    if step is None:
+        rank = number(environ, "SLURM_PROCID")
+        left = given(environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES") or (
+            rank if rank and int(rank.text) else None
+        )
+        if left:
+            raise Contradiction(f"{left.source} is set, and {_STEP[0]} is not", BY_FLAGS)
     if job is None:
-        return None
-    read_number(job)
-    step = number(environ, *_STEP)
+        raise Contradiction(f"{JOB} is not set, and other variables of a Slurm step are", BY_FLAGS)
     if step is None or int(step.text) >= _FIRST_SPECIAL_STEP:
         return _outside_of_a_step(environ, context, job)
     if (components := number(environ, "SLURM_HET_SIZE")) and int(components.text) > 1:

@@ -54,6 +54,11 @@ class Wanted(NamedTuple):
     any_size: bool = False
 
     @property
+    def least(self) -> int:
+        """The lowest number of nodes that a round may have."""
+        return values.node_range(*self.nodes)[0] if self.nodes else 1
+
+    @property
     def most(self) -> int:
         """The highest number of nodes, spares included; 0 if it is not given."""
         return values.node_range(*self.nodes)[1] + self.spares if self.nodes else 0
@@ -117,7 +122,7 @@ def find(
     except Contradiction as problem:
         # A command line that says everything needs no cluster. Each of several launchers on a node may be a node of it.
         several = wanted.most > 1 or (wanted.any_size and not problem.launchers)
-        if wanted.place and several and problem.launchers in (0, wanted.most):
+        if _is_shared(wanted, context) and several and problem.launchers in (0, wanted.most):
             return None
         raise
     if isinstance(found, Unstarted):
@@ -130,6 +135,14 @@ def find(
     if found is None or found.size == 1:
         return None
     return found if _is_several(found, wanted) else None
+
+
+def _is_shared(wanted: Wanted, context: Context) -> bool:
+    """Whether a place is given that can be the same on each node, so that none of them is a job of its own."""
+    if wanted.place is None or wanted.alone or _is_loopback(wanted.place):
+        return False
+    own = short(values.endpoint(*wanted.place, 0)[0]) == short(context.hostname)
+    return not own or wanted.least > 1
 
 
 def _is_several(found: Detected, wanted: Wanted) -> bool:
@@ -147,7 +160,7 @@ def _is_several(found: Detected, wanted: Wanted) -> bool:
         spares = f" or --spares={size - wanted.most + wanted.spares}" if wanted.most > 1 else ""
         remedy = f"leave it out, or give --nnodes={size}{spares}, or {_SEPARATE_JOBS}"
         raise SpecError(f"{wanted.nodes.source} is {wanted.nodes.text}, and {has}: {remedy}.")
-    if wanted.nodes and values.node_range(*wanted.nodes)[0] > size and not wanted.place:
+    if wanted.nodes and wanted.least > size and not wanted.place:
         raise SpecError(
             f"{wanted.nodes.source} is {wanted.nodes.text}, and {has}: give --nnodes={size}, or request more nodes."
         )
@@ -166,12 +179,11 @@ def _is_several_pods(found: Detected, wanted: Wanted) -> bool:
         )
     size = 1 if wanted.alone else wanted.most
     source = wanted.alone or wanted.nodes
-    if source and ((rank and int(rank.text) >= size) or (size == 1 and found.first is False)):
+    if source and size < found.least:
         text = f" {source.text}" if source.text else ""
-        least = int(rank.text) + 1 if rank else 2
         raise SpecError(
-            f"{index}, and {source.source}{text} means {size} node{'s' * (size > 1)}: give --nnodes={least} or more, "
-            f"or {_SEPARATE_JOBS}."
+            f"{index}, and {source.source}{text} means {size} node{'s' * (size > 1)}: give --nnodes={found.least} or "
+            f"more, or {_SEPARATE_JOBS}."
         )
     return size > 1
 

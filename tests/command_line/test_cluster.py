@@ -178,7 +178,7 @@ def test_a_batch_script_that_forgets_srun_is_refused() -> None:
     for flags in ("--nnodes=1", "--standalone", "--local-nodes=2", "--cluster=none"):
         spec, said = job(SLURM, flags, **BATCH_SCRIPT)
         assert (spec.workers_per_node, said) == (1, [])
-    assert "mpirun -np 4 -N 1" in refused(PBS, PBS_TASKNUM="1")
+    assert "mpirun -np 4 -N 1" in refused(PBS, PBS_TASKNUM="1", PBS_NODENUM="0")
 
 
 def test_nothing_is_detected_in_an_interactive_shell() -> None:
@@ -202,6 +202,9 @@ def test_nothing_is_detected_in_an_interactive_shell() -> None:
     assert job(OPEN_MPI, interactive=True)[0].rules.max_nodes == 4, "no shell has the variables of mpirun"
 
 
+ONE_PROCESS = {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_APP_CTX_NUM_PROCS": "1"}
+
+
 def test_a_single_node_runs_as_without_a_cluster() -> None:
     alone = {
         "SLURM_STEP_NUM_NODES": "1",
@@ -210,7 +213,7 @@ def test_a_single_node_runs_as_without_a_cluster() -> None:
         "SLURM_STEP_NODELIST": "gpu10",
         "SLURM_NODEID": "0",
     }
-    for recorded, changed in ((SLURM, alone), (OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"})):
+    for recorded, changed in ((SLURM, alone), (OPEN_MPI, ONE_PROCESS)):
         spec, said = job(recorded, **changed)
         assert (spec.backend, spec.workers_per_node, said) == ("memory", 1, [])
     spec, _ = job(TRAINJOB, PET_NNODES="1", PET_NODE_RANK="0", JOB_COMPLETION_INDEX="0", PET_MASTER_PORT=None)
@@ -273,7 +276,7 @@ def test_a_hostfile_gives_the_job() -> None:
 
 def test_a_hostfile_completes_mpi_and_must_fit_a_step() -> None:
     three = Recorded("mpi", OPEN_MPI.environ, "n03", "", "", files=HOSTS.files)
-    spec, _ = job(three, "--hostfile=hosts", OMPI_COMM_WORLD_SIZE="3")
+    spec, _ = job(three, "--hostfile=hosts", OMPI_COMM_WORLD_SIZE="3", OMPI_APP_CTX_NUM_PROCS="3")
     assert place(spec)[1].startswith("n01:")
     assert spec.workers_per_node == 2
     assert "names 3 hosts" in refused(three, "--hostfile=hosts")
