@@ -10,13 +10,14 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from dlrover_run.etcd import codec
+from dlrover_run.etcd import codec, tls_probe
 from dlrover_run.etcd.codec import Method
 from dlrover_run.etcd.errors import (
     AuthNotEnabled,
     EndpointFailed,
     LoginRequired,
     check_tls_files,
+    connection_failed,
     error_for_status,
     join_clauses,
 )
@@ -24,6 +25,7 @@ from dlrover_run.etcd.operations import EtcdMisconfigured, EtcdUnavailable
 from dlrover_run.spec import EtcdSpec
 from dlrover_run.transport import addresses, auth, grpc_errors, grpc_setup
 from dlrover_run.transport.addresses import Address, join_address
+from dlrover_run.transport.grpc_errors import ConnectionProblem
 
 CALL_TIMEOUT = 3.0
 """Seconds that a member gets to answer, including the resolution of its name and a new connection; then the next one is
@@ -213,10 +215,26 @@ class EtcdConnection:
         if not self._reached:
             if self.spec.tls is not None:
                 check_tls_files(self.spec.tls)
+            problems = {place: await self._explain(place, problem) for place, problem in problems.items()}
             if all(problem.is_user_error for problem in problems.values()):
                 clauses = (f"etcd at {place}: {problem}" for place, problem in problems.items())
                 raise EtcdMisconfigured(f"{'; '.join(clauses)}. Correct the TLS settings in --rdzv-conf.")
         raise EtcdUnavailable(join_clauses(problems))
+
+    async def _explain(self, place: str, failed: EndpointFailed) -> EndpointFailed:
+        """The same failure, or that only one side uses TLS, where a member closed the connection for that."""
+        if failed.problem is not ConnectionProblem.CLOSED:
+            return failed
+        endpoint = next(endpoint for endpoint in self._endpoints if join_address(*endpoint) == place)
+        try:
+            address, *_ = await self._names.find(*endpoint, CALL_TIMEOUT)
+        except EndpointFailed:
+            return failed
+        if self.spec.tls is None and await tls_probe.answers_with_tls(address):
+            return connection_failed(ConnectionProblem.TLS, self.spec)
+        if self.spec.tls is not None and await tls_probe.answers_without_tls(address):
+            return connection_failed(ConnectionProblem.NO_TLS, self.spec)
+        return failed
 
     async def leave(self, failed: EndpointChannel) -> None:
         """Continue with the next endpoint, unless another call over the same channel has already done so."""

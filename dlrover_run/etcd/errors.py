@@ -26,6 +26,7 @@ _TLS_SETTINGS = frozenset(
         ConnectionProblem.UNTRUSTED,
         ConnectionProblem.OTHER_NAME,
         ConnectionProblem.NO_TLS,
+        ConnectionProblem.TLS,
         ConnectionProblem.REJECTED,
         ConnectionProblem.BAD_TLS_FILES,
     }
@@ -39,12 +40,17 @@ _NO_USER = (
 
 
 class EndpointFailed(Exception):
-    """A request has failed for a reason that another member may not have; the message is a clause. `is_user_error`:
-    only a change of settings helps."""
+    """A request has failed for a reason that another member may not have; the message is a clause. `problem` is why the
+    connection failed, if it did."""
 
-    def __init__(self, reason: str, is_user_error: bool = False) -> None:
+    def __init__(self, reason: str, problem: ConnectionProblem | None = None) -> None:
         super().__init__(reason)
-        self.is_user_error = is_user_error
+        self.problem = problem
+
+    @property
+    def is_user_error(self) -> bool:
+        """Whether only a change of settings helps."""
+        return self.problem in _TLS_SETTINGS
 
 
 class LoginRequired(Exception):
@@ -82,10 +88,14 @@ def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
     if code == "UNIMPLEMENTED":
         return EndpointFailed(f"{ETCD.missing} v3")
     if problem := grpc_errors.classify(details):
-        clause = grpc_errors.describe(problem, ETCD, encrypted=spec.tls is not None)
-        return EndpointFailed(clause, is_user_error=problem in _TLS_SETTINGS)
+        return connection_failed(problem, spec)
     known = (clause for fragment, clause in _CLAUSES.items() if fragment in details)
     return EndpointFailed(next(known, grpc_errors.last_error(details or code)))
+
+
+def connection_failed(problem: ConnectionProblem, spec: EtcdSpec) -> EndpointFailed:
+    """The failure of a connection for that reason."""
+    return EndpointFailed(grpc_errors.describe(problem, ETCD, encrypted=spec.tls is not None), problem)
 
 
 def join_clauses(problems: Mapping[str, EndpointFailed]) -> str:

@@ -43,6 +43,7 @@ class ConnectionProblem(Enum):
     UNTRUSTED = auto()
     OTHER_NAME = auto()
     NO_TLS = auto()
+    TLS = auto()
     REJECTED = auto()
     BAD_TLS_FILES = auto()
     CLOSED = auto()
@@ -89,6 +90,7 @@ def describe(problem: ConnectionProblem, server: ServerKind, encrypted: bool) ->
         ConnectionProblem.UNTRUSTED: f"its certificate is not signed by {server.ca}, or is not valid now",
         ConnectionProblem.OTHER_NAME: "its certificate is for another name than the endpoint's",
         ConnectionProblem.NO_TLS: "it does not use TLS, and this node does",
+        ConnectionProblem.TLS: f"it uses TLS, and this node does not: {server.tls} is missing",
         ConnectionProblem.REJECTED: f"it demands a certificate of this node: {server.cert} is missing, or not accepted",
         ConnectionProblem.BAD_TLS_FILES: f"{server.cert} and {server.key} do not belong together, or {server.ca} is "
         "damaged",

@@ -173,6 +173,7 @@ def test_a_node_that_cannot_log_in_says_so_in_one_line(
         ),
         ({"cacert": "ca.pem"}, "demands a certificate of this node"),
         ({"cert": "client.pem", "key": "client.key"}, "is not signed by cacert"),
+        ({}, "it uses TLS, and this node does not: protocol=https is missing"),
     ],
 )
 def test_a_node_with_a_wrong_certificate_or_none_says_so_in_one_line(

@@ -15,7 +15,7 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd, Tls, serving
 
-from dlrover_run.etcd.operations import EtcdMisconfigured, EtcdUnavailable
+from dlrover_run.etcd.operations import EtcdMisconfigured
 from dlrover_run.spec import EtcdSpec
 
 
@@ -68,18 +68,18 @@ def test_a_certificate_for_another_name_is_one_sentence(tmp_path: Path, etcd_cer
 
 
 @pytest.mark.parametrize("authority", ["ca", None])
-def test_plain_words_to_a_server_with_tls_are_one_sentence(
+def test_a_node_without_tls_is_told_that_the_server_uses_it(
     tmp_path: Path, etcd_certificates: Path, authority: str | None
 ) -> None:
     with (
         serving(tmp_path / "e", tls=Tls(etcd_certificates, authority=authority)) as server,
-        pytest.raises(EtcdUnavailable, match="as etcd with TLS does to a node without protocol=https"),
+        pytest.raises(EtcdMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"),
     ):
         talk(EtcdSpec(server.places), read)
 
 
-def test_tls_to_a_server_without_it_is_one_sentence(etcd: Etcd, etcd_certificates: Path) -> None:
-    with pytest.raises(EtcdUnavailable, match="as etcd does if it does not use TLS"):
+def test_a_node_with_tls_is_told_that_the_server_does_not_use_it(etcd: Etcd, etcd_certificates: Path) -> None:
+    with pytest.raises(EtcdMisconfigured, match="it does not use TLS, and this node does"):
         talk(EtcdSpec(etcd.places, tls=files(etcd_certificates)), read)
 
 
