@@ -70,7 +70,7 @@ undo() {
         look_again "${entry%:*}" "${entry#*:}" && kill -CONT "${entry%:*}" 2>/dev/null
     done
     IFS=: read -r pid start score <<<"$scored"
-    [[ -z $pid ]] || ! look_again "$pid" "$start" || echo "$score" >"/proc/$pid/oom_score_adj"
+    [[ -z $pid ]] || ! look_again "$pid" "$start" || echo "$score" 2>/dev/null >"/proc/$pid/oom_score_adj"
     read -ra helpers -d '' <<<"$(jobs -p) $hog"
     for entry in "${helpers[@]}"; do
         look_at "$entry" && [[ $parent == "$$" ]] && kill -TERM "$entry" 2>/dev/null
