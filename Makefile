@@ -16,11 +16,13 @@ PYTHON_215 ?= $(PYTHON)
 # What `make test-tensorflow` tries, each in an environment of its own that is kept; TENSORFLOW=2.18.1 is one of them alone.
 TENSORFLOW ?= 2.15.1 2.16.2 2.17.1 2.18.1 2.19.1 2.20.0 2.21.0
 TF := .venv-tf
+RAY := .venv-ray
+PINNED_RAY := ray==2.60.0
 TF_215 := .venv-tf215
 TORCH_ENV := .venv-torch-$(TORCH)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo demo-tf test test-long test-other test-tensorflow test-torch check benchmark benchmark-recovery benchmark-tf-recovery help
+.PHONY: demo demo-tf test test-long test-slurm test-ray test-other test-tensorflow test-torch check benchmark benchmark-recovery benchmark-tf-recovery help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -39,8 +41,34 @@ PARALLEL := -n 3 --dist worksteal
 test: check tensorflow-newest tensorflow-2.15 ## check the code and run the tests
 	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL)
 
-test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 ## a hundred kills and recoveries, three members of etcd, torchrun itself
+test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 slurm $(RAY)/.made ## a hundred kills and recoveries, Slurm, Ray, torchrun itself
 	$(BIN)/python -m pytest -s -m "long or rival"
+
+# What the tests of clusters start; they configure and end all of it themselves.
+SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server-core mariadb-client-core openmpi-bin iproute2
+
+SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd my_print_defaults mpirun ip
+
+.PHONY: slurm
+slurm:
+	@if which $(SLURM_PROGRAMS) >/dev/null; then :; \
+	elif which apt-get >/dev/null && test "$$(id -u)" = 0; then \
+	echo "Installing Slurm and Open MPI from Debian, for the tests only: about 150 MB."; \
+	apt-get update -q && apt-get install -y -q --no-install-recommends $(SLURM_PACKAGES); \
+	else echo "Slurm and Open MPI are not installed: as root on Debian, make slurm installs them. Their tests are skipped."; fi
+
+test-slurm: $(VENV)/.test slurm ## run jobs on a real Slurm of four nodes; writes docs/transcripts/slurm.txt
+	TRANSCRIPT=docs/transcripts/slurm.txt $(BIN)/python -m pytest -s tests/clusters/test_slurm.py
+
+test-ray: $(VENV)/.test $(RAY)/.made ## run a job in actors of a real Ray; writes docs/transcripts/ray.txt
+	TRANSCRIPT=docs/transcripts/ray.txt $(BIN)/python -m pytest -s tests/clusters/test_ray.py
+
+# Ray has an environment of its own, for it brings many packages; the launcher runs in the tests' environment.
+$(RAY)/.made:
+	@echo "Installing Ray into $(RAY): about 75 MB to download."
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/pip install --quiet '$(PINNED_RAY)'
+	@touch $@
 
 # For example: make test-other PYTHON=python3.13. Torch and what needs it is left out: not every Python has a build of it.
 test-other: ## run the tests that need no torch with another PYTHON
