@@ -266,6 +266,8 @@ def test_the_image_has_what_the_manifests_use() -> None:
     assert chosen == {"mnist", "tf", "etcd"}
     assert chosen <= extras.keys()
     assert re.search(r"^COPY \. \.$", text, re.MULTILINE)
+    ignored = (ROOT / "examples" / "Dockerfile.dockerignore").read_text()
+    assert all((ROOT / kept).exists() for kept in re.findall(r"^!(.+)$", ignored, re.MULTILINE))
     for script in re.findall(r"python (\S+\.py)", text):
         assert (ROOT / script).is_file()
     ours = set(re.findall(r"-t (\S+)", text))
