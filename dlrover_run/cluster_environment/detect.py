@@ -41,10 +41,15 @@ def _detect(environ: Mapping[str, str], context: Context, cluster: str, hosts: l
             f"({values.alternatives(MARKERS[cluster])})",
             "leave it out, or have the cluster start the launcher",
         )
-    found = {name: result for name in names if (result := _look_at(name, environ, context, hosts)) is not None}
-    # mpirun runs inside the jobs of the other clusters, and there it decides where launchers run.
-    if "mpi" in found:
-        return found["mpi"]
+    found: dict[str, Finding] = {}
+    for name in names:
+        result = _look_at(name, environ, context, hosts)
+        # mpirun runs inside the jobs of the other clusters, and there it decides where launchers run. The variables of
+        # the scheduler are then those of mpirun's own processes, and need not fit this node.
+        if name == "mpi" and result is not None:
+            return result
+        if result is not None:
+            found[name] = result
     several = [name for name, result in found.items() if not (isinstance(result, Detected) and result.size == 1)]
     if several and len(found) > 1:
         first, second = list(found)[:2]

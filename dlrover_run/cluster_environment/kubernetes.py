@@ -140,6 +140,9 @@ def _ranked(environ: Mapping[str, str]) -> Finding:
     """`RANK` and `WORLD_SIZE` as an operator sets them for one launcher in each pod: they count nodes."""
     if not given(environ, "KUBERNETES_SERVICE_HOST", "VC_TASK_INDEX", "VK_TASK_INDEX"):
         return None
+    # In a worker of another launcher they are those of the worker.
+    if given(environ, "LOCAL_RANK"):
+        return None
     host, rank = given(environ, "MASTER_ADDR"), number(environ, "RANK")
     if rank is None or not (host or given(environ, "WORLD_SIZE")):
         return None

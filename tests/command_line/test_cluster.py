@@ -284,6 +284,21 @@ def test_a_hostfile_completes_mpi_and_must_fit_a_step() -> None:
     assert "names 3 hosts, and Slurm step 4711.0 has 4 nodes" in refused(in_step, "--hostfile=hosts")
 
 
+def test_mpi_decides_inside_the_job_of_a_scheduler() -> None:
+    """PBS writes its file on the first node only, and a step of Slurm may be that of mpirun's daemons."""
+    in_pbs = Recorded("mpi", OPEN_MPI.environ, "n03", "", "")
+    spec, _ = job(in_pbs, PBS_JOBID="81.head", PBS_NODEFILE="/not/here")
+    assert (place(spec)[1].split(":")[0], spec.run_id) == ("192.0.2.2", "81.head")
+    daemons = {"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NODELIST": "gpu[09-10,12]", "SLURM_NODEID": "1"}
+    spec, _ = job(in_pbs, **{**SLURM.environ, **daemons})
+    assert (place(spec)[1].split(":")[0], spec.run_id, spec.rules.max_nodes) == ("gpu07", "4711", 4)
+
+
+def test_the_ranks_of_a_worker_are_not_those_of_a_node() -> None:
+    worker = {"KUBERNETES_SERVICE_HOST": "x", "MASTER_ADDR": "a", "RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}
+    assert job(Recorded("worker", worker, "pod", "", ""))[0].backend == "memory"
+
+
 def test_mpi_without_hosts_needs_a_hostfile() -> None:
     assert "--hostfile" in refused(OPEN_MPI, OMPI_MCA_orte_hnp_uri=None)
     assert "does not say how many" in refused(Recorded("pmi", {"PMI_SIZE": "2", "PMI_RANK": "0"}, "n01", "", ""))
