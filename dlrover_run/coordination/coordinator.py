@@ -81,7 +81,7 @@ class Coordinator:
         self._processes: dict[str, list[NodeKey]] = {}
         self._views = node_views(self.policy, self.plan)
         self._lines: list[str] = []
-        # What is not stored yet is stored before it is sent to any node, though nothing is decided.
+        # Store the plan on the first `advance` even if it does not change, before it is sent to any node.
         self._is_new = self.policy.is_active(self.plan)
         self._deadlines: tuple[Deadline, ...] = ()
         self._wake_at: float | None = None
@@ -269,7 +269,7 @@ class Coordinator:
             workers=member.workers,
             phase=phase,
         )
-        # It may be away since before anything that the others will report.
+        # Counted as disconnected before any later failure, so that a failure is not charged if this member is lost.
         lost_at = clock + within
         self._remember(
             MemberState(report, joined_at=clock, changed_at=clock, disconnected_at=-math.inf, lost_at=lost_at)
@@ -278,10 +278,10 @@ class Coordinator:
     def _recover(self, time: float) -> bool:
         """Make the plan of a running job from what its nodes report; return whether it is settled."""
         assert self._recovering_until is not None
-        waited = time >= self._recovering_until
+        grace_over = time >= self._recovering_until
         statuses = [p.report for p in self._members.values() if p.connected]
-        plan = self.policy.recover_job(self.plan, statuses, waited, time)
-        if plan is None and not waited:
+        plan = self.policy.recover_job(self.plan, statuses, grace_over, time)
+        if plan is None and not grace_over:
             return False
         self._recovering_until = None
         if plan is not None:

@@ -7,10 +7,10 @@ restart is lost or repeated.
 from __future__ import annotations
 
 from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline_if, update_plan
+from dlrover_run.coordination.gathering import gather
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Plan, PlanPhase
 from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.rendezvous import gather
 from dlrover_run.coordination.running import expire_restarts, train
 
 

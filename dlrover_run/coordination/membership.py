@@ -48,7 +48,7 @@ class MemberState:
 
     @property
     def is_available(self) -> bool:
-        """Whether it could have a place in a round that is formed now."""
+        """Whether it could have a rank in a round that is formed now."""
         return self.lost_at is None and self.report.phase not in _DRAINING
 
     def succeeded_in(self, key: RoundKey) -> bool:

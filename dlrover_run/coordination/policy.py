@@ -133,9 +133,9 @@ class Policy:
         """The policy's part of a plan that was rebuilt from reports."""
         return plan
 
-    def recover_job(self, plan: Plan, reports: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
+    def recover_job(self, plan: Plan, reports: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
         """The plan of a running job, rebuilt from reports; see `recovery.recover_plan`."""
-        return recover_plan(plan, reports, waited)
+        return recover_plan(plan, reports, grace_over)
 
     def continued(self, report: NodeReport) -> PolicyAssignment | None:
         """The part of the assignment with which a node continues until the plan is rebuilt."""

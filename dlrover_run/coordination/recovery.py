@@ -25,11 +25,11 @@ def latest_round(report: NodeReport) -> RoundKey:
     return max(report.known_round, report.ranks.key) if report.ranks is not None else report.known_round
 
 
-def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> Plan | None:
-    """The plan of the latest round that a node knows of; None while nodes that could report more are awaited.
+def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], grace_over: bool) -> Plan | None:
+    """The plan of the latest round that a node knows of; None until a report for every rank of that round has arrived.
 
-    With `waited`, nodes that have not reported by now are not awaited any more. Their ranks are then given to members
-    that do not exist, so that these count as lost.
+    With `grace_over`, nodes that have not reported are not awaited any more. Each of their ranks gets a placeholder
+    member `unknown-K`, which `train` treats as a lost node.
     """
     latest = max((latest_round(report) for report in statuses), default=RoundKey())
     by_round: dict[RoundKey, RankedNodes] = {}
@@ -37,7 +37,7 @@ def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> P
         if report.ranks is not None:
             by_round.setdefault(report.ranks.key, {})[report.ranks.node_rank] = (report.ranks, report)
     found = by_round.get(latest)
-    if not waited and (found is None or len(found) < _any(found).nodes):
+    if not grace_over and (found is None or len(found) < _any(found).nodes):
         return None
     if latest == RoundKey():
         return None
@@ -49,7 +49,7 @@ def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> P
     )
     if not by_round:
         return recovered
-    # Where the latest round has no node, it ended or was never sent; the ranks of the one before are kept.
+    # If no node has ranks in the latest round, it ended or was never received; the ranks of the one before are kept.
     found = by_round[max(by_round)]
     ranks = _any(found)
     return msgspec.structs.replace(

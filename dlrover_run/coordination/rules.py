@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from dlrover_run.coordination.policy_records import PolicyRules
 
 MAX_NODES = 20_000
-"""More than any job has: a bound for what a stranger may ask for."""
+"""More than any job has: a bound for what a stranger may request."""
 
 LAST_CALL_TIMEOUT = 30.0
 """Seconds without a newcomer after which the first round starts with fewer than the most nodes (as torchrun)."""
@@ -49,12 +49,13 @@ that name is refused because of the result of this one.
 class JobRules:
     """The rules of one job. Those of the first node that joins hold for all of it.
 
-    A round has `least` to `most` nodes, a multiple of `unit`; nodes beyond that are spares, of which `spares` are asked
-    for. `max_restarts` counts failures of workers, in the last `restart_window` seconds or, with 0, in the whole job.
-    A newcomer to a running job starts a new round after `scale_up_delay` seconds, together with those that came
-    meanwhile. `early_failure_limit` 0 is no limit. `store` is (address, port) when flags name the place of the workers'
-    store, else None: then the node with rank 0 offers a port that it holds. The loss of a node may stay unknown for
-    `unnoticed` seconds: a lease's time where the records live under leases, 0 where a connection ends with the node.
+    A round has `min_nodes` to `max_nodes` nodes, a multiple of `node_unit`; nodes beyond that are spares, of which
+    `spares` are requested. `max_restarts` counts failures of workers, in the last `restart_window` seconds or, with 0,
+    in the whole job. A newcomer to a running job starts a new round after `scale_up_delay` seconds, together with those
+    that came meanwhile. `early_failure_limit` 0 is no limit. `store` is (address, port) when flags name the place of
+    the workers' store, else None: then the node with rank 0 offers a port that it holds. The loss of a node may stay
+    unknown for `detection_delay` seconds: a lease's time where the records live under leases, 0 where a connection ends
+    with the node.
 
     `policy` are the rules of the job's policy; None for a job without one.
 
@@ -103,8 +104,8 @@ class JobRules:
     def blame_delay(self) -> float:
         """Seconds that the failure of a worker which only lost a peer waits for what that peer died of.
 
-        The peer's node may have vanished with it. That is known after `unnoticed` seconds and some moments, and the
-        node is lost `lost_after` later; twice that leaves as much for the moments.
+        The peer's node may have vanished with it. That is known after `detection_delay` seconds and some moments, and
+        the node is lost `lost_after` later; twice that leaves as much for the moments.
         """
         return self.detection_delay + 2 * self.lost_after
 

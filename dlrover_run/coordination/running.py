@@ -13,12 +13,7 @@ from dlrover_run.coordination.decision import (
     end_job,
     update_plan,
 )
-from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.ranks import assign_ranks
-from dlrover_run.coordination.reasons import Code, Reason, Reasons, chain, shown_names
-from dlrover_run.coordination.rendezvous import (
+from dlrover_run.coordination.gathering import (
     RoundMembers,
     disconnects_resolved_at,
     form_round,
@@ -26,6 +21,11 @@ from dlrover_run.coordination.rendezvous import (
     round_members,
     start_next_round,
 )
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.ranks import assign_ranks
+from dlrover_run.coordination.reasons import Code, Reason, Reasons, chain, shown_names
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.text import node_name
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason
+from dlrover_run.coordination.gathering import missing_nodes
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import Code, chain, shown_names
-from dlrover_run.coordination.rendezvous import missing_nodes
 
 _SHOWN = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
 """What a node without ranks may wait for. A restart that no longer counts changes nothing for it."""

@@ -269,8 +269,8 @@ def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
     return status(name, policy=hosting, **values)
 
 
-def adopted(*statuses: NodeReport, waited: bool = False) -> Plan | None:
-    return recover_cluster(Plan(epoch=9), statuses, waited, 100.0)
+def adopted(*statuses: NodeReport, grace_over: bool = False) -> Plan | None:
+    return recover_cluster(Plan(epoch=9), statuses, grace_over, 100.0)
 
 
 def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
@@ -298,7 +298,7 @@ def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
 
 def test_who_is_still_to_be_heard_is_waited_for_and_then_his_servers_are_lost() -> None:
     assert adopted(repeating(PLAN, "b")) is None
-    plan = adopted(repeating(PLAN, "b"), waited=True)
+    plan = adopted(repeating(PLAN, "b"), grace_over=True)
     assert plan is not None
     assert cluster_of(plan) is not None
     lost = next(one for one in cluster_of(plan).tasks if (one.role, one.rank) == (Role.PS, 0))
@@ -309,7 +309,7 @@ def test_who_is_still_to_be_heard_is_waited_for_and_then_his_servers_are_lost() 
 
 
 def test_a_chief_that_nobody_speaks_of_is_lost_too() -> None:
-    plan = adopted(repeating(PLAN, "a"), waited=True)
+    plan = adopted(repeating(PLAN, "a"), grace_over=True)
     assert plan is not None
     assert cluster_of(plan) is not None
     assert {str(one.key): one.node_id for one in cluster_of(plan).tasks} == {
@@ -330,7 +330,7 @@ def test_the_latest_version_counts_where_nodes_have_heard_of_two() -> None:
             tasks=(task("ps", 6, 0, "b", version=4), task("chief", 3, 0, "b", version=4), task("evaluator", 0, 0, "a")),
         ),
     )
-    plan = adopted(repeating(PLAN, "a"), repeating(later, "b"), waited=True)
+    plan = adopted(repeating(PLAN, "a"), repeating(later, "b"), grace_over=True)
     assert plan is not None
     assert cluster_of(plan) is not None
     assert plan.key == RoundKey(5, 4)
@@ -345,7 +345,7 @@ def test_between_two_versions_the_account_goes_on() -> None:
     waiting = msgspec.structs.replace(
         PLAN, phase=PlanPhase.GATHERING, policy=msgspec.structs.replace(CLUSTER, tasks=(), stage=Stage.STARTING)
     )
-    plan = adopted(repeating(waiting, "a"), waited=True)
+    plan = adopted(repeating(waiting, "a"), grace_over=True)
     assert plan is not None
     assert cluster_of(plan) is not None
     assert (plan.phase, plan.key.number) == (PlanPhase.GATHERING, 3)

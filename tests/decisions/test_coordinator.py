@@ -201,7 +201,7 @@ class TestWithoutAJournal:
     def test_nodes_keep_the_ranks_of_their_workers_though_others_did_not_come_back(self, missing: list[str]) -> None:
         job = trio()
         heard = [job.statuses[name] for name in "abc" if name not in missing]
-        adopted = recover_plan(Plan(epoch=9), heard, waited=True)
+        adopted = recover_plan(Plan(epoch=9), heard, grace_over=True)
         assert adopted is not None
         assert {key: seat.first_rank for key, seat in rank_assignments(adopted).items() if key.incarnation == "1"} == {
             status.key: status.ranks.first_rank for status in heard if status.ranks is not None

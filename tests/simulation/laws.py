@@ -164,7 +164,7 @@ class Laws:
                 self.told.add(kind)
 
     def adopting(self, fresh: Plan, *given: Any, real: Any) -> Plan | None:
-        """`adopt`: as long as it goes on nothing else falls due."""
+        """`recover_plan`: until it has returned a plan no other deadline falls due."""
         self._due.pop(fresh.epoch, None)
         adopted: Plan | None = real(fresh, *given)
         return adopted

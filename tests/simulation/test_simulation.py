@@ -18,7 +18,7 @@ import pytest
 from policy_parts import check_report
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination import rendezvous, running
+from dlrover_run.coordination import gathering, running
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decision import Decision
 from dlrover_run.coordination.model import Assignment, NodeReport, Plan, common_assignment
@@ -161,19 +161,19 @@ BROKEN = {
         (running, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan
     ),
     "a round may use a port that another one used": patched(
-        (rendezvous, "offers_a_fresh_port"), (running, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
+        (gathering, "offers_a_fresh_port"), (running, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
     ),
     "a node offers a port again": patched((NodeState, "accept"), by=take_without_another_port),
     "nodes are told before the journal is": patched((DiskJournal, "append"), by=lambda self, plan: None),
     "a node obeys whoever spoke last": obey_whoever_spoke_last,
     "an old master does not notice its successor": patched((DiskJournal, "_look"), by=lambda self: None),
     "a round is formed while it is unknown who lives": patched(
-        (rendezvous, "disconnects_resolved_at"),
+        (gathering, "disconnects_resolved_at"),
         (running, "disconnects_resolved_at"),
         by=lambda plan, present, now: None,
     ),
     "survivors get other ranks": patched(
-        (rendezvous, "assign_ranks"),
+        (gathering, "assign_ranks"),
         (running, "assign_ranks"),
         by=lambda before, living, size: assign_ranks((), living, size),
     ),

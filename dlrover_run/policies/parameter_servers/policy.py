@@ -126,10 +126,10 @@ class ParameterServerPolicy(Policy):
         order = with_answer(NodeOrder(version=cluster.version), cluster, key)
         return order if order.scale_answered else None
 
-    def recover_job(self, plan: Plan, reports: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
+    def recover_job(self, plan: Plan, reports: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
         """The plan of a running job, from what its nodes report back; None while nodes are awaited that could report
         more."""
-        return recovery.recover_cluster(plan, reports, waited, now)
+        return recovery.recover_cluster(plan, reports, grace_over, now)
 
     def continued(self, report: NodeReport) -> NodeOrder | None:
         """The order of a node with tasks until the cluster is known: to continue."""

@@ -49,11 +49,11 @@ class _Repeated(NamedTuple):
     tasks: dict[TaskKey, TaskStatus]
 
 
-def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
+def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
     """The plan of the latest version that a node knows of; None while nodes that could report more are still awaited.
 
-    `waited` says that nodes which have not reported by now are not awaited any more. Servers, and a chief, that no node
-    has reported are assigned to nodes that do not exist, so that they count as lost. Servers of a next version are
+    `grace_over` says that nodes which have not reported by now are not awaited any more. Servers, and a chief, that no
+    node has reported are assigned to nodes that do not exist, so that they count as lost. Servers of a next version are
     started anew.
     """
     latest = max((latest_round(status) for status in statuses), default=RoundKey())
@@ -64,11 +64,11 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, n
     ]
     if not nodes:
         # The job has been running without any cluster, or its nodes have lost what they had to report back.
-        return msgspec.structs.replace(fresh, key=latest) if waited and latest != RoundKey() else None
+        return msgspec.structs.replace(fresh, key=latest) if grace_over and latest != RoundKey() else None
     # An id is never given out twice, so later hints of one job count more ids.
     hint = max((one.hint for one in nodes), key=lambda hint: (hint.version, sum(state.ids for state in hint.roles)))
     tasks = _tasks(nodes, hint.version)
-    if not waited and len(tasks) < hint.tasks:
+    if not grace_over and len(tasks) < hint.tasks:
         return None
     states = _role_states(nodes)
     if tasks:
