@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 MAX_WHAT = 2000
-"""Characters of the sentence that says how a worker ended."""
+"""Characters of the sentence about how a worker ended."""
 
 MAX_TRACE = 8000
 """Characters of a worker's traceback that travel to the other nodes."""
@@ -19,7 +19,7 @@ MAX_WORKERS = 100_000
 Name = Annotated[str, Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 NodeId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
-# A sum of counts, or one that only grows: what one node says of itself must not make it too large to be told.
+# A sum of counts, or one that only grows: no report of one node may make it too large to be sent.
 Total = Annotated[int, Meta(ge=0, le=2**53)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 SignalName = Annotated[str, Meta(pattern=r"\A[A-Z0-9]{0,16}\Z")]

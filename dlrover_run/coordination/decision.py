@@ -30,7 +30,7 @@ class DeadlineReason(enum.Enum):
     BLAME = "blame"
     """The failure of a worker that only lost a peer counts."""
     BUDGET = "budget"
-    """A restart is forgiven."""
+    """A restart no longer counts."""
     POLICY = "policy"
     """The policy decides without what has not been reported by then."""
 

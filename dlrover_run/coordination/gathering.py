@@ -133,7 +133,7 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, leader: NodeReport) -> bool
     fresh if the node knows the last of both. A node that does not know them yet may offer the port of the round that it
     does not know, and the workers of two rounds could connect to one store. The same holds for a node without any
     coordinator yet: a predecessor without a journal may have sent a round with it to other nodes only. A node that
-    knows a later round than this coordinator does, from such a predecessor, never used the port of our last one.
+    knows a later round than this coordinator does, from such a predecessor, never used the port of the last round here.
     """
     knows = leader.known_round == plan.key and leader.epoch == plan.epoch
     return rules.store is not None or knows or leader.known_round > plan.key

@@ -1,4 +1,4 @@
-"""The records that the processes of a job agree on: what one node says, and what the job shall do.
+"""The records that the processes of a job exchange: what one node reports, and what the job is to do.
 
 All are frozen and small. A reader acts on the latest one that it has seen, never on the difference between two, so that
 a lost or repeated copy changes nothing. Those that travel refuse unknown fields and have bounds.
@@ -65,8 +65,8 @@ class RoundKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=Tr
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first worker of a node that ended badly in a round. `what` is the end in words, without the worker's name.
 
-    `lost_peer` says that by its own words it only lost the connection to another worker, so the cause may be elsewhere.
-    `node_rank` is the rank that the coordinator knows the node by; what a node says of that itself counts for nothing.
+    `lost_peer` is set when, by its own error message, it only lost the connection to another worker, so the cause may
+    be elsewhere. `node_rank` is the rank by which the coordinator knows the node; what a node reports of it is ignored.
     """
 
     rank: Total
@@ -185,7 +185,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     round, `members` its nodes in the order of their ranks; while GATHERING those of the last round, whose ranks are
     kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
     times `restart_times`. `early_failures` rounds in succession failed before any worker made progress. `failure` is
-    what ended the last round, if a worker did. `reasons` are the codes that say why the plan is as it is. `policy` is
+    what ended the last round, if a worker did. `reasons` are the codes of why the plan is as it is. `policy` is
     the state of the job's policy.
     """
 

@@ -114,7 +114,7 @@ class PolicyAssignment(PolicyRecord):
 
     @property
     def job_processes(self) -> int:
-        """How many processes the job has, as far as the part says."""
+        """How many processes the job has, as far as the part has that."""
         return 0
 
     def split(self) -> tuple[PolicyAssignment | None, PolicyAssignment]:

@@ -1,4 +1,4 @@
-"""How coordination speaks of nodes to people."""
+"""Names of nodes and numbers of things, as users read them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def join_names(hosts: Sequence[str]) -> str:
 
 
 def node_name(host: str, rank: int | None = None) -> str:
-    """A node for people: `node 2 (gpu09)`, or its host alone while it has no node rank.
+    """The name of a node: `node 2 (gpu09)`, or its host alone while it has no node rank.
 
-    A host with a space is no machine's: nodes that share a machine are called `node 2` by whoever started them. An
-    empty host is one that is not known.
+    A host with a space is no machine's: nodes that share a machine are named `node 2` by the launcher that started
+    them. An empty host is one that is not known.
     """
     if rank is None or " " in host:
         return host or "a node whose host is unknown"

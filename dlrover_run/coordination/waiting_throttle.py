@@ -1,4 +1,4 @@
-"""What waiting nodes are told: the same words for all, made and sent only every now and then."""
+"""The status that waiting nodes receive: the same for all, and sent at a limited rate."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dlrover_run.coordination.policy_records import PolicyProgress
 from dlrover_run.coordination.reasons import Reasons
 
 INTERVAL = 1.0
-"""The least number of seconds between two sendings of progress to the nodes of a job."""
+"""The minimum number of seconds between two status messages to the nodes of a job."""
 
 NODES_PER_SECOND = 500
-"""Nodes to which progress is sent in a second on average, so that it never keeps a master from its work."""
+"""Nodes to which the status is sent in a second on average, so that it never keeps a master from its work."""
 
 SAME_MOMENT = 0.5
 """Seconds by which two deadlines may differ and count as one: a node counts down by itself."""
 
 
 class WaitingThrottle:
-    """`outdated` says that something was heard since the words were made."""
+    """Renews the status of waiting nodes. `outdated` is set when a report has been received since the last status."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -32,11 +32,11 @@ class WaitingThrottle:
 
     @property
     def due(self) -> float | None:
-        """When to renew the words; None when nothing has changed."""
+        """When to renew the status; None when nothing has changed."""
         return self._next if self.outdated else None
 
     def renew(self, now: float, nodes: int, at_once: bool) -> bool:
-        """Make the words anew when that is due, or in any case `at_once`; whether they became others."""
+        """Renew the status if that is due, or in any case `at_once`; return whether it has changed."""
         if not at_once and (not self.outdated or now < self._next):
             return False
         self.outdated = False
@@ -48,7 +48,7 @@ class WaitingThrottle:
         return before != (self._reasons, self._policy) or _differ(deadline, self._deadline)
 
     def message(self, now: float) -> Waiting:
-        """The words, with the time that is left now."""
+        """The status, with the time that is left now."""
         return Waiting(self._reasons, None if self._deadline is None else max(0.0, self._deadline - now), self._policy)
 
 

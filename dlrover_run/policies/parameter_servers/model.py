@@ -123,8 +123,8 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `port` is reserved for the task, and stays the same for each task of its role and rank that this node hosts later.
     `step` is the last global step that it reported, `saved` the step of its last checkpoint and `restored` the step at
     which it began: -1 while unknown, and for a chief that came back to a live model the step of that model. `reached`
-    is the highest step of the earlier versions that any task of its node has reported. `near_memory_limit` says that it
-    nearly uses up its memory limit. `server_bounds` is what a chief reports of its tables, None if it has reported
+    is the highest step of the earlier versions that any task of its node has reported. `near_memory_limit` is set when
+    it nearly uses up its memory limit. `server_bounds` is what a chief reports of its tables, None if it has reported
     nothing. At `queue_port` the host of a chief serves the data queues to other nodes, 0 where it serves none, and a
     client has to present `queue_key`.
     """
@@ -285,7 +285,7 @@ class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unk
     `scale_answers` are the answers to the last request of each node. `server_bounds` are the numbers of servers that
     the tables of the model allow, None for any; `proven_servers` is the number of servers of the last version in which
     the chief had a model, 0 before that. `outcome` is the end of a task after which the job cannot continue. `paused`
-    says that all tasks that trained had left before this version began, so that `step` is exactly the last step.
+    is set when all tasks that trained had left before this version began, so that `step` is exactly the last step.
 
     Milestones of this version, in job time, None before: `ports_held_at`, when all addresses were known, so that its
     tasks may start; `servers_ready_at`, when all its servers answered; `opened_at`, when the chief had a complete

@@ -76,7 +76,7 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
 
     @property
     def job_processes(self) -> int:
-        """How many processes the job has, as far as the order says."""
+        """How many processes the job has, as far as the order has them."""
         return len(self.servers) + len(self.workers)
 
     def split(self) -> tuple[NodeOrder | None, NodeOrder]:

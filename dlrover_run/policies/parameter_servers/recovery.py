@@ -52,8 +52,8 @@ class _Repeated(NamedTuple):
 def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
     """The plan of the latest version that a node knows of; None while nodes that could report more are still awaited.
 
-    `grace_over` says that nodes which have not reported by now are not awaited any more. Servers, and a chief, that no
-    node has reported are assigned to nodes that do not exist, so that they count as lost. Servers of a next version are
+    With `grace_over`, nodes that have not reported by now are not awaited any more. Servers, and a chief, that no node
+    has reported are assigned to nodes that do not exist, so that they count as lost. Servers of a next version are
     started anew.
     """
     latest = max((latest_round(status) for status in statuses), default=RoundKey())

@@ -17,7 +17,7 @@ from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 
 RESTARTS = 3
-"""Restarts that each role has, unless `--max-restarts` says otherwise."""
+"""Restarts that each role has, unless `--max-restarts` is given."""
 
 SAVE_TIMEOUT = 60.0
 """Seconds that a planned change gives the workers to leave and the chief to save. After that the change continues
