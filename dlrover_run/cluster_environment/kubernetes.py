@@ -40,7 +40,7 @@ _VOLCANO_LIST = re.compile(r"VC_(.+)_HOSTS", re.ASCII)
 
 def find(environ: Mapping[str, str], context: Context) -> Finding:
     """What the variables of a pod say. Raises Contradiction."""
-    found = _volcano(environ, context) or _ranked(environ) or _indexed(environ, context)
+    found = _volcano(environ, context) or _ranked(environ, context) or _indexed(environ, context)
     if isinstance(found, Detected) and context.interactive and found.size != 1:
         index = f"{found.node_rank.source}={found.node_rank.text}" if found.node_rank else found.title
         return Unstarted(
@@ -103,7 +103,7 @@ def _volcano(environ: Mapping[str, str], context: Context) -> Finding:
     }
     if len(lists) != 1:
         # The plug-in for PyTorch numbers the pods of several tasks.
-        if ranked := _ranked(environ):
+        if ranked := _ranked(environ, context):
             return ranked
         raise Contradiction(
             f"{index.source} is {index.text}, and {len(lists)} variables VC_..._HOSTS name pods",
@@ -136,7 +136,7 @@ def _volcano(environ: Mapping[str, str], context: Context) -> Finding:
     )
 
 
-def _ranked(environ: Mapping[str, str]) -> Finding:
+def _ranked(environ: Mapping[str, str], context: Context) -> Finding:
     """`RANK` and `WORLD_SIZE` as an operator sets them for one launcher in each pod: they count nodes."""
     if not given(environ, "KUBERNETES_SERVICE_HOST", "VC_TASK_INDEX", "VK_TASK_INDEX"):
         return None
@@ -146,6 +146,9 @@ def _ranked(environ: Mapping[str, str]) -> Finding:
     host, rank = given(environ, "MASTER_ADDR"), number(environ, "RANK")
     if rank is None or not (host or given(environ, "WORLD_SIZE")):
         return None
+    if host and host.text == "localhost":
+        # An operator may give the first pod its own address so.
+        host = FlagValue("the host name", context.hostname) if rank.text == "0" else None
     # With PET_NNODES, WORLD_SIZE may count workers.
     nodes = None if given(environ, "PET_NNODES") else number(environ, "WORLD_SIZE", lowest=1)
     if nodes and int(rank.text) >= int(nodes.text):

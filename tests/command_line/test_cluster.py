@@ -294,6 +294,13 @@ def test_mpi_decides_inside_the_job_of_a_scheduler() -> None:
     assert (place(spec)[1].split(":")[0], spec.run_id, spec.rules.max_nodes) == ("gpu07", "4711", 4)
 
 
+def test_the_first_pod_of_an_operator_meets_under_its_own_name() -> None:
+    pod = {"KUBERNETES_SERVICE_HOST": "x", "MASTER_ADDR": "localhost", "RANK": "0", "WORLD_SIZE": "2"}
+    first = Recorded("first", pod, "job-master-0", "", "")
+    assert place(job(first)[0]) == ("master", "job-master-0:29400")
+    assert "does not say where its nodes meet" in refused(first, RANK="1")
+
+
 def test_the_ranks_of_a_worker_are_not_those_of_a_node() -> None:
     worker = {"KUBERNETES_SERVICE_HOST": "x", "MASTER_ADDR": "a", "RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}
     assert job(Recorded("worker", worker, "pod", "", ""))[0].backend == "memory"
