@@ -18,6 +18,8 @@ FAULTY_NODE = 73
 """The node check found that this node is faulty: replace the machine."""
 STRAGGLER = 74
 """The node check found that this node is much slower than the others, and `--exclude-straggler` was given."""
+CUT_OFF = 76
+"""This node could reach neither the master or etcd nor another node for `cut_off_timeout`: put another in its place."""
 TOO_FEW_NODES = 75
 """The job has fewer nodes than it needs (sysexits' EX_TEMPFAIL): a later start may find more."""
 

@@ -24,6 +24,7 @@ class ExitReason(enum.StrEnum):
     FAULTY_NODE = "faulty node"
     STRAGGLER = "straggler"
     TOO_FEW_NODES = "too few nodes"
+    CUT_OFF = "cut off"
 
 
 ExitScheme = Literal["precise", "torchrun", "kubernetes"]
@@ -46,6 +47,7 @@ _KUBERNETES: Mapping[ExitReason, int] = {
     ExitReason.FAULTY_NODE: RETRY,
     ExitReason.STRAGGLER: RETRY,
     ExitReason.TOO_FEW_NODES: RETRY,
+    ExitReason.CUT_OFF: RETRY,
 }
 """The reasons for which another attempt, often on another machine, may go well."""
 

@@ -103,6 +103,7 @@ class ScriptedBoard:
         self.assignment = Assignment()
         self.problem: str | None = None
         self.is_user_error = False
+        self.is_cut_off = False
         self.pids: set[int] = set()
         self.statuses: list[NodeReport] = []
         self._steps = list(steps)

@@ -123,6 +123,7 @@ class Agent:
             stopped_by=self._shutdown.signal,
             problem=problem,
             is_user_error=self._client.is_user_error,
+            is_cut_off=self._client.is_cut_off,
             error=error,
         )
         result = resolve_result(end, self._job.exit_codes)

@@ -67,8 +67,8 @@ class JobEnd:
     """Everything that the result depends on.
 
     `assignment` is the last one of the coordinator, `noun` names the tasks. `stopped_by` is a signal that made this
-    node leave. `problem` says why it could not take part in the job, and `is_user_error` that the user's settings are
-    the cause. `error` kept it from starting or stopping tasks.
+    node leave. `problem` says why it could not take part in the job, `is_user_error` that the user's settings are the
+    cause, and `is_cut_off` that no other node could be reached. `error` kept it from starting or stopping tasks.
     """
 
     assignment: Assignment
@@ -77,6 +77,7 @@ class JobEnd:
     stopped_by: signal.Signals | None = None
     problem: str | None = None
     is_user_error: bool = False
+    is_cut_off: bool = False
     error: Exception | None = None
 
 
@@ -155,6 +156,8 @@ def _exit(end: JobEnd, root: WorkerExit | None) -> tuple[ExitReason, int]:
     if end.problem is not None:
         if end.tasks.succeeded:
             return _SUCCESS
+        if end.is_cut_off:
+            return ExitReason.CUT_OFF, exit_codes.CUT_OFF
         return _BAD_COMMAND_LINE if end.is_user_error else (ExitReason.CANNOT_JOIN, exit_codes.CANNOT_JOIN)
     return ExitReason.INTERNAL_ERROR, exit_codes.INTERNAL_ERROR
 

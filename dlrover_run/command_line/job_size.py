@@ -29,6 +29,10 @@ LOCAL_LAST_CALL_TIMEOUT = 3.0
 `--rdzv-conf` sets it. All nodes are started in the same second, so no other node is on its way: a node that joins later
 is meant to join a job that trains."""
 
+LOCAL_CUT_OFF_TIMEOUT = 30.0
+"""Seconds after which a local node that is cut off from the others ends, unless `--rdzv-conf` sets them. The supervisor
+replaces it at once, and no switch of a network takes minutes to start."""
+
 _AUTO = "auto"
 
 _EXCLUDED_BY_LOCAL_NODES = {
@@ -140,6 +144,8 @@ def fit_rules(
         raise values.invalid(*local.value, problem, f"give at least {rules.min_size}")
     if not conf.has("last_call_timeout"):
         rules = replace(rules, last_call_timeout=LOCAL_LAST_CALL_TIMEOUT)
+    if not conf.has("cut_off_timeout"):
+        rules = replace(rules, cut_off_timeout=LOCAL_CUT_OFF_TIMEOUT)
     if not spares_given:
         return replace(rules, spares=max(0, max_nodes - rules.max_nodes)), ()
     surplus = max_nodes - rules.max_nodes - rules.spares

@@ -140,6 +140,13 @@ TABLE: tuple[Key, ...] = (
         "Seconds from the arrival of a new node until the job includes it and those that came meanwhile",
         scope="nodes",
     ),
+    Key(
+        "cut_off_timeout",
+        _time,
+        "Seconds without an answer of the master or etcd and of all other nodes after which a node ends, so that it "
+        "can be replaced; 0 for never",
+        scope="nodes",
+    ),
     Key("restart_window", _time, "Seconds in which --max-restarts counts; 0 counts over the whole job"),
     Key("keep_alive_interval", _time_above_zero, "Seconds between two heartbeats of a node"),
     Key(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import (
+    MAX_PEERS,
     OVER,
     Assignment,
     NodeKey,
+    Peer,
+    Peers,
     Plan,
     RankAssignment,
     Waiting,
@@ -25,6 +29,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     ranks: RankAssignment | None = None
     policy: PolicyAssignment | None = None
+    peers: Peers = ()
 
     @property
     def waits(self) -> bool:
@@ -43,6 +48,25 @@ def node_views(policy: Policy, plan: Plan) -> dict[NodeKey, NodeView]:
     return {key: NodeView(ranks=ranks.get(key), policy=given.get(key)) for key in dict.fromkeys([*ranks, *given])}
 
 
+def choose_peers(keys: Sequence[NodeKey], members: Members) -> dict[NodeKey, tuple[Peer, ...]]:
+    """For each of these nodes, in the order of their ranks, at most MAX_PEERS connected ones on other machines: its
+    neighbours, and one far from them, which hardly shares a rack."""
+    here = [(key, p.report) for key in keys if (p := members.get(key)) is not None and p.connected and p.report.address]
+    found: dict[NodeKey, tuple[Peer, ...]] = {}
+    for index, (key, report) in enumerate(here):
+        near = (here[(index + step) % len(here)][1] for step in (1, -1, len(here) // 2))
+        others = dict.fromkeys(Peer(other.address, other.port) for other in near if other.address != report.address)
+        if others:
+            found[key] = tuple(others)[:MAX_PEERS]
+    return found
+
+
+def with_peers(views: Mapping[NodeKey, NodeView], members: Members) -> dict[NodeKey, NodeView]:
+    """The parts of nodes that have something to run, with the peers of each."""
+    peers = choose_peers([key for key, view in views.items() if not view.waits], members)
+    return {key: msgspec.structs.replace(view, peers=peers.get(key, ())) for key, view in views.items()}
+
+
 def view_of(policy: Policy, plan: Plan, found: Mapping[NodeKey, NodeView], key: NodeKey) -> NodeView:
     """The part of one node among those of the plan, or the answer to a request of a node that has none."""
     part = found.get(key, EMPTY_VIEW)
@@ -58,4 +82,4 @@ def build_assignment(plan: Plan, part: NodeView, waiting: Waiting | None) -> Ass
 
 def with_view(common: Assignment, part: NodeView, waiting: Waiting | None) -> Assignment:
     """The assignment that all nodes have in common, with one node's part in it."""
-    return msgspec.structs.replace(common, ranks=part.ranks, waiting=waiting, policy=part.policy)
+    return msgspec.structs.replace(common, ranks=part.ranks, waiting=waiting, policy=part.policy, peers=part.peers)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from dlrover_run.coordination.assignment import NodeView, build_assignment, node_views, view_of
+from dlrover_run.coordination.assignment import NodeView, build_assignment, node_views, view_of, with_peers
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Deadline
 from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
@@ -201,7 +201,7 @@ class Coordinator:
         if self.plan is before and not is_new:
             return False
         if _affects_nodes(before, self.plan):
-            self._views = node_views(self.policy, self.plan)
+            self._views = with_peers(node_views(self.policy, self.plan), self._members)
         # What was just decided may call for more, such as a deadline that is known only now.
         self._wake_at = time
         return True

@@ -224,9 +224,23 @@ class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return render(self.reasons)
 
 
+MAX_PEERS = 3
+"""Other nodes that a node is told of, by which it finds out whether it is cut off."""
+
+
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where another node of the job answers. Nothing need listen there."""
+
+    address: Name
+    port: Port
+
+
+Peers = Annotated[tuple[Peer, ...], Meta(max_length=MAX_PEERS)]
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The part of the plan that one node needs. `ranks` is None for a node without ranks in the round, which waits.
-    `policy` is what the job's policy assigns to the node."""
+    `policy` is what the job's policy assigns to the node. `peers` are some other nodes on other machines."""
 
     epoch: int = 0
     phase: PlanPhase = PlanPhase.GATHERING
@@ -237,6 +251,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     failure: Failure | None = None
     waiting: Waiting | None = None
     policy: PolicyAssignment | None = None
+    peers: Peers = ()
 
     @property
     def reason(self) -> str:

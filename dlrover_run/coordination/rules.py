@@ -33,6 +33,11 @@ KEEP_ALIVE_INTERVAL = 3.0
 KEEP_ALIVE_ATTEMPTS = 3
 """Signs of life that may be missing before a silent connection counts as ended: 9 s with the default interval."""
 
+CUT_OFF_TIMEOUT = 300.0
+"""Seconds without an answer of the coordinator and of every other node after which a node ends, to be replaced. The
+same as Kubernetes gives a pod on a node that it cannot reach; less than NCCL's own timeout, after which workers fail.
+"""
+
 EARLY_FAILURE_LIMIT = 5
 """Rounds that may fail one after the other, none of which got to work, before the job stops early."""
 
@@ -57,6 +62,8 @@ class JobRules:
     unknown for `detection_delay` seconds: a lease's time where the records live under leases, 0 where a connection ends
     with the node.
 
+    A node ends when it has reached neither the coordinator nor another node for `cut_off_timeout` seconds, 0 for never.
+
     `policy` are the rules of the job's policy; None for a job without one.
 
     All times are seconds.
@@ -76,6 +83,7 @@ class JobRules:
     lost_after: float = LOST_AFTER
     keep_alive_interval: float = KEEP_ALIVE_INTERVAL
     keep_alive_attempts: int = KEEP_ALIVE_ATTEMPTS
+    cut_off_timeout: float = CUT_OFF_TIMEOUT
     detection_delay: float = 0.0
     store: tuple[str, int] | None = None
     policy: PolicyRules | None = None

@@ -229,6 +229,8 @@ def end_of(number: int, code: int, result: JobResult | None, sent: Collection[in
         return NodeEnd(number, EndKind.EXCLUDED, code, "was found broken by the node check")
     if result.exit_reason is ExitReason.STRAGGLER:
         return NodeEnd(number, EndKind.EXCLUDED, code, "was found too slow by the node check")
+    if result.exit_reason is ExitReason.CUT_OFF:
+        return NodeEnd(number, EndKind.LEFT, code, "was cut off from the other nodes")
     if result.exit_reason is ExitReason.CANNOT_JOIN and result.ends:
         return NodeEnd(number, EndKind.LEFT, code, f"lost the job ({result.error or result.reason})")
     if result.root is None and result.failure is not None:

@@ -18,9 +18,9 @@ class RendezvousClient(Protocol):
     """One node's connection to the coordinator, in whatever process that runs.
 
     `assignment` is the latest one in force. `problem` is a sentence if this node cannot take part in the job, or no
-    longer: it was refused, or no coordinator can be reached. `is_user_error`: the user's settings are the cause, so the
-    same command will fail again. `pids` are the processes that the client has started and that outlive this agent on
-    purpose.
+    longer: it was refused, or no coordinator can be reached. `is_user_error`: the user's settings are the cause, so
+    the same command will fail again. `is_cut_off`: no other node can be reached either. `pids` are the processes
+    that the client has started and that outlive this agent on purpose.
     """
 
     @property
@@ -31,6 +31,9 @@ class RendezvousClient(Protocol):
 
     @property
     def is_user_error(self) -> bool: ...
+
+    @property
+    def is_cut_off(self) -> bool: ...
 
     @property
     def pids(self) -> set[int]: ...

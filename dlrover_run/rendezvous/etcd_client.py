@@ -36,10 +36,11 @@ from dlrover_run.etcd.operations import (
     TxnResult,
     Watch,
 )
+from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import OnChange
 from dlrover_run.rendezvous.etcd_election import Election
 from dlrover_run.rendezvous.etcd_records import BucketMessage, Keys, bucket_of, decode_record, encode_record
-from dlrover_run.rendezvous.reconnect import ID_IN_USE_TIMEOUT, RemoteClient
+from dlrover_run.rendezvous.reconnect import ID_IN_USE_TIMEOUT, Reaches, RemoteClient
 from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
 from dlrover_run.transport.messages import InvalidMessage, decode_rules
@@ -84,6 +85,7 @@ class EtcdClient(RemoteClient):
         log: Callable[[str], None],
         store: KeyValueStore,
         rng: Callable[[], float] = random.random,
+        reaches: Reaches = cut_off.reaches,
     ) -> None:
         assert spec.etcd is not None, "the backend `etcd` has endpoints"
         self._endpoints = spec.etcd.endpoints
@@ -94,7 +96,7 @@ class EtcdClient(RemoteClient):
         self._lease = self._result_lease = 0
         server = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
         # A dead process with this node's id blocks the id until its lease has expired.
-        super().__init__(spec, server, on_change, log, rng, max(ID_IN_USE_TIMEOUT, 2.0 * self._ttl))
+        super().__init__(spec, server, on_change, log, rng, max(ID_IN_USE_TIMEOUT, 2.0 * self._ttl), reaches)
         self._election = Election(store, self._keys, self._rules, self._assignments, rng, self._log_once)
 
     async def close(self) -> None:
@@ -271,7 +273,7 @@ class EtcdClient(RemoteClient):
         except InvalidMessage as error:
             self._log_once(f"warning: {current.key} in etcd is ignored: it is {error}")
             return
-        self._backoff.join_timeout = rules.join_timeout
+        self._follow_rules(rules)
         if problem := wrong_job_kind(rules, self._own_report()):
             self._give_up(f"this node cannot take part in the job {self._spec.run_id!r}: {problem}", is_user_error=True)
             return

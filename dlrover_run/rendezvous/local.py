@@ -23,6 +23,7 @@ class LocalClient:
 
     problem: str | None = None
     is_user_error = False
+    is_cut_off = False
 
     def __init__(
         self,

@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import OnChange
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.rendezvous.master_launcher import CannotLaunchMaster, MasterLauncher
-from dlrover_run.rendezvous.reconnect import RemoteClient
+from dlrover_run.rendezvous.reconnect import Reaches, RemoteClient
 from dlrover_run.spec import JobSpec
 from dlrover_run.transport import auth, messages
 from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
@@ -119,6 +120,7 @@ class MasterClient(RemoteClient):
         log: Callable[[str], None],
         connect: Connect = GrpcConnection,
         rng: Callable[[], float] = random.random,
+        reaches: Reaches = cut_off.reaches,
     ) -> None:
         assert spec.master is not None, "the backend `master` has a master's endpoint"
         self._master = spec.master
@@ -126,7 +128,7 @@ class MasterClient(RemoteClient):
         self._connect = connect
         self._launcher = MasterLauncher(spec.master, log)
         server = f"the master at {join_address(spec.master.host, spec.master.port)}"
-        super().__init__(spec, server, on_change, log, rng)
+        super().__init__(spec, server, on_change, log, rng, reaches=reaches)
 
     @property
     def pids(self) -> set[int]:
@@ -238,7 +240,7 @@ class MasterClient(RemoteClient):
             self._rules = decode_rules(welcome.rules)
         except InvalidMessage as error:
             raise ConnectionLost(f"its message is {error}") from None
-        self._backoff.join_timeout = self._rules.join_timeout
+        self._follow_rules(self._rules)
         self._note_connected()
         if welcome.notice:
             self._log_once(f"warning: {welcome.notice}")

@@ -9,14 +9,20 @@ import abc
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
+from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Peer, Waiting
 from dlrover_run.coordination.reasons import sentence
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import AssignmentTracker, OnChange
+from dlrover_run.rendezvous.cut_off import CutOffDetector
 from dlrover_run.spec import JobSpec
+
+Reaches = Callable[[str, int], Awaitable[bool]]
+"""Finds out whether a machine answers at an address and a port."""
 
 BACKOFF_FIRST = 0.2
 """Maximum seconds of the pause before the second attempt to connect."""
@@ -129,6 +135,7 @@ class RemoteClient(abc.ABC):
         log: Callable[[str], None],
         rng: Callable[[], float] = random.random,
         refusal_timeout: float = ID_IN_USE_TIMEOUT,
+        reaches: Reaches = cut_off.reaches,
     ) -> None:
         self._spec = spec
         self._server = server
@@ -138,6 +145,10 @@ class RemoteClient(abc.ABC):
         self._backoff = ReconnectBackoff(spec.rules.join_timeout, self._loop.time(), rng, refusal_timeout)
         self._latest_report: NodeReport | None = None
         self._changed = asyncio.Event()
+        self._reaches = reaches
+        self._cut_off_timeout = spec.rules.cut_off_timeout
+        self._peers: tuple[Peer, ...] = ()
+        self._cut_off_watch: asyncio.Task[None] | None = None
         self._own_address = spec.local_addr
         self._assignments = AssignmentTracker()
         self._ever_connected = False
@@ -147,6 +158,7 @@ class RemoteClient(abc.ABC):
         self._logged: set[str] = set()
         self.problem: str | None = None
         self.is_user_error = False
+        self.is_cut_off = False
         self._task = asyncio.ensure_future(self._take_part())
         self._task.add_done_callback(self._note_internal_error)
 
@@ -170,8 +182,10 @@ class RemoteClient(abc.ABC):
         self._changed.set()
         if self._connected:
             await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        tasks = [self._task] if self._cut_off_watch is None else [self._task, self._cut_off_watch]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
     @abc.abstractmethod
     async def _attempt(self) -> None:
@@ -189,6 +203,8 @@ class RemoteClient(abc.ABC):
         return self._closing or self.problem is not None or self.assignment.phase in OVER
 
     def _take(self, assignment: Assignment) -> None:
+        # A coordinator that has just taken over may not know them yet.
+        self._peers = assignment.peers or self._peers
         before = self._assignments.memory
         if self._assignments.take(assignment):
             if self._assignments.memory != before:
@@ -196,7 +212,15 @@ class RemoteClient(abc.ABC):
                 self._changed.set()
             self._on_change()
 
+    def _follow_rules(self, rules: JobRules) -> None:
+        """Take the times of the job, which are those of its first node."""
+        self._backoff.join_timeout = rules.join_timeout
+        self._cut_off_timeout = rules.cut_off_timeout
+
     def _note_connected(self) -> None:
+        if self._cut_off_watch is not None:
+            self._cut_off_watch.cancel()
+            self._cut_off_watch = None
         self._backoff.note_connected(self._loop.time())
         self._ever_connected = self._connected = True
         if self._loss_shown:
@@ -209,6 +233,9 @@ class RemoteClient(abc.ABC):
         if self._connected:
             self._connected = False
             self._backoff.note_disconnected(now)
+            if self._cut_off_timeout and self._peers:
+                self._cut_off_watch = self._loop.create_task(self._watch_others())
+                self._cut_off_watch.add_done_callback(self._note_internal_error)
         else:
             self._backoff.note_failed()
         if self._is_done or self._is_leaving:
@@ -231,6 +258,23 @@ class RemoteClient(abc.ABC):
             self._give_up(reason)
         else:
             self._show_waiting(reason, None)
+
+    async def _watch_others(self) -> None:
+        """End this node's part in the job if it cannot reach the server nor another node. Cancelled by the next
+        connection to the server."""
+        detector = CutOffDetector(self._cut_off_timeout, self._loop.time())
+        while not (self._is_done or self._is_leaving):
+            due = self._loop.time() + detector.interval
+            await asyncio.sleep(detector.interval)
+            is_time = detector.is_cut_off(self._loop.time(), due)
+            if any(await asyncio.gather(*(self._reaches(peer.address, peer.port) for peer in self._peers))):
+                detector.note_answer(self._loop.time())
+            elif is_time:
+                self.is_cut_off = True
+                self._give_up(
+                    f"this node is cut off: neither {self._server} nor another node has answered for "
+                    f"{self._cut_off_timeout:g} s (--rdzv-conf cut_off_timeout)"
+                )
 
     def _describe_absence(self, reason: str) -> str:
         duration = f"{self._backoff.join_timeout:g} s (--rdzv-conf join_timeout)"

@@ -17,11 +17,12 @@ import pytest
 from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
 
-from dlrover_run.coordination.model import NodePhase, NodeReport, PlanPhase, RoundKey, Waiting
+from dlrover_run.coordination.model import NodePhase, NodeReport, Peer, PlanPhase, RoundKey, Waiting
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.rendezvous import reconnect
+from dlrover_run.rendezvous import cut_off, reconnect
 from dlrover_run.rendezvous.master_client import MasterClient
+from dlrover_run.rendezvous.reconnect import Reaches
 from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec, TlsSpec
 from dlrover_run.transport import grpc_setup
 from dlrover_run.transport.messages import Challenge, Hello, Proof, Refused
@@ -36,7 +37,13 @@ def status(**fields: Any) -> NodeReport:
 class Node:
     """A client with what it has told and whether it has called its listener."""
 
-    def __init__(self, port: int, rules: JobRules | None = None, master: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        port: int,
+        rules: JobRules | None = None,
+        master: dict[str, Any] | None = None,
+        reaches: Reaches = cut_off.reaches,
+    ) -> None:
         spec = MasterSpec("127.0.0.1", port, is_host=False)
         self.said: list[str] = []
         self._news = asyncio.Event()
@@ -50,6 +57,7 @@ class Node:
             ),
             self._news.set,
             self._say,
+            reaches=reaches,
         )
 
     def _say(self, line: str) -> None:
@@ -75,11 +83,11 @@ def alone(scene: Callable[[], Awaitable[None]]) -> None:
 
 @contextlib.asynccontextmanager
 async def meeting(
-    *scripts: Script, rules: JobRules | None = None, **master: Any
+    *scripts: Script, rules: JobRules | None = None, reaches: Reaches = cut_off.reaches, **master: Any
 ) -> AsyncIterator[tuple[Node, ScriptedMaster]]:
     """A node that has published its status, and the master that it finds."""
     server = ScriptedMaster(*scripts)
-    node = Node(await server.start(), rules, master)
+    node = Node(await server.start(), rules, master, reaches)
     node.client.report(STATUS)
     try:
         yield node, server
@@ -126,6 +134,74 @@ def test_a_node_joins_and_follows_what_is_assigned() -> None:
     alone(scene)
     assert [status.phase for status in heard] == [NodePhase.WAITING, NodePhase.RUNNING]
     assert {status.address for status in heard} == {"127.0.0.1"}
+
+
+CUT_OFF = JobRules(cut_off_timeout=0.03)
+PEERS = (Peer("10.0.0.2", 2000), Peer("10.0.0.3", 3000))
+
+
+async def assign_peers_and_end(stream: Stream) -> None:
+    await stream.welcome()
+    await stream.assign(reasons=sentence("trains"), peers=PEERS)
+    await stream.status()
+
+
+async def end_at_once(stream: Stream) -> None:
+    pass
+
+
+class Machines:
+    """Answers the probes of a node: the given number of them."""
+
+    def __init__(self, answers: int) -> None:
+        self.left = answers
+        self.probed: list[tuple[str, int]] = []
+
+    async def reaches(self, host: str, port: int) -> bool:
+        self.probed.append((host, port))
+        self.left -= 1
+        return self.left >= 0
+
+
+def test_a_node_that_reaches_nobody_any_more_ends_so_that_it_can_be_replaced() -> None:
+    async def scene() -> None:
+        machines = Machines(answers=20)
+        async with meeting(assign_peers_and_end, end_at_once, rules=CUT_OFF, reaches=machines.reaches) as (node, _):
+            await node.until(lambda: node.client.assignment.peers == PEERS)
+            node.client.report(status(phase=NodePhase.RUNNING))
+            await node.until(lambda: node.client.problem)
+            assert node.client.is_cut_off
+            assert "this node is cut off: neither the master at " in str(node.client.problem)
+            assert "0.03 s (--rdzv-conf cut_off_timeout)" in str(node.client.problem)
+        # As long as one of two answered it went on, and both were asked each time.
+        assert len(machines.probed) > 20
+        assert set(machines.probed) == {(peer.address, peer.port) for peer in PEERS}
+
+    alone(scene)
+
+
+@pytest.mark.parametrize("rules", [JobRules(cut_off_timeout=0.0), CUT_OFF], ids=["never", "answers"])
+def test_a_master_that_is_gone_ends_no_node_that_reaches_others(rules: JobRules) -> None:
+    async def scene() -> None:
+        machines = Machines(answers=10**6)
+        came_back = asyncio.Event()
+
+        async def script(stream: Stream) -> None:
+            if len(machines.probed) < 10 and rules is CUT_OFF:
+                return
+            await stream.welcome()
+            came_back.set()
+            await until_the_end(stream)
+
+        async with meeting(assign_peers_and_end, script, rules=rules, reaches=machines.reaches) as (node, _):
+            await node.until(lambda: node.client.assignment.peers == PEERS)
+            node.client.report(status(phase=NodePhase.RUNNING))
+            await asyncio.wait_for(came_back.wait(), WAIT)
+            assert node.client.problem is None
+            assert not node.client.is_cut_off
+        assert bool(machines.probed) == (rules is CUT_OFF)
+
+    alone(scene)
 
 
 def test_an_address_that_the_user_gave_is_the_one_that_is_advertised() -> None:

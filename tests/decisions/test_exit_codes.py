@@ -22,6 +22,7 @@ PRECISE = {
     ExitReason.FAULTY_NODE: exit_codes.FAULTY_NODE,
     ExitReason.STRAGGLER: exit_codes.STRAGGLER,
     ExitReason.TOO_FEW_NODES: exit_codes.TOO_FEW_NODES,
+    ExitReason.CUT_OFF: exit_codes.CUT_OFF,
 }
 PERMANENT = {
     ExitReason.WORKER_FAILED,

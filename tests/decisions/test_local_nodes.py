@@ -111,6 +111,7 @@ def test_a_module_in_the_working_directory_does_not_take_the_place_of_one_of_pyt
             JobResult(7, ExitReason.WORKER_FAILED, "rank 3 exited with code 7", ends=(FAILED,), root=FAILED),
             EndKind.FAILED,
         ),
+        (76, JobResult(76, ExitReason.CUT_OFF, "", error="this node is cut off"), EndKind.LEFT),
         # A script may exit with a code of the launcher's.
         (73, JobResult(73, ExitReason.WORKER_FAILED, "", ends=(FAILED,), root=FAILED), EndKind.FAILED),
         (72, JobResult(72, ExitReason.WORKER_FAILED, "", ends=(FAILED,), root=FAILED), EndKind.FAILED),

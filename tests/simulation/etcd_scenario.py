@@ -20,7 +20,7 @@ from simulation.etcd_faults import EtcdFaults
 from simulation.etcd_laws import Store
 from simulation.laws import Laws
 from simulation.network import Weather
-from simulation.nodes import Node, NodeClient
+from simulation.nodes import Node, NodeClient, ReachWatch
 from simulation.scenario import TROUBLES, Outcome, Scenario
 from simulation.timeline import Timeline, demand, demand_no_internal_error
 
@@ -33,7 +33,7 @@ LEAVING = 30.0
 """Seconds in which an agent that leaves has ended, with a store that answers or without one."""
 
 
-class WatchedClient(EtcdClient):
+class WatchedClient(ReachWatch, EtcdClient):
     """The product's client, with the laws around what it receives."""
 
     def __init__(self, node: Node, store: Store, *given: Any) -> None:
@@ -56,7 +56,7 @@ class ClientInEtcd:
         self._client = client
         self._store = store
         chance = node.timeline.random.random
-        self._rendezvous = WatchedClient(node, store, spec, on_change, node.note, client, chance)
+        self._rendezvous = WatchedClient(node, store, spec, on_change, node.note, client, chance, node.reaches)
 
     @property
     def assignment(self) -> Assignment:
@@ -67,6 +67,10 @@ class ClientInEtcd:
         problem = self._rendezvous.problem
         demand_no_internal_error(problem)
         return problem
+
+    @property
+    def may_give_up(self) -> bool:
+        return self._rendezvous._cut_off_watch is not None
 
     def report(self, status: NodeReport) -> None:
         self._store.publishing(status)

@@ -71,9 +71,21 @@ class Laws:
         self._checks: dict[tuple[int, int], float] = {}
         self.checks = 0
         self.dismissed: set[NodeKey] = set()
+        self._reached: dict[NodeKey, float] = {}
+        self.cut_off: set[NodeKey] = set()
         self.calm = False
         self._disturbed: set[tuple[int, int]] = set()
         self.told: set[str] = set()
+
+    def reaching(self, node: NodeKey, now: float) -> None:
+        """The node has reached the coordinator or the machine of another node."""
+        self._reached[node] = now
+
+    def giving_up(self, node: NodeKey, timeout: float, now: float) -> None:
+        """A node ends because it is cut off."""
+        demand(not self.nodes_stay, "a node ends as cut off only where a network is cut or machines are lost")
+        demand(now - self._reached[node] >= timeout, "a node that reaches another one is not cut off")
+        self.cut_off.add(node)
 
     def deciding(self, policy: Policy, plan: Plan, present: Members, now: float, real: Decide = decide) -> Decision:
         """`decide`, with everything that holds for one decision."""

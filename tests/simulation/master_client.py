@@ -13,7 +13,7 @@ from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.connection import ConnectionLost
 from simulation.masters import Inbox, Masters
 from simulation.network import TO_MASTER, TO_NODE, Stream
-from simulation.nodes import Node
+from simulation.nodes import Node, ReachWatch
 from simulation.timeline import demand, demand_no_internal_error
 
 SPEC = MasterSpec("10.0.0.1", 29400, is_host=False)
@@ -47,7 +47,7 @@ class SimulatedConnection:
         self.stream.close(TO_MASTER)
 
 
-class WatchedClient(MasterClient):
+class WatchedClient(ReachWatch, MasterClient):
     """The product's client, with the laws around the assignments that it receives."""
 
     def __init__(self, node: Node, *given: Any, **more: Any) -> None:
@@ -69,7 +69,9 @@ class ClientOfMaster:
         self._stream: Stream | None = None
         spec = replace(spec, backend="master", master=SPEC)
         random = node.timeline.random.random
-        self._client = WatchedClient(node, spec, on_change, node.note, connect=self._connect, rng=random)
+        self._client = WatchedClient(
+            node, spec, on_change, node.note, connect=self._connect, rng=random, reaches=node.reaches
+        )
 
     @property
     def assignment(self) -> Assignment:
@@ -80,6 +82,10 @@ class ClientOfMaster:
         problem = self._client.problem
         demand_no_internal_error(problem)
         return problem
+
+    @property
+    def may_give_up(self) -> bool:
+        return self._client._cut_off_watch is not None
 
     def report(self, status: NodeReport) -> None:
         self._client.report(status)

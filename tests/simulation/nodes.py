@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -11,6 +12,7 @@ from policy_parts import check_part, check_rules
 from dlrover_run.agent.node_state import NodeState, build_report, leave_report
 from dlrover_run.agent.reconcile import DesiredTask, Start, TaskState, reconcile
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, RoundKey
+from dlrover_run.rendezvous.reconnect import RemoteClient
 from dlrover_run.spec import Entrypoint, JobSpec
 from simulation.checks import CheckPart, Health
 from simulation.laws import Laws
@@ -18,6 +20,9 @@ from simulation.loop import LoopProcess
 from simulation.network import Link, Weather
 from simulation.timeline import Timeline
 from simulation.workers import Group, Workers
+
+PROBE_TIME = 0.05
+"""Seconds from a probe of a machine to its answer, or to the certainty that there is none."""
 
 
 class NodeClient(Protocol):
@@ -28,6 +33,11 @@ class NodeClient(Protocol):
 
     @property
     def problem(self) -> str | None: ...
+
+    @property
+    def may_give_up(self) -> bool:
+        """Whether it finds out if the node is cut off, or has."""
+        ...
 
     def report(self, status: NodeReport) -> None:
         """Report the node's latest status."""
@@ -48,8 +58,9 @@ class NodeClient(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """All that a node finds around it. `open_client` opens its rendezvous client; `slow_stop` and `slow_start` are
-    seconds that its workers take at most."""
+    """All that a node finds around it. `answers` says whether the machine at an address answers a node.
+    `open_client` opens its rendezvous client; `slow_stop` and `slow_start` are seconds that its workers take at
+    most."""
 
     timeline: Timeline
     open_client: Callable[[Node, JobSpec, Callable[[], None]], NodeClient]
@@ -59,6 +70,7 @@ class Place:
     slow_start: float
     weather: Weather
     health: Health
+    answers: Callable[[Node, str], bool]
 
 
 class Node(LoopProcess):
@@ -70,6 +82,8 @@ class Node(LoopProcess):
     def __init__(self, place: Place, spec: JobSpec, host: str, incarnation: str) -> None:
         super().__init__(place.timeline, host)
         self.place = place
+        self.address = spec.local_addr or ""
+        self.machine_lost = False
         self.link = Link()
         self.key = NodeKey(spec.node_id, incarnation)
         self.group: Group | None = None
@@ -96,12 +110,21 @@ class Node(LoopProcess):
         if self.alive:
             self.note("vanishes with its machine" if silent else "is killed")
             self.end()
+            self.machine_lost = silent
             self.rendezvous.break_off(silent)
             if self.group is not None:
                 self.group.stop()
 
     def died(self) -> None:
         raise AssertionError("a node is killed by kill()")
+
+    async def reaches(self, address: str, port: int) -> bool:
+        """Whether the machine at that address answers this node within a moment."""
+        await asyncio.sleep(PROBE_TIME)
+        answered = self.place.answers(self, address)
+        if answered:
+            self.place.laws.reaching(self.key, self.timeline.now)
+        return answered
 
     def burn(self) -> None:
         """One step nearer to what is set to happen."""
@@ -239,3 +262,18 @@ def job_spec(node_id: str, address: str, workers: int, role: str, wish: int | No
         role=role,
         node_rank=wish,
     )
+
+
+class ReachWatch(RemoteClient):
+    """The laws around what a client concludes from those that it reaches, and from those that it does not."""
+
+    _node: Node
+
+    def _note_connected(self) -> None:
+        self._node.place.laws.reaching(self._node.key, self._node.timeline.now)
+        super()._note_connected()
+
+    def _give_up(self, problem: str, is_user_error: bool = False) -> None:
+        if self.is_cut_off:
+            self._node.place.laws.giving_up(self._node.key, self._cut_off_timeout, self._node.timeline.now)
+        super()._give_up(problem, is_user_error)

@@ -26,7 +26,7 @@ from simulation.faults import Faults, MasterFaults
 from simulation.laws import Laws
 from simulation.master_client import ClientOfMaster
 from simulation.masters import Masters
-from simulation.network import Weather
+from simulation.network import TO_MASTER, TO_NODE, Weather
 from simulation.nodes import Node, NodeClient, Place, job_spec
 from simulation.timeline import Broken, Timeline, demand
 from simulation.workers import Workers
@@ -51,6 +51,10 @@ class Outcome:
     ended_at: float
     checks: int
     dismissed: int
+
+
+SHARE_OF_SHORT_CUT_OFFS = 0.3
+"""In how many runs a node that is cut off ends while the network may still be cut."""
 
 
 def random_rules(random: Random) -> JobRules:
@@ -97,6 +101,10 @@ class Scenario(ABC):
                 check=self.health.mode, check_timeout=CHECK_TIMEOUT, exclude_stragglers=self.health.exclude
             ),
         )
+        # Of a generator of its own: the runs of seeds without it stay as they are.
+        short = Random(f"cut off {seed}")
+        if short.random() < SHARE_OF_SHORT_CUT_OFFS:
+            self.rules = replace(self.rules, cut_off_timeout=short.choice((2.0, 5.0, 15.0)))
         self.nodes: list[Node] = []
         self._hosts = 0
 
@@ -140,11 +148,18 @@ class Scenario(ABC):
             slow_start=random.choice((0.1, 3.0)),
             weather=weather,
             health=self.health,
+            answers=self._answers,
         )
         self.laws.health = self.health
         self.laws.calm = self.trouble == "gentle"
         self.calm_at = random.uniform(30, 200)
         self.is_short = random.random() < 0.1
+
+    def _answers(self, node: Node, address: str) -> bool:
+        """Whether the machine at that address answers a node: its kernel does, whatever its processes do."""
+        machine = next(other for other in self.nodes if other.address == address)
+        ways = [(each.link, way) for each in (node, machine) for way in (TO_MASTER, TO_NODE)]
+        return not machine.machine_lost and all(link.free(way) for link, way in ways)
 
     def _describe(self, kept: str) -> None:
         self.timeline.note("job", f"{self.rules}")
@@ -206,7 +221,11 @@ class Scenario(ABC):
         for node in self.nodes:
             node.link.heal()
             node.resume()
-        staying = {node.key.node_id for node in self.living if not node.is_leaving and self._may_stay(node)}
+        staying = {
+            node.key.node_id
+            for node in self.living
+            if not (node.is_leaving or node.rendezvous.may_give_up) and self._may_stay(node)
+        }
         staying -= {key.node_id for key in self.health.planted}
         if not self.is_short and self.laws.over is None:
             for _ in range(self.rules.min_size - len(staying)):
