@@ -39,7 +39,8 @@ def job(line: str, **environ: str) -> JobSpec:
 
 def rules(least: int, most: int, **others: int) -> JobRules:
     """The rules of a job on this machine where nothing else was said."""
-    return JobRules(least, most, last_call_timeout=job_size.LOCAL_LAST_CALL_TIMEOUT, **fold(HealthRules, others))
+    times = {"last_call_timeout": job_size.LOCAL_LAST_CALL_TIMEOUT, "cut_off_timeout": job_size.LOCAL_CUT_OFF_TIMEOUT}
+    return JobRules(least, most, **times, **fold(HealthRules, others))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,13 @@ def test_every_console_line_of_local_nodes_has_a_prefix() -> None:
     assert job("--local-nodes=2").logs.prefix_template is None
     template = job("--local-nodes=2", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[${rank}]: ").logs.prefix_template
     assert template == "[${rank}]: "
+
+
+@pytest.mark.parametrize(
+    ("conf", "seconds"), [("cut_off_timeout=300", 300), ("cut_off_timeout=0", 0), ("lost_after=1", 30)]
+)
+def test_a_local_node_that_is_cut_off_is_replaced_soon_unless_given(conf: str, seconds: float) -> None:
+    assert job(f"--local-nodes=2:3 --rdzv-conf={conf}").rules.cut_off_timeout == seconds
 
 
 @pytest.mark.parametrize(("conf", "seconds"), [("last_call_timeout=30", 30), ("join_timeout=5", 3)])
