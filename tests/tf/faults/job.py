@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import Talker, listen, watched_processes
-from harness import environment, still_alive
+from harness import WAIT, environment, still_alive
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "criteo_deeprec"
 PACED = Path(__file__).parent / "scripts" / "paced.py"
@@ -41,9 +41,6 @@ LEARNED = 0.70
 
 NOISE = 0.02
 """How far the AUC of two runs may lie apart that have seen the same blocks in other orders."""
-
-WAIT = 90.0
-"""Seconds for anything that is waited for, which takes at most 20 of them; after that the test fails."""
 
 ALL_STEPS = 30_000
 """More steps than any job takes."""

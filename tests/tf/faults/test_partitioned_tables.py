@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 from cluster import quiet_port
-from harness import environment
+from harness import WAIT, environment
 from interpreters import python_215, python_221
-from job import GRAPH, WAIT, MakeJob, Node
+from job import GRAPH, MakeJob, Node
 
 pytestmark = pytest.mark.tensorflow
 
