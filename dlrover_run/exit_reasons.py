@@ -10,7 +10,7 @@ from dlrover_run import exit_codes
 
 
 class ExitReason(enum.StrEnum):
-    """Why a launcher ends. A script may exit with any number, so the exit code alone does not tell."""
+    """Why a launcher ends. A script may exit with any number, so the exit code alone does not show it."""
 
     SUCCESS = "success"
     WORKER_FAILED = "worker failed"

@@ -56,7 +56,7 @@ def worker_environment(
     )
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     _bound_threads(environment, ranks.workers)
-    # What a cluster manager says of its nodes stays; on a bare machine the round's numbers stand in for it.
+    # What a cluster manager reports of its nodes stays; on a bare machine the round's numbers stand in for it.
     for prefix in ("NODE", "WORKER"):
         environment.setdefault(f"{prefix}_RANK", str(ranks.node_rank))
         environment.setdefault(f"{prefix}_NUM", str(ranks.nodes))

@@ -36,7 +36,7 @@ class StartupProbe:
     """Observes on this node whether the workers of one round, which starts now, begin to train."""
 
     def __init__(self, ranks: RankAssignment) -> None:
-        self._seat = ranks
+        self._ranks = ranks
         self._began = time.monotonic()
         self._mark = os.memfd_create("dlrover-run checkpoint mark")
 
@@ -53,13 +53,13 @@ class StartupProbe:
         """
         if time.monotonic() - self._began >= SETTLED_AFTER or os.fstat(self._mark).st_size > 0:
             return True
-        is_host = self._seat.node_rank == 0
+        is_host = self._ranks.node_rank == 0
         try:
             texts = [table.read_text() for table in TABLES if table.exists()]
         except OSError:
             return True
-        clients = store_clients(texts, self._seat.store_port)
-        return not texts or len(clients) >= (self._seat.world_size if is_host else self._seat.workers)
+        clients = store_clients(texts, self._ranks.store_port)
+        return not texts or len(clients) >= (self._ranks.world_size if is_host else self._ranks.workers)
 
     def close(self) -> None:
         """Close the file."""

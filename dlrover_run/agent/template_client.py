@@ -74,8 +74,8 @@ class WorkerCommand:
 
     `argv_title` is the whole command line that `ps` shall show, and `sys.orig_argv`. `env` is the complete environment.
     The descriptors are this process's own and stay open here; None means that the worker's is closed.
-    `sched_affinity` None leaves the template's processors. `record_imports` has the worker tell the template what it
-    imports, for `learn`.
+    `sched_affinity` None leaves the template's processors. `record_imports` has the worker report its imports to the
+    template, for `learn`.
     """
 
     argv_title: tuple[str, ...]
@@ -184,7 +184,7 @@ class Template:
         given.append(reader)
         try:
             pid = int((await self._request(request, given, FORK_TIMEOUT))["pid"])
-            # A worker that we do not know of, because its template died before it could tell, never hears this.
+            # A worker whose template died before it reported the fork is unknown here and never gets this byte.
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
             return pid

@@ -30,8 +30,8 @@ END_TIMEOUT = 5.0
 class ClusterMaster:
     """Has a master for the nodes; `say` prints one line for the person at the console.
 
-    It listens on the loopback interface, or in the switch of `network`. Only who knows a token of this cluster alone is
-    let in, which the nodes are handed and nobody else.
+    It listens on the loopback interface, or in the switch of `network`. Only clients that know the token
+    of this cluster are admitted; only its nodes get that token.
     """
 
     def __init__(self, network: Network | None, say: Callable[[str], None]) -> None:

@@ -23,7 +23,7 @@ IP_TIMEOUT = 30.0
 is killed, and the node cannot be connected."""
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/16")
-"""What all nodes are in. Nobody outside is reached, so it does not matter who else has these addresses."""
+"""The network of all nodes. It has no route out, so other machines may have the same addresses."""
 
 MASTER_ADDRESS = "10.77.0.1"
 
@@ -88,8 +88,8 @@ class Namespace:
     def ip(self, *orders: str, descriptors: tuple[int, ...] = ()) -> None:
         """Give orders to `ip` in the namespace; those after one that fails are not carried out.
 
-        `descriptors` are open in `ip` too, which can then be told of `/proc/self/fd/N`. Blocks for milliseconds.
-        Raises NetworkError.
+        `descriptors` are open in `ip` too, which can then be given `/proc/self/fd/N` as a path. Blocks for
+        milliseconds. Raises NetworkError.
         """
         with self.entered():
             _give_orders(orders, descriptors)
@@ -149,9 +149,9 @@ class Network:
         self._nodes.pop(number).close()
 
     def cut(self, one: int, other: int) -> None:
-        """Lose whatever these two nodes send to each other, until the `eth0` of either is set down and up again.
+        """Drop everything that these two nodes send to each other, until the `eth0` of either is set down and up again.
 
-        It goes to a hardware address that nobody has, so both see silence and no error. Raises NetworkError.
+        It is sent to a hardware address that no interface has, so both get no answer and no error. Raises NetworkError.
         """
         for near, far in ((one, other), (other, one)):
             self._nodes[near].ip(
@@ -159,7 +159,7 @@ class Network:
             )
 
     def close(self) -> None:
-        """Let all of it go. Processes that are still in a namespace keep it, but reach nobody."""
+        """Remove all of it. Processes that are still in a namespace keep it, but reach no other node."""
         for namespace in (self.switch, *self._nodes.values()):
             namespace.close()
         self._nodes.clear()

@@ -253,7 +253,7 @@ class Supervisor:
         elif self._cluster.more_to_come:
             self._carry_out(supervision.join(self._cluster))
         else:
-            self.say("SIGUSR1 asks for another node, and none is left to come")
+            self.say("SIGUSR1 requests another node, and none is left to start")
 
     def _later(self, seconds: float, do: Callable[[], None]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, do))

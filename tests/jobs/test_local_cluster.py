@@ -147,7 +147,7 @@ def test_a_node_joins_at_a_signal(cluster: Cluster) -> None:
     world = cluster.world(2)
     assert places(world) == {0: 0, 1: 1}
     job.signal(signal.SIGUSR1)
-    job.until_says("SIGUSR1 asks for another node, and none is left to come")
+    job.until_says("SIGUSR1 requests another node, and none is left to start")
     succeed(world, job)
 
 

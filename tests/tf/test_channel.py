@@ -168,13 +168,13 @@ async def test_a_process_is_known_by_its_token_and_by_the_pid_that_the_kernel_te
 async def test_an_order_is_told_after_the_greeting_and_whenever_it_changes() -> None:
     agent = Agent()
     token = agent.channel.expect(WORKER)
-    agent.channel.tell(WORKER, OrderMessage(1))
+    agent.channel.send_order(WORKER, OrderMessage(1))
     line = Line(agent.channel.address)
     line.say({"type": "hello", "token": token, "pid": 1})
     told = {"type": "order", "version": 1, "open": False, "pause": False, "save": False, "ending": False}
     assert await line.hear() == told
-    agent.channel.tell(WORKER, OrderMessage(1))
-    agent.channel.tell(WORKER, OrderMessage(1, open=True))
+    agent.channel.send_order(WORKER, OrderMessage(1))
+    agent.channel.send_order(WORKER, OrderMessage(1, open=True))
     assert await line.hear() == {**told, "open": True}
     agent.channel.close()
     assert await line.hear() is None
@@ -318,7 +318,7 @@ async def test_the_latest_connection_of_a_process_wins() -> None:
 async def test_the_last_words_of_a_process_are_heard_before_it_is_forgotten() -> None:
     agent = Agent()
     token = agent.channel.expect(CHIEF)
-    agent.channel.tell(CHIEF, OrderMessage(1))
+    agent.channel.send_order(CHIEF, OrderMessage(1))
     line = Line(agent.channel.address)
     # More than its pace allows, and it leaves without having read what it was told.
     line.say({"type": "hello", "token": token, "pid": 1}, *({"type": "step", "step": step} for step in range(900)))
@@ -367,7 +367,7 @@ async def test_a_process_that_never_listens_costs_the_agent_one_order_and_a_few_
         await agent.heard(ProcessHello("", os.getpid()))
         line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         for version in range(20_000):
-            agent.channel.tell(WORKER, OrderMessage(version))
+            agent.channel.send_order(WORKER, OrderMessage(version))
         latest = None
         while latest is None or latest["version"] != 19_999:
             latest = await line.hear()

@@ -107,7 +107,7 @@ class TaskChannel:
         self._tasks[token], self._tokens[task] = task, token
         return token
 
-    def tell(self, task: TaskKey, order: OrderMessage) -> None:
+    def send_order(self, task: TaskKey, order: OrderMessage) -> None:
         """The order for a task from now on: sent after its hello, and when it has changed. For a task that is not
         expected this does nothing."""
         if task not in self._tokens or self._orders.get(task) == order:
@@ -115,7 +115,7 @@ class TaskChannel:
         self._orders[task] = order
         connection = self._connections.get(task)
         if connection is not None:
-            connection.tell(protocol.order_line(order))
+            connection.send_line(protocol.order_line(order))
 
     def finish(self, task: TaskKey) -> None:
         """The process of a task has ended: read its last messages, with `Disconnected` at the end, and forget it."""
@@ -202,7 +202,7 @@ class TaskChannel:
         self._on_event(task, ProcessHello("", connection.pid))
         order = self._orders.get(task)
         if order is not None:
-            connection.tell(protocol.order_line(order))
+            connection.send_line(protocol.order_line(order))
 
     def _on_request(self, connection: Connection, task: TaskKey, number: int, ask: Request) -> None:
         asked = self._pending[connection]

@@ -67,7 +67,7 @@ class Connection:
         """Whether the peer is a process of another user."""
         return self.uid != os.geteuid()
 
-    def tell(self, line: bytes) -> None:
+    def send_line(self, line: bytes) -> None:
         """Send a line in place of the last one given here that was not sent yet: only the latest counts."""
         self._latest = line
         self._send()

@@ -105,10 +105,10 @@ class QueueService:
             return
         tasks = [each.task for each in waiting]
         chief = next((task for task in tasks if task.role is Role.CHIEF), None)
-        told = finished_waiters(queue.holders, tasks, chief)
-        self._waiting[name] = deque(each for each in waiting if each.task not in told)
+        finished = finished_waiters(queue.holders, tasks, chief)
+        self._waiting[name] = deque(each for each in waiting if each.task not in finished)
         for each in waiting:
-            if each.task in told:
+            if each.task in finished:
                 each.reply(_OVER)
 
 

@@ -112,7 +112,7 @@ class TaskSupervisor:
                 task.take(assigned)
         for task in self._tasks.values():
             if task.live:
-                self._channel.tell(task.key, task.message(order))
+                self._channel.send_order(task.key, task.message(order))
             if order.ending and not ends and task.live and task.only_serves and not (task.dying or task.ending):
                 task.terminate(signal.SIGTERM, self._spec.grace)
 
@@ -132,7 +132,7 @@ class TaskSupervisor:
             self._wake()
         elif action.mode is StopMode.DRAIN:
             task.drain(self._spec.grace)
-            self._channel.tell(task.key, task.message(order))
+            self._channel.send_order(task.key, task.message(order))
         elif action.mode is StopMode.TERMINATE:
             task.terminate(*self._shutdown.stop_with(self._spec.grace))
         else:
@@ -228,7 +228,7 @@ class TaskSupervisor:
                 with self._orphans.paused():
                     pid = await self._starter.start(start)
                     task.run(pid, start, self._on_exit, self._report_stuck)
-                    assert task.memory is not None, "it was given with the outfit"
+                    assert task.memory is not None, "it was built with the start"
                     task.memory.place(pid)
         except asyncio.CancelledError:
             self._abandon(task)
@@ -248,7 +248,7 @@ class TaskSupervisor:
         if task.assigned.role is Role.PS:
             self._probe.watch(task.key, task.port)
         self._starter.import_later()
-        self._channel.tell(task.key, task.message(order))
+        self._channel.send_order(task.key, task.message(order))
         if task.assigned.memory:
             self._check_memory(task)
         self._wake()

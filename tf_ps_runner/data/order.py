@@ -10,7 +10,7 @@ import hashlib
 from typing import NamedTuple
 
 _ROUNDS = 8
-"""Four make it hard to tell from a true shuffle even on purpose; twice that, because the ranges are small."""
+"""Four make it hard to distinguish from a true shuffle even on purpose; twice that, because the ranges are small."""
 
 
 class Shuffle:

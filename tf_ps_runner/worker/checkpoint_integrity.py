@@ -60,7 +60,7 @@ def find_damage(path: str) -> str | None:
     except DamagedIndex as damaged:
         return str(damaged)
     except Exception:
-        # The old format is one file; only TensorFlow can tell whether it is complete.
+        # The old format is one file; only TensorFlow can check whether it is complete.
         return None if files.exists(path) else "its index is missing"
     for shard, length in enumerate(lengths):
         name = f"{path}.data-{shard:05d}-of-{len(lengths):05d}"
