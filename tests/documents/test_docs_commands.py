@@ -462,7 +462,7 @@ def test_the_manifests_retry_by_the_codes_of_their_launcher() -> None:
     block, operated = blocks(DOCS / "schedulers.md", "yaml")
     _, job = yaml.safe_load_all(block.text)
     disrupted, failed = job["spec"]["podFailurePolicy"]["rules"]
-    assert disrupted == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    assert disrupted == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     assert failed == {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": sorted(RETRIED)}}
     replicas = yaml.safe_load(operated.text)["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert replicas["restartPolicy"] == "ExitCode"

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doc_pages import PAGES, blocks
 
 from dlrover_run.cli import parse
 from dlrover_run.cluster_environment.records import Context
+from dlrover_run.exit_reasons import RETRIED
 from dlrover_run.spec import JobSpec
 from tf_ps_runner import cli as tf_ps_run
 
@@ -68,9 +70,16 @@ ALL = [
     for file in FILES
     for document in documents(file)
 ]
+OF_PAGES = [
+    pytest.param(document, id=f"{block.place}-{document['kind']}")
+    for page in PAGES
+    for block in blocks(page, "yaml")
+    for document in yaml.safe_load_all(block.text)
+    if "kind" in document
+]
 
 
-@pytest.mark.parametrize("document", ALL)
+@pytest.mark.parametrize("document", [*ALL, *OF_PAGES])
 def test_a_manifest_is_valid(document: Manifest) -> None:
     assert problems(document) == []
 
@@ -247,15 +256,19 @@ def _labels(document: Manifest) -> dict[str, str]:
 
 
 def test_a_policy_for_failed_pods_fits_the_exit_codes() -> None:
-    """Kubernetes requires `restartPolicy: Never` with it. Another try would end with 1, 2 or 70 again."""
+    """Kubernetes requires `restartPolicy: Never` with it."""
     found = [
         job for file in FILES for document in documents(file) for job in jobs(document) if "podFailurePolicy" in job
     ]
     assert found
     for job in found:
-        assert job["template"]["spec"]["restartPolicy"] == "Never"
-        (codes,) = [rule["onExitCodes"]["values"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
-        assert codes == [1, 2, 70]
+        pod = job["template"]["spec"]
+        assert pod["restartPolicy"] == "Never"
+        _, failed = job["podFailurePolicy"]["rules"]
+        assert failed == {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": sorted(RETRIED)}}
+        (container,) = pod["containers"]
+        environ = {variable["name"]: variable["value"] for variable in container.get("env", [])}
+        assert environ.get("PET_EXIT_CODES") == "kubernetes" or "--exit-codes=kubernetes" in argv_of(container)
 
 
 def test_the_image_has_what_the_manifests_use() -> None:
