@@ -142,9 +142,9 @@ def test_a_requeued_job_comes_back_under_its_number(slurm: Slurm, folder: Path) 
 
 
 def test_the_signal_before_the_time_limit_reaches_each_worker_once(slurm: Slurm, folder: Path) -> None:
-    """`--signal=USR1@50` of a job with a time limit of a minute: the workers save, and train on."""
+    """`--signal=USR1@80` of a job with a time limit of two minutes: the workers save, and train on."""
     line = f"LAUNCH --forward-signals=USR1 {WORKERS / 'shared_folder.py'} {folder}"
-    job = slurm.submit(script(line), "--nodes=2", "--time=1", "--signal=USR1@50", cwd=folder)
+    job = slurm.submit(script(line), "--nodes=2", "--time=2", "--signal=USR1@80", cwd=folder)
     started(slurm, folder, 2, job)
     notes = [folder / f"SIGUSR1-{rank}" for rank in range(2)]
     slurm.until(lambda: all(note.exists() for note in notes), lambda: slurm.output(job))
