@@ -91,9 +91,10 @@ class VirtualCluster:
     def order_if_any(self, name: str) -> NodeOrder | None:
         return ParameterServerPolicy(self.rules).tasks(self.plan, {}).get(self.statuses[name].key)
 
-    def come(self, name: str, chief: int = 1, workers: int = 2, ps: int = 2, evaluator: int = 0) -> None:
-        """A node arrives."""
+    def come(self, name: str, chief: int = 1, workers: int = 2, ps: int = 2, evaluator: int = 0, **others: int) -> None:
+        """A node arrives, with slots for these roles and for `others` by name."""
         numbers = {Role.CHIEF: chief, Role.WORKER: workers, Role.PS: ps, Role.EVALUATOR: evaluator}
+        numbers |= {Role(name): number for name, number in others.items()}
         rooms = tuple(Capacity(role, number) for role, number in numbers.items() if number)
         self.statuses[name] = NodeReport(
             node_id=name, incarnation="1", host=name, address=name, port=1, workers=0, policy=NodeTasks(capacity=rooms)
@@ -227,5 +228,5 @@ class VirtualCluster:
 
 def _may_start(told: NodeOrder, task: Task) -> bool:
     servers = told.servers if task.version == told.version else told.next_servers
-    listed = {Role.CHIEF: (told.chief,), Role.WORKER: told.workers, Role.PS: servers, Role.EVALUATOR: (task.endpoint,)}
-    return bool(servers) and task.port > 0 and task.endpoint in listed[task.role]
+    listed = {Role.CHIEF: (told.chief,), Role.WORKER: told.workers, Role.PS: servers}
+    return bool(servers) and task.port > 0 and task.endpoint in listed.get(task.role, (task.endpoint,))

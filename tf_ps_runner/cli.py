@@ -23,7 +23,7 @@ from dlrover_run.command_line.rendezvous_options import Rendezvous
 from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.exit_reasons import ExitScheme
-from dlrover_run.policies.parameter_servers.model import MAX_TASKS, Capacity, Role
+from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, JobSpec, LogSpec, SpecError, Std, StreamMap
 from tf_ps_runner.command_line.options import TF_PS_RUN
@@ -70,7 +70,7 @@ def _job(
     found = None
     if cluster_environment.may_complete(environ, flags.choice("cluster"), hostfile=bool(flags.explicit("hostfile"))):
         from dlrover_run.command_line import cluster as in_cluster
-        from tf_ps_runner.command_line.cluster import describe_tasks, spread
+        from tf_ps_runner.command_line.cluster import describe_tasks, tasks_of_node
 
         here = context or in_cluster.context_of(line, TF_PS_RUN)
         wanted = in_cluster.Wanted(place=in_cluster.place_of(flags, environ, "rdzv_endpoint"), any_size=True)
@@ -79,7 +79,7 @@ def _job(
     if found:
         args, is_host = in_cluster.complete(args, found, here, run_id_given=flags.explicit("rdzv_id") is not None)
     rendezvous = resolve(flags, args)
-    capacity = spread(found, cluster) if found and role is None else _capacity(cluster, role)
+    capacity = tasks_of_node(found, cluster) if found and role is None else _capacity(cluster, role)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
     if conf.is_host is None:
         conf = conf._replace(is_host=is_host)
@@ -137,11 +137,6 @@ def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[s
     ps, workers = flags.get("ps"), flags.get("workers")
     min_ps, max_ps = values.number_range(*ps, "parameter servers", zero_allowed=False)
     min_workers, max_workers = values.number_range(*workers, "workers", zero_allowed=True)
-    if max_ps + max_workers + 2 > MAX_TASKS:
-        raise SpecError(
-            f"{ps.source} {ps.text} and {workers.source} {workers.text} are more than the {MAX_TASKS} tasks that a "
-            "job may have: reduce one of them."
-        )
     limits = {
         dest: memory_size(*given)
         for dest in ("worker_memory", "ps_memory", "max_memory")
@@ -182,7 +177,7 @@ def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules) -> Job
 def _capacity(cluster: ClusterRules, role: Role | None) -> tuple[Capacity, ...]:
     if role is not None:
         return (Capacity(role, 1),)
-    return whole_job(cluster.max_ps, cluster.max_workers, cluster.evaluator)
+    return whole_job(cluster)
 
 
 def _checkpoint_dir(flags: FlagValues, cluster: ClusterRules, warnings: list[str]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
+from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.spec import JobSpec
 
 PRELOAD = ("tf_ps_boot", "tensorflow")
@@ -28,7 +29,7 @@ class PsJobSpec:
     """
 
     job: JobSpec
-    capacity: tuple[Capacity, ...] = field(default_factory=lambda: whole_job(1, 1))
+    capacity: tuple[Capacity, ...] = field(default_factory=lambda: whole_job(ClusterRules(max_workers=1)))
     sparse: bool = False
     hang_timeout: float = 0.0
     checkpoint_dir: str | None = None
@@ -39,15 +40,9 @@ class PsJobSpec:
         return sum(part.slots for part in self.capacity if part.role is role)
 
 
-def whole_job(ps: int, workers: int, evaluator: int = 0) -> tuple[Capacity, ...]:
-    """The capacity of a node that hosts a whole job: the chief, and at most these numbers of the others.
+def whole_job(rules: ClusterRules) -> tuple[Capacity, ...]:
+    """The capacity of a node that hosts a whole job: the most tasks of each role.
 
     Slots count the tasks of one version: the servers of the next version run beside them for a while.
     """
-    capacity = (
-        Capacity(Role.CHIEF, 1),
-        Capacity(Role.WORKER, workers),
-        Capacity(Role.PS, ps),
-        Capacity(Role.EVALUATOR, evaluator),
-    )
-    return tuple(part for part in capacity if part.slots)
+    return tuple(Capacity(role, most) for role in ROLES if (most := rules.replicas(role)[1]))

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from dlrover_run.policies.parameter_servers.model import Role, Task
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
+from dlrover_run.policies.parameter_servers.rules import ROLES
 
 GATE = "TF_PS_GATE"
 """The variable that makes the bootstrap delay a worker's session until the chief has restored the model."""
@@ -19,8 +20,8 @@ GATE = "TF_PS_GATE"
 
 def servers_of(order: NodeOrder, task: Task) -> tuple[str, ...]:
     """The addresses of the servers of the task's version, by rank; empty for a version that the order does not contain.
-    An evaluator reads checkpoints and belongs to no version: it may be older."""
-    if task.version == order.version or task.role is Role.EVALUATOR:
+    A task that outlives versions, such as an evaluator, may be older."""
+    if task.version == order.version or ROLES[task.role].outlives_versions:
         return order.servers
     return order.next_servers if task.version == order.version + 1 else ()
 

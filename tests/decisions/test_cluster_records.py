@@ -135,7 +135,7 @@ def test_a_job_without_servers_has_the_rules_that_it_always_had() -> None:
         ({"parameter_servers.min_ps": 0}, "at least one parameter server"),
         ({"parameter_servers.min_ps": 5}, "MIN may not be above MAX"),
         ({"parameter_servers.min_workers": 9}, "MIN may not be above MAX"),
-        ({"parameter_servers.max_workers": MAX_TASKS}, "processes"),
+        ({"parameter_servers.max_workers": MAX_TASKS}, "at most 4000 tasks"),
         ({"parameter_servers.max_workers": 1.5}, "not the rules of a job"),
         ({"parameter_servers.ready_timeout": -1.0}, "below 0"),
         ({"parameter_servers.ps_memory": 10**10}, "parameter_servers.ps_memory is too large"),

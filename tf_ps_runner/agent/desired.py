@@ -66,8 +66,8 @@ def _state(order: NodeOrder, one: LocalTask, task: Task | None) -> TaskState[Tas
         ended=one.ended,
         stopping=one.stopping,
         stop_mode=StopMode.DRAIN if drains else StopMode.KILL,
-        serves=not role.ends_itself,
-        served=role.listed and role.ends_itself,
+        serves=not role.ends_with_training,
+        served=role.uses_servers,
     )
 
 

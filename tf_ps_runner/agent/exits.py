@@ -12,6 +12,7 @@ from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd
+from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.agent.task_process import TaskProcess
@@ -125,8 +126,9 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
     if end.oom_kill is not None:
         return TaskEnd(EndCause.MEMORY, failures.describe_exit(end)[:MAX_WHAT])
     if end.code == 0 and end.stopped_with is None:
-        if found.role is Role.PS and not found.asked_to_end:
-            return _failure(end, "ended by itself with code 0, which no parameter server does")
+        role = ROLES[found.role]
+        if not role.ends_with_training and not found.asked_to_end:
+            return _failure(end, f"ended by itself with code 0, which no {role.noun} does")
         return TaskEnd(EndCause.SUCCESS, "has succeeded")
     if end.code == EXIT_RESHAPED:
         return TaskEnd(EndCause.RESHAPED, "left for a change of the cluster")

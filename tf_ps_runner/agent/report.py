@@ -46,9 +46,10 @@ def _why_over(wanted: Assignment, root: WorkerExit | None) -> str:
 
 
 def _warning(wanted: Assignment) -> str | None:
-    if wanted.phase is PlanPhase.FINISHED and Code.EVALUATION_FAILED.within(wanted.reasons):
-        return f"warning: {Code.EVALUATION_FAILED()}"
-    return None
+    if wanted.phase is not PlanPhase.FINISHED:
+        return None
+    failed = [render((reason,)) for reason in wanted.reasons if reason.code == Code.PURPOSE_FAILED.code]
+    return f"warning: {'; '.join(failed)}" if failed else None
 
 
 class EventPrinter:

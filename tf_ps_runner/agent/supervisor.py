@@ -113,7 +113,7 @@ class TaskSupervisor:
         for task in self._tasks.values():
             if task.live:
                 self._channel.send_order(task.key, task.message(order))
-            if order.ending and not ends and task.live and task.only_serves and not (task.dying or task.ending):
+            if order.ending and not ends and task.live and task.serves_chief and not (task.dying or task.ending):
                 task.terminate(signal.SIGTERM, self._spec.grace)
 
     def carry_out(self, action: Action[TaskKey], order: NodeOrder) -> None:
@@ -245,7 +245,7 @@ class TaskSupervisor:
                 task.output.release()
         if task.dying:
             task.kill()
-        if task.assigned.role is Role.PS:
+        if ROLES[task.assigned.role].probed:
             self._probe.watch(task.key, task.port)
         self._starter.import_later()
         self._channel.send_order(task.key, task.message(order))

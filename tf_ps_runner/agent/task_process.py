@@ -74,7 +74,7 @@ class TaskProcess:
         return TaskStage.READY if self.ready else TaskStage.STARTED
 
     @property
-    def only_serves(self) -> bool:
+    def serves_chief(self) -> bool:
         """Whether it is a worker that makes no steps of its own: a server for the chief of a `ParameterServerStrategy`,
         which does not end by itself."""
         return self.assigned.role is Role.WORKER and self.begun and self.step < 0
@@ -137,7 +137,7 @@ class TaskProcess:
             open=order.open,
             # The chief gets it too: a chief whose workers serve it leaves first, because those do not leave by
             # themselves.
-            pause=(order.pause and same and ROLES[role].listed and ROLES[role].ends_itself) or self.leaving,
+            pause=(order.pause and same and ROLES[role].uses_servers) or self.leaving,
             save=order.save and same and role is Role.CHIEF,
             ending=order.ending,
         )
@@ -152,7 +152,7 @@ class TaskProcess:
         """Its process was started."""
         self.process = ManagedProcess(pid, spec, on_end, on_stuck)
         self.started_at = time.monotonic()
-        if self.assigned.role is not Role.PS:
+        if not ROLES[self.assigned.role].probed:
             self.later("ready", ASSUME_READY_AFTER, self.mark_ready)
 
     def mark_ready(self) -> None:
@@ -166,7 +166,7 @@ class TaskProcess:
         """Apply a message of its process."""
         if isinstance(event, Ready):
             self.begun = True
-            if self.assigned.role is not Role.PS:
+            if not ROLES[self.assigned.role].probed:
                 self.mark_ready()
         elif isinstance(event, Note):
             if event.server_bounds is not None:
@@ -178,7 +178,7 @@ class TaskProcess:
             self._on_change()
         elif isinstance(event, Step):
             self.step = event.step
-            if self.assigned.role is not Role.PS:
+            if not ROLES[self.assigned.role].probed:
                 self.mark_ready()
         elif isinstance(event, Saved):
             self.saved = max(self.saved, event.step)

@@ -18,7 +18,8 @@ from dlrover_run.agent.environment import command_line, fill_macros, python_prog
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import TEMP_PREFIX, RunDir
-from dlrover_run.policies.parameter_servers.model import Role, Task
+from dlrover_run.policies.parameter_servers.model import Task
+from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.spec import Entrypoint, LogSpec, SpecError, Std
 from dlrover_run.supervisor.process import ProcessSpec
 from tf_ps_runner.agent.report import EventPrinter
@@ -168,7 +169,7 @@ class TaskStartBuilder:
         args = fill_macros(entrypoint.args, assigned.rank)
         start = ProcessSpec(
             name=str(assigned.key),
-            record_imports=assigned.role in (Role.CHIEF, Role.WORKER),
+            record_imports=ROLES[assigned.role].uses_servers,
             argv=boot_command(entrypoint, args),
             args=args,
             environment={**self.common, **variables},

@@ -5,21 +5,17 @@ from __future__ import annotations
 from dlrover_run.cluster_environment.records import Detected
 from dlrover_run.command_line.values import FlagValue, alternatives
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.spec import SpecError
 
 
-def spread(found: Detected, cluster: ClusterRules) -> tuple[Capacity, ...]:
-    """The tasks of this node: of the chief, the servers, the workers and the evaluator, dealt out to the nodes in turn.
+def tasks_of_node(found: Detected, cluster: ClusterRules) -> tuple[Capacity, ...]:
+    """The tasks of this node: of the chief first, then of each other role, assigned to the nodes in turn.
 
     Without a number of nodes each of them hosts one task. Raises SpecError when a node would have none.
     """
-    roles = [
-        Role.CHIEF,
-        *[Role.PS] * cluster.max_ps,
-        *[Role.WORKER] * cluster.max_workers,
-        *[Role.EVALUATOR] * cluster.evaluator,
-    ]
+    order = sorted(ROLES, key=lambda role: role is not Role.CHIEF)
+    roles = [role for role in order for _ in range(cluster.replicas(role)[1])]
     nodes = len(roles) if found.size is None else found.size
     if found.node_rank is None:
         raise SpecError(f"{found.title} does not say which node this is: give --role.")

@@ -10,8 +10,8 @@ from typing import Any
 from dlrover_run.command_line import options
 from dlrover_run.command_line.options import FAILURES, Flag
 from dlrover_run.command_line.parser import Program
+from dlrover_run.command_line.values import alternatives
 from dlrover_run.policies.parameter_servers import rules
-from dlrover_run.policies.parameter_servers.model import Role
 
 PREFIX = "TF_PS_RUN_"
 
@@ -21,7 +21,7 @@ MEMORY = "Memory"
 
 BACKENDS = ("master", "c10d", "etcd")
 START_METHODS = ("forkserver", "spawn")
-ROLES = tuple(role.value for role in (Role.PS, Role.WORKER, Role.CHIEF, Role.EVALUATOR))
+ROLE_CHOICES = tuple(role.value for role in rules.ROLES)
 
 
 def _flag(name: str, panel: str, help: str, value: str = "", default: str | None = None, **more: Any) -> Flag:
@@ -66,10 +66,10 @@ TABLE: tuple[Flag, ...] = (
     _flag(
         "role",
         CLUSTER,
-        "Host one task of this role: [b]ps[/], [b]worker[/], [b]chief[/] or [b]evaluator[/]. Without it a node of a "
-        "cluster hosts its share of all tasks, and any other machine as many of each role as the job may have.",
+        f"Host one task of this role: {alternatives([f'[b]{name}[/]' for name in ROLE_CHOICES])}. Without it a node "
+        "of a cluster hosts its share of all tasks, and any other machine as many of each role as the job may have.",
         "ROLE",
-        choices=ROLES,
+        choices=ROLE_CHOICES,
     ),
     _flag(
         "sparse",

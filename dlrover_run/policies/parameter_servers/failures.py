@@ -13,7 +13,7 @@ from dlrover_run.policies.parameter_servers.budgets import charge
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task
 from dlrover_run.policies.parameter_servers.placement import desired_ranks, find_node, min_tasks, new_task
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
-from dlrover_run.policies.parameter_servers.rules import ROLES, Loss
+from dlrover_run.policies.parameter_servers.rules import ROLES, Loss, Milestone
 from dlrover_run.policies.parameter_servers.text import Code, task_keys, task_name, task_names
 from dlrover_run.policies.parameter_servers.versions import begin_version, fail
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, host_of, tasks_of, with_task, without
@@ -76,7 +76,7 @@ def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) ->
     if loss.end.cause is EndCause.SUCCESS:
         state = rest.role_state(task.role)
         return view.update(plan, rest.with_role(state, succeeded=tuple(sorted({*state.succeeded, task.rank}))))
-    leaves = task.role is Role.WORKER and cluster.stage in LEAVING_STAGES
+    leaves = spec.leaves_first and cluster.stage in LEAVING_STAGES
     if leaves and loss.end.cause is EndCause.RESHAPED:
         return view.update(plan, rest)
     if not loss.free and any(view.is_disconnected(host_of(server)) for server in tasks_of(cluster, Role.PS)):
@@ -85,8 +85,7 @@ def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) ->
     charged, problem = charge(view.limits, cluster, [loss])
     rest, reasons = without(charged, task), text.lost_tasks([loss])
     if problem and not spec.required:
-        # An evaluator only reads checkpoints, so training does not need it.
-        reasons = (*reasons, *problem, Code.NO_EVALUATION())
+        reasons = (*reasons, *problem, text.goes_on_without(task.role))
         return view.update(plan, _given_up(rest, task.role), reasons, outcome=None)
     if problem:
         return fail(view, plan, charged, (*reasons, *problem), loss)
@@ -108,7 +107,7 @@ def _given_up(cluster: Cluster, role: Role) -> Cluster:
 
 
 def fill(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    """Start the tasks that are missing and for which there are slots, or end workers of which there are too many."""
+    """Start the tasks that are missing and for which there are slots, or end tasks of which there are too many."""
     if cluster.stage not in LEAVING_STAGES:
         dismissed = _dismiss(view, plan, cluster)
         if dismissed is not None:
@@ -132,38 +131,56 @@ def _missing(view: ClusterView, cluster: Cluster) -> list[tuple[Role, int]]:
     """The ranks without a task. Servers are complete in every version, and a task that would have to leave again is not
     started."""
     leaving = cluster.stage in LEAVING_STAGES
-    roles = [role for role, spec in ROLES.items() if spec.loss is not Loss.NEW_VERSION and (spec.saves or not leaving)]
+    roles = [
+        role
+        for role, spec in ROLES.items()
+        if spec.loss is not Loss.NEW_VERSION and (spec.starts_while_leaving or not leaving)
+    ]
     present = {(task.role, task.rank) for task in cluster.tasks}
     wanted = [(role, rank) for role in roles for rank in desired_ranks(view.limits, cluster, role)]
     return [place for place in wanted if place not in present]
 
 
 def _dismiss(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    wanted = desired_ranks(view.limits, cluster, Role.WORKER)
-    surplus = [task for task in tasks_of(cluster, Role.WORKER) if task.rank not in set(wanted)]
-    # What the end of a task costs that has ended already is still to be decided.
-    extra = [task for task in surplus if view.loss_of(cluster, task) is None]
-    if not extra:
-        return None
-    too_many = Code.TOO_MANY_WORKERS(wanted=len(wanted), extra=task_names(extra))
-    return view.update(plan, without(cluster, *extra), (too_many,))
+    for role, spec in ROLES.items():
+        if spec.loss is not Loss.RESTART or cluster.role_state(role).given_up:
+            continue
+        wanted = set(desired_ranks(view.limits, cluster, role))
+        surplus = [task for task in tasks_of(cluster, role) if task.rank not in wanted]
+        # What the end of a task costs that has ended already is still to be decided.
+        extra = [task for task in surplus if view.loss_of(cluster, task) is None]
+        if extra:
+            too_many = Code.TOO_MANY(
+                wanted=text.replicas(role, len(wanted)), number=len(wanted), extra=task_names(extra)
+            )
+            return view.update(plan, without(cluster, *extra), (too_many,))
+    return None
 
 
 def run_short(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    """Record since when there has been no chief or too few workers, and fail the job when that lasts too long."""
+    """Record since when there are too few tasks of a role, and fail the job when that lasts too long. Servers are
+    complete in every version."""
     if cluster.stage in LEAVING_STAGES:
         return None
-    workers, least = len(tasks_of(cluster, Role.WORKER)), min_tasks(view.limits, cluster, Role.WORKER)
-    has_chief = bool(tasks_of(cluster, Role.CHIEF))
-    if has_chief and (cluster.stage is Stage.ENDING or workers >= least):
+    short = _first_short(view, cluster)
+    if short is None:
         return view.update(plan, cluster, insufficient_since=None) if cluster.insufficient_since is not None else None
     if cluster.insufficient_since is None:
         return view.update(plan, cluster, insufficient_since=view.now)
     if view.now < cluster.insufficient_since + view.rules.pend_timeout:
         return None
-    code = Code.TOO_FEW_WORKERS if has_chief else Code.NO_CHIEF
-    short = code(workers=workers, least=least, seconds=view.rules.pend_timeout)
-    return fail(view, plan, cluster, (*plan.reasons, short))
+    role, number, least = short
+    too_few = text.too_few_tasks(role, number, least, view.rules.pend_timeout)
+    return fail(view, plan, cluster, (*plan.reasons, too_few))
+
+
+def _first_short(view: ClusterView, cluster: Cluster) -> tuple[Role, int, int] | None:
+    """The first role with too few tasks, their number and the minimum."""
+    for role, spec in ROLES.items():
+        number, least = len(tasks_of(cluster, role)), min_tasks(view.limits, cluster, role)
+        if spec.loss is not Loss.NEW_VERSION and number < least:
+            return role, number, least
+    return None
 
 
 def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -188,7 +205,7 @@ def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
 
 def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     """The plan once the other tasks have ended, or their grace is over. The servers are stopped last."""
-    others = [task for task in cluster.tasks if ROLES[task.role].ends_itself]
+    others = [task for task in cluster.tasks if ROLES[task.role].ends_with_training]
     late = [task for task in others if _has_to_end(view, cluster, task)]
     for task in others:
         if not ROLES[task.role].required and _has_failed(view, cluster, task):
@@ -199,8 +216,9 @@ def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     reasons = plan.reasons
     if late:
         reasons = chain(reasons, Code.DID_NOT_END(tasks=task_keys(late), seconds=view.limits.end_grace))
-    if any(state.given_up for state in cluster.roles):
-        reasons = chain(reasons, Code.EVALUATION_FAILED())
+    for role, spec in ROLES.items():
+        if cluster.role_state(role).given_up:
+            reasons = chain(reasons, Code.PURPOSE_FAILED(role=spec.label, purpose=spec.purpose))
     done = msgspec.structs.replace(cluster, until=None)
     phase = PlanPhase.FINISHED
     return update_plan(plan, view.now, phase=phase, since=view.now, policy=done, reasons=reasons, failure=None)
@@ -213,8 +231,8 @@ def _has_failed(view: ClusterView, cluster: Cluster, task: Task) -> bool:
 
 
 def _has_to_end(view: ClusterView, cluster: Cluster, task: Task) -> bool:
-    """Whether the task has a process that has still to end by itself. A worker that was never let in has nothing to
+    """Whether the task has a process that has still to end by itself. A task that was never let in has nothing to
     end."""
-    if task.role is Role.WORKER and cluster.opened_at is None:
+    if ROLES[task.role].ready_after is Milestone.MODEL and cluster.opened_at is None:
         return False
     return view.runs(task) and view.loss_of(cluster, task) is None

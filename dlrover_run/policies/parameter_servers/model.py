@@ -157,11 +157,15 @@ class DesiredReplicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ps: Count | None = None
     workers: Count | None = None
 
+    def of(self, role: Role) -> int | None:
+        """The number for a role; None for a role that cannot be scaled too."""
+        return {Role.PS: self.ps, Role.WORKER: self.workers}.get(role)
+
 
 class RoleState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What has happened in a role so far: how many ids were given out, and how many restarts were used after failures
     and for more memory. `succeeded` are the ranks that have succeeded and are not needed again; with `given_up` the
-    restarts are used up, and the job continues without the role."""
+    restarts are used up, and the job starts no more tasks of the role."""
 
     role: Role
     ids: Total = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dlrover_run.coordination.model import NodeKey
 from dlrover_run.policies.parameter_servers.budgets import limit_of
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, Task, TaskKey
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.policies.parameter_servers.view import ClusterView, host_of, tasks_of
 
 Places = dict[int, NodeKey]
@@ -25,8 +25,7 @@ def replica_bounds(limits: ClusterRules, cluster: Cluster, role: Role) -> tuple[
 def desired_ranks(limits: ClusterRules, cluster: Cluster, role: Role) -> list[int]:
     """The ranks that tasks of the role shall have if capacity allows; those that have succeeded are not needed
     again."""
-    desired = {Role.PS: cluster.desired.ps, Role.WORKER: cluster.desired.workers}
-    number = clamp(desired.get(role), *replica_bounds(limits, cluster, role))
+    number = clamp(cluster.desired.of(role), *replica_bounds(limits, cluster, role))
     state = cluster.role_state(role)
     return [] if state.given_up else [rank for rank in range(number) if rank not in state.succeeded]
 
@@ -34,8 +33,8 @@ def desired_ranks(limits: ClusterRules, cluster: Cluster, role: Role) -> list[in
 def min_tasks(limits: ClusterRules, cluster: Cluster, role: Role) -> int:
     """How many tasks of the role the job cannot do without."""
     least, _ = replica_bounds(limits, cluster, role)
-    # Servers never succeed, so all of them stay needed.
-    return least if role is Role.PS else min(least, len(desired_ranks(limits, cluster, role)))
+    # Tasks that never end by themselves never succeed, so all of them stay needed.
+    return min(least, len(desired_ranks(limits, cluster, role))) if ROLES[role].ends_with_training else least
 
 
 def clamp(desired: int | None, least: int, most: int) -> int:

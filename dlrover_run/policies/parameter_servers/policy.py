@@ -4,7 +4,7 @@ Each step of a decision looks at the present state, never at what has just happe
 taken until nothing is left to change. So deciding twice on the same reports gives the same plan, and an end is charged
 once: with its task it leaves the plan.
 
-To add a role, see `rules.ROLES` and `placement.desired_ranks`.
+To add a role, see "To add a role" in docs/architecture.md.
 """
 
 from __future__ import annotations

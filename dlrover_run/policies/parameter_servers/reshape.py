@@ -24,6 +24,7 @@ from dlrover_run.policies.parameter_servers.placement import (
     new_tasks,
     server_places,
 )
+from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.policies.parameter_servers.text import Code, memory_size, task_keys, task_name
 from dlrover_run.policies.parameter_servers.versions import begin_version
 from dlrover_run.policies.parameter_servers.view import ClusterView, host_of, tasks_of
@@ -46,7 +47,12 @@ def reshape(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
 def workers_left(view: ClusterView, plan: Plan, cluster: Cluster) -> bool:
     """Whether a worker may still train, including one that was dismissed before."""
     leftover = (key for _, key in view.leftover_tasks(plan, cluster))
-    return bool(tasks_of(cluster, Role.WORKER)) or any(key is None or key.role is Role.WORKER for key in leftover)
+    return bool(_leave_first(cluster)) or any(key is None or ROLES[key.role].leaves_first for key in leftover)
+
+
+def _leave_first(cluster: Cluster) -> list[Task]:
+    """The workers, and the tasks of any other role that leaves before the chief saves."""
+    return [task for task in cluster.tasks if ROLES[task.role].leaves_first]
 
 
 def conclude(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -68,7 +74,7 @@ def conclude(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     if cluster.until is not None and view.now >= cluster.until:
         if view.pending_reconnect(plan) is not None:
             return plan
-        late = task_keys(tasks_of(cluster, Role.WORKER)) or ("the chief",)
+        late = task_keys(_leave_first(cluster)) or ("the chief",)
         not_saved = Code.NOT_SAVED(late=late, seconds=view.limits.save_timeout)
         return begin_version(view, plan, cluster, (text.reshaped(before, after), not_saved), rolled_back=True)
     return None
@@ -153,7 +159,7 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     if not chief_is_ready or not all(view.is_ready(task) for task in cluster.next_servers):
         return None
     # Workers without a process have nothing to leave.
-    begun = tuple(task for task in cluster.tasks if task.role is not Role.WORKER or _has_begun(view, task))
+    begun = tuple(task for task in cluster.tasks if not ROLES[task.role].leaves_first or _has_begun(view, task))
     return view.update(
         plan,
         cluster,

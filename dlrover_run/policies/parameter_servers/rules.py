@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,6 +35,11 @@ MEMORY_FACTOR = 2
 
 MEMORY_RESTARTS = 3
 """How often the tasks of a role may be given more memory."""
+
+
+def listed(parts: Sequence[str]) -> str:
+    """All the parts in one sentence: `a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True, tag=NAME):
@@ -77,20 +82,21 @@ class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fiel
             return f"a job has at least one parameter server, and MIN may not be above MAX: not {self.ps_range}"
         if not 0 <= self.min_workers <= self.max_workers:
             return f"of the workers MIN may not be above MAX: not {self.min_workers} to {self.max_workers}"
-        if self.max_ps + self.max_workers + self.evaluator + 1 > MAX_TASKS:
-            return f"a job has at most {MAX_TASKS} processes"
+        number = sum(most for _, most in map(self.replicas, ROLES))
+        if number > MAX_TASKS:
+            flags = " or ".join(spec.flag for spec in ROLES.values() if spec.flag)
+            return f"a job has at most {MAX_TASKS} tasks, and this one may have {number}: reduce {flags}"
         return None
 
     def job_size(self) -> str:
         """What the job consists of: `1 to 4 parameter servers, a chief and 2 workers`."""
-
-        def between(least: int, most: int, noun: str) -> str:
-            return counted(most, noun) if least == most else f"{least} to {counted(most, noun)}"
-
-        parts = [between(self.min_ps, self.max_ps, "parameter server"), "a chief"]
-        parts += [between(self.min_workers, self.max_workers, "worker")] if self.max_workers else []
-        parts += ["an evaluator"] if self.evaluator else []
-        return f"{', '.join(parts[:-1])} and {parts[-1]}"
+        parts = []
+        for role, spec in ROLES.items():
+            least, most = self.replicas(role)
+            if most:
+                is_range = spec.numbered and least < most
+                parts.append(f"{least} to {counted(most, spec.noun)}" if is_range else spec.counted(most))
+        return listed(parts)
 
     @property
     def ps_range(self) -> str:
@@ -99,17 +105,11 @@ class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fiel
 
     def replicas(self, role: Role) -> tuple[int, int]:
         """The fewest and the most tasks of a role."""
-        numbers = {
-            Role.PS: (self.min_ps, self.max_ps),
-            Role.CHIEF: (1, 1),
-            Role.EVALUATOR: (0, self.evaluator),
-            Role.WORKER: (self.min_workers, self.max_workers),
-        }
-        return numbers[role]
+        return ROLES[role].replicas(self)
 
     def memory_of(self, role: Role) -> int:
         """The memory limit with which tasks of that role begin."""
-        return self.ps_memory if role is Role.PS else self.worker_memory
+        return ROLES[role].memory(self)
 
 
 class Loss(enum.Enum):
@@ -132,43 +132,103 @@ class Milestone(enum.Enum):
     MODEL = "model"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoleSpec:
-    """The properties of a role. The decisions read them from `ROLES`.
+    """The properties of a role. Decisions, texts, the command line and the agent read them from `ROLES`.
 
-    `label` names its tasks where the text is about their restarts. `loss` is what the loss of a task means. With
-    `listed` the others know its address, so they start only once it has one. With `outlives_versions` it reads
-    checkpoints only, and goes on when the servers change. With `required` the job ends when its restarts are used up,
-    or when there is no slot for its minimum. `ready_after` is when its time to become ready begins; None for no limit.
-    With `ends_itself` it has a grace to end after the chief has succeeded; a server never ends by itself, and is
-    stopped last. With `saves` it saves the model, so it also starts while the workers leave. With `numbered` there may
-    be several, so texts give the rank.
+    `noun` names one task of the role in texts.
+    `loss` is what the loss of a task means.
+    `replicas` is the fewest and the most tasks that a job with these rules has.
+    `memory` is the memory limit in MiB with which a task begins, 0 for none.
+    `flag` is the flag for the number of tasks, empty for a role whose number cannot be scaled.
+    `numbered`: there may be several, so texts give the number and the rank.
+    `address_awaited`: the tasks of the version start only once this one has an address.
+    `outlives_versions`: it is bound to no set of servers, so its process goes on when the servers change.
+    `required`: the job ends when its restarts are used up. Without it the job goes on without the role.
+    `purpose` is what such a role is for, as texts name it.
+    `ready_after` is the event from which `--ready-timeout` counts for it; None: no timeout.
+    `probed`: the agent probes its port to learn that it is ready and still answers. Other tasks report that themselves.
+    `ends_with_training`: it ends by itself after the chief has succeeded. A role that does not is stopped last, and
+    exit code 0 is a failure of it.
+    `starts_while_leaving`: it is replaced also while the workers leave for a planned change.
     """
 
-    label: str
+    noun: str
     loss: Loss
-    listed: bool = True
+    replicas: Callable[[ClusterRules], tuple[int, int]]
+    memory: Callable[[ClusterRules], int] = lambda rules: rules.worker_memory
+    flag: str = ""
+    numbered: bool = True
+    address_awaited: bool = True
     outlives_versions: bool = False
     required: bool = True
+    purpose: str = ""
     ready_after: Milestone | None = Milestone.ADDRESSES
-    ends_itself: bool = True
-    saves: bool = False
-    numbered: bool = True
+    probed: bool = False
+    ends_with_training: bool = True
+    starts_while_leaving: bool = False
+
+    @property
+    def label(self) -> str:
+        """All its tasks: `the chief`, `workers`."""
+        return f"{self.noun}s" if self.numbered else f"the {self.noun}"
+
+    def counted(self, number: int) -> str:
+        """That many tasks: `a chief`, `2 workers`."""
+        if self.numbered or number != 1:
+            return counted(number, self.noun)
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
+
+    @property
+    def uses_servers(self) -> bool:
+        """Whether its tasks train with the servers of their version, and so leave when the servers change."""
+        return self.ends_with_training and not self.outlives_versions
+
+    @property
+    def leaves_first(self) -> bool:
+        """Whether its tasks leave before the chief saves."""
+        return self.uses_servers and not self.starts_while_leaving
 
 
 ROLES = {
-    Role.PS: RoleSpec("parameter servers", Loss.NEW_VERSION, ends_itself=False),
-    Role.CHIEF: RoleSpec("the chief", Loss.RESTART_IN_PLACE, ready_after=Milestone.SERVERS, saves=True, numbered=False),
+    Role.PS: RoleSpec(
+        noun="parameter server",
+        loss=Loss.NEW_VERSION,
+        replicas=lambda rules: (rules.min_ps, rules.max_ps),
+        memory=lambda rules: rules.ps_memory,
+        flag="--ps",
+        probed=True,
+        ends_with_training=False,
+    ),
+    Role.CHIEF: RoleSpec(
+        noun="chief",
+        loss=Loss.RESTART_IN_PLACE,
+        replicas=lambda rules: (1, 1),
+        numbered=False,
+        ready_after=Milestone.SERVERS,
+        # It saves the model for the next version.
+        starts_while_leaving=True,
+    ),
+    Role.WORKER: RoleSpec(
+        noun="worker",
+        loss=Loss.RESTART,
+        replicas=lambda rules: (rules.min_workers, rules.max_workers),
+        flag="--workers",
+        ready_after=Milestone.MODEL,
+    ),
     Role.EVALUATOR: RoleSpec(
-        "the evaluator",
-        Loss.RESTART,
-        listed=False,
+        noun="evaluator",
+        loss=Loss.RESTART,
+        replicas=lambda rules: (0, rules.evaluator),
+        numbered=False,
+        address_awaited=False,
         outlives_versions=True,
         required=False,
+        purpose="evaluation",
         ready_after=None,
-        numbered=False,
     ),
-    Role.WORKER: RoleSpec("workers", Loss.RESTART, ready_after=Milestone.MODEL),
 }
+"""One row for each role, in the order in which texts name them. To add a role, see "To add a role" in
+docs/architecture.md."""
 
 RECORDS = (ClusterRules, Cluster, NodeTasks, NodeOrder)

@@ -25,7 +25,7 @@ from dlrover_run.policies.parameter_servers.model import (
 )
 from dlrover_run.policies.parameter_servers.placement import all_slots
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules, Loss
 from dlrover_run.policies.parameter_servers.text import Code
 from dlrover_run.policies.parameter_servers.versions import begin_version, fail
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, tasks_of
@@ -87,13 +87,11 @@ def _refusal(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredRe
 
 def out_of_range(request: DesiredReplicas, limits: ClusterRules) -> Reasons:
     """Why the job was not started with such numbers; empty when it was."""
-    for flag, number, least, most in (
-        ("--ps", request.ps, limits.min_ps, limits.max_ps),
-        ("--workers", request.workers, limits.min_workers, limits.max_workers),
-    ):
+    for role, spec in ROLES.items():
+        number, (least, most) = request.of(role), limits.replicas(role)
         if number is not None and not least <= number <= most:
             code = Code.OUT_OF_FIXED if least == most else Code.OUT_OF_RANGE
-            return (code(flag=flag, wanted=number, least=least, most=most),)
+            return (code(flag=spec.flag, wanted=number, least=least, most=most),)
     return ()
 
 
@@ -101,28 +99,31 @@ def _too_few_slots(view: ClusterView, plan: Plan, cluster: Cluster, request: Des
     """What a running version has too few slots for; one that gathers uses the slots that there are then."""
     if plan.phase is not PlanPhase.TRAINING:
         return ()
-    succeeded = cluster.role_state(Role.WORKER).succeeded
-    workers = [rank for rank in range(request.workers or 0) if rank not in succeeded]
-    needed = {Role.PS: request.ps or 0, Role.WORKER: len(workers)}
-    short = [text.replicas(role, found) for role in needed if (found := all_slots(view, role)) < needed[role]]
+    short = []
+    for role in ROLES:
+        succeeded, found = cluster.role_state(role).succeeded, all_slots(view, role)
+        needed = sum(rank not in succeeded for rank in range(request.of(role) or 0))
+        if found < needed:
+            short.append(text.replicas(role, found))
     return (Code.NO_SLOTS(slots=" and ".join(short)),) if short else ()
 
 
 def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> Reasons:
     """What the job does now that it grants the request."""
     reasons: list[Reason] = []
-    for role, number in ((Role.PS, request.ps), (Role.WORKER, request.workers)):
+    for role, spec in ROLES.items():
+        number = request.of(role)
         if number is None:
             continue
-        current, code = len(tasks_of(cluster, role)), Code.WORKERS_CHANGE
+        current, is_set = len(tasks_of(cluster, role)), spec.loss is Loss.NEW_VERSION
         if plan.phase is not PlanPhase.TRAINING:
             code = Code.WHEN_IT_TRAINS
-        elif role is Role.PS and cluster.stage in LEAVING_STAGES:
+        elif is_set and cluster.stage in LEAVING_STAGES:
             code = Code.NEXT_SET_FITS if number == len(cluster.next_servers) else Code.NEW_SET
         elif number == current:
             code = Code.ALREADY_THERE
         else:
-            code = Code.NEW_SET if role is Role.PS else Code.WORKERS_CHANGE
+            code = Code.NEW_SET if is_set else Code.WORKERS_CHANGE
         reasons.append(code(replicas=text.replicas(role, number), number=number, slots=all_slots(view, role)))
     return tuple(reasons)
 

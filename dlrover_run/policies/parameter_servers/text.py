@@ -11,7 +11,7 @@ from dlrover_run.coordination.reasons import Code as CoreCode
 from dlrover_run.coordination.reasons import Reason, ReasonCode, Reasons, register, shown_names
 from dlrover_run.coordination.text import counted
 from dlrover_run.policies.parameter_servers.model import NAME, Cluster, DesiredReplicas, Role, ServerBounds, Task
-from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
+from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules, listed
 from dlrover_run.policies.parameter_servers.view import LostTask
 
 MAX_ENDS_SHOWN = 3
@@ -42,7 +42,7 @@ class Code(ReasonCode):
     NO_RESTARTS = "no restart of {whose} is allowed"
     REPEATED = ", twice soon after its start, so another start would not help"
     MEMORY_EXHAUSTED = "more than {most} MiB are not allowed (--max-memory)"
-    NO_EVALUATION = "the evaluator is not started again, and training goes on without evaluation"
+    GOES_ON_WITHOUT = "{role} {number:is|are} not started again, and training goes on without {purpose}"
     NO_SLOT = "there is no room for another one now"
     CHIEF_MOVES = ", and with it the position in the data"
     CHIEF_FITS = "there is room for a chief again"
@@ -53,16 +53,16 @@ class Code(ReasonCode):
     OTHERS_GET_MEMORY = ", and {number} others get more too"
     MOVES = "{successor} takes the place of {task}"
     ADDED = "{tasks:join} {tasks:is|are} added"
-    TOO_MANY_WORKERS = "{wanted:#worker} {wanted:is|are} wanted, so {extra:join} {extra:leaves|leave}"
-    NO_CHIEF = "after {seconds:g} s there is no room for a chief"
-    TOO_FEW_WORKERS = "after {seconds:g} s there is room for {workers} of at least {least} workers"
+    TOO_MANY = "{wanted} {number:is|are} wanted, so {extra:join} {extra:leaves|leave}"
+    NO_TASK = "after {seconds:g} s there is no room for {task}"
+    TOO_FEW_TASKS = "after {seconds:g} s there is room for {number} of at least {least} {role}"
 
     # The end of the job.
     CHIEF_SUCCEEDED = "{chief} on {host} has succeeded"
     LEFT_BEFORE_SUCCESS = "every node has left before the chief had succeeded"
     DID_NOT_END = "{tasks:join} had {seconds:g} s to end, and did not"
 
-    EVALUATION_FAILED = "the evaluation has failed: see the output of the evaluator"
+    PURPOSE_FAILED = "the {purpose} has failed: see the output of {role}"
 
     # The model with which a version begins.
     RESTORED = "restored from step {step}"
@@ -120,8 +120,8 @@ class Code(ReasonCode):
     )
 
     # What a node without tasks waits for while others train.
-    TRAINING = "{servers:#parameter server}, a chief and {workers:#worker} train"
-    SUCCEEDED = ", and {tasks:join} {number:has|have} succeeded"
+    TRAINING = "{tasks} train"
+    SUCCEEDED = ", and {tasks} {number:has|have} succeeded"
     SPARE = "this node waits as a spare"
     ENDING = "the chief has succeeded, and the other tasks end"
 
@@ -130,7 +130,7 @@ register(Code, f"{NAME}.")
 
 
 def task_name(task: Task) -> str:
-    """`ps-1 (rank 1) on host-b`. There is one chief and one evaluator, so their rank is left out."""
+    """`ps-1 (rank 1) on host-b`. A role with one task, such as the chief, has no rank in it."""
     rank = f" (rank {task.rank})" if ROLES[task.role].numbered else ""
     return f"{task.key}{rank} on {task.host}"
 
@@ -182,6 +182,12 @@ def restarts_used(most: int, role: Role, with_memory: bool) -> Reason:
     return Code.RESTARTS_USED(most=most, whose=whose) if most else Code.NO_RESTARTS(whose=whose)
 
 
+def goes_on_without(role: Role) -> Reason:
+    """That the tasks of a role that is not required are not started again."""
+    spec = ROLES[role]
+    return Code.GOES_ON_WITHOUT(role=spec.label, number=2 if spec.numbered else 1, purpose=spec.purpose)
+
+
 def restored(step: int, before: int, paused: bool) -> Reasons:
     """From which step a version continues, and how many of `before` steps are lost. Unless all tasks had `paused` there
     may have been more steps, which were not reported."""
@@ -203,13 +209,22 @@ def shortage(missing: Sequence[tuple[Role, int, int]], cluster: Cluster, limits:
         if role is Role.PS:
             bounds = cluster.server_bounds
             exactly = "exactly" if bounds is not None and bounds.most == least else "at least"
-            parts.append(f"{number} of {exactly} {counted(least, _NOUNS[role])}")
+            parts.append(f"{number} of {exactly} {replicas(role, least)}")
             if bounds is not None and bounds.least > limits.min_ps:
                 held = f"the table {bounds.table!r} has {counted(bounds.parts, 'part')}"
                 parts[-1] += f" ({held}, which another number would change)"
         else:
-            parts.append("no chief" if role is Role.CHIEF else f"{number} of at least {least} {ROLES[role].label}")
+            spec = ROLES[role]
+            parts.append(f"{number} of at least {least} {spec.label}" if spec.numbered else f"no {spec.noun}")
     return (Code.SHORTAGE(room=" and ".join(parts)),) if parts else ()
+
+
+def too_few_tasks(role: Role, number: int, least: int, seconds: float) -> Reason:
+    """That there was no slot for the minimum of a role in that time."""
+    spec = ROLES[role]
+    if not spec.numbered:
+        return Code.NO_TASK(task=spec.counted(least), seconds=seconds)
+    return Code.TOO_FEW_TASKS(number=number, least=least, role=spec.label, seconds=seconds)
 
 
 def too_few_nodes(hosts: Sequence[str], seconds: float) -> Reason:
@@ -226,19 +241,19 @@ def gathering(hosts: Sequence[str], rest: Reasons) -> Reasons:
 
 def others_may_come(slots: Mapping[Role, int], limits: ClusterRules) -> Reason:
     """The slots of the nodes that are here, as far as the job would use them."""
-    most = {Role.PS: limits.max_ps, Role.WORKER: limits.max_workers}
-    room = [f"{min(slots[role], most[role])} of {counted(most[role], _NOUNS[role])}" for role in most]
+    most = {role: limits.replicas(role)[1] for role, spec in ROLES.items() if spec.numbered}
+    room = [f"{min(slots[role], number)} of {replicas(role, number)}" for role, number in most.items()]
     return Code.OTHERS_MAY_COME(slots=" and ".join(room))
 
 
 def training(cluster: Cluster) -> Reasons:
     """Which tasks train, and which have succeeded."""
-    servers, workers = (sum(task.role is role for task in cluster.tasks) for role in (Role.PS, Role.WORKER))
-    train = Code.TRAINING(servers=servers, workers=workers)
-    over, evaluator = (len(cluster.role_state(role).succeeded) for role in (Role.WORKER, Role.EVALUATOR))
-    tasks = ([counted(over, "worker")] if over else []) + (["the evaluator"] if evaluator else [])
-    succeeded = (Code.SUCCEEDED(tasks=tasks, number=over + evaluator),) if tasks else ()
-    return (train, *succeeded, Code.SPARE())
+    bound = [(role, spec) for role, spec in ROLES.items() if not spec.outlives_versions]
+    here = [spec.counted(sum(task.role is role for task in cluster.tasks)) for role, spec in bound]
+    over = {role: number for role in ROLES if (number := len(cluster.role_state(role).succeeded))}
+    tasks = [replicas(role, number) if ROLES[role].numbered else ROLES[role].label for role, number in over.items()]
+    succeeded = (Code.SUCCEEDED(tasks=listed(tasks), number=sum(over.values())),) if tasks else ()
+    return (Code.TRAINING(tasks=listed(here)), *succeeded, Code.SPARE())
 
 
 def reshaped(before: int, after: int) -> Reason:
@@ -254,15 +269,11 @@ def bounded(bounds: ServerBounds) -> Reason:
 
 def scale_requested(host: str, request: DesiredReplicas, refusal: Reasons) -> Reasons:
     """What was requested through a node, and why it is refused if it is."""
-    numbers = {Role.PS: request.ps, Role.WORKER: request.workers}
-    asked = "; and for ".join(counted(number, _NOUNS[role]) for role, number in numbers.items() if number is not None)
+    asked = "; and for ".join(replicas(role, number) for role in ROLES if (number := request.of(role)) is not None)
     requested = Code.REQUEST(host=host, replicas=asked or "nothing")
     return (requested, Code.REFUSED(), *refusal) if refusal else (requested,)
 
 
 def replicas(role: Role, number: int) -> str:
     """That many tasks of a role."""
-    return counted(number, _NOUNS[role])
-
-
-_NOUNS = {Role.PS: "parameter server", Role.WORKER: "worker"}
+    return counted(number, ROLES[role].noun)

@@ -63,7 +63,7 @@ def gather_text(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[Reason
     if _is_empty(view, plan):
         return text.gathering(hosts, (Code.JOB_IS_FOR(size=view.limits.job_size()),)), None
     short, deadline = _awaited(view, plan, cluster)
-    others = text.others_may_come({role: all_slots(view, role) for role in (Role.PS, Role.WORKER)}, view.limits)
+    others = text.others_may_come({role: all_slots(view, role) for role in ROLES}, view.limits)
     return text.gathering(hosts, short or (others,)), None if deadline is None else deadline.at
 
 
@@ -220,8 +220,8 @@ def note_ports(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     tasks = tuple(_with_address(view, task, chief_is_left) for task in cluster.tasks)
     next_servers = tuple(_with_address(view, task, chief_is_left) for task in cluster.next_servers)
     noted = msgspec.structs.replace(cluster, tasks=tasks, next_servers=next_servers)
-    listed = [task for task in tasks if ROLES[task.role].listed]
-    if cluster.ports_held_at is None and tasks_of(noted, Role.CHIEF) and all(task.port for task in listed):
+    awaited = [task for task in tasks if ROLES[task.role].address_awaited]
+    if cluster.ports_held_at is None and tasks_of(noted, Role.CHIEF) and all(task.port for task in awaited):
         noted = msgspec.structs.replace(noted, ports_held_at=view.now)
     if cluster.next_ports_held_at is None and next_servers and all(task.port for task in next_servers):
         noted = msgspec.structs.replace(noted, next_ports_held_at=view.now)
