@@ -35,10 +35,10 @@ SHORT_END = 100
 class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
     """What a cluster asks of one node: to run exactly `tasks`, and to end all other tasks of this job.
 
-    `servers`, `chief` and `workers` are the addresses of all tasks of each role by rank, without the evaluator. A task
-    starts only once it is listed there, with all servers of its version, at the address where its port is reserved.
+    `servers`, `chief` and `workers` are the addresses of all tasks of these roles by rank. A task of these roles starts
+    only once it is listed there, with all servers of its version, at the address where its port is reserved.
     Those of the next version, `version` + 1, are `next_servers`. An address is empty where a rank has no task, or none
-    with a reserved port yet; none is known while `servers` is empty. The evaluator starts once `servers` are known.
+    with a reserved port yet; none is known while `servers` is empty. A task of another role starts once they are known.
     `open` lets workers in. `pause` has workers leave after the step that they are in, and `save` has the chief save and
     leave; both with exit code 75. `ending` has all tasks but servers end by themselves. `scale_answered` is the number
     of the last scale request of this node that was decided, `scale_refused` whether it was refused, and `scale_answer`
