@@ -160,6 +160,8 @@ class Member:
         """Let it hang: connections stay and nothing answers."""
         self._stopped = True
         self.process.send_signal(signal.SIGSTOP)
+        # Its other threads go on answering until the kernel has stopped each of them.
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         """Let it go on after `stop`."""

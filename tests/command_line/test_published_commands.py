@@ -94,8 +94,9 @@ def test_a_block_in_a_pod_is_a_job_of_three_to_four_nodes_at_the_master(text: st
 def test_a_block_with_local_nodes_is_the_same_job_on_this_machine(text: str, tmp_path: Path) -> None:
     spec = job_of(text, tmp_path, PET_LOCAL_NODES="4", WORKER_NUM="4")
     assert (spec.backend, spec.local) == ("master", LocalSpec(4, 4))
-    # On one machine nodes start at about the same time.
-    assert replace(spec.rules, last_call_timeout=RULES.last_call_timeout, lost_after=RULES.lost_after) == RULES
+    # On one machine nodes start at about the same time, and one that is cut off can be replaced at once.
+    defaults = {name: getattr(RULES, name) for name in ("last_call_timeout", "lost_after", "cut_off_timeout")}
+    assert replace(spec.rules, **defaults) == RULES
 
 
 @pytest.mark.parametrize(
