@@ -37,6 +37,17 @@ with open(fd, "w", buffering=65536, closefd=False) as stream:
         stream.write(f"rank {rank} line {number} " + "x" * (number % 200) + "\\n")
 """
 
+WRITE_LINES_IN_PARTS = """
+import sys
+rank, count, parts = map(int, sys.argv[1:])
+with open(2, "w", buffering=65536, closefd=False) as stream:
+    for number in range(count):
+        if number % (count // parts) == 0:
+            stream.flush()
+            sys.stdin.buffer.read(1)
+        stream.write(f"rank {rank} line {number} " + "x" * (number % 200) + "\\n")
+"""
+
 
 def _worker(rank: int, count: int, fd: int, out: int) -> subprocess.Popen[bytes]:
     where: dict[str, Any] = {"stdout": fd} if out == 1 else {"stderr": fd}
@@ -579,6 +590,11 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
     count, kills = 60_000, 4
     told: list[str] = []
 
+    def begin_part(children: list[asyncio.subprocess.Process]) -> None:
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write(b".")
+
     async def run() -> None:
         relay.attach(told.append)
         children = []
@@ -590,17 +606,20 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
                 )
             else:
                 fd = relay.open_stderr(str(rank), show=True, prefix=f"[{rank}]" if kind == "prefixed" else None)
-            command = [sys.executable, "-c", WRITE_LINES, str(rank), str(count), "2"]
-            children.append(await asyncio.create_subprocess_exec(*command, stderr=fd))
+            command = [sys.executable, "-c", WRITE_LINES_IN_PARTS, str(rank), str(count), str(kills + 1)]
+            children.append(await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=fd))
             os.close(fd)
         for _ in range(kills):
+            # A part for each kill: a relay that is quick, or a test that is slow, finds work left at each of them.
             grown = os.fstat(console[1]).st_size
+            begin_part(children)
             while os.fstat(console[1]).st_size <= grown + 100_000:
                 await asyncio.sleep(0)
             pid = relay.pid
             _kill(pid)
             relay.write("the agent's own words\n")
             await asyncio.wait_for(_replaced(relay, pid), PATIENCE)
+        begin_part(children)
         for child in children:
             assert await asyncio.wait_for(child.wait(), PATIENCE) == 0
         tails = await asyncio.wait_for(relay.end_round(["0", "1"], timeout=PATIENCE), PATIENCE)
