@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from experiments.experiment import ALSO_ON_ETCD, Experiment
 
 
+@pytest.mark.long
 @ALSO_ON_ETCD
 def test_process_killed(experiment: Experiment) -> None:
     middle = experiment.hold(5, 1)

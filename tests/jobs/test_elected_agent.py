@@ -120,7 +120,7 @@ def training(cluster: Cluster, place: InEtcd) -> Iterator[Job]:
         yield job
 
 
-LOSE = pytest.mark.parametrize("lose", ["request", "answer"])
+LOSE = pytest.mark.parametrize("lose", ["request", *only_long("answer")])
 """Whether the elected agent dies just before it has written what it decided, or just after."""
 
 
@@ -284,6 +284,7 @@ def key_of(place: InEtcd, name: str) -> str:
     return key
 
 
+@pytest.mark.long
 def test_an_election_that_somebody_undoes_is_held_again(cluster: Cluster, place: InEtcd) -> None:
     nodes = cluster.nodes("ab", "2:3", conf=SOON)
     world = cluster.world(2)
@@ -294,6 +295,7 @@ def test_an_election_that_somebody_undoes_is_held_again(cluster: Cluster, place:
     succeed(after, *nodes)
 
 
+@pytest.mark.long
 def test_leases_that_somebody_revokes_are_taken_anew(cluster: Cluster, place: InEtcd) -> None:
     conf = {**SOON, "lost_after": NEVER}
     nodes = cluster.nodes("ab", "2:3", conf=conf)
@@ -309,6 +311,7 @@ def test_leases_that_somebody_revokes_are_taken_anew(cluster: Cluster, place: In
     succeed(after, *nodes)
 
 
+@pytest.mark.long
 def test_all_keys_of_a_running_job_may_be_deleted(cluster: Cluster, place: InEtcd) -> None:
     nodes = cluster.nodes("ab", "2:3", conf=SOON)
     world = cluster.world(2)
@@ -320,6 +323,7 @@ def test_all_keys_of_a_running_job_may_be_deleted(cluster: Cluster, place: InEtc
     succeed(after, *nodes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["plan", *only_long("messages", "a")])
 def test_rubbish_under_a_key_of_the_job_is_told_in_one_line_and_ends_no_worker(
     cluster: Cluster, place: InEtcd, name: str

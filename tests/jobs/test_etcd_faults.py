@@ -245,6 +245,7 @@ def test_a_network_cut_between_one_agent_and_etcd_takes_that_node_out_until_it_h
     succeed(together, *nodes.values())
 
 
+@pytest.mark.long
 def test_a_node_that_missed_what_was_compacted_reads_again(cluster: Cluster, etcd_cluster: Etcd, links: Links) -> None:
     # A lease of 90 s, so that the node is not lost meanwhile.
     conf = {**SOON, "keep_alive_interval": 30}
@@ -274,6 +275,7 @@ def test_a_node_that_finds_no_etcd_waits_and_then_gives_up(cluster: Cluster) -> 
     assert cluster.mailbox.pending() == []
 
 
+@pytest.mark.long
 def test_an_etcd_that_starts_later_than_the_nodes_is_found(cluster: Cluster, etcd_cluster: Etcd) -> None:
     etcd_cluster.kill()
     nodes = cluster.nodes("abc", "3")

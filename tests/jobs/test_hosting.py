@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, launch, still_alive, watched
+from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, launch, only_long, still_alive, watched
 
 from dlrover_run.process_tree import tree
 from dlrover_run.rendezvous import master_launcher
@@ -107,7 +107,7 @@ def let_succeed(workers: list[dict[str, int]]) -> None:
         os.kill(worker["pid"], signal.SIGUSR1)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", *only_long("forkserver")])
 def test_three_agents_that_start_at_once_have_one_master_which_ends_with_the_job(
     job: Callable[..., Job], method: str
 ) -> None:
@@ -125,7 +125,7 @@ def test_three_agents_that_start_at_once_have_one_master_which_ends_with_the_job
     assert not [line for end in ended for line in end.err.splitlines() if re.search(r"warning|[EWI]\d{4} |fork", line)]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", *only_long("forkserver")])
 def test_a_worker_has_nothing_of_grpc(mailbox: Mailbox, free_port: int, method: str) -> None:
     meeting = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--rdzv-id=job")
     nodes = [launch(mailbox, *meeting, f"--start-method={method}", WORKERS / "observe.py") for _ in range(2)]

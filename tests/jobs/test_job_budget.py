@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 from cluster import Cluster, Node, World, leave, succeed, tell
+from harness import only_long
 from meeting_places import EVERYWHERE
 
 pytestmark = EVERYWHERE
@@ -32,6 +33,7 @@ def test_failures_on_all_nodes_are_counted_once_for_the_job(cluster: Cluster) ->
         assert node.said.count("dlrover-run: restart ") == 2
 
 
+@pytest.mark.long
 def test_workers_of_two_nodes_that_fail_together_cost_one_restart(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2", "--max-restarts=5")
     for member in cluster.world(2):
@@ -43,6 +45,7 @@ def test_workers_of_two_nodes_that_fail_together_cost_one_restart(cluster: Clust
     succeed(world, *nodes)
 
 
+@pytest.mark.long
 def test_who_leaves_and_comes_back_has_used_what_he_used(cluster: Cluster) -> None:
     flags = ("1:2", "--max-restarts=1")
     stays = cluster.node("a", *flags)
@@ -64,7 +67,7 @@ def fail_on(world: World, node: str) -> None:
     tell([member for member in world if member["node"] == node], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("window", [0.01, 1000])
+@pytest.mark.parametrize("window", [0.01, *only_long(1000)])
 def test_a_window_forgives_what_was_long_ago(cluster: Cluster, window: float) -> None:
     nodes = cluster.nodes("ab", "2", "--max-restarts=1", conf={"restart_window": window})
     for restart in range(3):

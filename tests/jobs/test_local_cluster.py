@@ -108,6 +108,7 @@ def test_half_of_a_launcher_that_is_killed_takes_its_node_along(cluster: Cluster
     succeed(world, job)
 
 
+@pytest.mark.long
 def test_a_node_that_somebody_asks_to_go_is_replaced(cluster: Cluster) -> None:
     job = command(cluster, "2", "2")
     cluster.world(2)
@@ -128,6 +129,7 @@ def test_all_nodes_may_be_killed_at_once(cluster: Cluster) -> None:
     succeed(world, job)
 
 
+@pytest.mark.long
 def test_without_a_restart_left_the_others_go_on(cluster: Cluster) -> None:
     job = command(cluster, "2", "1:2", "--node-restarts=0")
     cluster.world(2)
@@ -140,6 +142,7 @@ def test_without_a_restart_left_the_others_go_on(cluster: Cluster) -> None:
     assert job.has_said("so no node is left")
 
 
+@pytest.mark.long
 def test_a_node_joins_at_a_signal(cluster: Cluster) -> None:
     job = command(cluster, "1:2", "1:2", **SOON)
     assert numbers(cluster.world(1)) == [0]
@@ -151,6 +154,7 @@ def test_a_node_joins_at_a_signal(cluster: Cluster) -> None:
     succeed(world, job)
 
 
+@pytest.mark.long
 def test_nodes_join_after_a_while(cluster: Cluster) -> None:
     job = command(cluster, "1:3", "1:3", "--node-join-after=0.1")
     world = cluster.world(3)
@@ -169,6 +173,7 @@ def test_the_exit_code_is_that_of_the_worker_that_failed_whichever_node_ends_fir
     assert job.has_said("node 1 failed with exit code 7")
 
 
+@pytest.mark.long
 def test_a_job_that_failed_is_not_begun_anew(cluster: Cluster) -> None:
     job = command(cluster, "2", "2", "--max-restarts=1")
     world = cluster.world(2)
@@ -180,6 +185,7 @@ def test_a_job_that_failed_is_not_begun_anew(cluster: Cluster) -> None:
     assert not job.has_said("takes its place")
 
 
+@pytest.mark.long
 def test_the_master_comes_back_and_no_worker_notices(cluster: Cluster) -> None:
     job = command(cluster, "2", "2")
     world = cluster.world(2)
@@ -202,6 +208,7 @@ def test_a_signal_ends_all_nodes_and_none_is_replaced(cluster: Cluster, number: 
     assert not job.has_said("takes its place")
 
 
+@pytest.mark.long
 def test_a_second_interrupt_does_not_wait_for_workers(cluster: Cluster) -> None:
     job = command(cluster, "2", "2", "--shutdown-timeout=10000", args=("deaf",))
     cluster.world(2)
@@ -245,6 +252,7 @@ def test_a_node_that_stands_still_does_not_outlive_a_killed_supervisor_either(cl
     assert job.finish() == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_node_that_stands_still_hears_a_signal_to_the_command(cluster: Cluster) -> None:
     job = command(cluster, "2", "2")
     cluster.world(2)
@@ -278,6 +286,7 @@ def test_nodes_may_meet_in_etcd(mailbox: Mailbox, shared_etcd: Etcd) -> None:
     cluster.check_place()
 
 
+@pytest.mark.long
 def test_logs_of_each_node_have_a_directory(cluster: Cluster) -> None:
     job = command(cluster, "2", "2", "--log-dir=logs", "--redirects=3")
     tell(cluster.world(2), signal.SIGUSR1)

@@ -50,6 +50,7 @@ def until_back(*nodes: Node) -> None:
         node.until_says("is back")
 
 
+@pytest.mark.long
 def test_a_master_that_dies_while_nodes_gather(cluster: Cluster, journal: Path | None) -> None:
     conf = settings(journal)
     first = cluster.node("a", "2", conf=conf)
@@ -80,6 +81,7 @@ def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | 
     succeed(after, *nodes)
 
 
+@pytest.mark.long
 def test_a_master_that_dies_before_it_has_heard_of_a_dead_worker(cluster: Cluster, journal: Path | None) -> None:
     nodes = cluster.nodes("ab", "2", "--max-restarts=3", conf=settings(journal))
     before = cluster.world(2)
@@ -143,6 +145,7 @@ def test_a_node_that_dies_while_the_master_is_away_is_found_lost_when_it_is_back
     assert master.finish() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hours", [1, *only_long(-1)])
 def test_a_master_that_comes_back_with_another_clock_goes_on_in_the_same_round(
     cluster: Cluster, journal: Path | None, hours: int

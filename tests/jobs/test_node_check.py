@@ -136,6 +136,7 @@ class TestOneNode:
 class TestNewcomer:
     """One that comes while others train is checked beside that."""
 
+    @pytest.mark.long
     def test_the_others_train_until_it_has_passed(self, checked: CheckedCluster, cluster: Cluster) -> None:
         checked.gate.rules["c"] = at("compute", hold)
         pair = [checked.node(name, "2:3", conf=SOON) for name in "ab"]

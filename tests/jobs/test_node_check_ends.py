@@ -23,7 +23,7 @@ def agent(node: Node) -> psutil.Process:
     return node.agent
 
 
-@pytest.mark.parametrize("stage", ["compute", "link"])
+@pytest.mark.parametrize("stage", ["link", *only_long("compute")])
 @pytest.mark.parametrize("number", [signal.SIGTERM, *only_long(signal.SIGINT)])
 def test_a_signal_ends_a_node_that_is_being_checked(
     checked: CheckedCluster, number: signal.Signals, stage: str, tmp_path: Path

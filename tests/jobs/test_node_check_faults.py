@@ -88,6 +88,7 @@ def test_one_whose_check_process_was_killed_once_is_tried_again_and_trains(
     succeed(cluster.world(3), *nodes)
 
 
+@pytest.mark.long
 @EVERYWHERE
 def test_the_console_of_a_node_has_the_lines_that_people_grep_for(checked: CheckedCluster, cluster: Cluster) -> None:
     checked.gate.rules["b"] = Visit.kill

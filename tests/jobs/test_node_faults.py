@@ -33,7 +33,7 @@ def test_a_workers_death_is_a_new_round_on_all_nodes(cluster: Cluster) -> None:
     succeed(after, *nodes)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [1, *only_long(0)])
 def test_the_others_go_on_without_a_node_that_is_lost(cluster: Cluster, rank: int) -> None:
     """torchrun 2.13 makes no step again within 150 s."""
     nodes = {name: cluster.node(name, "1:2") for name in "ab"}
@@ -46,6 +46,7 @@ def test_the_others_go_on_without_a_node_that_is_lost(cluster: Cluster, rank: in
     succeed(after, survivor)
 
 
+@pytest.mark.long
 def test_survivors_keep_their_ranks_where_the_next_round_has_them(cluster: Cluster) -> None:
     nodes = {name: cluster.node(name, "2:3") for name in "abc"}
     before = cluster.world(3)
@@ -79,6 +80,7 @@ def test_a_killed_agent_takes_its_workers_along_and_the_others_go_on(cluster: Cl
     succeed(after, nodes["a"])
 
 
+@pytest.mark.long
 def test_a_node_whose_watchdog_was_killed_says_that_it_leaves(cluster: Cluster) -> None:
     # It says so, for nobody would have found it lost in this time.
     nodes = {name: cluster.node(name, "1:2", conf={"lost_after": NEVER}) for name in "ab"}
@@ -108,6 +110,7 @@ def test_a_stopped_agent_is_lost_and_comes_back_as_a_newcomer(cluster: Cluster) 
     succeed(together, *nodes.values())
 
 
+@pytest.mark.long
 def test_a_node_that_stops_as_a_whole_is_lost_and_comes_back(cluster: Cluster) -> None:
     """As a laptop that was closed, or a virtual machine that was moved."""
     nodes = {name: cluster.node(name, "1:2", conf=cluster.place.alert) for name in "ab"}
@@ -134,6 +137,7 @@ def test_a_second_process_with_the_id_of_a_living_node_is_refused_and_told_why(c
     succeed(world, *nodes)
 
 
+@pytest.mark.long
 def test_a_new_process_with_a_dead_nodes_id_takes_its_place_at_once(cluster: Cluster) -> None:
     # Nobody waits for the old one, although it may still come back as far as anybody knows.
     options = {"conf": {"lost_after": NEVER}}
@@ -181,6 +185,7 @@ def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster,
     succeed(cluster.world(2), *nodes.values())
 
 
+@pytest.mark.long
 def test_a_connection_that_breaks_and_comes_again_changes_nothing(cluster: Cluster, links: Links) -> None:
     nodes = behind_the_links(cluster, links, "--max-restarts=1", conf={"lost_after": NEVER})
     world = cluster.world(2)

@@ -97,6 +97,7 @@ def test_who_got_to_work_or_wants_it_uses_all_restarts(mailbox: Mailbox, work: s
     assert "5 of 5 restarts were used." in ended.err
 
 
+@pytest.mark.long
 def test_a_world_of_one_that_met_itself_uses_all_restarts(mailbox: Mailbox) -> None:
     kill_and_recover(mailbox, "forkserver", 6, workers=1)
 

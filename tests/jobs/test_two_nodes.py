@@ -21,6 +21,7 @@ def test_a_job_is_complete_at_once_with_the_most_nodes(cluster: Cluster) -> None
     succeed(world, *nodes)
 
 
+@pytest.mark.long
 def test_fewer_nodes_start_when_nobody_came_after_the_last_call(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2:3", conf=SOON)
     world = cluster.world(2)
@@ -58,6 +59,7 @@ def test_each_round_is_told_as_torchrun_tells_it_and_so_is_the_wait_before_it(cl
     assert re.search(r"^\d\d:\d\d:\d\d dlrover-run: restart 1 of 1 after ", second.said, re.MULTILINE), second.said
 
 
+@pytest.mark.long
 def test_nodes_may_have_different_numbers_of_workers(cluster: Cluster) -> None:
     nodes = [cluster.node("a", "2", "--nproc-per-node=1"), cluster.node("b", "2", "--nproc-per-node=3")]
     world = cluster.world(4)
@@ -65,6 +67,7 @@ def test_nodes_may_have_different_numbers_of_workers(cluster: Cluster) -> None:
     succeed(world, *nodes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variable", ["NODE_RANK", *only_long("WORKER_RANK", None)])
 def test_a_node_has_the_rank_that_it_was_given(cluster: Cluster, variable: str | None) -> None:
     nodes = [
@@ -101,6 +104,7 @@ def test_a_third_node_joins_a_pair_that_trains_with_torch(cluster: Cluster) -> N
     succeed(cluster.world(3), *pair, third)
 
 
+@pytest.mark.long
 def test_newcomers_within_the_delay_come_in_together(cluster: Cluster) -> None:
     conf = {**SOON, "scale_up_delay": NEVER}
     nodes = cluster.nodes("ab", "2:4", conf=conf)
@@ -111,6 +115,7 @@ def test_newcomers_within_the_delay_come_in_together(cluster: Cluster) -> None:
     succeed(cluster.world(4), *nodes)
 
 
+@pytest.mark.long
 def test_a_round_has_a_multiple_of_the_unit(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2:4", "--node-unit=2", conf=SOON)
     cluster.world(2)
@@ -133,6 +138,7 @@ def test_a_spare_steps_in_with_the_rank_that_is_free(cluster: Cluster) -> None:
     succeed(world, nodes["b"], spare)
 
 
+@pytest.mark.long
 def test_a_spare_leaves_with_the_job(cluster: Cluster) -> None:
     pair = cluster.nodes("ab", "2")
     world = cluster.world(2)
@@ -141,6 +147,7 @@ def test_a_spare_leaves_with_the_job(cluster: Cluster) -> None:
     succeed(world, *pair, spare)
 
 
+@pytest.mark.long
 def test_too_few_nodes_wait_for_another_which_takes_the_free_rank(cluster: Cluster) -> None:
     nodes = {name: cluster.node(name, "2") for name in "ab"}
     before = places(cluster.world(2))
@@ -203,6 +210,7 @@ def test_all_nodes_leave_together_when_the_last_has_succeeded(cluster: Cluster) 
     assert [node.finish() for node in (*nodes.values(), third)] == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_no_round_begins_for_a_newcomer_after_the_first_success(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2:3", conf=SOON)
     first, second = cluster.world(2)
@@ -259,6 +267,7 @@ def cluster_post(member: dict[str, object]) -> dict[str, object]:
     return {key: member[key] for key in ("rank", "restart", "pid")}
 
 
+@pytest.mark.long
 def test_all_nodes_may_be_asked_to_go_and_the_same_commands_are_another_job_then(cluster: Cluster) -> None:
     nodes = cluster.nodes("abc", "3", "--max-restarts=1")
     tell(cluster.world(3)[:1], signal.SIGKILL)
@@ -305,6 +314,7 @@ def test_a_worker_that_only_lost_its_peer_is_not_the_root_cause_on_any_node(clus
         assert "rank 1 " in node.said
 
 
+@pytest.mark.long
 def test_two_jobs_meet_in_one_place(cluster: Cluster) -> None:
     nodes = cluster.nodes("aa", "2", "--rdzv-id=one")
     one = cluster.world(2)

@@ -77,6 +77,7 @@ def test_a_wrong_result_of_one_of_several_threads_is_told(crew: Crew) -> None:  
     assert "multiplied matrices wrongly" in answer["problem"]
 
 
+@pytest.mark.long
 def test_several_threads_compute_and_the_process_takes_further_orders(crew: Crew) -> None:  # noqa: F811
     process = crew.start(OMP_NUM_THREADS="3")
     for _ in range(2):
@@ -85,6 +86,7 @@ def test_several_threads_compute_and_the_process_takes_further_orders(crew: Crew
     assert process.end() == (0, "", "")
 
 
+@pytest.mark.long
 def test_the_store_of_links_listens_before_a_link_is_ordered(crew: Crew) -> None:  # noqa: F811
     process = crew.start(DLROVER_RUN_CHECK_STORE_PORT=str(crew.port.number))
     process.order(do="compute", seconds=0.1)

@@ -195,6 +195,7 @@ def test_a_plugin_whose_accelerator_is_not_there_is_passed_over(crew: Crew) -> N
     assert process.answer()["device"] == "cpu"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [3, *only_long(2, 4)])
 def test_links_in_turn_use_one_store_at_a_port_that_is_held(crew: Crew, world: int) -> None:
     processes = [crew.start(rank % 2, 2) for rank in range(world)]
@@ -229,6 +230,7 @@ def test_a_host_that_never_comes_is_a_problem_and_the_next_link_works(crew: Crew
     passes("b", one, other)
 
 
+@pytest.mark.long
 def test_a_partner_killed_in_a_link_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
     one = crew.start_faulty("", CHECK_GIVE_UP_AFTER=str(TIMEOUT))
     other, third = crew.start_faulty("die in the link"), crew.start(1, 2)

@@ -279,6 +279,7 @@ def test_multiprocessing(case: Case, method: str) -> None:
     assert case.forked() == case.fresh()
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 def test_random_numbers_differ_between_workers(case: Case) -> None:
     write(

@@ -160,6 +160,7 @@ def test_a_plugin_places_the_output_of_every_round(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_plugin_that_names_one_file_for_all_rounds_loses_nothing(
     tmp_path: Path, plugin: dict[str, str | None]
 ) -> None:

@@ -156,6 +156,7 @@ def test_servers_are_added_while_training_goes_on_and_the_chief_saves_before(sta
     assert "steps lost" not in out
 
 
+@pytest.mark.long
 def test_a_chief_whose_workers_only_serve_it_is_told_of_a_planned_change_and_leaves_before_them(
     start: Callable[..., Job],
 ) -> None:
@@ -315,6 +316,7 @@ def test_a_job_that_cannot_have_the_servers_of_the_checkpoint_ends_and_names_the
     assert "full report is on" not in out
 
 
+@pytest.mark.long
 def test_a_worker_too_many_leaves_and_nobody_else_is_disturbed(start: Callable[..., Job]) -> None:
     job = start("--ps=1", "--workers=0:2")
     for name in ("ps-0", "chief-0", "worker-0", "worker-1"):
@@ -424,6 +426,7 @@ def test_logs_are_kept_for_each_task_where_they_are_asked_for(start: Callable[..
     assert re.match(r"pretend-", run.name)
 
 
+@pytest.mark.long
 def test_nodes_that_host_one_task_each_make_one_job_and_mend_it(start: Callable[..., Job], free_port: int) -> None:
     meet = ("--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--ps=2", "--workers=1")
     nodes = [start(*meet, f"--role={role}") for role in ("chief", "ps", "ps", "worker")]

@@ -107,6 +107,7 @@ def test_the_generator_knows_the_best_that_can_be_learned(data: Path) -> None:
     assert truth["permuted"] == pytest.approx(0.5, abs=0.015)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_rows_whatever_a_killed_writer_has_left(data: Path, tmp_path: Path) -> None:
     left_over = tmp_path / ".again.unfinished"
     left_over.mkdir()
