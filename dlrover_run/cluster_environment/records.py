@@ -112,6 +112,12 @@ def number(environ: Mapping[str, str], *names: str, lowest: int = 0) -> FlagValu
     return value
 
 
+def positive(environ: Mapping[str, str], *names: str) -> FlagValue | None:
+    """The same for a variable that holds 0 where there is nothing to say: None for it. Raises Contradiction."""
+    value = number(environ, *names)
+    return value if value and int(value.text) else None
+
+
 def read_number(value: FlagValue, lowest: int = 0) -> int:
     """The integer that a variable holds. Raises Contradiction."""
     text = value.text
@@ -129,8 +135,7 @@ def visible_gpus(environ: Mapping[str, str], *counts: str) -> FlagValue | None:
         devices = [each for each in environ.get(name, "").split(",") if each.strip()]
         if devices and devices[0].strip() not in ("all", "void", "none", "-1", "NoDevFiles"):
             return FlagValue(name, str(len(devices)))
-    count = number(environ, *counts)
-    return count if count and int(count.text) else None
+    return positive(environ, *counts)
 
 
 def port_of(job: str) -> int:

@@ -20,6 +20,7 @@ from dlrover_run.cluster_environment.records import (
     given,
     number,
     port_of,
+    positive,
     several_launchers,
     visible_gpus,
 )
@@ -96,8 +97,7 @@ def _step(environ: Mapping[str, str], context: Context, job: FlagValue, step: Fl
     rank = _rank(environ, context, title, size, hosts)
     parts = [given(environ, "SLURM_ARRAY_JOB_ID"), given(environ, "SLURM_ARRAY_TASK_ID")]
     array = "_".join(part.text for part in parts if part) if all(parts) else ""
-    attempt = number(environ, "SLURM_RESTART_COUNT")
-    attempt = attempt if attempt and int(attempt.text) else None
+    attempt = positive(environ, "SLURM_RESTART_COUNT")
     # Slurm numbers the steps of a requeued job from 0 again, and a node of the last attempt may not be gone yet.
     run_id = f"{array or job.text}.{step.text}" + (f"-restart{attempt.text}" if attempt else "")
     source = "SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID" if array else job.source

@@ -147,9 +147,9 @@ def resolve(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
 
 def resolve_local(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
     """The rendezvous of nodes that are all started on this machine: through the etcd that the flags name, else through
-    a local master. The launcher gives them ranks and names, so the machine's own in a cluster are not used. Nobody else
-    finds a local master by the job's name, so an unnamed job gets `fresh_id`: what a script saves by that name is then
-    not taken for another run's."""
+    a local master. The launcher gives them ranks and names, so the machine's own in a cluster are not used. No other
+    node finds a local master by the job's name, so an unnamed job gets `fresh_id`: what a script saves by that name is
+    then not taken for another run's."""
     min_nodes, max_nodes = values.node_range(*args.nodes)
     backend = args.backend or FlagValue("--rdzv-backend", MASTER_BACKENDS[0])
     if backend.text in ETCD_BACKENDS:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dlrover_run.command_line.options import CHECK_MODES, WORKER_COUNTS
+from dlrover_run.coordination.text import join_words
 from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.spec import PreemptionNotice, SpecError, Std, StreamMap
 
@@ -297,4 +298,4 @@ def worker_count(source: str, text: str) -> int | None:
 
 def alternatives(words: Sequence[str]) -> str:
     """The words of a choice for a sentence: `a`, `a or b`, `a, b or c`."""
-    return " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
+    return join_words(words, "or")

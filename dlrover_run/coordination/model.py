@@ -225,7 +225,7 @@ class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MAX_PEERS = 3
-"""Other nodes that a node is told of, by which it finds out whether it is cut off."""
+"""Other nodes whose addresses a node receives, by which it finds out whether it is cut off."""
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def join_words(words: Sequence[str], conjunction: str = "and") -> str:
+    """All the words in a sentence: `a`, `a and b`, `a, b and c`."""
+    return f" {conjunction} ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
+
+
 def join_names(hosts: Sequence[str]) -> str:
     """At most three hosts by name: `a`, `a and b`, `a, b and 5 others`."""
-    shown = list(hosts) if len(hosts) <= 3 else [*hosts[:2], f"{len(hosts) - 2} others"]
-    return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else "".join(shown)
+    return join_words(hosts if len(hosts) <= 3 else [*hosts[:2], f"{len(hosts) - 2} others"])
 
 
 def node_name(host: str, rank: int | None = None) -> str:

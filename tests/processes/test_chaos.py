@@ -455,7 +455,7 @@ def test_memory_is_taken_from_the_limit_of_one_task_until_it_is_killed(chaos: Ch
         assert overload.finish() == 0
         assert overload.has_said("start_chaos: node 1: chief-4 has ended")
         assert still_alive(chief, 0) == 0
-        assert group.kills == 1
+        assert group.kills
     ended = chaos.mailbox.receive()
     assert (ended["what"], ended["of"]) == ("ended", node.tasks["chief"])
 

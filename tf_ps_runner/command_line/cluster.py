@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dlrover_run.cluster_environment.records import Detected
-from dlrover_run.command_line.values import FlagValue, alternatives
+from dlrover_run.command_line.values import FlagValue
+from dlrover_run.coordination.text import join_words
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.spec import SpecError
@@ -33,4 +34,4 @@ def tasks_of_node(found: Detected, cluster: ClusterRules) -> tuple[Capacity, ...
 def describe_tasks(capacity: tuple[Capacity, ...]) -> str:
     """The tasks of a node for the start line."""
     tasks = [f"{part.slots} {part.role.value}" if part.slots > 1 else part.role.value for part in capacity]
-    return f"{alternatives(tasks).replace(' or ', ' and ')} on this node (--ps, --workers)"
+    return f"{join_words(tasks)} on this node (--ps, --workers)"

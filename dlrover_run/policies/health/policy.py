@@ -22,8 +22,17 @@ from dlrover_run.policies.health.model import (
     LinkRow,
     NodeHealth,
 )
-from dlrover_run.policies.health.round import asked, awaited, check_status, key_of, tasks, without_check
-from dlrover_run.policies.health.rules import CHECK_ALWAYS, HealthRules
+from dlrover_run.policies.health.round import (
+    asked,
+    awaited,
+    check_status,
+    key_of,
+    rules_of,
+    state_of,
+    tasks,
+    without_check,
+)
+from dlrover_run.policies.health.rules import CHECK_ALWAYS
 
 MAX_DISMISSALS = 300
 """Characters of the causes of dismissals that waiting nodes are shown."""
@@ -36,7 +45,7 @@ class HealthPolicy(Policy):
 
     def __init__(self, rules: JobRules) -> None:
         super().__init__(rules)
-        self.needs_gathering = HealthRules.get(rules.policy).check == CHECK_ALWAYS
+        self.needs_gathering = rules_of(rules).check == CHECK_ALWAYS
 
     def refresh(self, plan: Plan, members: Members, now: float) -> PolicyStep:
         """Drop the results of nodes that are gone, and note nodes that take no part in checks."""
@@ -45,11 +54,11 @@ class HealthPolicy(Policy):
 
     def has_started(self, plan: Plan) -> bool:
         """Whether there was a check before."""
-        return HealthState.get(plan.policy).check_count > 0
+        return state_of(plan).check_count > 0
 
     def is_active(self, plan: Plan) -> bool:
         """Whether a check runs."""
-        return HealthState.get(plan.policy).check is not None
+        return state_of(plan).check is not None
 
     def eligible(self, plan: Plan, members: Members) -> list[MemberState]:
         """The nodes that no check has dismissed."""
@@ -57,7 +66,7 @@ class HealthPolicy(Policy):
 
     def has_removed(self, plan: Plan, members: Members) -> bool:
         """Whether a node that was dismissed is still here."""
-        return any(one.dismissed and key_of(one) in members for one in HealthState.get(plan.policy).health)
+        return any(one.dismissed and key_of(one) in members for one in state_of(plan).health)
 
     def stop_watching(self, plan: Plan, now: float) -> Plan:
         """The plan without a check during training."""
@@ -72,7 +81,7 @@ class HealthPolicy(Policy):
 
     def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> Admission:
         """The nodes without those that still compute, if enough are left and there was a round or a check before."""
-        if steps.computes_anew(self.rules, plan) or not (plan.key.number or HealthState.get(plan.policy).check_count):
+        if steps.computes_anew(self.rules, plan) or not (plan.key.number or state_of(plan).check_count):
             return Admission(nodes)
         waited_for = {p.report.key for p in steps.computing(self.rules, plan, nodes, now)}
         others = [p for p in nodes if p.report.key not in waited_for]
@@ -111,7 +120,7 @@ class HealthPolicy(Policy):
 
     def expected(self, plan: Plan) -> list[Member]:
         """The nodes of a check that runs, and those that have passed one. Dismissed nodes are not waited for."""
-        state = HealthState.get(plan.policy)
+        state = state_of(plan)
         checked = state.check.nodes if state.check is not None else ()
         nodes = [Member(node.node_id, node.incarnation, node.host, node.workers) for node in checked]
         passed = (one for one in state.health if not one.dismissed)
@@ -127,12 +136,12 @@ class HealthPolicy(Policy):
             for member in plan.members
             if (p := members.get(member.key)) is not None and not without_check(p)
         )
-        state = msgspec.structs.replace(HealthState.get(plan.policy), health=checked)
+        state = msgspec.structs.replace(state_of(plan), health=checked)
         return msgspec.structs.replace(plan, policy=state)
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, HealthAssignment]:
         """The task, the result, and for rank 0 the table of all results."""
-        state = HealthState.get(plan.policy)
+        state = state_of(plan)
         if state.check is None and not state.health:
             return {}
         given = {} if state.check is None or plan.phase in OVER else tasks(self.rules, state.check)
@@ -153,7 +162,7 @@ class HealthPolicy(Policy):
         """Which nodes a check, or its begin, waits for, while no round runs."""
         if plan.phase is PlanPhase.TRAINING:
             return None
-        check = HealthState.get(plan.policy).check
+        check = state_of(plan).check
         if check is not None:
             waited_for = [check.nodes[place].host for place in awaited(check, members, now)]
             reasons = text.answers(check, waited_for, len(asked(check, members, now)))
@@ -168,7 +177,7 @@ class HealthPolicy(Policy):
 
     def removals(self, plan: Plan, members: Members) -> Reasons:
         """The dismissed nodes. A node that is gone is shown only while the others wait for one in its place."""
-        health = HealthState.get(plan.policy).health
+        health = state_of(plan).health
         shown = (one for one in health if plan.key.number == 0 or key_of(one) in members)
         return text.dismissals([one for one in shown if one.dismissed], MAX_DISMISSALS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ import msgspec
 
 from dlrover_run.coordination.policy_records import PolicyRules
 from dlrover_run.coordination.rules import NOT_FINITE, all_finite
-from dlrover_run.coordination.text import counted
+from dlrover_run.coordination.text import counted, join_words
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, NAME, TF_PROGRAM, Cluster, Role
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
@@ -35,11 +35,6 @@ MEMORY_FACTOR = 2
 
 MEMORY_RESTARTS = 3
 """How often the tasks of a role may be given more memory."""
-
-
-def listed(parts: Sequence[str]) -> str:
-    """All the parts in one sentence: `a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True, tag=NAME):
@@ -84,7 +79,7 @@ class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fiel
             return f"of the workers MIN may not be above MAX: not {self.min_workers} to {self.max_workers}"
         number = sum(most for _, most in map(self.replicas, ROLES))
         if number > MAX_TASKS:
-            flags = " or ".join(spec.flag for spec in ROLES.values() if spec.flag)
+            flags = join_words([spec.flag for spec in ROLES.values() if spec.flag], "or")
             return f"a job has at most {MAX_TASKS} tasks, and this one may have {number}: reduce {flags}"
         return None
 
@@ -96,7 +91,7 @@ class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fiel
             if most:
                 is_range = spec.numbered and least < most
                 parts.append(f"{least} to {counted(most, spec.noun)}" if is_range else spec.counted(most))
-        return listed(parts)
+        return join_words(parts)
 
     @property
     def ps_range(self) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from dlrover_run.coordination.reasons import Code as CoreCode
 from dlrover_run.coordination.reasons import Reason, ReasonCode, Reasons, register, shown_names
-from dlrover_run.coordination.text import counted
+from dlrover_run.coordination.text import counted, join_words
 from dlrover_run.policies.parameter_servers.model import NAME, Cluster, DesiredReplicas, Role, ServerBounds, Task
-from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules, listed
+from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.policies.parameter_servers.view import LostTask
 
 MAX_ENDS_SHOWN = 3
@@ -252,8 +252,8 @@ def training(cluster: Cluster) -> Reasons:
     here = [spec.counted(sum(task.role is role for task in cluster.tasks)) for role, spec in bound]
     over = {role: number for role in ROLES if (number := len(cluster.role_state(role).succeeded))}
     tasks = [replicas(role, number) if ROLES[role].numbered else ROLES[role].label for role, number in over.items()]
-    succeeded = (Code.SUCCEEDED(tasks=listed(tasks), number=sum(over.values())),) if tasks else ()
-    return (Code.TRAINING(tasks=listed(here)), *succeeded, Code.SPARE())
+    succeeded = (Code.SUCCEEDED(tasks=join_words(tasks), number=sum(over.values())),) if tasks else ()
+    return (Code.TRAINING(tasks=join_words(here)), *succeeded, Code.SPARE())
 
 
 def reshaped(before: int, after: int) -> Reason:
