@@ -205,8 +205,8 @@ class TestFewNodes:
         outcome = check_world(World((NodeTruth(), CUT)))
         assert outcome.named == {}
         assert outcome.diagnosis.notes == (
-            "no link between node0 and node1 works (no answer for 30 s), and nobody else was there to link with: it "
-            "cannot be told whose fault that is",
+            "no link between node0 and node1 works (no answer for 30 s), and no other node was there to link with: "
+            "which of them is at fault cannot be decided",
         )
 
     def test_of_three_nodes_the_one_without_a_network_is_named_when_both_links_have_failed_twice(self) -> None:

@@ -76,7 +76,7 @@ def test_of_two_nodes_that_do_not_reach_each_other_nobody_is_blamed(cluster: Clu
     job = Job(cluster, network, namespaces, "1:2")
     assert [node.finish() for node in job.nodes] == [0, 0], cluster.told()
     job.master.until_says("Fault nodes are: [] and stragglers are: [")
-    job.master.until_says("it cannot be told whose fault that is")
+    job.master.until_says("which of them is at fault cannot be decided")
     job.end()
 
 

@@ -1,8 +1,8 @@
-"""Who is broken and who is slow, from all that the nodes of a check have tried. Pure, and asked after each round.
+"""Who is broken and who is slow, from all that the nodes of a check have tried. Pure; called after each round.
 
-Two rules keep a healthy node from being named. Its computing speaks of itself alone, and an accident is tried again.
-Its links speak of the other end as much, so they count only as far as several others agree that have links which do
-well. What cannot be told is said, and nobody is blamed for it.
+Two rules keep a healthy node from being named. Its computing concerns itself alone, and an accident is tried again.
+Its links concern the other end as much, so they count only as far as several others agree that have links which do
+well. What cannot be decided is reported, and no node is blamed for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENOUGH_WITNESSES = 3
 """Different partners that have to agree about a node's links: so a node that has two bad links is not blamed."""
 
 MIN_WITNESSES = 2
-"""How many are enough when there is nobody else left to ask. One would never do: the link has two ends. What fails with
+"""How many are enough when no other node is left to link with. One never is: the link has two ends. What fails with
 so few is tried once more before it makes a fault: in a triple a moment without a network fails both. What is slow is
 tried once more however many agree, for whatever else disturbs a machine slows all that it does at that moment."""
 
@@ -50,11 +50,11 @@ class Finding:
 class Diagnosis:
     """`findings` are one for each examinee, in order, never PENDING: what would hold if the check ended now.
 
-    More rounds of links could tell more about those in `open`, another try at computing about those in `compute_again`,
-    another try at the links in `link_again` whether these failed, or were slow, by accident. `failing` are those who
-    have not passed by now: their computing or their links failed, and nothing since has shown that they work. `notes`
-    are sentences about links, and about what cannot be told. `well` are those whose links leave no doubt: who links
-    with one of them learns something.
+    More rounds of links could show more of those in `unresolved`, another try at computing about those in
+    `compute_again`, another try at the links in `link_again` whether these failed, or were slow, by accident. `failing`
+    are those that have not passed by now: their computing or their links failed, and nothing since has shown that they
+    work. `notes` are sentences about links, and about what cannot be decided. `healthy` are those whose links leave no
+    doubt: a link with one of them is evidence.
     """
 
     findings: tuple[Finding, ...]
@@ -67,7 +67,7 @@ class Diagnosis:
 
     @property
     def flagged(self) -> tuple[FlaggedNode, ...]:
-        """Faults and stragglers of whom no other try is to tell more."""
+        """Faults and stragglers that no other try is needed for."""
         doubtful = {*self.unresolved, *self.compute_again}
         return tuple(
             FlaggedNode(node, finding.status, finding.reason)
@@ -184,7 +184,7 @@ class _Diagnoser:
             }
             if not found:
                 return cut
-            # With these out of the way there may be nobody left whom another one has yet to meet.
+            # With these out of the way no node may be left that another one has yet to link with.
             cut |= found
             failing -= found
 
@@ -295,7 +295,7 @@ class _Diagnoser:
         return len(self.evidence.links) > 1
 
     def _could_learn(self, node: int) -> bool:
-        """Whether a link that nobody has tried would tell more of it, be it a link of a partner that is in doubt."""
+        """Whether a link that was not tried yet would show more of it, be it a link of a partner that is in doubt."""
         if self._within_is_open(node):
             return True
         if not self.evidence.works(node):
@@ -314,12 +314,10 @@ class _Diagnoser:
 
     def _find(self, node: int) -> Finding:
         evidence = self.evidence
-        verdict, reason = self._verdict(node)
-        return Finding(
-            verdict, evidence.computes_at(node) or 0.0, evidence.best_link(node) or 0.0, reason[:MAX_PROBLEM]
-        )
+        status, reason = self._status(node)
+        return Finding(status, evidence.computes_at(node) or 0.0, evidence.best_link(node) or 0.0, reason[:MAX_PROBLEM])
 
-    def _verdict(self, node: int) -> tuple[HealthStatus, str]:
+    def _status(self, node: int) -> tuple[HealthStatus, str]:
         tries = self.evidence.tries.get(node, ())
         if not self.check.nodes[node].is_here or self.check.nodes[node].already_passed:
             return HealthStatus.PASSED, ""

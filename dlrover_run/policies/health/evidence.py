@@ -1,7 +1,7 @@
-"""What the facts of a node check come to, node by node and link by link, before anybody judges them.
+"""What the facts of a node check come to, node by node and link by link, before a diagnosis uses them.
 
 Facts about examinees that are gone count for nothing, and neither do links with one that cannot compute: its own fault
-is no news of the other end.
+shows nothing of the other end.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Kind = tuple[int, str]
 @dataclass(frozen=True)
 class Evidence:
     """`tries` at computing of each examinee that is present. `broken` are those that computed wrongly or failed too
-    often, and those of `bereft`, which have lost their accelerator: the one that most of the others have is named.
-    `unsure` are those that have failed, and not computed yet, or have computed on the CPU for the first time where the
-    others have an accelerator: they compute again, and link after that.
+    often, and those of `lost_accelerator`, which have lost their accelerator: the one that most of the others have is
+    named. `unproven` are those that have failed, and not computed yet, or have computed on the CPU for the first time
+    where the others have an accelerator: they compute again, and link after that.
 
-    `kinds` is what each of them computes with; where nobody remembers the device it is the one that most others have.
+    `kinds` is what each of them computes with; where the device is not known it is the one that most others have.
 
     `links` has, for each examinee that may link, the speed in GB/s of its link with each other one that it has met,
     None where no try at it worked. `within` is the same for its link within itself, one entry for each try. `linked` is
@@ -105,10 +105,10 @@ def collect_evidence(check: HealthCheck) -> Evidence:
         node for node, facts in tries.items() if failures[node] >= MAX_FAILURES or any(fact.wrong for fact in facts)
     }
     on_cpu = _find_on_cpu(check, tries)
-    bereft = {node: device for node, device in on_cpu.items() if _last_tries_on_cpu(tries[node]) >= CPU_TRIES}
-    broken |= bereft.keys()
-    unsure = {node for node, facts in tries.items() if facts and failures[node] == len(facts)}
-    unsure = (unsure | on_cpu.keys()) - broken
+    lost = {node: device for node, device in on_cpu.items() if _last_tries_on_cpu(tries[node]) >= CPU_TRIES}
+    broken |= lost.keys()
+    unproven = {node for node, facts in tries.items() if facts and failures[node] == len(facts)}
+    unproven = (unproven | on_cpu.keys()) - broken
     links: dict[int, dict[int, float | None]] = {node: {} for node in present if node not in broken}
     within: dict[int, list[float | None]] = {node: [] for node in links}
     linked = Counter[Pair]()
@@ -127,8 +127,8 @@ def collect_evidence(check: HealthCheck) -> Evidence:
         check=check,
         tries={node: tuple(facts) for node, facts in tries.items()},
         broken=frozenset(broken),
-        lost_accelerator=bereft,
-        unproven=frozenset(unsure),
+        lost_accelerator=lost,
+        unproven=frozenset(unproven),
         device_kinds=_find_kinds(check, tries),
         links=links,
         internal_links={node: tuple(speeds) for node, speeds in within.items()},

@@ -39,7 +39,7 @@ MAX_LINK_ROWS = 120
 """Links of which a person is shown a line each, every pair of 16 nodes: of more than that the slowest."""
 
 MAX_LINK_PROBLEM = 120
-"""Characters of what is told of one link that failed: with all the rows there are, they fit into one message."""
+"""Characters of the text on one link that failed: with all the rows there are, they fit into one message."""
 
 
 CPU = "cpu"
@@ -59,7 +59,7 @@ class HealthStatus(enum.StrEnum):
 class CheckKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
     """Which task: the coordinator that gave it, its check's number from 1, and the round of that check from 0.
 
-    All zero is what a node tries of its own accord before anybody has asked.
+    All zero is what a node tries by itself before it is assigned a task.
     """
 
     epoch: int = 0
@@ -153,7 +153,7 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class LinkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One link as a person is shown it. `one` < `other` are places in the list of nodes that is told with it, or equal
+    """One link as it is shown to a user. `one` < `other` are places in the list of nodes that is sent with it, or equal
     for a link within a node; places, because several nodes may have one name. `gigabytes` per second is the best of its
     tries, 0 when all failed, and `problem` is then a clause that says why."""
 
@@ -178,7 +178,7 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeFact(msgspec.Struct, frozen=True):
-    """One try at computing: of which examinee, with which speed, on which device (empty where nobody remembers);
+    """One try at computing: of which examinee, with which speed, on which device (empty where it is not known);
     `problem` when it failed. So counts a check process that ended in a link, as `linking` says."""
 
     node: int

@@ -1,5 +1,5 @@
-"""What a check has found beside its verdicts: links that are slow or broken, other kinds of device, and what cannot be
-told. Sentences for a person, of which none blames a node.
+"""What a check has found beside the status of each node: links that are slow or broken, other kinds of device, and
+what cannot be decided. Sentences for a user, of which none blames a node.
 """
 
 from __future__ import annotations
@@ -188,11 +188,11 @@ class Notes:
         if not any(self.evidence.works(node) for node in self.evidence.links):
             return [
                 f"no link between {self.words.join(failing)} works{self.words.because(failing[0])}, "
-                "and nobody else was there to link with: it cannot be told whose fault that is"
+                "and no other node was there to link with: which of them is at fault cannot be decided"
             ]
         return [
             f"no link of {self.words.names[node]} works{self.words.because(node)}, "
-            "but too few others have links that do to tell whose fault that is"
+            "but too few others have links that do to decide which is at fault"
             for node in unknown
         ]
 

@@ -52,10 +52,10 @@ class RoundTasks(NamedTuple):
 
 
 def first_round(check: HealthCheck, measure_links: bool, threshold: float = STRAGGLER_THRESHOLD) -> RoundTasks:
-    """What is tried first; `check.computed` has what the nodes computed of their own accord.
+    """What is tried first; `check.computed` has what the nodes computed by themselves.
 
-    Who has failed or was slow at it computes again. Who has failed does nothing else in this round, so that nobody
-    waits for a link with a node that may be dead; it links in the next one.
+    A node that failed or was slow at it computes again. One that failed does nothing else in this round, so that no
+    node waits for a link with a node that may be dead; it links in the next one.
     """
     evidence = collect_evidence(check)
     return RoundTasks(diagnose(check, threshold).compute_again, _first_groups(evidence, measure_links))
@@ -83,7 +83,8 @@ def next_round(check: HealthCheck, diagnosis: Diagnosis, measure_links: bool) ->
 
 
 def _useless(evidence: Evidence, diagnosis: Diagnosis) -> set[int]:
-    """With whom nobody else shall link: at fault, or about to be when its failing links have been tried once more."""
+    """The nodes that no other node shall link with: those at fault, or about to be when their failing links were tried
+    once more."""
     found = {node for node, finding in enumerate(diagnosis.findings) if finding.status is HealthStatus.FAULT}
     return found | {end for pair in diagnosis.link_again for end in pair if not evidence.works(end)}
 
@@ -168,7 +169,7 @@ def _take_nearest(evidence: Evidence, node: int, others: list[int]) -> int:
 
 
 def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
-    """Pairs for those about whom more can be told: each with somebody who does well if there are enough of these, else
+    """Pairs for those of which more can be found out: each with a healthy node if there are enough of these, else
     with another one in doubt."""
     again = _to_be_confirmed(evidence, diagnosis)
     linkers = set(_linkers(evidence)) - {end for pair in again for end in pair}
@@ -265,15 +266,15 @@ class _Free:
 
 
 def _most_measuring_rounds(check: HealthCheck) -> int:
-    # Twice as many as are needed when nobody is late, for one that computed in the second try only has missed a round.
+    # Twice as many as are needed when no node is late, for one that computed in the second try only has missed a round.
     return 2 * len(check.nodes) if len(check.nodes) <= EVERY_PAIR else EVERY_PAIR - 1
 
 
 def _unmeasured(evidence: Evidence, useless: Collection[int] = ()) -> Groups:
     """A round of a round-robin: the one with the most pairs that have not been linked.
 
-    Each link that does not work costs half a minute, so nobody meets the `useless`, nor who has met so many in vain
-    that it may be one of them; when a later round clears it, its links are measured after that.
+    Each link that does not work costs half a minute, so no node is paired with the `useless`, nor with one that has met
+    so many in vain that it may be one of them; when a later round clears it, its links are measured after that.
     """
     in_vain = {
         node for node, met in evidence.links.items() if len(met) >= ENOUGH_WITNESSES and not evidence.works(node)

@@ -69,7 +69,7 @@ def asked(check: HealthCheck, members: Members, now: float) -> set[int]:
 
 
 def awaited(check: HealthCheck, members: Members, now: float) -> list[int]:
-    """Whom the round still waits for. Nobody waits for one who is gone, nor for links with him alone."""
+    """The nodes that the round still waits for. A node that is gone is not awaited, nor are links with it alone."""
     here = _here(check, members, now)
     compute = {*check.compute}
     linking = {end for ends in _round_links(check) if here.issuperset(ends) for end in ends}
@@ -83,8 +83,8 @@ def awaited(check: HealthCheck, members: Members, now: float) -> list[int]:
 
 
 def check_status(check: HealthCheck, members: Members) -> list[NodeHealth]:
-    """What a person is shown of each examinee while the check goes on: its best so far, and what failed last; of one
-    that has been found wanting its verdict, and why."""
+    """What a user is shown of each examinee while the check goes on: its best so far, and what failed last; of a
+    flagged one its status, and why."""
     tflops: dict[int, float] = {}
     gigabytes: dict[int, float] = {}
     reasons: dict[int, str] = {}
@@ -150,7 +150,7 @@ def computed_fact(place: int, said: ComputeResult | None, waited: float) -> Comp
     if said.problem or said.wrong:
         return ComputeFact(place, problem=said.problem or "it computed a wrong result", wrong=said.wrong)
     if not 0 < said.tflops < math.inf:
-        return ComputeFact(place, problem="its check process told no speed")
+        return ComputeFact(place, problem="its check process reported no speed")
     return ComputeFact(place, said.tflops, device=said.device)
 
 
@@ -161,7 +161,7 @@ def _answers(said: ComputeResult | LinkResults | None, key: CheckKey) -> bool:
 def _here(check: HealthCheck, members: Members, now: float) -> set[int]:
     """The places of those who still take part; one whose connection has just broken may be back in a moment.
 
-    One that was lost since the round began and is back again heard of its task too late: the others did not meet it.
+    One that was lost since the round began and is back again got its task too late: the others did not meet it.
     """
     found = ((place, members.get(key_of(node))) for place, node in enumerate(check.nodes))
     here = {place: p for place, p in found if p is not None and not p.is_draining and not p.is_lost(now)}

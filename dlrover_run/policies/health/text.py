@@ -1,4 +1,4 @@
-"""How a node check is told: the lines that people grep for in a log, and the rows of the table that they are shown."""
+"""How a node check is reported: the lines that people grep for in a log, and the rows of the table for users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dlrover_run.policies.health.model import (
 )
 
 MAX_ROWS_PER_JOB = 16_384
-"""Rows that all nodes of a job together are told in one telling: each of them gets its share of that, so that a table
+"""Rows that are sent to all nodes of a job together at one time: each of them gets its share of that, so that a table
 for 2,000 people is no more work than one for a few hundred."""
 
 MAX_DISMISSED_SHOWN = 3
@@ -96,15 +96,15 @@ def elapsed(check: HealthCheck) -> dict[int, float]:
 
 def round_lines(check: HealthCheck, failing: Collection[int]) -> list[str]:
     """What a round came to, in the words of DLRover's master; `failing` are the nodes that have not passed by now.
-    Nothing, when nobody is left of whom it could be said: then the nodes were told to stop."""
+    Nothing if no node is left that it could report: then the nodes were requested to stop."""
     if not any(node.is_here for node in check.nodes):
         return []
     times = elapsed(check)
     slowest = sorted(times, key=lambda place: (-times[place], place))[:MAX_ROWS]
     here = (place for place, node in enumerate(check.nodes) if node.is_here)
-    # Those of whom there is most to say, for nobody reads a line of thousands.
-    told = sorted(here, key=lambda place: (place not in failing, place))[:MAX_ROWS]
-    status = {place: place not in failing for place in sorted(told)}
+    # The most urgent ones, because a line of thousands is not read.
+    shown = sorted(here, key=lambda place: (place not in failing, place))[:MAX_ROWS]
+    status = {place: place not in failing for place in sorted(shown)}
     number = check.key.round
     shown_times = {place: times[place] for place in sorted(slowest)}
     return [
@@ -114,7 +114,7 @@ def round_lines(check: HealthCheck, failing: Collection[int]) -> list[str]:
 
 
 def end_lines(check: HealthCheck, faults: Sequence[int], stragglers: Sequence[int]) -> list[str]:
-    """What a check came to, in the words of DLRover's master; nothing, when nobody is left."""
+    """What a check came to, in the words of DLRover's master; nothing if no node is left."""
     if not any(node.is_here for node in check.nodes):
         return []
     return [f"Fault nodes are: {list(faults)} and stragglers are: {list(stragglers)}."]
@@ -146,13 +146,13 @@ def _clipped(row: NodeHealth) -> NodeHealth:
 
 
 def share_of(nodes: int) -> int:
-    """How many rows each of so many nodes is told while a check goes on."""
+    """How many rows are sent to each of that many nodes while a check goes on."""
     return min(MAX_ROWS, max(1, MAX_ROWS_PER_JOB // max(1, nodes)))
 
 
 def link_rows(links: Sequence[LinkFact], places: Sequence[int | None]) -> tuple[LinkRow, ...]:
     """The best of the tries at each link; of too many links those that failed and the slowest. `places` are those of
-    the examinees in the list of nodes that is told with it, None for one that is not there, whose links are no row."""
+    the examinees in the list of nodes that is sent with it, None for one that is not there, whose links are no row."""
     best: dict[tuple[int, int], LinkRow] = {}
     for link in links:
         ends = sorted(place for end in link.ends if (place := places[end]) is not None)
