@@ -1,0 +1,155 @@
+"""Reads event logs: of jobs that are over, that run, and of agents that were killed in the middle of a line."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from dlrover_run.events.records import SCHEMA, AgentEnded, AnyEvent, Event, LogOpened
+
+FILE_NAME = "events.jsonl"
+"""The name of the log in a run's directory. Names in a directory of several agents end with `.events.jsonl`."""
+
+MAX_LINE = 64 * 1024
+"""Maximum bytes of a line: an event has bounded texts."""
+
+_NAME = re.compile(r"(?:.+\.)?events\.jsonl(?:\.(\d+))?")
+
+_DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+@dataclass(frozen=True)
+class AgentLog:
+    """The events of one agent in their order. `unread` lines were damaged, incomplete, or events of another version.
+    `torn_head` says that files before these are gone."""
+
+    opened: LogOpened
+    events: tuple[Event, ...] = ()
+    unread: int = 0
+    torn_head: bool = False
+    paths: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def ended(self) -> AgentEnded | None:
+        """The agent's end, None where it still runs, or has not written its end."""
+        return next((event for event in reversed(self.events) if isinstance(event, AgentEnded)), None)
+
+    @property
+    def last(self) -> Event:
+        """The last event, or the first line if there is none."""
+        return self.events[-1] if self.events else self.opened
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether a later version wrote it, whose names may have another meaning."""
+        return self.opened.schema > SCHEMA
+
+
+class NoEventLog(Exception):
+    """There is no event log where one was looked for; the message names the place."""
+
+
+def parse_line(line: bytes) -> Event | None:
+    """The event of one line; None for a line that is damaged, too long, or of another version."""
+    if len(line) > MAX_LINE:
+        return None
+    try:
+        return _DECODER.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def parse_log(lines: Iterable[bytes], paths: tuple[str, ...] = ()) -> AgentLog | None:
+    """The log of one agent from the lines of its files, in the order of these files; None without a first line.
+
+    Lines before the first line are lost: without it their job and their workers are not known.
+    """
+    opened: LogOpened | None = None
+    events: list[Event] = []
+    unread = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        event = parse_line(line)
+        if event is None or (opened is None and not isinstance(event, LogOpened)):
+            unread += 1
+        elif isinstance(event, LogOpened):
+            opened = opened or event
+        else:
+            events.append(event)
+    if opened is None:
+        return None
+    return AgentLog(opened, tuple(events), unread, torn_head=opened.part > 0, paths=paths)
+
+
+def read_logs(place: str | os.PathLike[str]) -> list[AgentLog]:
+    """The logs of all agents in a directory and below it, or in one file with the files that it has rotated. They are
+    sorted by their first line. Raises NoEventLog, and OSError for what cannot be read."""
+    root = Path(place)
+    if root.is_dir():
+        bases = sorted({_base(path) for path in root.rglob("*events.jsonl*") if _NAME.fullmatch(path.name)})
+    else:
+        bases = [_base(root)]
+    logs = [log for base in bases if (log := _read_one(base)) is not None]
+    if not logs:
+        raise NoEventLog(f"there is no event log (*{FILE_NAME}) in {root}")
+    return sorted(logs, key=lambda log: (log.opened.time, log.opened.node_id))
+
+
+def _base(path: Path) -> Path:
+    """The newest file of the agent that wrote this one: a rotated file has a number at its end."""
+    found = _NAME.fullmatch(path.name)
+    return path.with_suffix("") if found is not None and found[1] is not None else path
+
+
+def rotated(path: Path, number: int) -> Path:
+    """The file that was rotated `number` files ago."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+def _read_one(base: Path) -> AgentLog | None:
+    older = sorted(
+        (int(found[1]), path)
+        for path in base.parent.glob(f"{base.name}.*")
+        if (found := _NAME.fullmatch(path.name)) is not None and found[1] is not None
+    )
+    files = [path for _, path in reversed(older)] + [base]
+    present = [path for path in files if path.is_file()]
+    return parse_log(_lines(present), tuple(map(str, present)))
+
+
+def _lines(paths: Sequence[Path]) -> Iterator[bytes]:
+    for path in paths:
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE + 1):
+                yield line
+                while len(line) > MAX_LINE and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE + 1)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One event, and the agent that wrote it."""
+
+    opened: LogOpened
+    event: Event
+
+
+def merged(logs: Sequence[AgentLog]) -> Iterator[Entry]:
+    """The events of all agents by their time. The order of one agent's events is kept where its clock was set back."""
+
+    def timed(log: AgentLog, place: int) -> Iterator[tuple[datetime, int, int, Entry]]:
+        latest = log.opened.time
+        for number, event in enumerate((log.opened, *log.events)):
+            latest = max(latest, event.time)
+            yield latest, place, number, Entry(log.opened, event)
+
+    found = heapq.merge(*(timed(log, place) for place, log in enumerate(logs)), key=lambda each: each[:3])
+    return (entry for _, _, _, entry in found)

@@ -1,0 +1,290 @@
+"""The events of a job. Each is one JSON object, which holds its name as `event`.
+
+Names and fields are stable: a program may read them. A reader ignores fields and events that it does not know, so a
+new field or event keeps SCHEMA; a changed meaning increases it. An event holds codes and figures, and text only where a
+worker or the user wrote it.
+
+A file holds the events of one agent. What is the same for all of them is in the first line, `dlrover.log.opened`. Times
+of one file are compared by `mono`, which no clock adjustment changes; `time` is for people and to sort several files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from dlrover_run.coordination.reasons import Reasons
+
+SCHEMA = 1
+"""The version of the meaning of names and fields."""
+
+UNSET_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
+INFO, WARNING, ERROR = "INFO", "WARNING", "ERROR"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
+    """What all events have. The writer sets `time`, in UTC, `mono`, seconds of this host's monotonic clock, and the
+    severity."""
+
+    time: datetime = UNSET_TIME
+    mono: float = 0.0
+    severity: str = INFO
+
+
+class LogOpened(Event, frozen=True, kw_only=True, tag="dlrover.log.opened"):
+    """The first line of each file: the agent. `part` counts the files of this agent, from 0; `began` is when it began,
+    as `mono`. `workers` is the number of its workers in each round. `stages` are those that it observes (WorkerReady);
+    without any, a worker counts as training from its start."""
+
+    schema: int
+    job: str
+    host: str
+    node_id: str
+    pid: int
+    workers: int
+    began: float
+    program: str = "dlrover-run"
+    version: str = ""
+    part: int = 0
+    stages: tuple[str, ...] = ()
+
+
+class LogGap(Event, frozen=True, kw_only=True, tag="dlrover.log.gap"):
+    """Events since the one before could not be written; `dropped` is their number."""
+
+    dropped: int
+
+
+class NodeWaiting(Event, frozen=True, kw_only=True, tag="dlrover.node.waiting"):
+    """The node has no ranks, and waits for what the reasons name, at most `seconds` from now."""
+
+    reasons: Reasons
+    seconds: float | None = None
+
+
+class CheckStarted(Event, frozen=True, kw_only=True, tag="dlrover.check.started"):
+    """The health check of this node has begun."""
+
+
+class CheckEnded(Event, frozen=True, kw_only=True, tag="dlrover.check.ended"):
+    """The health check of this node has a result."""
+
+    status: str
+    reason: str = ""
+
+
+class RoundFormed(Event, frozen=True, kw_only=True, tag="dlrover.round.formed"):
+    """The node has ranks in a round: `first_rank` and those after it, one for each of its `workers`. The reasons are
+    why there is this round. The failed rank is that of the round before, None if no worker failed."""
+
+    round: int
+    epoch: int
+    node: int
+    nodes: int
+    first_rank: int
+    workers: int
+    world_size: int
+    restarts: int
+    reasons: Reasons = ()
+    failed_rank: int | None = None
+    failed_node: str = ""
+    failed_what: str = ""
+
+
+class RoundClosed(Event, frozen=True, kw_only=True, tag="dlrover.round.closed"):
+    """The node has no ranks in that round any more. `failed` if a worker of any node failed in it."""
+
+    round: int
+    epoch: int
+    reasons: Reasons = ()
+    failed: bool = False
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True, tag="dlrover.worker.started"):
+    """The process of a worker runs."""
+
+    round: int
+    rank: int
+    local_rank: int
+    pid: int
+
+
+class WorkerReady(Event, frozen=True, kw_only=True, tag="dlrover.worker.ready"):
+    """A worker has reached a stage: `script` (its script begins), `store` (it has connected to the store of the round)
+    or `step` (its first step is done)."""
+
+    round: int
+    rank: int
+    local_rank: int
+    stage: str
+
+
+class WorkerProgress(Event, frozen=True, kw_only=True, tag="dlrover.worker.progress"):
+    """Figures of a worker since its start: steps, samples, and seconds in which it waited for others or for data."""
+
+    round: int
+    rank: int
+    local_rank: int
+    steps: int = 0
+    samples: int = 0
+    waited: float = 0.0
+
+
+class WorkerStalled(Event, frozen=True, kw_only=True, tag="dlrover.worker.stalled"):
+    """A worker makes no progress since `since`, as `mono`. The reasons name the evidence."""
+
+    round: int
+    rank: int
+    local_rank: int
+    since: float
+    reasons: Reasons = ()
+    guilty: bool = False
+
+
+class WorkerResumed(Event, frozen=True, kw_only=True, tag="dlrover.worker.resumed"):
+    """A stalled worker makes progress again."""
+
+    round: int
+    rank: int
+    local_rank: int
+
+
+class WorkerExited(Event, frozen=True, kw_only=True, tag="dlrover.worker.exited"):
+    """The process of a worker has ended. `code` follows `subprocess`: an exit code, or minus a signal's number.
+    `stopped_with` is the signal by which the launcher stopped it, empty if it ended by itself."""
+
+    round: int
+    rank: int
+    local_rank: int
+    pid: int
+    code: int
+    stopped_with: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself, and badly."""
+        return self.code != 0 and not self.stopped_with
+
+
+class WorkerFailed(Event, frozen=True, kw_only=True, tag="dlrover.worker.failed"):
+    """The failure of a worker of this node that is the root cause of the end of its round, as far as this node can
+    know. `cause` is one of `failures.Cause`; `what` follows the name of the worker in a sentence."""
+
+    round: int
+    rank: int
+    local_rank: int
+    pid: int
+    code: int
+    cause: str
+    what: str
+    trace: str = ""
+
+
+class CheckpointSeen(Event, frozen=True, kw_only=True, tag="dlrover.checkpoint.seen"):
+    """A checkpoint is complete: work before it is not lost with the workers."""
+
+    round: int = 0
+    rank: int | None = None
+    step: int | None = None
+
+
+class CoordinatorChanged(Event, frozen=True, kw_only=True, tag="dlrover.coordinator.changed"):
+    """Another coordinator sends the assignments: a new master, or another elected agent."""
+
+    epoch: int
+    before: int
+
+
+class StopRequested(Event, frozen=True, kw_only=True, tag="dlrover.stop.requested"):
+    """A signal asks this node to leave."""
+
+    signal: str
+
+
+class JobEnded(Event, frozen=True, kw_only=True, tag="dlrover.job.ended"):
+    """The job is over on all nodes: `phase` is `finished` or `failed`."""
+
+    phase: str
+    restarts: int = 0
+    reasons: Reasons = ()
+
+
+class AgentEnded(Event, frozen=True, kw_only=True, tag="dlrover.agent.ended"):
+    """The last line of a complete file. `reason` is an `ExitReason`."""
+
+    exit_code: int
+    reason: str
+    what: str = ""
+
+
+AnyEvent = (
+    LogOpened
+    | LogGap
+    | NodeWaiting
+    | CheckStarted
+    | CheckEnded
+    | RoundFormed
+    | RoundClosed
+    | WorkerStarted
+    | WorkerReady
+    | WorkerProgress
+    | WorkerStalled
+    | WorkerResumed
+    | WorkerExited
+    | WorkerFailed
+    | CheckpointSeen
+    | CoordinatorChanged
+    | StopRequested
+    | JobEnded
+    | AgentEnded
+)
+
+ENDS: Mapping[type[Event], type[Event]] = {
+    LogOpened: AgentEnded,
+    CheckStarted: CheckEnded,
+    RoundFormed: RoundClosed,
+    WorkerStarted: WorkerExited,
+    WorkerStalled: WorkerResumed,
+}
+"""The event that ends what another one began. Both hold the same values in the fields of `span_key`."""
+
+_KEYS: Mapping[type[Event], tuple[str, ...]] = {
+    RoundFormed: ("round", "epoch"),
+    WorkerStarted: ("round", "rank"),
+    WorkerStalled: ("round", "rank"),
+}
+
+
+def span_key(begin: type[Event], event: Event) -> tuple[object, ...]:
+    """What tells spans of one kind apart."""
+    return tuple(getattr(event, name) for name in _KEYS.get(begin, ()))
+
+
+def name_of(kind: type[Event]) -> str:
+    """The name of an event in the log."""
+    return str(kind.__struct_config__.tag)
+
+
+def severity_of(event: Event) -> str:
+    """How much an event matters to a person who looks for failures."""
+    match event:
+        case WorkerFailed() | JobEnded(phase="failed"):
+            return ERROR
+        case WorkerExited() if event.failed:
+            return ERROR
+        case LogGap() | WorkerStalled() | RoundClosed(failed=True):
+            return WARNING
+    return INFO
+
+
+class Events:
+    """Takes the events of one agent. This one forgets them; `writer.EventWriter` keeps them."""
+
+    def emit(self, event: Event) -> None:
+        """Take an event that happens now. It returns at once, and never fails."""
+
+
+NO_EVENTS = Events()

@@ -1,0 +1,284 @@
+"""The ledger of the time of a job, from made-up event logs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrover_run.events.ledger import Ledger, TimePhase, build_ledger
+from dlrover_run.events.reader import AgentLog, parse_log
+from dlrover_run.events.records import (
+    AgentEnded,
+    CheckEnded,
+    CheckpointSeen,
+    CheckStarted,
+    Event,
+    JobEnded,
+    LogGap,
+    LogOpened,
+    NodeWaiting,
+    RoundClosed,
+    RoundFormed,
+    StopRequested,
+    WorkerExited,
+    WorkerProgress,
+    WorkerReady,
+    WorkerResumed,
+    WorkerStalled,
+    WorkerStarted,
+)
+
+BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
+STAGES = ("script", "store", "step")
+
+
+def opened(workers: int = 1, stages: tuple[str, ...] = STAGES, began: float = 100.0) -> LogOpened:
+    return LogOpened(
+        time=BEGAN, mono=began, schema=1, job="j", host="n01", node_id="a", pid=1, workers=workers, began=began,
+        stages=stages,
+    )  # fmt: skip
+
+
+def at(seconds: float, event: Event) -> Event:
+    """The event `seconds` after the agent began."""
+    return msgspec.structs.replace(event, time=BEGAN + timedelta(seconds=seconds), mono=100.0 + seconds)
+
+
+def formed(number: int, failed: int | None = None) -> RoundFormed:
+    return RoundFormed(
+        round=number, epoch=1, node=0, nodes=1, first_rank=0, workers=2, world_size=2, restarts=number - 1,
+        failed_rank=failed,
+    )  # fmt: skip
+
+
+def started(local_rank: int = 0, number: int = 1) -> WorkerStarted:
+    return WorkerStarted(round=number, rank=local_rank, local_rank=local_rank, pid=10 + local_rank)
+
+
+def ready(stage: str, local_rank: int = 0, number: int = 1) -> WorkerReady:
+    return WorkerReady(round=number, rank=local_rank, local_rank=local_rank, stage=stage)
+
+
+def exited(code: int, local_rank: int = 0, number: int = 1, stopped_with: str = "") -> WorkerExited:
+    return WorkerExited(
+        round=number, rank=local_rank, local_rank=local_rank, pid=10 + local_rank, code=code, stopped_with=stopped_with
+    )
+
+
+def ledger_of(
+    *events: Event, head: LogOpened | None = None, until: float | None = None, running: bool = False
+) -> Ledger:
+    end = None if until is None else BEGAN + timedelta(seconds=until)
+    return build_ledger([AgentLog(head or opened(), events)], end, running)
+
+
+def seconds(ledger: Ledger, local_rank: int = 0) -> dict[str, float]:
+    """The seconds of one local rank in each phase that it has had."""
+    place = ledger.places[local_rank]
+    return {phase.value: place.total(phase) / 1e6 for phase in TimePhase if place.total(phase)}
+
+
+def test_a_run_without_faults() -> None:
+    found = ledger_of(
+        at(1, NodeWaiting(reasons=())),
+        at(3, CheckStarted()),
+        at(4, CheckEnded(status="passed")),
+        at(5, formed(1)),
+        at(5.5, started()),
+        at(7, ready("script")),
+        at(8, ready("store")),
+        at(10, ready("step")),
+        at(90, exited(0)),
+        at(91, JobEnded(phase="finished")),
+        at(92, AgentEnded(exit_code=0, reason="success")),
+    )
+    assert seconds(found) == {
+        "start": 1.5, "rendezvous": 3.0, "check": 1.0, "import": 2.5, "init": 2.0, "train": 80.0, "stop": 2.0,
+    }  # fmt: skip
+    assert found.ettr == pytest.approx(80 / 92)
+
+
+def test_work_since_the_last_checkpoint_is_lost_with_the_round() -> None:
+    found = ledger_of(
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(6, CheckpointSeen()),
+        at(10, exited(-9)),
+        at(10.5, formed(2)), at(11, started(number=2)), at(12, ready("step", number=2)),
+        at(20, exited(0, number=2)), at(20, AgentEnded(exit_code=0, reason="success")),
+    )  # fmt: skip
+    assert seconds(found) == {"import": 1.0, "train": 6 + 8.0, "lost": 4.0, "restart": 1.0}
+    assert found.has_checkpoints
+
+
+def test_without_a_checkpoint_in_the_log_no_work_counts_as_lost() -> None:
+    found = ledger_of(at(0, started()), at(0, ready("step")), at(10, exited(-9)), at(10, JobEnded(phase="failed")))
+    assert seconds(found) == {"train": 10.0}
+    assert not found.has_checkpoints
+
+
+def test_a_failure_ends_the_training_of_the_other_workers_too() -> None:
+    found = ledger_of(
+        at(0, formed(1)), at(0, started(0)), at(0, started(1)), at(0, ready("step", 0)), at(0, ready("step", 1)),
+        at(10, exited(-9, 0)), at(12, exited(-15, 1, stopped_with="SIGTERM")),
+        at(13, formed(2)), at(14, started(0, 2)), at(14, started(1, 2)),
+        at(14, AgentEnded(exit_code=0, reason="success")),
+        head=opened(workers=2),
+    )  # fmt: skip
+    assert seconds(found, 0) == seconds(found, 1) == {"train": 10.0, "restart": 4.0}
+
+
+def test_a_failure_on_another_node_loses_the_work_of_this_one_once() -> None:
+    found = ledger_of(
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()),
+        at(10, RoundClosed(round=1, epoch=1, failed=True)), at(11, exited(-15, stopped_with="SIGTERM")),
+        at(12, formed(2, failed=1)), at(13, started(number=2)), at(13, AgentEnded(exit_code=0, reason="success")),
+    )  # fmt: skip
+    assert seconds(found) == {"train": 4.0, "lost": 6.0, "restart": 3.0}
+
+
+def test_a_stall_begins_when_progress_ended() -> None:
+    found = ledger_of(
+        at(0, started()), at(0, ready("step")),
+        at(12, WorkerStalled(round=1, rank=0, local_rank=0, since=107.0)),
+        at(20, WorkerResumed(round=1, rank=0, local_rank=0)),
+        at(30, exited(0)), at(30, AgentEnded(exit_code=0, reason="success")),
+    )  # fmt: skip
+    assert seconds(found) == {"train": 17.0, "stalled": 13.0}
+
+
+def test_without_observed_stages_a_worker_trains_from_its_start() -> None:
+    found = ledger_of(at(2, started()), at(9, exited(0)), at(9, AgentEnded(exit_code=0, reason="success")),
+                      head=opened(stages=()))  # fmt: skip
+    assert seconds(found) == {"start": 2.0, "train": 7.0}
+
+
+def test_after_a_request_to_stop_nothing_trains() -> None:
+    found = ledger_of(
+        at(0, started()), at(0, ready("step")), at(5, StopRequested(signal="SIGTERM")),
+        at(8, exited(143)), at(9, AgentEnded(exit_code=143, reason="stopped")),
+    )  # fmt: skip
+    assert seconds(found) == {"train": 5.0, "stop": 4.0}
+
+
+def test_the_end_of_an_agent_that_was_killed_is_unknown() -> None:
+    events = (at(0, started()), at(0, ready("step")), at(5, CheckpointSeen()))
+    assert seconds(ledger_of(*events, until=60)) == {"train": 5.0, "unknown": 55.0}
+    assert seconds(ledger_of(*events, until=60, running=True)) == {"train": 60.0}
+    assert seconds(ledger_of(*events)) == {"train": 5.0}
+
+
+def test_time_whose_events_were_dropped_is_unknown_until_an_event_shows_the_phase() -> None:
+    found = ledger_of(
+        at(0, started()), at(0, ready("step")), at(5, CheckpointSeen()), at(25, LogGap(dropped=3)),
+        at(30, WorkerProgress(round=1, rank=0, local_rank=0, steps=9)), at(40, exited(0)),
+        at(40, AgentEnded(exit_code=0, reason="success")),
+    )  # fmt: skip
+    assert seconds(found) == {"train": 15.0, "unknown": 25.0}
+
+
+def test_time_in_files_that_were_rotated_away_is_unknown() -> None:
+    log = AgentLog(opened(), (at(50, ready("step")), at(60, started()), at(61, ready("step"))), torn_head=True)
+    assert seconds(build_ledger([log])) == {"unknown": 60.0, "import": 1.0}
+
+
+LOCAL_RANKS = st.integers(0, 3)
+"""One more than the agent of `logs` has."""
+
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.builds(NodeWaiting, reasons=st.just(())),
+    st.builds(CheckStarted),
+    st.builds(CheckEnded, status=st.just("passed")),
+    st.builds(formed, st.integers(1, 3)),
+    st.builds(RoundClosed, round=st.integers(1, 3), epoch=st.just(1), failed=st.booleans()),
+    st.builds(started, LOCAL_RANKS),
+    st.builds(ready, st.sampled_from((*STAGES, "another")), LOCAL_RANKS),
+    st.builds(exited, st.sampled_from((0, 1, -9)), LOCAL_RANKS, stopped_with=st.sampled_from(("", "SIGTERM"))),
+    st.builds(
+        WorkerStalled,
+        round=st.just(1),
+        rank=LOCAL_RANKS,
+        local_rank=LOCAL_RANKS,
+        since=st.floats(-1e4, 1e4, allow_nan=False),
+    ),
+    st.builds(WorkerResumed, round=st.just(1), rank=LOCAL_RANKS, local_rank=LOCAL_RANKS),
+    st.builds(WorkerProgress, round=st.just(1), rank=LOCAL_RANKS, local_rank=LOCAL_RANKS),
+    st.builds(CheckpointSeen),
+    st.builds(StopRequested, signal=st.just("SIGTERM")),
+    st.builds(JobEnded, phase=st.sampled_from(("finished", "failed"))),
+    st.builds(LogGap, dropped=st.integers(1, 9)),
+    st.builds(AgentEnded, exit_code=st.just(0), reason=st.just("success")),
+)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[LogOpened, list[Event]]:
+    """A log of any events in any order, whose clock may also go back."""
+    now = 0.0
+    events = []
+    for event in draw(st.lists(EVENTS, max_size=12)):
+        now += draw(st.floats(-5, 50, allow_nan=False))
+        events.append(at(now, event))
+    head = opened(workers=draw(st.integers(0, 3)), stages=draw(st.sampled_from(((), STAGES))))
+    return head, events
+
+
+def assert_law(ledger: Ledger, head: LogOpened, last: float | None = None) -> None:
+    """The phases of each place add up to its wall clock, with neither a gap nor an overlap."""
+    assert len(ledger.places) == head.workers
+    for place in ledger.places:
+        assert all(each.start < each.end for each in place.segments)
+        for one, following in itertools.pairwise(place.segments):
+            assert one.end == following.start
+            assert one.phase is not following.phase
+        assert not place.segments or place.segments[0].start == round(head.began * 1e6)
+        assert sum(place.total(phase) for phase in TimePhase) == place.wall
+    # All places of one agent have the same wall clock: no rank is missing for a part of it.
+    if last is not None:
+        assert {place.wall for place in ledger.places} <= {round((last - head.began) * 1e6)}
+    assert sum(ledger.totals().values()) == ledger.wall
+    assert ledger.ettr is None or 0 <= ledger.ettr <= 1
+
+
+def latest(head: LogOpened, events: Sequence[Event]) -> float:
+    return max([head.began, *(event.mono for event in events)])
+
+
+@given(logs(), st.none() | st.floats(0, 5000), st.booleans())
+def test_the_phases_add_up_to_the_wall_clock(
+    log: tuple[LogOpened, list[Event]], until: float | None, running: bool
+) -> None:
+    head, events = log
+    end = None if until is None else BEGAN + timedelta(seconds=until)
+    ledger = build_ledger([AgentLog(head, tuple(events))], end, running)
+    assert_law(ledger, head, latest(head, events) if until is None else None)
+
+
+@given(logs(), st.data())
+def test_they_do_so_for_a_torn_file(log: tuple[LogOpened, list[Event]], data: st.DataObject) -> None:
+    head, events = log
+    content = b"".join(msgspec.json.encode(event) + b"\n" for event in (head, *events))
+    cut = content[: data.draw(st.integers(0, len(content)))]
+    found = parse_log(cut.splitlines())
+    if found is None:
+        assert len(cut) < len(msgspec.json.encode(head))
+        return
+    assert found.events == tuple(events[: len(found.events)])
+    assert found.unread <= 1
+    assert_law(build_ledger([found]), head, latest(head, found.events))
+
+
+@given(logs(), st.binary(max_size=40), st.data())
+def test_they_do_so_with_damaged_lines(log: tuple[LogOpened, list[Event]], damage: bytes, data: st.DataObject) -> None:
+    head, events = log
+    lines = [msgspec.json.encode(event) for event in events]
+    lines.insert(data.draw(st.integers(0, len(lines))), b"x" + damage.replace(b"\n", b""))
+    found = parse_log([msgspec.json.encode(head), *lines])
+    assert found is not None
+    assert found.events == tuple(events)
+    assert found.unread == 1
+    assert_law(build_ledger([found]), head)
