@@ -133,6 +133,7 @@ def _job(
         numa_binding=cast("Literal['node', 'socket', 'exclusive', 'core-complex'] | None", numa or None),
         exit_codes=_exit_codes(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
+        journal=lookup.journal_directory(flags),
         # On a shared console the prefix identifies the node.
         logs=replace(logs, prefixed=True) if local else logs,
         local=local.spec if local else None,

@@ -116,6 +116,7 @@ def _job(
         shutdown_timeout=_seconds(flags, "shutdown_timeout", SHUTDOWN_TIMEOUT, zero_allowed=True),
         exit_codes=cast("ExitScheme", flags.choice("exit_codes")),
         logs=_logs(flags),
+        journal=lookup.journal_directory(flags),
     )
     spec = PsJobSpec(
         job=job,

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from dlrover_run.agent.environment import requeue_count
+from dlrover_run.agent.event_log import AssignmentEvents
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import reconcile
@@ -21,6 +22,7 @@ from dlrover_run.agent.shutdown import ShutdownRequest, received_text
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.model import OVER
+from dlrover_run.events.records import NO_EVENTS, AgentEnded, Events, StopRequested
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.process_tree import tree
@@ -45,11 +47,14 @@ class Agent:
         console: Console,
         open_client: OpenClient,
         make_adapter: AdapterFactory,
+        events: Events = NO_EVENTS,
     ) -> None:
         self._job = job
         self._relay = relay
         self._parent_pipes = parent_pipes
         self._console = console
+        self._events = events
+        self._assignment_events = AssignmentEvents(events)
         self._wake = asyncio.Event()
         self._orphans = OrphanKiller(self._own_children)
         self._node_state = NodeState(job)
@@ -57,7 +62,9 @@ class Agent:
         # The adapter begins to import what tasks import, which takes longer than anything else. So it comes before the
         # client, which imports as well.
         self._adapter = make_adapter(
-            AgentServices(job, run_dir, relay, console, self._orphans, self._node_state, self._shutdown, self._wake.set)
+            AgentServices(
+                job, run_dir, relay, console, self._orphans, self._node_state, self._shutdown, self._wake.set, events
+            )
         )
         self._client = open_client(self._wake.set, self._print_job_line)
 
@@ -87,6 +94,7 @@ class Agent:
                 raise self._adapter.problem
             adapter, leaving = self._adapter, self._shutdown.wanted
             assignment, over = self._client.assignment, self._is_over
+            self._assignment_events.follow(assignment)
             if not leaving:
                 # A leaving node accepts no new ranks; it stays a member of its round until its tasks have ended.
                 self._node_state.accept(assignment)
@@ -127,6 +135,10 @@ class Agent:
             error=error,
         )
         result = resolve_result(end, self._job.exit_codes)
+        self._assignment_events.follow(assignment)
+        self._events.emit(
+            AgentEnded(exit_code=result.exit_code, reason=result.exit_reason, what=result.error or result.reason)
+        )
         await self._adapter.close(assignment, result)
         self._orphans.close()
         await self._client.close()
@@ -145,6 +157,7 @@ class Agent:
         first = self._shutdown.signal is None
         if first:
             self._node_state.leave_signal = number.name
+            self._events.emit(StopRequested(signal=number.name))
         self._stop_waiting()
         if first:
             key = number is signal.SIGINT

@@ -18,6 +18,7 @@ from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.console.console import Console
 from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.events.records import NO_EVENTS, Events
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.process_tree.orphans import OrphanKiller
@@ -36,6 +37,7 @@ class AgentServices:
     node_state: NodeState
     shutdown: ShutdownRequest
     wake: Callable[[], None]
+    events: Events = NO_EVENTS
 
 
 class FrameworkAdapter(ABC, Generic[Key]):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.agent import Agent
+from dlrover_run.agent.event_log import close_event_log, open_event_log
 from dlrover_run.agent.framework import AdapterFactory
 from dlrover_run.agent.host import display_name
 from dlrover_run.agent.progress_reporter import is_verbose
@@ -40,8 +42,9 @@ async def run_agent(
     # The relay is the last to end, so the directory goes even when watchdog and agent are killed together.
     run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     pids_to_spare: set[int] = set()
+    events = open_event_log(job, run_dir, program, _print_from_thread(console))
     try:
-        agent = Agent(job, run_dir, relay, parent_pipes, console, partial(open_client, job), make_adapter)
+        agent = Agent(job, run_dir, relay, parent_pipes, console, partial(open_client, job), make_adapter, events)
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
         reason, code = ExitReason.BAD_COMMAND_LINE, exit_codes.BAD_COMMAND_LINE
@@ -49,6 +52,8 @@ async def run_agent(
     else:
         result = await agent.run()
         pids_to_spare = agent.pids_to_spare
+    close_event_log(events)
+    await asyncio.sleep(0)  # Its warning is printed before the result.
     if not run_dir.keep:
         result = _without_paths(result)
     _print_result(job, result, console)
@@ -63,6 +68,17 @@ async def run_agent(
         with contextlib.suppress(BrokenPipeError), open(result_fd, "wb") as file:
             file.write(msgspec.json.encode(result))
     return result.exit_code
+
+
+def _print_from_thread(console: Console) -> Callable[[str], None]:
+    """A function that prints a line from another thread, as long as the loop of this one runs."""
+    loop = asyncio.get_running_loop()
+
+    def show(text: str) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop has been closed, and the console with it.
+            loop.call_soon_threadsafe(console.info, text)
+
+    return show
 
 
 def _without_paths(result: JobResult) -> JobResult:

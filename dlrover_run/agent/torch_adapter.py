@@ -216,7 +216,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         port = self._node_state.take_port()
         specs = build_worker_specs(self._spec, ranks, os.environ, services.run_dir.path, services.relay, placed)
         self._progress.begin_round(ranks)
-        self._round = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake)
+        self._round = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
         with self._orphans.paused():
             await self._round.start(self._starter)
         self._starter.import_later()

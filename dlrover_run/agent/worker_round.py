@@ -11,8 +11,10 @@ from dataclasses import replace
 from dlrover_run import failures
 from dlrover_run.agent.exit_info import collect_exit_info, read_stderr
 from dlrover_run.agent.starter import Starter
-from dlrover_run.agent.worker_specs import Worker, WorkerSpecs, close_streams
+from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import RoundKey
+from dlrover_run.events.records import NO_EVENTS, Events, WorkerExited, WorkerFailed, WorkerStarted
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.supervisor.group import ProcessGroup
@@ -37,6 +39,7 @@ class WorkerRound:
         relay: RelayClient,
         on_end: Callable[[Worker], None],
         on_news: Callable[[], None],
+        events: Events = NO_EVENTS,
     ) -> None:
         self.ranks = specs.ranks
         self.group = ProcessGroup(specs.workers, self._note_end)
@@ -45,6 +48,7 @@ class WorkerRound:
         self._relay = relay
         self._on_end = on_end
         self._on_news = on_news
+        self._events = events
         self._oom_kills = failures.OomKillCounters()
         self._started = time.monotonic()
         self._starting: asyncio.Future[None] | None = None
@@ -55,6 +59,7 @@ class WorkerRound:
         self._failure_due = 0.0
         self._failure_known = False
         self._raised: set[int] = set()
+        self._emitted_rank: int | None = None
         self._live: list[failures.LiveWorker] = []
         self.lasted = 0.0
         self.ends: tuple[WorkerExit, ...] = ()
@@ -77,7 +82,15 @@ class WorkerRound:
 
     async def _start(self, starter: Starter) -> None:
         await starter.prepare([worker.environment for worker in self._specs.workers])
-        await self.group.start(starter.start)
+
+        async def start_one(spec: WorkerSpec) -> int:
+            pid = await starter.start(spec)
+            self._events.emit(
+                WorkerStarted(round=self.ranks.round, rank=spec.rank, local_rank=spec.local_rank, pid=pid)
+            )
+            return pid
+
+        await self.group.start(start_one)
 
     def cancel(self) -> None:
         """Start no further worker: a template may import for minutes, and a shutdown does not wait for it."""
@@ -134,6 +147,7 @@ class WorkerRound:
 
     def _note_end(self, worker: Worker) -> None:
         self.lasted = time.monotonic() - self._started
+        self._events.emit(self._exited(worker))
         self._ended.set()
         if worker.code != 0 and worker.stopped_with is None:
             if self._asking is None:
@@ -146,6 +160,35 @@ class WorkerRound:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.ensure_future(self._ask())
         self._on_end(worker)
+
+    def _exited(self, worker: Worker) -> WorkerExited:
+        return WorkerExited(
+            round=self.ranks.round,
+            rank=worker.spec.rank,
+            local_rank=worker.spec.local_rank,
+            pid=worker.pid,
+            code=worker.code or 0,
+            stopped_with="" if worker.stopped_with is None else worker.stopped_with.name,
+        )
+
+    def _emit_failure(self) -> None:
+        """Write the root cause to the event log; again if it has changed."""
+        root = failures.root_cause(self._failed)
+        if root is None or root.rank == self._emitted_rank:
+            return
+        self._emitted_rank = root.rank
+        self._events.emit(
+            WorkerFailed(
+                round=self.ranks.round,
+                rank=root.rank,
+                local_rank=root.local_rank,
+                pid=root.pid,
+                code=root.code,
+                cause=failures.cause_of(root),
+                what=failures.describe_exit(root)[:MAX_WHAT],
+                trace="\n".join(failures.trace_lines(root))[-MAX_TRACE:],
+            )
+        )
 
     async def _ask(self) -> None:
         """Collect how workers failed, each once; the end of their standard error is at the relay.
@@ -162,6 +205,7 @@ class WorkerRound:
                     break
         finally:
             self._failure_known = True
+            self._emit_failure()
             self._on_news()
 
     async def _another_ends(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.parser import CommandLine, UsageError
+from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError
 from dlrover_run.spec import Entrypoint, SpecError
 
 INTERPRETER_VARIABLE = "PYTHON_EXEC"
@@ -187,6 +187,15 @@ def check_directory(source: str, path: str) -> None:
         ancestor = os.path.dirname(ancestor)
     if not os.path.isdir(ancestor):
         raise SpecError(f"{source} {path!r} cannot be created, since {ancestor} is not a directory: give another path.")
+
+
+def journal_directory(flags: FlagValues) -> str | None:
+    """The directory that `--journal` names; `/dev/null` forbids the event log. Raises SpecError if it cannot be made."""
+    given = flags.get("journal")
+    if not given.text:
+        return None
+    check_directory(*given)
+    return given.text if given.text == os.devnull else absolute(given.text)
 
 
 def read_file(source: str, path: str, limit: int) -> bytes:

@@ -13,9 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dlrover_run.events.records import SCHEMA, AgentEnded, AnyEvent, Event, LogOpened
-
-FILE_NAME = "events.jsonl"
-"""The name of the log in a run's directory. Names in a directory of several agents end with `.events.jsonl`."""
+from dlrover_run.events.writer import FILE_NAME
 
 MAX_LINE = 64 * 1024
 """Maximum bytes of a line: an event has bounded texts."""
@@ -107,11 +105,6 @@ def _base(path: Path) -> Path:
     """The newest file of the agent that wrote this one: a rotated file has a number at its end."""
     found = _NAME.fullmatch(path.name)
     return path.with_suffix("") if found is not None and found[1] is not None else path
-
-
-def rotated(path: Path, number: int) -> Path:
-    """The file that was rotated `number` files ago."""
-    return path.with_name(f"{path.name}.{number}")
 
 
 def _read_one(base: Path) -> AgentLog | None:

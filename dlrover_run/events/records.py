@@ -47,7 +47,6 @@ class LogOpened(Event, frozen=True, kw_only=True, tag="dlrover.log.opened"):
     workers: int
     began: float
     program: str = "dlrover-run"
-    version: str = ""
     part: int = 0
     stages: tuple[str, ...] = ()
 

@@ -2,6 +2,8 @@
 
 from dlrover_run.failures.causes import (
     MAX_SUMMARY,
+    Cause,
+    cause_of,
     describe_exit,
     describe_exit_code,
     describe_signal,
@@ -20,8 +22,10 @@ from dlrover_run.failures.oom_kills import OomKillCounters
 
 __all__ = [
     "MAX_SUMMARY",
+    "Cause",
     "LiveWorker",
     "OomKillCounters",
+    "cause_of",
     "copy_root_cause",
     "describe_exit",
     "describe_exit_code",

@@ -5,6 +5,7 @@ Pure functions on `WorkerExit`; `error_file` and `oom_kills` collect the facts i
 
 from __future__ import annotations
 
+import enum
 import re
 import signal
 from collections.abc import Sequence
@@ -114,6 +115,33 @@ def own_message(end: WorkerExit) -> str:
     if end.code == -signal.SIGABRT:
         return end.stderr_tail  # NCCL's watchdog writes its reason there and aborts the process.
     return "\n".join(exception_lines(end.stderr_tail))
+
+
+class Cause(enum.StrEnum):
+    """What kind of failure ended a worker, for programs that count failures. The names are stable."""
+
+    OUT_OF_MEMORY = "oom"
+    FULL_DISK = "full_disk"
+    COLLECTIVE_TIMEOUT = "collective_timeout"
+    LOST_PEER = "lost_peer"
+    EXCEPTION = "exception"
+    SIGNAL = "signal"
+    EXIT_CODE = "exit_code"
+
+
+def cause_of(end: WorkerExit) -> Cause:
+    """The kind of a failure: the first that applies."""
+    if end.oom_kill is not None:
+        return Cause.OUT_OF_MEMORY
+    if end.full_disk is not None:
+        return Cause.FULL_DISK
+    if end.waited_for is not None:
+        return Cause.COLLECTIVE_TIMEOUT
+    if lost_peer(end):
+        return Cause.LOST_PEER
+    if summarize_error(end) is not None:
+        return Cause.EXCEPTION
+    return Cause.SIGNAL if end.code < 0 else Cause.EXIT_CODE
 
 
 def left_no_message(end: WorkerExit) -> bool:

@@ -153,6 +153,7 @@ TABLE: tuple[Flag, ...] = (
         "SIZE",
     ),
     _shared("log_dir"),
+    _shared("journal"),
     _shared("redirects", help="Write the output of all tasks to files: 1 stdout, 2 stderr, 3 both."),
     _shared("tee"),
     *(_shared(name) for name in ("help", "version", "install_completion", "show_completion")),

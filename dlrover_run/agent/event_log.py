@@ -1,0 +1,130 @@
+"""The event log of this agent: where it is, and the events that follow from the coordinator's assignments."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dlrover_run.agent.host import display_name
+from dlrover_run.coordination.model import OVER, Assignment, PlanPhase
+from dlrover_run.coordination.reasons import codes
+from dlrover_run.events.records import (
+    NO_EVENTS,
+    SCHEMA,
+    CoordinatorChanged,
+    Event,
+    Events,
+    JobEnded,
+    LogOpened,
+    NodeWaiting,
+    RoundClosed,
+    RoundFormed,
+)
+from dlrover_run.events.writer import FILE_NAME, EventFile, EventWriter
+from dlrover_run.output.streams import RunDir
+from dlrover_run.spec import JobSpec
+
+
+def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[str], None]) -> Events:
+    """The event log of this agent, which is written from the first event on; `close_event_log` ends it. `warn` is
+    called from another thread."""
+    path = event_log_path(job, run_dir)
+    if path is None:
+        return NO_EVENTS
+    began = round(time.monotonic(), 6)
+    opened = LogOpened(
+        time=datetime.now(UTC),
+        mono=began,
+        schema=SCHEMA,
+        job=job.run_id,
+        host=display_name(job),
+        node_id=job.node_id or str(os.getpid()),
+        pid=os.getpid(),
+        workers=job.workers_per_node,
+        began=began,
+        program=program,
+    )
+    return EventWriter(EventFile(path, opened), warn)
+
+
+def event_log_path(job: JobSpec, run_dir: RunDir) -> Path | None:
+    """The file of this agent: in the directory of `--journal`, which agents may share, or in the directory of the run,
+    if the user has named a log directory. None, as with /dev/null: no log is kept."""
+    if job.journal == os.devnull:
+        return None
+    if job.journal is not None:
+        # A run id may be any text, but a file's name is one path component.
+        name = re.sub(r"[^\w.-]", "_", f"{job.run_id}.{display_name(job)}.{os.getpid()}")
+        return Path(job.journal, f"{name[:200]}.{FILE_NAME}")
+    if job.logs.log_dir and run_dir.keep and run_dir.path is not None:
+        return Path(run_dir.path, FILE_NAME)
+    return None
+
+
+def close_event_log(events: Events) -> None:
+    """Write what waits, and close the file."""
+    if isinstance(events, EventWriter):
+        events.close()
+
+
+class AssignmentEvents:
+    """Emits what each assignment of this node changes."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._known = Assignment()
+
+    def follow(self, assignment: Assignment) -> None:
+        """Take the latest assignment; the same one may come again."""
+        before, self._known = self._known, assignment
+        for event in changes(before, assignment):
+            self._events.emit(event)
+
+
+def changes(before: Assignment, after: Assignment) -> list[Event]:
+    """The events between two assignments of one node. Pure.
+
+    A node that waits writes another event when the codes of what it waits for change, not when figures in it do.
+    """
+    found: list[Event] = []
+    if before.epoch and after.epoch != before.epoch:
+        found.append(CoordinatorChanged(epoch=after.epoch, before=before.epoch))
+    ranks, last = after.ranks, before.ranks
+    if last is not None and (ranks is None or ranks.key != last.key):
+        found.append(
+            RoundClosed(
+                round=last.round,
+                epoch=last.key.epoch,
+                reasons=after.reasons,
+                failed=after.restart_count > before.restart_count or after.phase is PlanPhase.FAILED,
+            )
+        )
+    if ranks is not None and (last is None or ranks.key != last.key):
+        failure = after.failure
+        found.append(
+            RoundFormed(
+                round=ranks.round,
+                epoch=ranks.key.epoch,
+                node=ranks.node_rank,
+                nodes=ranks.nodes,
+                first_rank=ranks.first_rank,
+                workers=ranks.workers,
+                world_size=ranks.world_size,
+                restarts=ranks.restart_count,
+                reasons=after.reasons,
+                failed_rank=failure and failure.rank,
+                failed_node=failure.node if failure else "",
+                failed_what=failure.what if failure else "",
+            )
+        )
+    if after.waiting is not None and (
+        before.waiting is None or codes(before.waiting.reasons) != codes(after.waiting.reasons)
+    ):
+        found.append(NodeWaiting(reasons=after.waiting.reasons, seconds=after.waiting.seconds))
+    if after.phase in OVER and before.phase not in OVER:
+        found.append(JobEnded(phase=after.phase.value, restarts=after.restart_count, reasons=after.reasons))
+    return found

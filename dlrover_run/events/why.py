@@ -1,0 +1,360 @@
+"""Answers of the event log to `why`: why a job restarted, failed, is slow, or was slow to start. Pure.
+
+An answer is lines of codes with parameters. `Answer.text` renders them; the texts are in `Code` alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from dlrover_run.coordination.reasons import Reason, ReasonCode, Reasons, register, render, sentence
+from dlrover_run.events.ledger import MICROSECONDS, Ledger, PlaceTimes, TimePhase, agent_times, build_ledger
+from dlrover_run.events.reader import AgentLog, merged
+from dlrover_run.events.records import (
+    AgentEnded,
+    JobEnded,
+    NodeWaiting,
+    RoundClosed,
+    RoundFormed,
+    WorkerExited,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerResumed,
+    WorkerStalled,
+    WorkerStarted,
+)
+
+STRAGGLER_MARGIN = 0.1
+"""A rank is slow if it waits for the others by at least this part of its time less than their median does."""
+
+
+class Code(ReasonCode):
+    """What the log answers."""
+
+    NO_ROUND = "no round has been formed"
+    NO_RESTART = "the workers have not been restarted"
+    ROUND_FORMED = "round {round} was formed at {at} with {nodes:#node}"
+    BECAUSE = ", because:"
+    FAILED_WORKER = "rank {rank} on {host} (pid {pid}) {what}"
+    LIVED = ", {seconds:.1f} s after its start"
+    DOWN = "workers ran again after {seconds:.1f} s"
+    STILL_DOWN = "its workers have not been started yet"
+    LOST_WORK = "{seconds:.1f} s of work since the last checkpoint were lost"
+    LOST_UNKNOWN = "the log has no checkpoint, so it does not show how much work was lost"
+
+    TRAINED = "{percent:.1f} % of {seconds:.0f} s were training"
+    SHARES = ", the other time:"
+    SHARE = "{phase} {percent:.1f} %"
+    STRAGGLER = "rank {rank} on {host} waits {own:.0f} % of its time, the others {others:.0f} %"
+    NO_STRAGGLER = "no rank waits much less than the others"
+    NO_PROGRESS = "the log has no progress of at least two ranks, so it does not show which rank is slow"
+
+    START_TOOK = "training began after {seconds:.1f} s, last on rank {local_rank} of {host}:"
+    NOT_TRAINING = "after {seconds:.1f} s there is no training on rank {local_rank} of {host}:"
+    PART = "{phase} {seconds:.1f} s"
+    WAITED = "{host} waited up to the first round, because:"
+
+    STALLED = "rank {rank} on {host} has made no progress since {at}"
+    JOB_FAILED = "the job failed at {at}:"
+    JOB_SUCCEEDED = "the job succeeded at {at}, after {number:#restart}"
+    AGENT_ENDED = "the launcher on {host} ended at {at} with exit code {code}:"
+    WAITS = "{host} waits, because:"
+    TRAINS = "round {round} trains since {at}"
+    TORN = "the log of {host} has no end: its agent was killed after {at}, or it still runs"
+    UNREAD = "{number:#line} of the log of {host} could not be read"
+
+
+register(Code, "why.")
+
+
+class Question(enum.StrEnum):
+    """What a user asks."""
+
+    NOW = "now"
+    LAST_RESTART = "last restart"
+    SLOW = "slow"
+    START = "start"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the log shows. Each line is a chain of reasons."""
+
+    lines: tuple[Reasons, ...]
+
+    @property
+    def text(self) -> str:
+        """The lines as sentences."""
+        return "\n".join(map(render, self.lines))
+
+    @property
+    def codes(self) -> tuple[tuple[str, ...], ...]:
+        """The codes of each line."""
+        return tuple(tuple(reason.code for reason in line) for line in self.lines)
+
+
+def explain(logs: Sequence[AgentLog], question: Question, until: datetime | None = None) -> Answer:
+    """Answer a question from the logs of all agents of a job, as far as they show. With `until`, agents without an end
+    run, and that is now; without, their logs are all there is."""
+    lines = {
+        Question.NOW: lambda: _now(logs),
+        Question.LAST_RESTART: lambda: _last_restart(logs),
+        Question.SLOW: lambda: _slow(logs, until),
+        Question.START: lambda: _start(logs, until),
+    }[question]()
+    return Answer((*lines, *_limits(logs, until is not None)))
+
+
+def _limits(logs: Sequence[AgentLog], running: bool) -> list[Reasons]:
+    """What the logs do not show."""
+    lines: list[Reasons] = []
+    for log in logs:
+        if log.ended is None and not running:
+            lines.append((Code.TORN(host=log.opened.host, at=_at(log.last.time)),))
+        # The last line of an agent that runs or was killed may be incomplete.
+        if log.unread > (log.ended is None):
+            lines.append((Code.UNREAD(host=log.opened.host, number=log.unread),))
+    return lines
+
+
+def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
+    """The state that the log ends with, and why it is so."""
+    if stalls := _stalls(logs):
+        return stalls
+    entries = list(merged(logs))
+    last_round = _last_round(logs)
+    for entry in reversed(entries):
+        event = entry.event
+        if isinstance(event, JobEnded):
+            if event.phase == "failed":
+                failed = [] if last_round is None else _failures(logs, last_round)
+                return [(Code.JOB_FAILED(at=_at(event.time)), *event.reasons), *failed]
+            return [(Code.JOB_SUCCEEDED(at=_at(event.time), number=event.restarts),)]
+    if logs and all(log.ended is not None for log in logs):
+        lines: list[Reasons] = []
+        for entry in entries:
+            if isinstance(end := entry.event, AgentEnded):
+                ended = Code.AGENT_ENDED(host=entry.opened.host, at=_at(end.time), code=end.exit_code)
+                lines.append((ended, *sentence(end.what or end.reason)))
+        return lines
+    waiting = [
+        (Code.WAITS(host=log.opened.host), *state.reasons)
+        for log in logs
+        if log.ended is None and isinstance(state := _state(log), NodeWaiting)
+    ]
+    if waiting:
+        return waiting
+    if last_round is None:
+        return [(Code.NO_ROUND(),)]
+    if last_round.round > 1:
+        return _last_restart(logs)
+    return [(Code.TRAINS(round=last_round.round, at=_at(last_round.time)),)]
+
+
+def _state(log: AgentLog) -> RoundFormed | NodeWaiting | None:
+    """What the agent did last of being in a round and waiting for one."""
+    found = (event for event in reversed(log.events) if isinstance(event, RoundFormed | NodeWaiting))
+    return next(found, None)
+
+
+def _stalls(logs: Sequence[AgentLog]) -> list[Reasons]:
+    """The workers that make no progress at the end of the log, those first that keep the others waiting."""
+    found: dict[tuple[int, int], tuple[WorkerStalled, str]] = {}
+    for place, log in enumerate(logs):
+        for event in log.events:
+            match event:
+                case WorkerStalled():
+                    found[place, event.local_rank] = event, log.opened.host
+                case WorkerResumed() | WorkerExited():
+                    found.pop((place, event.local_rank), None)
+                case RoundFormed() | RoundClosed() | JobEnded() | AgentEnded():
+                    found = {key: value for key, value in found.items() if key[0] != place}
+    ordered = sorted(found.values(), key=lambda each: (not each[0].guilty, each[0].since, each[0].rank))
+    return [(Code.STALLED(rank=event.rank, host=host, at=_at(event.time)), *event.reasons) for event, host in ordered]
+
+
+def _last_round(logs: Sequence[AgentLog]) -> RoundFormed | None:
+    """The event of the latest round, as the node wrote it that formed it first."""
+    rounds = [event for log in logs for event in log.events if isinstance(event, RoundFormed)]
+    return min(rounds, key=lambda event: (-event.epoch, -event.round, event.time), default=None)
+
+
+def _last_restart(logs: Sequence[AgentLog]) -> list[Reasons]:
+    latest = _last_round(logs)
+    if latest is None:
+        return [(Code.NO_ROUND(),)]
+    before = _round_before(logs, latest)
+    if before is None:
+        return [(Code.NO_RESTART(),)]
+    head: Reasons = (Code.ROUND_FORMED(round=latest.round, at=_at(latest.time), nodes=latest.nodes),)
+    if latest.reasons:
+        head = (*head, Code.BECAUSE(), *latest.reasons)
+    return [head, *_failures(logs, before), *_cost(logs, latest)]
+
+
+def _round_before(logs: Sequence[AgentLog], latest: RoundFormed) -> RoundFormed | None:
+    """The round that the latest one replaced."""
+    return _last_round(
+        [AgentLog(log.opened, tuple(event for event in log.events if not _is_of(event, latest))) for log in logs]
+    )
+
+
+def _is_of(event: object, latest: RoundFormed) -> bool:
+    return isinstance(event, RoundFormed) and (event.epoch, event.round) == (latest.epoch, latest.round)
+
+
+def _failures(logs: Sequence[AgentLog], of: RoundFormed) -> list[Reasons]:
+    """The failures of one round, in the order of their times."""
+    lines: list[Reasons] = []
+    began: dict[tuple[str, int], WorkerStarted] = {}
+    for entry in merged(logs):
+        event = entry.event
+        match event:
+            case WorkerStarted(round=number) if number == of.round:
+                began[entry.opened.node_id, event.rank] = event
+            case WorkerFailed(round=number) if number == of.round:
+                line: Reasons = (
+                    Code.FAILED_WORKER(rank=event.rank, host=entry.opened.host, pid=event.pid, what=event.what),
+                )
+                start = began.get((entry.opened.node_id, event.rank))
+                if start is not None:
+                    line = (*line, Code.LIVED(seconds=event.mono - start.mono))
+                lines.append(line)
+    return lines
+
+
+def _cost(logs: Sequence[AgentLog], latest: RoundFormed) -> list[Reasons]:
+    """The time without workers before the latest round, on the node where it was longest, and the lost work."""
+    lines: list[Reasons] = []
+    down = [seconds for log in logs if (seconds := _down(log, latest)) is not None]
+    lines.append((Code.DOWN(seconds=max(down)),) if down else (Code.STILL_DOWN(),))
+    ledger = build_ledger(logs)
+    if not ledger.has_checkpoints:
+        return [*lines, (Code.LOST_UNKNOWN(),)]
+    lost = max((_lost_before(log, latest) for log in logs), default=0)
+    return [*lines, (Code.LOST_WORK(seconds=lost / MICROSECONDS),)]
+
+
+def _down(log: AgentLog, latest: RoundFormed) -> float | None:
+    """The seconds from the end of the round before the latest one to the start of the latest one's last worker; None
+    if this agent had no workers in both."""
+    broken: float | None = None
+    running = False
+    up: float | None = None
+    for event in log.events:
+        match event:
+            case WorkerStarted(round=number) if number == latest.round:
+                up = event.mono
+            case WorkerStarted():
+                broken, running = None, True
+            case WorkerExited() | RoundClosed() | RoundFormed() if running and broken is None:
+                broken = event.mono
+    return None if broken is None or up is None else max(0.0, up - broken)
+
+
+def _lost_before(log: AgentLog, latest: RoundFormed) -> int:
+    """The microseconds of a worker of this agent that the end of the round before the latest one lost."""
+    after = next((place for place, event in enumerate(log.events) if _is_of(event, latest)), len(log.events))
+    before = next((place for place in range(after - 1, -1, -1) if isinstance(log.events[place], RoundFormed)), 0)
+    whole, earlier = (
+        agent_times(AgentLog(log.opened, log.events[:end], torn_head=log.torn_head)) for end in (after + 1, before + 1)
+    )
+    pairs = zip(whole, earlier, strict=True)
+    return max((one.total(TimePhase.LOST) - other.total(TimePhase.LOST) for one, other in pairs), default=0)
+
+
+def _slow(logs: Sequence[AgentLog], until: datetime | None) -> list[Reasons]:
+    return [_shares(build_ledger(logs, until, running=until is not None)), _straggler(logs)]
+
+
+def _shares(ledger: Ledger) -> Reasons:
+    """The part of the time that each phase took, the longest first."""
+    totals = ledger.totals()
+    trained, wall = totals.pop(TimePhase.TRAIN), max(1, ledger.wall)
+    others = sorted((item for item in totals.items() if item[1]), key=lambda item: -item[1])
+    head: Reasons = (Code.TRAINED(percent=100 * trained / wall, seconds=ledger.wall / MICROSECONDS),)
+    if others:
+        head = (*head, Code.SHARES())
+    return (*head, *(Code.SHARE(phase=phase.value, percent=100 * time / wall) for phase, time in others))
+
+
+def _straggler(logs: Sequence[AgentLog]) -> Reasons:
+    """The rank for which the others wait: the one that waits least itself."""
+    ratios = _wait_ratios(logs)
+    if len(ratios) < 2:
+        return (Code.NO_PROGRESS(),)
+    ordered = sorted(ratios, key=lambda each: each[0])
+    (own, rank, host), others = ordered[0], [each[0] for each in ordered[1:]]
+    usual = others[len(others) // 2]
+    if usual - own < STRAGGLER_MARGIN:
+        return (Code.NO_STRAGGLER(),)
+    return (Code.STRAGGLER(rank=rank, host=host, own=100 * own, others=100 * usual),)
+
+
+def _wait_ratios(logs: Sequence[AgentLog]) -> list[tuple[float, int, str]]:
+    """For each worker of the latest round its part of the time in which it waited, between its first and its last
+    figures."""
+    latest = _last_round(logs)
+    found: list[tuple[float, int, str]] = []
+    for log in logs:
+        figures: dict[int, list[WorkerProgress]] = {}
+        for event in log.events:
+            if isinstance(event, WorkerProgress) and latest is not None and event.round == latest.round:
+                figures.setdefault(event.rank, []).append(event)
+        for rank, known in figures.items():
+            seconds = known[-1].mono - known[0].mono
+            if seconds > 0:
+                ratio = (known[-1].waited - known[0].waited) / seconds
+                found.append((min(1.0, max(0.0, ratio)), rank, log.opened.host))
+    return found
+
+
+def _start(logs: Sequence[AgentLog], until: datetime | None) -> list[Reasons]:
+    """How long each part of the start took, in the place that trained last."""
+    slowest: tuple[bool, int, PlaceTimes] | None = None
+    for log in logs:
+        for place in agent_times(log, until, running=until is not None):
+            began = next((each.start for each in place.segments if each.phase is TimePhase.TRAIN), None)
+            took = place.wall if began is None else began - place.segments[0].start
+            if slowest is None or (began is None, took) > slowest[:2]:
+                slowest = began is None, took, place
+    if slowest is None:
+        return [(Code.NO_ROUND(),)]
+    missing, took, place = slowest
+    code = Code.NOT_TRAINING if missing else Code.START_TOOK
+    head = code(seconds=took / MICROSECONDS, local_rank=place.local_rank, host=place.opened.host)
+    lines = [(head, *_parts(place, took))]
+    waits = _first_waits(logs)
+    return [*lines, *waits]
+
+
+def _parts(place: PlaceTimes, took: int) -> Iterable[Reason]:
+    """The phases of the first microseconds of a place, the longest first."""
+    totals: dict[TimePhase, int] = {}
+    for each in place.segments:
+        if each.start - place.segments[0].start < took:
+            totals[each.phase] = totals.get(each.phase, 0) + each.end - each.start
+    ordered = sorted(totals.items(), key=lambda item: -item[1])
+    return (Code.PART(phase=phase.value, seconds=time / MICROSECONDS) for phase, time in ordered)
+
+
+def _first_waits(logs: Sequence[AgentLog]) -> list[Reasons]:
+    """What the nodes waited for last before their first round, each cause once."""
+    lines: dict[Reasons, Reasons] = {}
+    for log in logs:
+        waiting: NodeWaiting | None = None
+        for event in log.events:
+            if isinstance(event, RoundFormed):
+                break
+            if isinstance(event, NodeWaiting):
+                waiting = event
+        if waiting is not None and waiting.reasons:
+            lines.setdefault(waiting.reasons, (Code.WAITED(host=log.opened.host), *waiting.reasons))
+    return list(lines.values())
+
+
+def _at(time: datetime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,185 @@
+"""Writes the event log of one agent. Neither a slow disk nor a full one holds the agent up.
+
+Events are written by a thread of their own: a disk, or a file system of the network, may block for minutes. The number
+of events that wait for it is limited, and so is the size of all files. What could not be written is counted, said once
+on the console, and noted in the log (`dlrover.log.gap`) as soon as it can be written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from dlrover_run.events.records import ERROR, Event, Events, LogGap, LogOpened, severity_of
+
+FILE_NAME = "events.jsonl"
+"""The name of the log in a run's directory. Names in a directory of several agents end with `.events.jsonl`."""
+
+MAX_BYTES = 8 * 1024 * 1024
+"""The size at which a file is rotated: more than 20,000 events."""
+
+KEPT_FILES = 4
+"""Rotated files that are kept besides the one that is written."""
+
+MAX_PENDING = 4096
+"""Events that wait for the disk. Further ones are dropped."""
+
+CLOSE_TIMEOUT = 2.0
+"""Seconds that the end of an agent waits for a disk that does not take its last events."""
+
+
+def rotated(path: Path, number: int) -> Path:
+    """The file that was rotated `number` files ago."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+class EventFile:
+    """The file of one agent at `path`, which must not exist. It is rotated before it would exceed `max_bytes`."""
+
+    def __init__(self, path: Path, opened: LogOpened, max_bytes: int = MAX_BYTES, kept_files: int = KEPT_FILES) -> None:
+        self.path = path
+        self._opened = opened
+        self._max_bytes = max_bytes
+        self._kept_files = kept_files
+        self._fd = -1
+        self._size = 0
+        self._part = 0
+        self._torn = False
+
+    def append(self, event: Event) -> None:
+        """Write one event as a line, to the disk itself if it is a failure. Raises OSError; the event is then not in
+        the log, or only as the incomplete line that a reader ignores."""
+        line = msgspec.json.encode(event) + b"\n"
+        if self._fd < 0:
+            self._open()
+        elif self._size + len(line) > self._max_bytes:
+            self._rotate()
+        self._write(line)
+        if event.severity == ERROR:
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file; a later event opens it again."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        self._size = os.fstat(self._fd).st_size
+        self._torn = self._size > 0
+        self._write(msgspec.json.encode(msgspec.structs.replace(self._opened, part=self._part)) + b"\n")
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self._kept_files, 0, -1):
+            newer = self.path if number == 1 else rotated(self.path, number - 1)
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(rotated(self.path, number))
+        self._part += 1
+        self._open()
+
+    def _write(self, line: bytes) -> None:
+        """Write a line. After an incomplete one it begins with a newline, so that no more than that one is lost."""
+        data = b"\n" + line if self._torn else line
+        self._torn = True
+        while data:
+            written = os.write(self._fd, data)
+            self._size += written
+            data = data[written:]
+        self._torn = False
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The clocks of a log."""
+
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    mono: Callable[[], float] = time.monotonic
+
+
+class EventWriter(Events):
+    """Keeps the events of one agent in `file`.
+
+    `warn` is called once, from the thread, with a sentence if the log cannot be written. The thread is ended by
+    `close`, and dies with the process in any case.
+    """
+
+    def __init__(self, file: EventFile, warn: Callable[[str], None], clock: Clock | None = None) -> None:
+        self._file = file
+        self._warn = warn
+        self._clock = clock or Clock()
+        self._pending: deque[Event] = deque()
+        self._dropped = 0
+        self._warned = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def emit(self, event: Event) -> None:
+        event = msgspec.structs.replace(
+            event, time=self._clock.now(), mono=round(self._clock.mono(), 6), severity=severity_of(event)
+        )
+        with self._changed:
+            if self._closed:
+                return
+            if len(self._pending) >= MAX_PENDING:
+                self._dropped += 1
+                return
+            self._pending.append(event)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
+        """Write what waits, and close the file. Returns whether that was done in `timeout` seconds."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        while (event := self._next()) is not None:
+            self._append(event)
+        self._file.close()
+
+    def _next(self) -> Event | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closed)
+            return self._pending.popleft() if self._pending else None
+
+    def _append(self, event: Event) -> None:
+        with self._changed:
+            dropped, self._dropped = self._dropped, 0
+        try:
+            if dropped:
+                gap = LogGap(dropped=dropped)
+                self._file.append(
+                    msgspec.structs.replace(gap, time=event.time, mono=event.mono, severity=severity_of(gap))
+                )
+                dropped = 0
+            self._file.append(event)
+        except OSError as error:
+            with self._changed:
+                self._dropped += dropped + 1
+            if not self._warned:
+                self._warned = True
+                self._warn(
+                    f"warning: the event log {self._file.path} cannot be written ({error.strerror}); "
+                    "the job continues without it"
+                )

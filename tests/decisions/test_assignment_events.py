@@ -1,0 +1,105 @@
+"""The events that follow from two assignments of one node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dlrover_run.agent.event_log import changes, event_log_path
+from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
+from dlrover_run.coordination.reasons import Code
+from dlrover_run.events.records import CoordinatorChanged, JobEnded, NodeWaiting, RoundClosed, RoundFormed
+from dlrover_run.events.spans import spans
+from dlrover_run.output.streams import RunDir
+from dlrover_run.spec import Entrypoint, JobSpec, LogSpec
+
+
+def training(number: int, restarts: int = 0, failure: Failure | None = None, epoch: int = 1) -> Assignment:
+    key = RoundKey(epoch=1, number=number)
+    ranks = RankAssignment(
+        key=key, restart_count=restarts, node_rank=1, nodes=2, workers=4, first_rank=4, world_size=8,
+        role_first_rank=4, role_world_size=8, store_address="a", store_port=1,
+    )  # fmt: skip
+    return Assignment(
+        epoch=epoch, phase=PlanPhase.TRAINING, key=key, restart_count=restarts, ranks=ranks, failure=failure,
+        reasons=() if failure is None else (failure.reason,),
+    )  # fmt: skip
+
+
+def waiting(number: int) -> Assignment:
+    reasons = (Code.NODES_OF(number=number, wanted=4),)
+    return Assignment(epoch=1, waiting=Waiting(reasons=reasons, seconds=30.0), reasons=reasons)
+
+
+def test_the_first_round() -> None:
+    (event,) = changes(Assignment(), training(1))
+    assert isinstance(event, RoundFormed)
+    assert (event.round, event.node, event.first_rank, event.workers, event.failed_rank) == (1, 1, 4, 4, None)
+
+
+def test_an_assignment_that_comes_again_is_no_event() -> None:
+    for assignment in (Assignment(), training(1), waiting(1)):
+        assert changes(assignment, assignment) == []
+
+
+def test_a_failure_closes_a_round_and_names_its_rank() -> None:
+    closed, formed = changes(training(1), training(2, 1, Failure(rank=5, host="n02", what="raised KeyError: 1")))
+    assert isinstance(closed, RoundClosed)
+    assert isinstance(formed, RoundFormed)
+    assert closed.failed
+    assert (closed.round, formed.round, formed.failed_rank, formed.restarts) == (1, 2, 5, 1)
+    assert [span.end is None for span in spans([*changes(Assignment(), training(1)), closed, formed])] == [False, True]
+
+
+def test_a_change_of_members_is_no_failure() -> None:
+    closed, _ = changes(training(1), training(2))
+    assert isinstance(closed, RoundClosed)
+    assert not closed.failed
+
+
+def test_a_node_that_waits_writes_an_event_when_the_codes_change() -> None:
+    closed, waits = changes(training(1), waiting(2))
+    assert isinstance(closed, RoundClosed)
+    assert isinstance(waits, NodeWaiting)
+    assert changes(waiting(2), waiting(3)) == []
+
+
+def test_another_coordinator() -> None:
+    assert changes(training(1), training(1, epoch=3)) == [CoordinatorChanged(epoch=3, before=1)]
+
+
+@pytest.mark.parametrize("phase", [PlanPhase.FINISHED, PlanPhase.FAILED])
+def test_the_end_of_the_job_is_written_once(phase: PlanPhase) -> None:
+    over = msgspec.structs.replace(training(1), phase=phase, ranks=None)
+    closed, ended = changes(training(1), over)
+    assert isinstance(closed, RoundClosed)
+    assert closed.failed == (phase is PlanPhase.FAILED)
+    assert ended == JobEnded(phase=phase.value)
+    assert changes(over, over) == []
+
+
+@pytest.mark.parametrize(
+    ("journal", "log_dir", "kept", "path"),
+    [
+        (None, None, False, None),
+        (None, None, True, None),
+        (None, "logs", True, "/run/events.jsonl"),
+        ("/dev/null", "logs", True, None),
+        ("/j", None, False, "/j/"),
+        ("/j", "logs", True, "/j/"),
+    ],
+)
+def test_where_the_log_is(journal: str | None, log_dir: str | None, kept: bool, path: str | None) -> None:
+    job = JobSpec(Entrypoint("script", "train.py"), run_id="../a b", journal=journal, logs=LogSpec(log_dir=log_dir))
+    found = event_log_path(job, RunDir("/run", keep=kept))
+    if path is None:
+        assert found is None
+    elif path.endswith("/"):
+        assert found is not None
+        assert found.parent == Path(path)
+        assert found.name.startswith(".._a_b.")
+        assert found.name.endswith(".events.jsonl")
+    else:
+        assert found == Path(path)

@@ -1,0 +1,226 @@
+"""What the event log answers to `why`, from made-up logs. Decisions are codes; the texts are rendered once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from dlrover_run.coordination.reasons import Code as CoreCode
+from dlrover_run.events.reader import AgentLog
+from dlrover_run.events.records import (
+    AgentEnded,
+    CheckpointSeen,
+    Event,
+    JobEnded,
+    LogOpened,
+    NodeWaiting,
+    RoundClosed,
+    RoundFormed,
+    WorkerExited,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerReady,
+    WorkerResumed,
+    WorkerStalled,
+    WorkerStarted,
+)
+from dlrover_run.events.why import Answer, Code, Question, explain
+
+BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
+
+
+def log_of(host: str, *events: tuple[float, Event], workers: int = 1, unread: int = 0) -> AgentLog:
+    """The log of an agent that began at BEGAN; its monotonic clock is that of its host alone."""
+    offset = 1000.0 * len(host)
+    timed = (
+        msgspec.structs.replace(event, time=BEGAN + timedelta(seconds=seconds), mono=offset + seconds)
+        for seconds, event in events
+    )
+    opened = LogOpened(
+        time=BEGAN, mono=offset, schema=1, job="j", host=host, node_id=host, pid=1, workers=workers, began=offset,
+        stages=("store", "step"),
+    )  # fmt: skip
+    return AgentLog(opened, tuple(timed), unread)
+
+
+def formed(number: int, *reasons: object, nodes: int = 2) -> RoundFormed:
+    return RoundFormed(
+        round=number, epoch=1, node=0, nodes=nodes, first_rank=0, workers=1, world_size=nodes, restarts=number - 1,
+        reasons=reasons,
+    )  # fmt: skip
+
+
+def started(rank: int, number: int) -> WorkerStarted:
+    return WorkerStarted(round=number, rank=rank, local_rank=0, pid=50 + rank)
+
+
+def step(rank: int, number: int) -> WorkerReady:
+    return WorkerReady(round=number, rank=rank, local_rank=0, stage="step")
+
+
+def exited(rank: int, number: int, code: int, stopped_with: str = "") -> WorkerExited:
+    return WorkerExited(round=number, rank=rank, local_rank=0, pid=50 + rank, code=code, stopped_with=stopped_with)
+
+
+def failed(rank: int, number: int) -> WorkerFailed:
+    what = "was killed by SIGKILL: the kernel's memory limit was hit"
+    return WorkerFailed(round=number, rank=rank, local_rank=0, pid=50 + rank, code=-9, cause="oom", what=what)
+
+
+END = AgentEnded(exit_code=0, reason="success")
+FAILURE = CoreCode.WORKER_FAILED(rank=1, node="node 1 (n02)", what="was killed by SIGKILL")
+
+RESTARTED = [
+    log_of(
+        "n1", (0, formed(1)), (1, started(0, 1)), (2, step(0, 1)), (6, CheckpointSeen()),
+        (10.2, RoundClosed(round=1, epoch=1, failed=True)), (10.5, exited(0, 1, -15, "SIGTERM")),
+        (11, formed(2, FAILURE)), (11.4, started(0, 2)), (12, step(0, 2)), (30, exited(0, 2, 0)),
+        (31, JobEnded(phase="finished", restarts=1)), (31, END),
+    ),
+    log_of(
+        "n02", (0, formed(1)), (1, started(1, 1)), (2, step(1, 1)), (10, exited(1, 1, -9)), (10.1, failed(1, 1)),
+        (11, formed(2, FAILURE)), (13, started(1, 2)), (14, step(1, 2)), (30, exited(1, 2, 0)),
+        (31, JobEnded(phase="finished", restarts=1)), (31, END),
+    ),
+]  # fmt: skip
+
+
+def params(answer: Answer, code: Code) -> list[dict[str, object]]:
+    """The parameters of each reason with that code."""
+    return [dict(reason.params) for line in answer.lines for reason in line if reason.code == code.code]
+
+
+def test_the_last_restart_has_a_cause_a_time_and_a_cost() -> None:
+    answer = explain(RESTARTED, Question.LAST_RESTART)
+    assert answer.codes == (
+        ("why.round_formed", "why.because", "worker_failed"),
+        ("why.failed_worker", "why.lived"),
+        ("why.down",),
+        ("why.lost_work",),
+    )
+    assert params(answer, Code.FAILED_WORKER)[0] | {"what": ""} == {"rank": 1, "host": "n02", "pid": 51, "what": ""}
+    # The node whose workers came back last, by the clock of that node alone.
+    assert params(answer, Code.DOWN)[0]["seconds"] == pytest.approx(3.0)
+    assert params(answer, Code.LOST_WORK)[0]["seconds"] == pytest.approx(4.2)
+    assert answer.text == (
+        "round 2 was formed at 2026-11-22 04:00:11 UTC with 2 nodes, because: "
+        "rank 1 on node 1 (n02) was killed by SIGKILL\n"
+        "rank 1 on n02 (pid 51) was killed by SIGKILL: the kernel's memory limit was hit, 9.1 s after its start\n"
+        "workers ran again after 3.0 s\n"
+        "4.2 s of work since the last checkpoint were lost"
+    )
+
+
+def test_a_job_without_a_restart() -> None:
+    answer = explain([log_of("n1", (0, formed(1)), (1, started(0, 1)), (5, END))], Question.LAST_RESTART)
+    assert answer.codes == (("why.no_restart",),)
+    assert explain([log_of("n1", (5, END))], Question.LAST_RESTART).codes == (("why.no_round",),)
+
+
+def test_without_a_checkpoint_the_lost_work_is_not_guessed() -> None:
+    logs = [
+        log_of(
+            "n1", (0, formed(1)), (0, started(0, 1)), (5, exited(0, 1, 1)), (6, formed(2)), (7, started(0, 2)), (8, END)
+        )
+    ]  # fmt: skip
+    answer = explain(logs, Question.LAST_RESTART)
+    assert answer.codes == (("why.round_formed",), ("why.down",), ("why.lost_unknown",))
+
+
+def test_a_restart_that_is_still_waited_for() -> None:
+    log = log_of("n1", (0, formed(1)), (0, started(0, 1)), (5, exited(0, 1, 1)), (6, formed(2)))
+    answer = explain([log], Question.LAST_RESTART, until=BEGAN + timedelta(seconds=60))
+    assert answer.codes[1:] == (("why.still_down",), ("why.lost_unknown",))
+
+
+def test_a_job_that_failed_names_its_last_failure() -> None:
+    log = log_of(
+        "n02", (0, formed(1)), (1, started(1, 1)), (10, exited(1, 1, -9)), (10.1, failed(1, 1)),
+        (11, JobEnded(phase="failed", reasons=(FAILURE,))), (12, AgentEnded(exit_code=137, reason="worker failed")),
+    )  # fmt: skip
+    answer = explain([log], Question.NOW)
+    assert answer.codes == (("why.job_failed", "worker_failed"), ("why.failed_worker", "why.lived"))
+
+
+def test_a_job_that_succeeded() -> None:
+    assert explain(RESTARTED, Question.NOW).codes == (("why.job_succeeded",),)
+
+
+def test_a_launcher_that_ended_alone_gives_its_reason() -> None:
+    log = log_of("n1", (5, AgentEnded(exit_code=71, reason="cannot join", what="the master does not answer")))
+    answer = explain([log], Question.NOW)
+    assert answer.codes == (("why.agent_ended", "sentence"),)
+    assert answer.text.endswith("exit code 71: the master does not answer")
+
+
+def test_a_stall_names_the_guilty_rank_first_and_ends_with_its_cause() -> None:
+    def stalled(rank: int, guilty: bool) -> WorkerStalled:
+        return WorkerStalled(round=1, rank=rank, local_rank=0, since=1000.0, guilty=guilty)
+
+    first = [(0.0, formed(1)), (1.0, started(0, 1)), (9.0, stalled(0, False))]
+    logs = [log_of("n1", *first), log_of("n02", (0, formed(1)), (1, started(1, 1)), (9.1, stalled(1, True)))]
+    now = BEGAN + timedelta(seconds=20)
+    answer = explain(logs, Question.NOW, now)
+    assert [one["rank"] for one in params(answer, Code.STALLED)] == [1, 0]
+    resumed = log_of("n1", *first, (15, WorkerResumed(round=1, rank=0, local_rank=0)))
+    assert explain([resumed], Question.NOW, now).codes == (("why.trains",),)
+    assert explain([log_of("n1", *first, (15, formed(2)))], Question.NOW, now).codes[0][0] == "why.round_formed"
+
+
+def test_a_job_that_waits_names_what_for() -> None:
+    waiting = NodeWaiting(reasons=(CoreCode.NODES_OF(number=1, wanted=2),))
+    now = BEGAN + timedelta(seconds=20)
+    assert explain([log_of("n1", (1, waiting))], Question.NOW, now).codes == (("why.waits", "nodes_of"),)
+    log = log_of("n1", (0, formed(1)), (9, RoundClosed(round=1, epoch=1)), (10, waiting))
+    assert explain([log], Question.NOW, now).codes == (("why.waits", "nodes_of"),)
+
+
+def test_slow_names_the_shares_of_the_time_and_the_rank_that_waits_least() -> None:
+    def progress(rank: int, waited: float) -> WorkerProgress:
+        return WorkerProgress(round=1, rank=rank, local_rank=0, waited=waited)
+
+    def log(rank: int, waited: float) -> AgentLog:
+        events = [(0.0, formed(1)), (1.0, started(rank, 1)), (5.0, step(rank, 1))]
+        figures = [(10.0, progress(rank, 1.0)), (20.0, progress(rank, 1.0 + waited))]
+        return log_of(f"n{rank}", *events, *figures, (20, END))
+
+    answer = explain([log(0, 4.0), log(1, 0.2), log(2, 4.1)], Question.SLOW)
+    assert answer.codes == (("why.trained", "why.shares", "why.share", "why.share"), ("why.straggler",))
+    assert params(answer, Code.TRAINED)[0]["percent"] == pytest.approx(75.0)
+    assert params(answer, Code.STRAGGLER) == [{"rank": 1, "host": "n1", "own": pytest.approx(2), "others": 41.0}]
+    assert explain([log(0, 4.0), log(1, 3.9)], Question.SLOW).codes[1] == ("why.no_straggler",)
+    assert explain([log(0, 4.0)], Question.SLOW).codes[1] == ("why.no_progress",)
+
+
+def test_start_names_the_place_that_trained_last_and_what_its_node_waited_for() -> None:
+    waiting = NodeWaiting(reasons=(CoreCode.NODES_OF(number=1, wanted=2),))
+    quick = log_of("n1", (3, formed(1)), (3, started(0, 1)), (4, step(0, 1)), (9, END))
+    slow = log_of("n02", (1, waiting), (3, formed(1)), (3, started(1, 1)), (8, step(1, 1)), (9, END))
+    answer = explain([quick, slow], Question.START)
+    assert answer.codes == (
+        ("why.start_took", "why.part", "why.part", "why.part"),
+        ("why.waited", "nodes_of"),
+    )
+    assert params(answer, Code.START_TOOK) == [{"seconds": 8.0, "local_rank": 0, "host": "n02"}]
+    assert params(answer, Code.PART)[0] == {"phase": "import", "seconds": 5.0}
+
+
+def test_a_start_that_is_not_over() -> None:
+    log = log_of("n1", (3, formed(1)), (3, started(0, 1)))
+    answer = explain([log], Question.START, BEGAN + timedelta(seconds=60))
+    assert params(answer, Code.NOT_TRAINING) == [{"seconds": 60.0, "local_rank": 0, "host": "n1"}]
+
+
+def test_what_the_log_does_not_show_is_said() -> None:
+    log = log_of("n1", (0, formed(1)), unread=3)
+    assert explain([log], Question.NOW).codes[-2:] == (("why.torn",), ("why.unread",))
+    # The line that an agent writes just now is no damage.
+    assert "why.unread" not in str(explain([log_of("n1", (0, formed(1)), unread=1)], Question.NOW).codes)
+
+
+@pytest.mark.parametrize("question", list(Question))
+def test_no_log_at_all_is_answered(question: Question) -> None:
+    assert explain([], question).lines
+    assert explain([log_of("n1")], question, BEGAN).lines
