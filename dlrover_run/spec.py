@@ -184,10 +184,10 @@ class JobSpec:
     generates one. `local_addr` is the address that this node advertises, None for one that is detected. `gpu_each`
     means that the workers were counted as GPUs, so that each of them needs one. `signals` are passed on to the workers
     and end the job, `forward_signals` are passed on and training continues, and the signal of `preemption` is passed on
-    and this node leaves. `journal` is the directory of the event log, None for that of the run's log files, if the user has
-    named one. `local` starts all nodes of the job on this
-    machine; this spec is then what they have in common. `console_name` is the name of this node on a console that it
-    shares with other nodes, empty if it has its own.
+    and this node leaves. `journal` is the directory of the event log, None for that of the run's log files, if the user
+    has named one, and /dev/null for none. `local` starts all nodes of the job on this machine; this spec is then what
+    they have in common. `console_name` is the name of this node on a console that it shares with other nodes, empty if
+    it has its own.
     """
 
     entrypoint: Entrypoint

@@ -93,6 +93,9 @@ def changes(before: Assignment, after: Assignment) -> list[Event]:
     found: list[Event] = []
     if before.epoch and after.epoch != before.epoch:
         found.append(CoordinatorChanged(epoch=after.epoch, before=before.epoch))
+    if after.phase in OVER and before.phase not in OVER:
+        # Before the end of its last round, which no other one follows.
+        found.append(JobEnded(phase=after.phase.value, restarts=after.restart_count, reasons=after.reasons))
     ranks, last = after.ranks, before.ranks
     if last is not None and (ranks is None or ranks.key != last.key):
         found.append(
@@ -125,6 +128,4 @@ def changes(before: Assignment, after: Assignment) -> list[Event]:
         before.waiting is None or codes(before.waiting.reasons) != codes(after.waiting.reasons)
     ):
         found.append(NodeWaiting(reasons=after.waiting.reasons, seconds=after.waiting.seconds))
-    if after.phase in OVER and before.phase not in OVER:
-        found.append(JobEnded(phase=after.phase.value, restarts=after.restart_count, reasons=after.reasons))
     return found

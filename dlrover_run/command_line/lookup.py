@@ -190,7 +190,7 @@ def check_directory(source: str, path: str) -> None:
 
 
 def journal_directory(flags: FlagValues) -> str | None:
-    """The directory that `--journal` names; `/dev/null` forbids the event log. Raises SpecError if it cannot be made."""
+    """The directory that `--journal` names; `/dev/null` forbids the event log. Raises SpecError."""
     given = flags.get("journal")
     if not given.text:
         return None

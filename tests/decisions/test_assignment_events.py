@@ -73,7 +73,7 @@ def test_another_coordinator() -> None:
 @pytest.mark.parametrize("phase", [PlanPhase.FINISHED, PlanPhase.FAILED])
 def test_the_end_of_the_job_is_written_once(phase: PlanPhase) -> None:
     over = msgspec.structs.replace(training(1), phase=phase, ranks=None)
-    closed, ended = changes(training(1), over)
+    ended, closed = changes(training(1), over)
     assert isinstance(closed, RoundClosed)
     assert closed.failed == (phase is PlanPhase.FAILED)
     assert ended == JobEnded(phase=phase.value)

@@ -115,6 +115,24 @@ def test_work_since_the_last_checkpoint_is_lost_with_the_round() -> None:
     assert found.has_checkpoints
 
 
+def test_a_job_that_succeeds_loses_nothing() -> None:
+    found = ledger_of(
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()), at(10, exited(0)),
+        at(11, JobEnded(phase="finished")), at(11, RoundClosed(round=1, epoch=1)),
+        at(12, AgentEnded(exit_code=0, reason="success")),
+    )  # fmt: skip
+    assert seconds(found) == {"train": 10.0, "stop": 2.0}
+
+
+def test_a_job_that_fails_loses_the_work_since_its_checkpoint() -> None:
+    found = ledger_of(
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()),
+        at(10, JobEnded(phase="failed")), at(10, RoundClosed(round=1, epoch=1, failed=True)),
+        at(12, AgentEnded(exit_code=72, reason="peer failed")),
+    )  # fmt: skip
+    assert seconds(found) == {"train": 4.0, "lost": 6.0, "stop": 2.0}
+
+
 def test_without_a_checkpoint_in_the_log_no_work_counts_as_lost() -> None:
     found = ledger_of(at(0, started()), at(0, ready("step")), at(10, exited(-9)), at(10, JobEnded(phase="failed")))
     assert seconds(found) == {"train": 10.0}
