@@ -119,7 +119,7 @@ def changes(before: Assignment, after: Assignment) -> list[Event]:
                 world_size=ranks.world_size,
                 restarts=ranks.restart_count,
                 reasons=after.reasons,
-                failed_rank=failure and failure.rank,
+                failed_rank=failure.rank if failure else None,
                 failed_node=failure.node if failure else "",
                 failed_what=failure.what if failure else "",
             )

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from dlrover_run.coordination.reasons import Code as CoreCode
+from dlrover_run.coordination.reasons import Reason
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
     AgentEnded,
@@ -45,7 +46,7 @@ def log_of(host: str, *events: tuple[float, Event], workers: int = 1, unread: in
     return AgentLog(opened, tuple(timed), unread)
 
 
-def formed(number: int, *reasons: object, nodes: int = 2) -> RoundFormed:
+def formed(number: int, *reasons: Reason, nodes: int = 2) -> RoundFormed:
     return RoundFormed(
         round=number, epoch=1, node=0, nodes=nodes, first_rank=0, workers=1, world_size=nodes, restarts=number - 1,
         reasons=reasons,

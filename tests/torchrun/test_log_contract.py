@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from harness import OURS, Finished, Launcher, finish, run, start
 
+from dlrover_run.events.writer import FILE_NAME
+
 pytestmark = pytest.mark.torchrun
 
 BYTES_EACH = 200 * 1000 * 1000
@@ -39,8 +41,9 @@ def launch(launcher: Launcher, tmp_path: Path, code: str, *flags: str, **options
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """Every file below, by its path there."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    """Every file below, by its path there, but for our event log."""
+    found = (path for path in directory.rglob("*") if path.is_file() and path.name != FILE_NAME)
+    return {str(path.relative_to(directory)): path.read_bytes() for path in found}
 
 
 def run_directory(logs: Path) -> Path:
