@@ -50,7 +50,7 @@ class Bed:
         stream = SimpleNamespace(path=None)
         placed = [SimpleNamespace(stdout=stream, stderr=stream, error_file=None) for _ in self.workers]
         specs: Any = SimpleNamespace(
-            ranks=SimpleNamespace(nodes=1),
+            ranks=SimpleNamespace(round=1, nodes=1),
             workers=[],
             streams=SimpleNamespace(ranks=placed),
             startup_probe=SimpleNamespace(has_trained=lambda: True, close=lambda: None),
