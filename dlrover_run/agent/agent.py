@@ -21,6 +21,7 @@ from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
 from dlrover_run.agent.shutdown import ShutdownRequest, received_text
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
+from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
 from dlrover_run.events.records import NO_EVENTS, AgentEnded, Events, StopRequested
 from dlrover_run.output.relay_client import RelayClient
@@ -136,13 +137,12 @@ class Agent:
         )
         result = resolve_result(end, self._job.exit_codes)
         self._assignment_events.follow(assignment)
-        self._events.emit(
-            AgentEnded(exit_code=result.exit_code, reason=result.exit_reason, what=result.error or result.reason)
-        )
         await self._adapter.close(assignment, result)
         self._orphans.close()
         await self._client.close()
         self._node_state.close()
+        what = (result.error or result.reason)[:MAX_WHAT]
+        self._events.emit(AgentEnded(exit_code=result.exit_code, reason=result.exit_reason, what=what))
         return result
 
     def _own_children(self) -> set[int]:

@@ -13,6 +13,7 @@ from dlrover_run.agent.host import display_name
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.events.records import (
+    FILE_NAME,
     NO_EVENTS,
     SCHEMA,
     CoordinatorChanged,
@@ -24,17 +25,18 @@ from dlrover_run.events.records import (
     RoundClosed,
     RoundFormed,
 )
-from dlrover_run.events.writer import FILE_NAME, EventFile, EventWriter
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
 
 
 def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[str], None]) -> Events:
-    """The event log of this agent, which is written from the first event on; `close_event_log` ends it. `warn` is
-    called from another thread."""
+    """The event log of this agent, which is written from the first event on. `warn` is called from another
+    thread."""
     path = event_log_path(job, run_dir)
     if path is None:
         return NO_EVENTS
+    from dlrover_run.events.writer import EventFile, EventWriter
+
     began = round(time.monotonic(), 6)
     opened = LogOpened(
         time=datetime.now(UTC),
@@ -63,12 +65,6 @@ def event_log_path(job: JobSpec, run_dir: RunDir) -> Path | None:
     if job.logs.log_dir and run_dir.keep and run_dir.path is not None:
         return Path(run_dir.path, FILE_NAME)
     return None
-
-
-def close_event_log(events: Events) -> None:
-    """Write what waits, and close the file."""
-    if isinstance(events, EventWriter):
-        events.close()
 
 
 class AssignmentEvents:

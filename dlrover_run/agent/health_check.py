@@ -28,6 +28,7 @@ from dlrover_run.agent.environment import check_environments
 from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.model import NodeReport
+from dlrover_run.events.records import CheckEnded, CheckStarted, Events
 from dlrover_run.policies.health.model import (
     CPU,
     MAX_DEVICES,
@@ -36,7 +37,9 @@ from dlrover_run.policies.health.model import (
     CheckTask,
     ComputeResult,
     DeviceSpeed,
+    HealthAssignment,
     HealthReport,
+    HealthStatus,
     LinkResult,
     LinkResults,
     NodeHealth,
@@ -70,6 +73,26 @@ NO_TORCH = "torch cannot be imported: No module named 'torch'"
 
 PRELOAD = ("torch", "torch.distributed")
 """What a separate template of the check processes imports before it forks."""
+
+
+class CheckEvents:
+    """Emits when the coordinator begins to check this node, and what the check has found."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._running = False
+
+    def follow(self, part: HealthAssignment) -> None:
+        """Take the latest assignment; the same one may come again. Between two rounds of a check the node may have
+        neither a task nor a result."""
+        health = part.health
+        if part.check_task is not None:
+            if not self._running:
+                self._events.emit(CheckStarted())
+            self._running = True
+        elif self._running and health is not None and health.status is not HealthStatus.PENDING:
+            self._events.emit(CheckEnded(status=health.status.value, reason=health.reason))
+            self._running = False
 
 
 class HealthCheckRunner:

@@ -11,7 +11,7 @@ from functools import partial
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.agent import Agent
-from dlrover_run.agent.event_log import close_event_log, open_event_log
+from dlrover_run.agent.event_log import open_event_log
 from dlrover_run.agent.framework import AdapterFactory
 from dlrover_run.agent.host import display_name
 from dlrover_run.agent.progress_reporter import is_verbose
@@ -52,7 +52,7 @@ async def run_agent(
     else:
         result = await agent.run()
         pids_to_spare = agent.pids_to_spare
-    close_event_log(events)
+    events.close()
     await asyncio.sleep(0)  # Its warning is printed before the result.
     if not run_dir.keep:
         result = _without_paths(result)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlrover_run import failures
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
-from dlrover_run.agent.health_check import HealthCheckRunner
+from dlrover_run.agent.health_check import CheckEvents, HealthCheckRunner
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import EventLog, ProgressReporter
 from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
@@ -60,6 +60,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._health_check = HealthCheckRunner(
             spec, self._starter, self._orphans.paused, services.wake, find_problems, console.info
         )
+        self._check_events = CheckEvents(services.events)
         self._progress = ProgressReporter(spec, console)
         self._health_file = HealthFile(services.run_dir, console.info)
         self._events = EventLog(spec, services.relay.write)
@@ -85,6 +86,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
         self._assignment, self._ends = assignment, ends
+        self._check_events.follow(HealthAssignment.get(assignment.policy))
         if not self._shutdown.wanted:
             self._progress.update(assignment)
             self._health_file.follow(assignment, self._health_check.devices)

@@ -12,8 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from dlrover_run.events.records import SCHEMA, AgentEnded, AnyEvent, Event, LogOpened
-from dlrover_run.events.writer import FILE_NAME
+from dlrover_run.events.records import (
+    FILE_NAME,
+    SCHEMA,
+    UNSET_TIME,
+    AgentEnded,
+    AnyEvent,
+    Event,
+    JobEnded,
+    LogOpened,
+)
 
 MAX_LINE = 64 * 1024
 """Maximum bytes of a line: an event has bounded texts."""
@@ -99,6 +107,18 @@ def read_logs(place: str | os.PathLike[str]) -> list[AgentLog]:
     if not logs:
         raise NoEventLog(f"there is no event log (*{FILE_NAME}) in {root}")
     return sorted(logs, key=lambda log: (log.opened.time, log.opened.node_id))
+
+
+def latest_run(logs: Sequence[AgentLog]) -> list[AgentLog]:
+    """The logs of the job that began last, where a directory holds those of several jobs. A job with the same name that
+    had ended before is another one; a job whose agents were only killed or stopped continues."""
+    newest = max(logs, key=lambda log: log.opened.time, default=None)
+    if newest is None:
+        return []
+    same = [log for log in logs if log.opened.job == newest.opened.job]
+    times = (event.time for log in same for event in log.events if isinstance(event, JobEnded))
+    before = max((time for time in times if time < newest.opened.time), default=UNSET_TIME)
+    return [log for log in same if log.opened.time > before]
 
 
 def _base(path: Path) -> Path:

@@ -10,7 +10,6 @@ of one file are compared by `mono`, which no clock adjustment changes; `time` is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -19,6 +18,9 @@ from dlrover_run.coordination.reasons import Reasons
 
 SCHEMA = 1
 """The version of the meaning of names and fields."""
+
+FILE_NAME = "events.jsonl"
+"""The name of the log in a run's directory. Names in a directory of several agents end with `.events.jsonl`."""
 
 UNSET_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -241,26 +243,6 @@ AnyEvent = (
     | AgentEnded
 )
 
-ENDS: Mapping[type[Event], type[Event]] = {
-    LogOpened: AgentEnded,
-    CheckStarted: CheckEnded,
-    RoundFormed: RoundClosed,
-    WorkerStarted: WorkerExited,
-    WorkerStalled: WorkerResumed,
-}
-"""The event that ends what another one began. Both hold the same values in the fields of `span_key`."""
-
-_KEYS: Mapping[type[Event], tuple[str, ...]] = {
-    RoundFormed: ("round", "epoch"),
-    WorkerStarted: ("round", "rank"),
-    WorkerStalled: ("round", "rank"),
-}
-
-
-def span_key(begin: type[Event], event: Event) -> tuple[object, ...]:
-    """What tells spans of one kind apart."""
-    return tuple(getattr(event, name) for name in _KEYS.get(begin, ()))
-
 
 def name_of(kind: type[Event]) -> str:
     """The name of an event in the log."""
@@ -284,6 +266,10 @@ class Events:
 
     def emit(self, event: Event) -> None:
         """Take an event that happens now. It returns at once, and never fails."""
+
+    def close(self) -> bool:
+        """Wait, for a limited time, until all events are in the log. Returns whether they are; there are no more."""
+        return True
 
 
 NO_EVENTS = Events()

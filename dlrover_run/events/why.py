@@ -26,6 +26,7 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
+from dlrover_run.failures import Cause
 
 STRAGGLER_MARGIN = 0.1
 """A rank is slow if it waits for the others by at least this part of its time less than their median does."""
@@ -207,8 +208,10 @@ def _is_of(event: object, latest: RoundFormed) -> bool:
 
 
 def _failures(logs: Sequence[AgentLog], of: RoundFormed) -> list[Reasons]:
-    """The failures of one round, in the order of their times."""
+    """The failures of one round, in the order of their times; those that other failures explain only if there is no
+    other."""
     lines: list[Reasons] = []
+    consequences: list[Reasons] = []
     began: dict[tuple[str, int], WorkerStarted] = {}
     for entry in merged(logs):
         event = entry.event
@@ -222,8 +225,8 @@ def _failures(logs: Sequence[AgentLog], of: RoundFormed) -> list[Reasons]:
                 start = began.get((entry.opened.node_id, event.rank))
                 if start is not None:
                     line = (*line, Code.LIVED(seconds=event.mono - start.mono))
-                lines.append(line)
-    return lines
+                (consequences if event.cause == Cause.LOST_PEER else lines).append(line)
+    return lines or consequences
 
 
 def _cost(logs: Sequence[AgentLog], latest: RoundFormed) -> list[Reasons]:

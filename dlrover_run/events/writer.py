@@ -1,8 +1,8 @@
 """Writes the event log of one agent. Neither a slow disk nor a full one holds the agent up.
 
 Events are written by a thread of their own: a disk, or a file system of the network, may block for minutes. The number
-of events that wait for it is limited, and so is the size of all files. What could not be written is counted, said once
-on the console, and noted in the log (`dlrover.log.gap`) as soon as it can be written again.
+of events that wait for it is limited, and so is the size of all files. What could not be written is counted, and noted
+in the log (`dlrover.log.gap`) as soon as it can be written again; the first error is printed on the console.
 """
 
 from __future__ import annotations
@@ -13,16 +13,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from dlrover_run.events.records import ERROR, Event, Events, LogGap, LogOpened, severity_of
-
-FILE_NAME = "events.jsonl"
-"""The name of the log in a run's directory. Names in a directory of several agents end with `.events.jsonl`."""
 
 MAX_BYTES = 8 * 1024 * 1024
 """The size at which a file is rotated: more than 20,000 events."""
@@ -53,22 +49,27 @@ class EventFile:
         self._fd = -1
         self._size = 0
         self._part = 0
+        self._has_head = False
         self._torn = False
 
     def append(self, event: Event) -> None:
         """Write one event as a line, to the disk itself if it is a failure. Raises OSError; the event is then not in
         the log, or only as the incomplete line that a reader ignores."""
         line = msgspec.json.encode(event) + b"\n"
+        if self._fd >= 0 and self._size + len(line) > self._max_bytes:
+            self._rotate()
         if self._fd < 0:
             self._open()
-        elif self._size + len(line) > self._max_bytes:
-            self._rotate()
+        if not self._has_head:
+            # Where the disk was full when the file was opened, the first line follows as soon as there is room.
+            self._write(msgspec.json.encode(msgspec.structs.replace(self._opened, part=self._part)) + b"\n")
+            self._has_head = True
         self._write(line)
         if event.severity == ERROR:
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file; a later event opens it again."""
+        """Close the file; a later event opens it again, and repeats its first line."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -78,7 +79,7 @@ class EventFile:
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         self._size = os.fstat(self._fd).st_size
         self._torn = self._size > 0
-        self._write(msgspec.json.encode(msgspec.structs.replace(self._opened, part=self._part)) + b"\n")
+        self._has_head = False
 
     def _rotate(self) -> None:
         self.close()
@@ -87,7 +88,6 @@ class EventFile:
             with contextlib.suppress(FileNotFoundError):
                 newer.replace(rotated(self.path, number))
         self._part += 1
-        self._open()
 
     def _write(self, line: bytes) -> None:
         """Write a line. After an incomplete one it begins with a newline, so that no more than that one is lost."""
@@ -100,42 +100,41 @@ class EventFile:
         self._torn = False
 
 
-@dataclass(frozen=True)
-class Clock:
-    """The clocks of a log."""
-
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    mono: Callable[[], float] = time.monotonic
-
-
 class EventWriter(Events):
     """Keeps the events of one agent in `file`.
 
     `warn` is called once, from the thread, with a sentence if the log cannot be written. The thread is ended by
-    `close`, and dies with the process in any case.
+    `close`, and dies with the process in any case. `now` and `mono` are the clocks.
     """
 
-    def __init__(self, file: EventFile, warn: Callable[[str], None], clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        file: EventFile,
+        warn: Callable[[str], None],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        mono: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._file = file
         self._warn = warn
-        self._clock = clock or Clock()
+        self._now = now
+        self._mono = mono
         self._pending: deque[Event] = deque()
-        self._dropped = 0
+        self._overflow = 0
+        self._unwritten = 0
         self._warned = False
         self._closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def emit(self, event: Event) -> None:
-        event = msgspec.structs.replace(
-            event, time=self._clock.now(), mono=round(self._clock.mono(), 6), severity=severity_of(event)
-        )
+        event = self._stamped(event)
         with self._changed:
             if self._closed:
                 return
             if len(self._pending) >= MAX_PENDING:
-                self._dropped += 1
+                self._overflow += 1
                 return
+            self._note_overflow()
             self._pending.append(event)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="events", daemon=True)
@@ -146,6 +145,7 @@ class EventWriter(Events):
         """Write what waits, and close the file. Returns whether that was done in `timeout` seconds."""
         with self._changed:
             self._closed = True
+            self._note_overflow()
             self._changed.notify()
             thread = self._thread
         if thread is None:
@@ -153,10 +153,22 @@ class EventWriter(Events):
         thread.join(timeout)
         return not thread.is_alive()
 
+    def _stamped(self, event: Event) -> Event:
+        return msgspec.structs.replace(
+            event, time=self._now(), mono=round(self._mono(), 6), severity=severity_of(event)
+        )
+
+    def _note_overflow(self) -> None:
+        """Put a gap where events were dropped: after those that wait, and before the next one."""
+        if self._overflow:
+            self._pending.append(self._stamped(LogGap(dropped=self._overflow)))
+            self._overflow = 0
+
     def _run(self) -> None:
         while (event := self._next()) is not None:
             self._append(event)
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _next(self) -> Event | None:
         with self._changed:
@@ -164,19 +176,16 @@ class EventWriter(Events):
             return self._pending.popleft() if self._pending else None
 
     def _append(self, event: Event) -> None:
-        with self._changed:
-            dropped, self._dropped = self._dropped, 0
         try:
-            if dropped:
-                gap = LogGap(dropped=dropped)
+            if self._unwritten:
+                gap = LogGap(dropped=self._unwritten)
                 self._file.append(
                     msgspec.structs.replace(gap, time=event.time, mono=event.mono, severity=severity_of(gap))
                 )
-                dropped = 0
+                self._unwritten = 0
             self._file.append(event)
         except OSError as error:
-            with self._changed:
-                self._dropped += dropped + 1
+            self._unwritten += event.dropped if isinstance(event, LogGap) else 1
             if not self._warned:
                 self._warned = True
                 self._warn(

@@ -8,11 +8,22 @@ import msgspec
 import pytest
 
 from dlrover_run.agent.event_log import changes, event_log_path
+from dlrover_run.agent.health_check import CheckEvents
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
 from dlrover_run.coordination.reasons import Code
-from dlrover_run.events.records import CoordinatorChanged, JobEnded, NodeWaiting, RoundClosed, RoundFormed
-from dlrover_run.events.spans import spans
+from dlrover_run.events.records import (
+    CheckEnded,
+    CheckStarted,
+    CoordinatorChanged,
+    Event,
+    Events,
+    JobEnded,
+    NodeWaiting,
+    RoundClosed,
+    RoundFormed,
+)
 from dlrover_run.output.streams import RunDir
+from dlrover_run.policies.health.model import CheckKey, CheckTask, HealthAssignment, HealthStatus, NodeHealth
 from dlrover_run.spec import Entrypoint, JobSpec, LogSpec
 
 
@@ -50,7 +61,6 @@ def test_a_failure_closes_a_round_and_names_its_rank() -> None:
     assert isinstance(formed, RoundFormed)
     assert closed.failed
     assert (closed.round, formed.round, formed.failed_rank, formed.restarts) == (1, 2, 5, 1)
-    assert [span.end is None for span in spans([*changes(Assignment(), training(1)), closed, formed])] == [False, True]
 
 
 def test_a_change_of_members_is_no_failure() -> None:
@@ -103,3 +113,32 @@ def test_where_the_log_is(journal: str | None, log_dir: str | None, kept: bool, 
         assert found.name.endswith(".events.jsonl")
     else:
         assert found == Path(path)
+
+
+class Emitted(Events):
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def test_a_health_check_begins_with_the_first_task_and_ends_with_the_result() -> None:
+    def health(status: HealthStatus) -> NodeHealth:
+        return NodeHealth(node_id="a", incarnation="b", host="n01", status=status, reason="it is slow")
+
+    task = CheckTask(key=CheckKey(1, 1, 0), node=0, compute=True, links=(), timeout=60.0)
+    emitted = Emitted()
+    check = CheckEvents(emitted)
+    for part in (
+        HealthAssignment(),
+        HealthAssignment(check_task=task),
+        HealthAssignment(health=health(HealthStatus.PENDING)),
+        HealthAssignment(check_task=task, health=health(HealthStatus.PENDING)),
+        HealthAssignment(health=health(HealthStatus.STRAGGLER)),
+        HealthAssignment(health=health(HealthStatus.STRAGGLER)),
+    ):
+        check.follow(part)
+    assert emitted.events == [CheckStarted(), CheckEnded(status="straggler", reason="it is slow")]

@@ -225,3 +225,15 @@ def test_what_the_log_does_not_show_is_said() -> None:
 def test_no_log_at_all_is_answered(question: Question) -> None:
     assert explain([], question).lines
     assert explain([log_of("n1")], question, BEGAN).lines
+
+
+def test_a_failure_that_another_one_explains_is_left_out() -> None:
+    def broken(host: str, rank: int, cause: str) -> AgentLog:
+        event = msgspec.structs.replace(failed(rank, 1), cause=cause)
+        return log_of(host, (0, formed(1)), (1, started(rank, 1)), (10, exited(rank, 1, 1)), (10.1, event))
+
+    again = log_of("n3", (0, formed(1)), (11, formed(2)))
+    logs = [broken("n1", 0, "lost_peer"), broken("n02", 1, "exception"), again]
+    assert [one["rank"] for one in params(explain(logs, Question.LAST_RESTART), Code.FAILED_WORKER)] == [1]
+    logs = [broken("n1", 0, "lost_peer"), again]
+    assert [one["rank"] for one in params(explain(logs, Question.LAST_RESTART), Code.FAILED_WORKER)] == [0]

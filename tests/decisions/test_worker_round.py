@@ -14,6 +14,7 @@ from virtual_loop import run_virtually
 
 from dlrover_run import failures
 from dlrover_run.agent.worker_round import LOST_PEER_DELAY, WorkerRound
+from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 8, in <module>\n"
 OWN = TRACE + "ValueError: bad label\n"
@@ -40,11 +41,12 @@ class Worker:
 
 
 @dataclass
-class Bed:
-    """A round of two workers."""
+class Bed(Events):
+    """A round of two workers, and its events."""
 
     workers: list[Worker] = field(default_factory=lambda: [Worker(0), Worker(1)])
     reported: list[tuple[float, int]] = field(default_factory=list)
+    emitted: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         stream = SimpleNamespace(path=None)
@@ -56,7 +58,7 @@ class Bed:
             startup_probe=SimpleNamespace(has_trained=lambda: True, close=lambda: None),
             results=None,
         )
-        self.round = WorkerRound(specs, None, self, lambda worker: None, self._note)  # type: ignore[arg-type]
+        self.round = WorkerRound(specs, None, self, lambda worker: None, self._note, self)  # type: ignore[arg-type]
         self.round.group = self  # type: ignore[assignment]
 
     # What the round uses of its process group and of the relay.
@@ -75,6 +77,9 @@ class Bed:
 
     async def end_round(self, keys: Collection[str], timeout: float | None) -> dict[str, str]:
         return await self.tails(keys)
+
+    def emit(self, event: Event) -> None:
+        self.emitted.append(event)
 
     # What happens.
 
@@ -109,6 +114,24 @@ def test_the_loss_of_a_peer_waits_for_the_failure_that_explains_it() -> None:
         await asyncio.sleep(LOST_PEER_DELAY)
         assert bed.reported == [(LOST_PEER_DELAY / 2, 1)]
         assert await bed.root() == 1
+
+    run_virtually(run())
+
+
+def test_the_event_log_has_each_exit_and_the_root_cause() -> None:
+    async def run() -> None:
+        bed = Bed()
+        bed.end(0, 1, LOST)
+        await asyncio.sleep(LOST_PEER_DELAY / 2)
+        assert [type(event) for event in bed.emitted] == [WorkerExited]
+        bed.end(1, 1, OWN)
+        await asyncio.sleep(LOST_PEER_DELAY)
+        _, exited, failed = bed.emitted
+        assert isinstance(exited, WorkerExited)
+        assert isinstance(failed, WorkerFailed)
+        assert (exited.rank, exited.code, exited.stopped_with) == (1, 1, "")
+        assert (failed.rank, failed.cause) == (1, failures.Cause.EXCEPTION)
+        assert "bad label" in failed.what
 
     run_virtually(run())
 

@@ -10,22 +10,25 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dlrover_run.events import writer
-from dlrover_run.events.reader import NoEventLog, merged, read_logs
+from dlrover_run.events.reader import AgentLog, NoEventLog, latest_run, merged, read_logs
 from dlrover_run.events.records import (
+    FILE_NAME,
     SCHEMA,
     AgentEnded,
     CheckpointSeen,
     Event,
+    JobEnded,
     LogGap,
     LogOpened,
     StopRequested,
     WorkerExited,
     WorkerFailed,
 )
-from dlrover_run.events.writer import FILE_NAME, Clock, EventFile, EventWriter
+from dlrover_run.events.writer import EventFile, EventWriter
 
 NOW = datetime(2026, 11, 22, 4, 12, 31, 337000, tzinfo=UTC)
 FAILED = WorkerFailed(round=1, rank=0, local_rank=0, pid=9, code=1, cause="exception", what="raised KeyError: 1")
@@ -41,7 +44,7 @@ def steps(number: int) -> list[Event]:
 
 def written(path: Path, *events: Event, warn: Callable[[str], None] = print, **limits: int) -> EventWriter:
     """Write events, and wait until they are in the file."""
-    log = EventWriter(EventFile(path, opened(), **limits), warn, Clock(lambda: NOW, lambda: 8123.4114567))
+    log = EventWriter(EventFile(path, opened(), **limits), warn, lambda: NOW, lambda: 8123.4114567)
     for event in events:
         log.emit(event)
     assert log.close()
@@ -152,6 +155,21 @@ def test_a_line_that_a_full_disk_cut_costs_no_other_line(tmp_path: Path, monkeyp
     assert found.unread == 1
 
 
+def test_a_disk_that_is_full_at_the_start_costs_no_later_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = EventFile(tmp_path / FILE_NAME, opened())
+    with monkeypatch.context() as patch:
+        patch.setattr("dlrover_run.events.writer.os.write", fail)
+        with pytest.raises(OSError, match="space"):
+            file.append(CheckpointSeen(step=1))
+    file.append(CheckpointSeen(step=2))
+    file.close()
+    (found,) = read_logs(tmp_path)
+    assert [event.step for event in found.events if isinstance(event, CheckpointSeen)] == [2]
+
+
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     warnings: list[str] = []
@@ -178,7 +196,10 @@ def test_a_disk_that_blocks_holds_up_neither_an_event_nor_the_end(
     blocked.set()
     assert log.close(timeout=60)
     (found,) = read_logs(tmp_path)
-    assert 10 <= len(found.events) <= 12
+    kept = [event.step for event in found.events if isinstance(event, CheckpointSeen)]
+    assert kept == list(range(len(kept)))
+    assert len(kept) in (10, 11)
+    assert found.events[-1] == msgspec.structs.replace(found.events[-1], dropped=50 - len(kept))
 
 
 def test_lines_of_a_later_version_are_counted_and_skipped(tmp_path: Path) -> None:
@@ -207,8 +228,7 @@ def test_a_line_without_an_end_takes_no_memory(tmp_path: Path) -> None:
 def test_the_logs_of_several_agents_are_merged_by_time(tmp_path: Path) -> None:
     for host, seconds in (("n02", (3, 4, 1)), ("n01", (2, 5))):
         times = iter([NOW.replace(second=second) for second in seconds])
-        clock = Clock(partial(next, times))
-        log = EventWriter(EventFile(tmp_path / f"{host}.{FILE_NAME}", opened(host)), print, clock)
+        log = EventWriter(EventFile(tmp_path / f"{host}.{FILE_NAME}", opened(host)), print, partial(next, times))
         for second in seconds:
             log.emit(CheckpointSeen(step=second))
         assert log.close()
@@ -216,6 +236,19 @@ def test_the_logs_of_several_agents_are_merged_by_time(tmp_path: Path) -> None:
     entries = [(one.opened.host, one.event.step) for one in merged(logs) if isinstance(one.event, CheckpointSeen)]
     # The clock of n02 was set back; its events keep their order.
     assert entries == [("n01", 2), ("n02", 3), ("n02", 4), ("n02", 1), ("n01", 5)]
+
+
+def test_the_latest_run_of_a_directory_of_several_jobs() -> None:
+    def log(job: str, second: int, *events: Event) -> AgentLog:
+        head = msgspec.structs.replace(opened(), job=job, time=NOW.replace(second=second))
+        return AgentLog(
+            head, tuple(msgspec.structs.replace(each, time=NOW.replace(second=second + 5)) for each in events)
+        )
+
+    other, ended, killed, again = log("k", 8), log("j", 1, JobEnded(phase="failed")), log("j", 10), log("j", 20)
+    assert latest_run([ended, other, killed, again]) == [killed, again]
+    assert latest_run([ended, other]) == [other]
+    assert latest_run([]) == []
 
 
 def test_a_worker_that_was_stopped_is_no_failure() -> None:
