@@ -12,7 +12,7 @@ import os
 import struct
 from typing import NamedTuple
 
-_CURSOR = struct.Struct("=QQQQ")
+_CURSOR = struct.Struct("=QqQQ")
 _FIRST_CURSOR = 8
 _RECORD_BYTES = _FIRST_CURSOR + 2 * _CURSOR.size
 
@@ -31,6 +31,7 @@ LINE_INTERRUPTED = 2
 class Cursor(NamedTuple):
     """All bytes before `offset` have been shown, and of the output that follows the first `skip` bytes as they appear.
 
+    `skip` is -1 before the write of a newline that ends the unfinished line of another source.
     `unfinished` is `LINE_BEGUN` or `LINE_INTERRUPTED` if the beginning of the line at `offset` was shown, else 0.
     `writing` is 1 + the position in the console's file of a write that was not known to have ended, 0 for none.
     """

@@ -133,8 +133,9 @@ class LineWriter:
         return self.all_held() if self.due is not None and now >= self.due else b""
 
     def all_held(self) -> bytes:
-        """The unfinished line even if it is not due; the bytes that follow are the rest of it."""
-        if not self._cutter.held:
+        """The unfinished line even if it is not due; the bytes that follow are the rest of it. With `needles` nothing:
+        only whole lines can be selected."""
+        if not self._cutter.held or self._needles is not None:
             return b""
         self._due = None
         text = self._cutter.take_unfinished()

@@ -24,6 +24,7 @@ message is one line of JSON; a newline and raw bytes may follow. The agent numbe
         {"do": "drain", "number", "tails", "end"}        the same, write everything out, and forget the sources `end`
         {"do": "forget", "sources"}                      their worker has ended: write their output, then forget them
         {"do": "own", "path"}                            a directory to remove when the relay ends
+        {"do": "begin"}                                  a new relay has all that its predecessor had, and may write
     relay -> agent
         {"event": "tail", "number", "source", "cut"} and bytes    the end of one pipe's output
         {"event": "forgotten", "sources"}                these have been shown in full and are closed
@@ -148,6 +149,7 @@ class _Relay:
         self.messages: Source | None = None
         self.drains: list[_Drain] = []
         self.owned: list[str] = []
+        self.begun = False
         self.deadline: float | None = None
         self.progress = (0, 0.0)
         self.warned: set[Sink] = set()
@@ -186,6 +188,8 @@ class _Relay:
         while not self._is_over():
             for fd, _ in self.poller.poll(self._timeout()):
                 self._on_ready(fd)
+            if not self.begun:
+                continue
             self.watcher.resume()
             for source in self.all:
                 if self.watcher.polling and source.path:
@@ -212,6 +216,8 @@ class _Relay:
 
     def _timeout(self) -> float | None:
         """Seconds until there is something to do without an event; None: no limit."""
+        if not self.begun:
+            return None
         if any(source.can_copy for source in self.all):
             return 0
         waits = [POLL_SECONDS] if self.watcher.polling and self.logs else []
@@ -273,6 +279,18 @@ class _Relay:
             self._drain(0, ended, ended)  # No request of the agent has the number 0.
         elif what == "own":
             self.owned.append(message["path"])
+        elif what == "begin":
+            self._begin()
+
+    def _begin(self) -> None:
+        """Complete the write in which the predecessor was killed, before anything else is written.
+
+        Whatever is written first would break the line that the write had reached. And how much of the write is in a
+        file can only be seen until the file grows again: a relay that is killed in turn must leave it recorded.
+        """
+        self.begun = True
+        for source in self.all:
+            source.resume()
 
     def _reply(self, message: dict[str, Any], payload: bytes = b"") -> None:
         with contextlib.suppress(OSError):
@@ -312,6 +330,8 @@ class _Relay:
     def _on_agent_gone(self) -> None:
         if self.deadline is not None:
             return
+        if not self.begun:
+            self._begin()
         self.deadline = time.monotonic() + ORPHAN_SECONDS
         self.poller.unregister(self.control.fileno())
         if self.parent >= 0:

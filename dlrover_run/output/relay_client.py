@@ -109,6 +109,7 @@ class RelayClient:
             self._process.send({"do": "own", "path": path})
         for source in self._sources.values():
             self._process.send(source.message, *source.fds)
+        self._process.send({"do": "begin"})
         ended = [number for number, source in self._sources.items() if source.ended]
         if ended:
             self._process.send({"do": "forget", "sources": ended})

@@ -81,7 +81,8 @@ class Sink:
         self._write = write
         self._queue: deque[Segment] = deque()
         self._regular = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode)
-        self._start = self._position() if self._regular else 0
+        self.start = self._position() if self._regular else 0
+        """The position of the file before this relay wrote to it."""
 
     @property
     def dead(self) -> bool:
@@ -114,15 +115,19 @@ class Sink:
             segment = self._queue[0]
             try:
                 if self._regular:
-                    # A signal during the write kills the relay after the write and before it is recorded.
+                    # A signal during the write kills the relay before it is recorded, after all of it or a part.
                     start = self._position() + 1
-                    segment.source.record(Cursor(segment.begin, max(0, segment.skip), segment.resumed, start))
+                    segment.source.record(Cursor(segment.begin, segment.skip, segment.resumed, start))
                 count = self._write(segment.view)
             except BlockingIOError:
                 return
             except OSError as error:
                 self.fail(error)
                 return
+            if segment.interrupts is not None and count:
+                # Recorded first: from the other record a successor can tell that this one was due.
+                segment.interrupts.interrupted()
+                segment.interrupts = None
             # Recorded at once. If the relay is killed before, its successor repeats the write (unless to a file).
             if count == len(segment.view):
                 segment.source.record(Cursor(segment.end, 0, LINE_BEGUN if segment.unfinished else 0))
@@ -131,15 +136,12 @@ class Sink:
                 segment.skip += count
                 segment.view = segment.view[count:]
                 segment.source.record(Cursor(segment.begin, max(0, segment.skip), segment.resumed))
-            if segment.interrupts is not None and count:
-                segment.interrupts.interrupted()
-                segment.interrupts = None
             self.written_bytes += count
 
     def written_at(self, position: int, data: bytes) -> int:
         """How many bytes of `data` stand at that position of the file, written by a relay that was killed before it
         recorded the write. All or none: if other programs write to the file too, the bytes there may differ."""
-        data = data[: max(0, self._start - position)]
+        data = data[: max(0, self.start - position)]
         with contextlib.suppress(OSError):
             file = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
             try:

@@ -55,6 +55,8 @@ class Source:
         self._cursors = cursors
         cursor = cursors.get(number)
         self._skip, self._writing = cursor.skip, cursor.writing
+        self._found = 0
+        """Bytes that the predecessor's last write has added to the sink's file, as far as they were compared."""
         self._freed = self.offset = self._queued = cursor.offset
         if sink is not None and (prefix is not None or whole):
             keeps = prefix is None
@@ -98,6 +100,30 @@ class Source:
         self.grown = len(data) == READ_BYTES
         self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()), begin, resumed)
 
+    def resume(self) -> None:
+        """Queue the rest of the write in which the predecessor was killed, or record that there is none.
+
+        Called before anything is written to the sink, so only one of its sources can have such a write.
+        """
+        cursor = self._cursors.get(self.number)
+        if self.sink is None or not (cursor.skip or cursor.writing):
+            return
+        before = self.sink.put_bytes
+        while self.grown and self.sink.put_bytes == before:
+            self.copy()
+        rest = self._skip > 0 or 0 < self._writing <= self.sink.start
+        if self.sink.put_bytes == before and rest:
+            # An unfinished line was shown, or was completed with a newline at the end of the output.
+            self._show(LineWriter.all_held)
+        if self.sink.put_bytes == before and rest and self.lines is not None and self.lines.resumes:
+            completed = 0 < self._writing <= self.sink.start
+            self.sink.unfinished_by = None if completed else self.lines
+            self.record(Cursor(self._shown_to, 0, LINE_INTERRUPTED if completed else LINE_BEGUN))
+            self._writing = 0
+        elif self.sink.put_bytes == before and cursor.writing and not rest:
+            self.record(cursor._replace(skip=cursor.skip + self._found, writing=0))
+            self._writing = 0
+
     def show_unfinished(self, now: float) -> None:
         self._show(lambda lines: lines.unfinished(now))
 
@@ -131,11 +157,17 @@ class Source:
             return
         skip = min(self._skip, len(shown))
         if self._writing and len(shown) > skip:
-            written = self.sink.written_at(self._writing - 1, shown[skip:])
+            written = self.sink.written_at(self._writing - 1, shown[skip:] if skip >= 0 else b"\n" + shown)
+            other = self.sink.unfinished_by
+            if written and other is not None and other is not self.lines:
+                other.interrupted()
+                self.sink.unfinished_by = None
             self._writing = self._writing + written if written else 0
+            self._found += written
             skip += written
             self._skip += written
         self._skip -= skip
+        skip = max(0, skip)
         segment = Segment(memoryview(shown)[skip:], self, begin, self._shown_to, skip, resumed)
         if segment.view:
             self._queued = segment.end

@@ -9,6 +9,7 @@ import select
 import time
 import tty
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -273,3 +274,77 @@ def test_a_successor_goes_on_behind_the_unfinished_line_that_was_shown_last(rig:
     _say(rig, successor, b" done\n")
     _copy(successor)
     assert bytes(again.shown) == b" done\n"
+
+
+class _Killed(BaseException):
+    pass
+
+
+class KilledRelays:
+    """Relays, each the successor of the one before, that write the lines of two sources to one file."""
+
+    def __init__(self, rig: Rig, file: int) -> None:
+        self.rig = rig
+        self.file = file
+        for number in (1, 2):
+            rig.pipe(number, Sink(file, self._write), b"> ")
+        self.left: int | None = None
+
+    def _write(self, view: memoryview) -> int:
+        if self.left is None:
+            return os.write(self.file, view)
+        count = os.write(self.file, view[: self.left])
+        self.left -= count
+        if self.left == 0:
+            raise _Killed
+        return count
+
+    def run(self, first: bytes = b"", second: bytes = b"", *, killed_after: int | None = None, ended: bool) -> None:
+        """One relay. It is killed in the write that adds the byte number `killed_after` of this relay."""
+        self.left = killed_after
+        sink = Sink(self.file, self._write)
+        sources = [self.rig.again(number, sink, b"> ") for number in (1, 2)]
+        for source, text in zip(sources, (first, second), strict=True):
+            _say(self.rig, source, text)
+        try:
+            for source in sources:
+                source.resume()
+            for source in sources:
+                _copy(source)
+            if ended:
+                for source in sources:
+                    source.finish()
+                sink.flush()
+        except _Killed:
+            pass
+
+
+@pytest.mark.parametrize("killed_in", [1, 5, 12, 22])
+@pytest.mark.parametrize("killed_again_in", [None, 1, 12, 13, 22, 30])
+def test_the_successor_of_a_relay_that_was_killed_in_a_write_completes_it_before_any_other(
+    rig: Rig, tmp_path: Path, killed_in: int, killed_again_in: int | None
+) -> None:
+    file = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    relays = KilledRelays(rig, file)
+    relays.run(second=b"line one\nline two\n", killed_after=killed_in, ended=False)
+    relays.run(first=b"other one\nother two\n", killed_after=killed_again_in, ended=False)
+    relays.run(ended=True)
+    os.close(file)
+    lines = (tmp_path / "console").read_text().splitlines()
+    for word in ("line", "other"):
+        assert [line for line in lines if word in line] == [f"> {word} one", f"> {word} two"]
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize("killed_in", [1, 5, 9, 10])
+@pytest.mark.parametrize("killed_again_in", [None, 1, 5, 12])
+def test_a_last_line_without_a_newline_is_shown_once_by_the_successor_of_a_relay_that_was_killed_in_it(
+    rig: Rig, tmp_path: Path, killed_in: int, killed_again_in: int | None
+) -> None:
+    file = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    relays = KilledRelays(rig, file)
+    relays.run(second=b"the end", killed_after=killed_in, ended=True)
+    relays.run(first=b"other one\n", killed_after=killed_again_in, ended=False)
+    relays.run(ended=True)
+    os.close(file)
+    assert sorted((tmp_path / "console").read_text().splitlines()) == ["> other one", "> the end"]
