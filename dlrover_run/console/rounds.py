@@ -15,7 +15,7 @@ def render_restart(reason: str, attempt: int, of: int, after_seconds: float, win
     """A restart: its number and the limit (within `window` seconds, if not 0), how long the workers had run, the
     reason."""
     allowed = f" (at most {of} in {window:g} s)" if window else f" of {of}"
-    return f"restart {attempt}{allowed} after {format_duration(after_seconds)}: {_clause(reason)}"
+    return f"{_into_round(after_seconds)}, {_clause(reason)}; restart {attempt}{allowed}"
 
 
 def render_check_before_restart(reason: str, attempt: int) -> str:
@@ -25,8 +25,12 @@ def render_check_before_restart(reason: str, attempt: int) -> str:
 
 def render_membership_change(reason: str, ranks: RankAssignment, after_seconds: float) -> str:
     """A new round that uses no restart, because only the set of nodes has changed."""
-    nodes = counted(ranks.nodes, "node")
-    return f"round {ranks.round} with {nodes} after {format_duration(after_seconds)}: {_clause(reason)}"
+    return f"{_into_round(after_seconds)}, {_clause(reason)}; round {ranks.round} with {counted(ranks.nodes, 'node')}"
+
+
+def _into_round(seconds: float) -> str:
+    # Before the reason, which may end with the message of an exception.
+    return f"{format_duration(seconds)} into the round"
 
 
 def render_rendezvous(ranks: RankAssignment, event_log: str) -> str:

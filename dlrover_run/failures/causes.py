@@ -194,7 +194,7 @@ def describe_exit(end: WorkerExit) -> str:
         elif end.forwarded:
             text += ", which --forward-signals passed on"
         elif end.oom_kill is None and -end.code in _SENT:
-            text += ", which the launcher did not send"
+            text += ", not by the launcher"
     elif error is not None:
         text = _describe_error(error)
     else:

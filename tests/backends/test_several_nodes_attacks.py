@@ -73,7 +73,7 @@ def test_a_node_goes_on_under_a_master_that_knows_nothing_of_its_rounds(cluster:
     succeed(cluster.world(2), a, c)
     # Its third round is the second of that master, and nothing of an earlier one was written over.
     assert {path.name for path in logs.glob("*/attempt_*")} == {f"attempt_{number}" for number in range(3)}
-    assert a.has_said("round 2 with 2 nodes after")
+    assert a.has_said("; round 2 with 2 nodes")
     link.close()
     for master in (first, second):
         master.signal(signal.SIGTERM)

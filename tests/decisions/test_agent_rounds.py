@@ -95,8 +95,7 @@ def test_a_node_that_loses_its_seat_stops_its_workers_and_starts_new_ones_with_t
     assert played.phases == [WAITING, RUNNING, WAITING, RUNNING, SUCCEEDED, LEFT]
     without = [status for status in played.statuses if status.phase is WAITING and status.ranks is None]
     assert [status.known_round.number for status in without] == [0, 1]
-    assert "dlrover-run: round 2 with 1 node after" in played.said
-    assert ": node-b was lost\n" in played.said
+    assert "into the round, node-b was lost; round 2 with 1 node\n" in played.said
     assert "restart" not in played.said.replace("restart_count=0", "")
     assert starts(stage) == 2
 
@@ -425,7 +424,7 @@ class TestTwoLaunchers:
         seen = mailbox.gather(4, timeout=0)
         assert [(m["restart"], m["rank"]) for m in seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
         told = "".join(each.err for each in ended)
-        assert told.count("restart 1 of 1 after") == 2
+        assert told.count("; restart 1 of 1\n") == 2
         assert told.count("rank 1 exited with code 11") == 1
         assert told.count(f"rank 1 on node 1 ({socket.gethostname()}) exited with code 11") == 1
 
@@ -473,7 +472,9 @@ class TestTwoLaunchers:
         ended = finish(nodes[1])
         assert ended.code == 128 + signal.SIGTERM
         host = re.escape(socket.gethostname())
-        assert re.search(f"round 2 with 1 node after .*: node \\d \\({host}\\) was ended by SIGTERM\\n", ended.err)
+        assert re.search(
+            f"into the round, node \\d \\({host}\\) was ended by SIGTERM; round 2 with 1 node\\n", ended.err
+        )
 
     def test_a_node_that_stays_alone_says_what_is_missing(self, mailbox: Mailbox, free_port: int) -> None:
         ended = finish(self.join(mailbox, free_port, WORKERS / "hold.py", conf="join_timeout=1"))

@@ -108,7 +108,7 @@ The launcher exits with code 1.
     ("one", "words", "field"),
     [
         (end(0, 3), "rank 0 exited with code 3", "exitcode  : 3 (pid: 4240)"),
-        (end(0, -9), "rank 0 was killed by SIGKILL, which the launcher did not send", "  : -9 (pid: 4240) (SIGKILL)"),
+        (end(0, -9), "rank 0 was killed by SIGKILL, not by the launcher", "  : -9 (pid: 4240) (SIGKILL)"),
         (end(0, -11), "was killed by SIGSEGV (segmentation fault)", "exitcode  : -11 (pid: 4240) (SIGSEGV)"),
         (end(0, -9, oom_kill="the limit was hit"), "by SIGKILL: the limit was hit", "exitcode  : -9 (pid: 4240)"),
     ],
@@ -313,12 +313,12 @@ def test_what_a_signal_leads_to(seconds: float | None, alone: bool, again: bool,
 
 def test_a_restart_is_one_line() -> None:
     line = render_restart("rank 1 raised ValueError:\n  x.", 1, 3, 12.34)
-    assert line == "restart 1 of 3 after 12 s: rank 1 raised ValueError: x"
+    assert line == "12 s into the round, rank 1 raised ValueError: x; restart 1 of 3"
 
 
 def test_a_restart_that_counts_in_a_window_names_it() -> None:
     line = render_restart("rank 1 exited with code 3", 7, 3, 12.34, 600.0)
-    assert line == "restart 7 (at most 3 in 600 s) after 12 s: rank 1 exited with code 3"
+    assert line == "12 s into the round, rank 1 exited with code 3; restart 7 (at most 3 in 600 s)"
 
 
 def test_a_round_that_costs_nothing_has_words_of_its_own() -> None:
@@ -337,7 +337,7 @@ def test_a_round_that_costs_nothing_has_words_of_its_own() -> None:
     )
     assert (
         render_membership_change("node-b was lost", seat, 185)
-        == "round 3 with 2 nodes after 3 min 5 s: node-b was lost"
+        == "3 min 5 s into the round, node-b was lost; round 3 with 2 nodes"
     )
 
 

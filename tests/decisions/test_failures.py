@@ -405,7 +405,7 @@ def test_a_dump_of_faulthandler_is_a_failure_without_an_exception() -> None:
         (end(code=3), "exited with code 3"),
         (end(code=1), "exited with code 1"),
         (end(code=-9, oom_kill="the limit was hit"), "was killed by SIGKILL: the limit was hit"),
-        (end(code=-9), "was killed by SIGKILL, which the launcher did not send"),
+        (end(code=-9), "was killed by SIGKILL, not by the launcher"),
         (end(code=-11), "was killed by SIGSEGV (segmentation fault)"),
         (end(code=-40), "was killed by signal 40"),
         (end(code=137), "exited with code 137, a shell's code for a command that was killed by SIGKILL"),

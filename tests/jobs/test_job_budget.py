@@ -30,7 +30,7 @@ def test_failures_on_all_nodes_are_counted_once_for_the_job(cluster: Cluster) ->
     assert sorted(codes) == [1, 128 + signal.SIGKILL]
     assert one_tells(nodes, "2 of 2 restarts were used")
     for node in nodes:
-        assert node.said.count("dlrover-run: restart ") == 2
+        assert node.said.count("; restart ") == 2
 
 
 @pytest.mark.long

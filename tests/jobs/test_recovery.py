@@ -42,7 +42,7 @@ def kill_and_recover(mailbox: Mailbox, method: str, kills: int, workers: int = 2
         ended = finish(job)
     print(f"{method}: {recovered + 1} kills, {kills} recoveries at the first restart")
     assert ended.code == 128 + signal.SIGTERM
-    assert ended.err.count("dlrover-run: restart ") == kills
+    assert ended.err.count("; restart ") == kills
 
 
 @pytest.mark.long
@@ -64,9 +64,9 @@ def test_a_budget_that_is_used_up_ends_the_job(mailbox: Mailbox) -> None:
     ended = finish(start(OURS, ["--max-restarts=2", script], cwd=mailbox.directory))
     assert ended.code == 9
     assert "2 of 2 restarts were used" in ended.err
-    assert re.findall(r"^\S+ (dlrover-run: restart .*?) after ", ended.err, re.MULTILINE) == [
-        "dlrover-run: restart 1 of 2",
-        "dlrover-run: restart 2 of 2",
+    assert re.findall(r"rank 0 exited with code 9; (restart .*)$", ended.err, re.MULTILINE) == [
+        "restart 1 of 2",
+        "restart 2 of 2",
     ]
 
 
@@ -75,7 +75,7 @@ def test_a_script_that_never_gets_to_work_stops_early_and_says_so(mailbox: Mailb
     script.write_text("raise SystemExit(9)")
     ended = finish(start(OURS, ["--max-restarts=10", script], cwd=mailbox.directory))
     assert ended.code == 9
-    assert ended.err.count("dlrover-run: restart ") == 4
+    assert ended.err.count("exited with code 9; restart ") == 4
     told = " ".join(ended.err.split())
     assert "4 of 10 restarts were used. 5 rounds in succession failed before any worker had got through" in told
     assert "--rdzv-conf early_failure_limit=0 goes on" in told

@@ -40,6 +40,6 @@ def test_the_worker_with_an_error_of_its_own_is_named_and_not_the_one_that_lost_
     script.write_text(SCRIPT)
     flags = ["--nproc-per-node=2", "--start-method=forkserver", f"--max-restarts={FAILURES - 1}"]
     ended = finish(start(OURS, [*flags, script, how], cwd=tmp_path), timeout=600)
-    named = re.findall(r"dlrover-run: restart \d+ of \d+ after .*?(rank \d)", " ".join(ended.err.split()))
+    named = re.findall(r"into the round, (rank \d)", " ".join(ended.err.split()))
     assert named == ["rank 1"] * (FAILURES - 1), ended.err
     assert "rank 1 raised ValueError: a bad label" in ended.err.partition("Root Cause")[2]

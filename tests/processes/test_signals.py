@@ -192,7 +192,7 @@ def test_a_signal_before_the_next_round_has_begun_starts_none(mailbox: Mailbox) 
     process.terminate()
     _, _, afterwards = finish(process).err.partition("SIGTERM received")
     assert afterwards
-    assert "dlrover-run: restart" not in afterwards
+    assert "; restart " not in afterwards
 
 
 def test_a_job_that_a_signal_stopped_says_so(mailbox: Mailbox) -> None:
