@@ -143,8 +143,9 @@ def _job(
     for sentence in (*warnings, *ignored_flags.flag_warnings(flags, spec, conf, environ), *connection.warnings):
         warn(sentence)
     if found and found.first is not False:
-        hosted = f"{counted(workers, 'worker')} on this node ({size.workers.source})"
-        inform(cluster.describe(found, args, rendezvous, size.nodes, hosted))
+        source = cluster.source_of(size.workers, flags, "nproc_per_node")
+        hosted = f"{counted(workers, 'worker')} on this node ({source})"
+        inform(cluster.describe(found, flags, args, rendezvous, size.nodes, hosted))
     return spec
 
 
@@ -162,7 +163,7 @@ def _rendezvous_args(flags: FlagValues, nodes: FlagValue, environ: Mapping[str, 
         backend=flags.explicit("rdzv_backend"),
         endpoint=flags.get("rdzv_endpoint"),
         run_id=flags.get("rdzv_id"),
-        node_rank=flags.explicit_integer("node_rank", 0),
+        node_rank=flags.explicit("node_rank"),
         master_addr=flags.explicit("master_addr"),
         master_port=flags.explicit_integer("master_port", 0, values.MAX_PORT),
         environ=environ,

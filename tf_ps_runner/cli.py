@@ -73,7 +73,9 @@ def _job(
         from tf_ps_runner.command_line.cluster import describe_tasks, tasks_of_node
 
         here = context or in_cluster.context_of(line, TF_PS_RUN)
-        wanted = in_cluster.Wanted(place=in_cluster.place_of(flags, environ, "rdzv_endpoint"), any_size=True)
+        wanted = in_cluster.Wanted(
+            place=in_cluster.place_of(flags, environ, "rdzv_endpoint"), any_size=True, workers=False
+        )
         found = in_cluster.find(flags, environ, wanted, here, inform)
     args, is_host = rendezvous_args(flags, environ, in_cluster=found is not None), None
     if found:
@@ -129,7 +131,7 @@ def _job(
         warn(sentence)
     if found and found.first is not False:
         nodes = found.nodes or FlagValue("--ps, --workers", str(sum(part.slots for part in _capacity(cluster, None))))
-        inform(in_cluster.describe(found, args, rendezvous, nodes, describe_tasks(capacity)))
+        inform(in_cluster.describe(found, flags, args, rendezvous, nodes, describe_tasks(capacity)))
     return spec
 
 

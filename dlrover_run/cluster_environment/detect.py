@@ -21,7 +21,7 @@ def detect(
     Raises Contradiction.
     """
     if cluster != "auto":
-        context = context._replace(interactive=False)
+        context = context._replace(interactive=False, named=True)
     if hostfile is None:
         return _detect(environ, context, cluster, None)
     listed = batch.read_file(hostfile, context)
@@ -48,16 +48,20 @@ def _detect(environ: Mapping[str, str], context: Context, cluster: str, hosts: l
         # the scheduler are then those of mpirun's own processes, and need not fit this node.
         if name == "mpi" and result is not None:
             return result
-        if result is not None:
+        # The nodes of a job of several look for themselves, since a shell on one of them is to print a hint.
+        if result is not None and not (_is_single(result) and context.interactive):
             found[name] = result
-    several = [name for name, result in found.items() if not (isinstance(result, Detected) and result.size == 1)]
-    if several and len(found) > 1:
+    if len(found) > 1 and not all(map(_is_single, found.values())):
         first, second = list(found)[:2]
         raise Contradiction(
             f"the variables of {first} and {second} show different jobs",
             f"give --cluster={first} or --cluster={second}, or --cluster=none",
         )
     return next(iter(found.values()), None)
+
+
+def _is_single(found: Finding) -> bool:
+    return isinstance(found, Detected) and found.size == 1
 
 
 def _look_at(name: str, environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | None) -> Finding:

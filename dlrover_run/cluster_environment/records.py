@@ -27,7 +27,8 @@ class Context(NamedTuple):
 
     `read` returns the text of a file, None if there is none. `interactive` means that a person types at a terminal: the
     launcher is then started by that person and not by the cluster. `is_own_address` is whether a host is an IP address
-    of this machine. `command` is the command line for messages.
+    of this machine. `command` is the command line for messages. `named` means that `--cluster` names the cluster, which
+    counts in a shell too.
     """
 
     hostname: str
@@ -35,6 +36,7 @@ class Context(NamedTuple):
     interactive: bool = False
     command: str = "dlrover-run ..."
     is_own_address: Callable[[str], bool] = lambda host: False
+    named: bool = False
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,16 @@ def find(environ: Mapping[str, str], context: Context) -> Finding:
 
 def _outside_of_a_step(environ: Mapping[str, str], context: Context, job: FlagValue) -> Finding:
     nodes = number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", lowest=1)
-    if nodes is None or int(nodes.text) == 1:
+    if nodes is None:
         return None
     name = given(environ, "SLURM_JOB_NAME")
     # salloc starts its shell on the login node, where it is no task.
     shell = context.interactive or (name is not None and name.text in _SHELLS) or "SLURM_PROCID" not in environ
+    shell = shell and not context.named
+    if int(nodes.text) == 1:
+        title, attempt = f"Slurm job {job.text}", positive(environ, "SLURM_RESTART_COUNT")
+        workers = visible_gpus(environ, "SLURM_GPUS_ON_NODE")
+        return None if shell else Detected("slurm", title, nodes, workers=workers, attempt=attempt, first=True)
     launch = f"srun --ntasks={nodes.text} --ntasks-per-node=1 {context.command}"
     return Unstarted(
         f"Slurm job {job.text} has {nodes.text} nodes ({nodes.source}), and srun did not start this launcher",
@@ -88,8 +93,11 @@ def _step(environ: Mapping[str, str], context: Context, job: FlagValue, step: Fl
         nodes = FlagValue(hosts[0].source, str(len(hosts)))
     size = int(nodes.text)
     _refuse_several_launchers(environ, context, title, size)
-    if size > 1 and (pty := given(environ, "SLURM_PTY_PORT")):
-        # Slurm connects only the first task with the terminal, and it may be a shell.
+    # Slurm connects only the first task with the terminal, and it may be a shell.
+    pty = given(environ, "SLURM_PTY_PORT")
+    if pty and size == 1 and not context.named:
+        return None
+    if pty and size > 1:
         raise Contradiction(
             f"{title} has {size} nodes and a terminal ({pty.source}), so srun may have started a shell on each",
             f"leave --pty out (`srun {context.command}`), or give --cluster=none for a job on this node alone",

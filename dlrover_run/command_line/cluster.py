@@ -1,7 +1,7 @@
 """Completes a job from the cluster that started the launcher: flags first, then variables, then what was detected.
 
-What is detected counts only for several nodes. A single node runs as it does without a cluster. This module is imported
-only where a cluster may have started the launcher (`cluster_environment.may_complete`).
+A single node takes the number of its workers, and has the rendezvous that it has without a cluster. This module is
+imported only where a cluster may have started the launcher (`cluster_environment.may_complete`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 import shlex
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from dlrover_run.cluster_environment.detect import detect
 from dlrover_run.cluster_environment.host_list import find_host, short
 from dlrover_run.cluster_environment.records import Context, Contradiction, Detected, Unstarted
 from dlrover_run.command_line import values
+from dlrover_run.command_line.options import STATIC_ADDRESS
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
 from dlrover_run.command_line.rendezvous_options import (
     ETCD_BACKENDS,
@@ -44,7 +46,7 @@ class Wanted(NamedTuple):
     """What the flags and variables say about the size of a job, and about the place where its nodes meet.
 
     None means that they do not. `alone` is the flag that runs the job on this machine only. `any_size` means that the
-    job runs on any number of nodes.
+    job runs on any number of nodes. `workers` is whether the cluster gives a single node the number of its workers.
     """
 
     nodes: FlagValue | None = None
@@ -52,6 +54,7 @@ class Wanted(NamedTuple):
     alone: FlagValue | None = None
     place: FlagValue | None = None
     any_size: bool = False
+    workers: bool = True
 
     @property
     def least(self) -> int:
@@ -112,7 +115,9 @@ def find(
     context: Context,
     inform: Callable[[str], None],
 ) -> Detected | None:
-    """The job of several nodes that the cluster started; None for any other. `inform` takes hints.
+    """The job that the cluster started; None for any other. `inform` takes hints.
+
+    A job of one node has the size 1, also where flags say so, and only its workers count.
 
     Raises SpecError when it contradicts the flags, and when this launcher would be a job of its own beside the others.
     """
@@ -132,9 +137,12 @@ def find(
             raise SpecError(f"{found.problem}: {found.remedy}.")
         inform(f"{found.problem}: {found.remedy}.")
         return None
-    if found is None or found.size == 1:
+    if found is None:
         return None
-    return found if _is_several(found, wanted) else None
+    if found.size != 1 and _is_several(found, wanted):
+        return found
+    source = wanted.alone or wanted.nodes
+    return replace(found, nodes=found.nodes or (source and source._replace(text="1"))) if wanted.workers else None
 
 
 def _is_shared(wanted: Wanted, context: Context) -> bool:
@@ -198,6 +206,8 @@ class Completed(NamedTuple):
 
 def complete(args: RendezvousArgs, found: Detected, context: Context, *, run_id_given: bool) -> Completed:
     """The rendezvous of a job in a cluster. Raises SpecError when the flags and the cluster do not fit together."""
+    if found.size == 1:
+        return Completed(args)
     if not run_id_given and found.run_id:
         args = args._replace(run_id=found.run_id)
     endpoint = args.endpoint if args.endpoint.text.strip() else None
@@ -206,7 +216,7 @@ def complete(args: RendezvousArgs, found: Detected, context: Context, *, run_id_
     if backend == "static" or (backend is None and by_address):
         return Completed(_complete_static(args, found, endpoint))
     if args.node_rank is None and found.node_rank and not any(args.environ.get(name) for name in RANK_VARIABLES):
-        args = args._replace(node_rank=int(found.node_rank.text))
+        args = args._replace(node_rank=found.node_rank)
     if backend in ETCD_BACKENDS:
         return Completed(args)
     variable = args.environ.get(MASTER_VARIABLE, "").strip()
@@ -231,7 +241,7 @@ def _complete_static(args: RendezvousArgs, found: Detected, endpoint: FlagValue 
     if args.node_rank is None:
         if found.node_rank is None:
             raise SpecError(f"{found.title} does not say which node this is: give --node-rank, or --rdzv-backend=c10d.")
-        args = args._replace(node_rank=int(found.node_rank.text))
+        args = args._replace(node_rank=found.node_rank)
         host = values.endpoint(*endpoint, 0)[0] if endpoint else given.text if given else ""
         at = find_host(found.hosts, host)
         if at:
@@ -239,16 +249,16 @@ def _complete_static(args: RendezvousArgs, found: Detected, endpoint: FlagValue 
                 f"{given.source if given else ''} {host} is node {at} of {found.title}, and with static it must be "
                 f"node 0: give {found.hosts[0]}, or --rdzv-backend=c10d."
             )
-    if given and _is_loopback(given) and args.node_rank != 0:
+    if given and _is_loopback(given) and args.rank != 0:
         raise _loopback(given)
     if given:
         return args
     if found.host is None:
         raise SpecError(f"{found.title} does not say where its nodes meet: {found.no_host}.")
-    if found.first is not None and found.first != (args.node_rank == 0):
+    if args.node_rank and found.first is not None and found.first != (args.rank == 0):
         raise SpecError(
-            f"--node-rank is {args.node_rank}, and node 0 of {found.title} is {found.host.text} "
-            f"({found.host.source}): leave --node-rank out, or give --master-addr."
+            f"{args.node_rank.source} is {args.node_rank.text}, and node 0 of {found.title} is {found.host.text} "
+            f"({found.host.source}): leave {args.node_rank.source} out, or give --master-addr."
         )
     return args._replace(
         master_addr=found.host, master_port=found.port if args.master_port is None else args.master_port
@@ -277,23 +287,30 @@ def _loopback(given: FlagValue) -> SpecError:
     return SpecError(f"{given.source} {given.text} is another machine on each node: leave {given.source} out.")
 
 
-def describe(found: Detected, args: RendezvousArgs, rendezvous: Rendezvous, nodes: FlagValue, hosted: str) -> str:
+def source_of(value: FlagValue, flags: FlagValues, dest: str) -> str:
+    """Where the value of a flag is from: a flag that is not given gives its default only."""
+    is_default = value.source == flags.get(dest).source and flags.explicit(dest) is None
+    return f"default of {value.source}" if is_default else value.source
+
+
+def describe(
+    found: Detected, flags: FlagValues, args: RendezvousArgs, rendezvous: Rendezvous, nodes: FlagValue, hosted: str
+) -> str:
     """The line that says what the job has come to, and where each value is from. `hosted` is what this node runs."""
-    parts = [f"{nodes.text} nodes ({nodes.source})", hosted]
-    if args.node_rank is not None:
-        rank = found.node_rank
-        source = rank.source if rank and rank.text == str(args.node_rank) else "--node-rank"
-        parts.append(f"node rank {args.node_rank} ({source})")
+    parts = [f"{nodes.text} node{'s' * (nodes.text != '1')} ({nodes.source})", hosted]
+    if rank := args.preferred_rank:
+        parts.append(f"node rank {rank.text} ({rank.source})")
+    places = (args.endpoint, args.master_addr, FlagValue("default of --master-addr", STATIC_ADDRESS))
+    given = next(place for place in places if place and place.text.strip())
     if rendezvous.store:
-        given = args.endpoint if args.endpoint.text.strip() else args.master_addr or args.endpoint
         parts.append(f"node 0 at {join_address(*rendezvous.store)} ({given.source})")
     elif rendezvous.master:
-        given = args.endpoint if args.endpoint.text.strip() else args.master_addr or args.endpoint
         source = MASTER_VARIABLE if rendezvous.master.external else given.source
         parts.append(f"master at {join_address(rendezvous.master.host, rendezvous.master.port)} ({source})")
     elif rendezvous.etcd:
         parts.append(f"etcd at {args.endpoint.text} ({args.endpoint.source})")
-    parts.append(f"rdzv-id {rendezvous.run_id} ({args.run_id.source})")
+    if rendezvous.backend != "memory":
+        parts.append(f"rdzv-id {rendezvous.run_id} ({source_of(args.run_id, flags, 'rdzv_id')})")
     if found.attempt:
         parts.append(f"restart {found.attempt.text} of the job ({found.attempt.source})")
     return f"{found.title}: {', '.join(parts)}."
@@ -303,7 +320,9 @@ def wanted_of(flags: FlagValues, environ: Mapping[str, str], *, local: FlagValue
     """What the flags of dlrover-run say about the size and the place of a job."""
     standalone = flags.explicit("standalone") if flags.is_on("standalone") else None
     place = place_of(flags, environ, "rdzv_endpoint", "master_addr")
-    return Wanted(flags.explicit("nnodes"), flags.integer("spares", 0, MAX_NODES), standalone or local, place)
+    spares = flags.integer("spares", 0, MAX_NODES)
+    # Local nodes share the accelerators of this machine.
+    return Wanted(flags.explicit("nnodes"), spares, standalone or local, place, workers=local is None)
 
 
 def place_of(flags: FlagValues, environ: Mapping[str, str], *names: str) -> FlagValue | None:

@@ -63,10 +63,20 @@ class RendezvousArgs(NamedTuple):
     backend: FlagValue | None
     endpoint: FlagValue
     run_id: FlagValue
-    node_rank: int | None
+    node_rank: FlagValue | None
     master_addr: FlagValue | None
     master_port: int | None
     environ: Mapping[str, str]
+
+    @property
+    def rank(self) -> int | None:
+        """The number of this node. Raises SpecError."""
+        return values.integer(*self.node_rank, 0) if self.node_rank else None
+
+    @property
+    def preferred_rank(self) -> FlagValue | None:
+        """The number of this node where nodes communicate: the variables of a cluster manager count too."""
+        return self.node_rank or _first_set(self.environ, RANK_VARIABLES)
 
 
 class MasterEndpoint(NamedTuple):
@@ -213,8 +223,7 @@ def _with_etcd(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_nod
 
 
 def _preferred_rank(args: RendezvousArgs) -> int | None:
-    by_flag = None if args.node_rank is None else FlagValue("--node-rank", str(args.node_rank))
-    given = by_flag or _first_set(args.environ, RANK_VARIABLES)
+    given = args.preferred_rank
     return values.integer(*given, 0, _MAX_RANK) if given else None
 
 
@@ -233,14 +242,14 @@ def _first_set(environ: Mapping[str, str], names: tuple[str, ...]) -> FlagValue 
 
 
 def _single_node(args: RendezvousArgs, run_id: str) -> Rendezvous:
-    if not args.node_rank:
+    if not args.rank:
         return Rendezvous("memory", run_id)
-    ignored = f"--node-rank {args.node_rank} has no effect, since this job has one node and no static rendezvous."
+    ignored = f"--node-rank {args.rank} has no effect, since this job has one node and no static rendezvous."
     return Rendezvous("memory", run_id, warnings=(ignored,))
 
 
 def _static(args: RendezvousArgs, nodes: int, fresh_id: str) -> Rendezvous:
-    node_rank = args.node_rank or 0
+    node_rank = args.rank or 0
     if not 0 <= node_rank < nodes:
         remedy = (
             f"give 0 to {nodes - 1}, since {args.nodes.source} is {nodes}" if nodes > 1 else "give 0, or more --nnodes"

@@ -11,6 +11,7 @@ from cluster_environments import (
     LSF,
     OPEN_MPI,
     PBS,
+    SAGEMAKER,
     SLURM,
     TRAINJOB,
     VOLCANO,
@@ -97,6 +98,17 @@ def test_flags_and_variables_take_precedence() -> None:
     spec, _ = job(SLURM, NODE_RANK="3", DLROVER_MASTER_ADDR="master.svc:4000")
     assert place(spec) == ("master", "master.svc:4000")
     assert (spec.node_rank, spec.rules.max_nodes, spec.run_id) == (3, 4, "4711.0")
+
+
+def test_the_start_line_names_no_flag_that_is_not_given() -> None:
+    first = {"SLURM_NODEID": "0", "SLURMD_NODENAME": "gpu07"}
+    _, said = job(SLURM, **first, CUDA_VISIBLE_DEVICES=None, SLURM_GPUS_ON_NODE=None, NODE_RANK="3")
+    assert "1 worker on this node (default of --nproc-per-node), node rank 3 (NODE_RANK), " in said[0]
+    _, said = job(SLURM, "--node-rank=0 --master-addr=gpu07", **first)
+    assert "node rank 0 (--node-rank), node 0 at gpu07:29500 (--master-addr), " in said[0]
+    pod = {"KUBERNETES_SERVICE_HOST": "x", "MASTER_ADDR": "a", "RANK": "0", "WORLD_SIZE": "2"}
+    _, said = job(Recorded("pod", pod, "a", "", ""))
+    assert "rdzv-id none (default of --rdzv-id)." in said[0]
 
 
 def test_static_takes_the_rank_and_the_address_of_the_cluster() -> None:
@@ -197,6 +209,8 @@ def test_nothing_is_detected_in_an_interactive_shell() -> None:
     spec, said = job(VOLCANO, interactive=True)
     assert "--cluster=kubernetes" in said[0]
     assert job(VOLCANO, "--cluster=kubernetes", interactive=True)[0].rules.max_nodes == 4
+    with pytest.raises(SpecError, match="srun did not start this launcher"):
+        job(SLURM, "--cluster=slurm", **shells[0])
     # With a terminal srun connects one task, and may have started a shell in each.
     assert "--pty" in refused(SLURM, SLURM_PTY_PORT="4000")
     assert job(OPEN_MPI, interactive=True)[0].rules.max_nodes == 4, "no shell has the variables of mpirun"
@@ -205,17 +219,78 @@ def test_nothing_is_detected_in_an_interactive_shell() -> None:
 ONE_PROCESS = {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_APP_CTX_NUM_PROCS": "1"}
 
 
-def test_a_single_node_runs_as_without_a_cluster() -> None:
-    alone = {
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NUM_TASKS": "1",
-        "SLURM_STEP_TASKS_PER_NODE": "1",
-        "SLURM_STEP_NODELIST": "gpu10",
-        "SLURM_NODEID": "0",
-    }
-    for recorded, changed in ((SLURM, alone), (OPEN_MPI, ONE_PROCESS)):
-        spec, said = job(recorded, **changed)
-        assert (spec.backend, spec.workers_per_node, said) == ("memory", 1, [])
+STEP_OF_ONE = {
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_STEP_NODELIST": "gpu10",
+    "SLURM_NODEID": "0",
+}
+SCRIPT_OF_ONE: dict[str, str | None] = {**BATCH_SCRIPT, "SLURM_JOB_NUM_NODES": "1", "CUDA_VISIBLE_DEVICES": None}
+POD_OF_ONE = {"JOB_COMPLETION_INDEX": "0"}
+SALLOC: dict[str, str | None] = {**SCRIPT_OF_ONE, "SLURM_JOB_NAME": "interactive"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "changed", "flags", "size"),
+    [
+        (SLURM, STEP_OF_ONE, "", "1 node (SLURM_STEP_NUM_NODES), 8 workers on this node (CUDA_VISIBLE_DEVICES)"),
+        (SLURM, SCRIPT_OF_ONE, "", "1 node (SLURM_JOB_NUM_NODES), 8 workers on this node (SLURM_GPUS_ON_NODE)"),
+        (SLURM, SCRIPT_OF_ONE, "--nnodes=1", "1 node (--nnodes), 8 workers on this node (SLURM_GPUS_ON_NODE)"),
+        (SLURM, SCRIPT_OF_ONE, "--standalone", "8 workers on this node (SLURM_GPUS_ON_NODE)"),
+        (SLURM, SCRIPT_OF_ONE, "--nproc-per-node=2", "2 workers on this node (--nproc-per-node)"),
+        (SLURM, {**SCRIPT_OF_ONE, "PET_NPROC_PER_NODE": "4"}, "", "4 workers on this node (PET_NPROC_PER_NODE)"),
+        (SLURM, {**SCRIPT_OF_ONE, "SLURM_GPUS_ON_NODE": None}, "", "1 worker on this node (default of --nproc-per-n"),
+        (SLURM, SALLOC, "--cluster=slurm", "8 workers on this node (SLURM_GPUS_ON_NODE)"),
+        (SLURM, {**STEP_OF_ONE, "SLURM_PTY_PORT": "4000"}, "--cluster=slurm", "8 workers on this node"),
+        (SAGEMAKER, {"SM_HOSTS": '["algo-3"]'}, "", "1 node (SM_HOSTS), 8 workers on this node (SM_NUM_GPUS)"),
+        (INDEXED_JOB, POD_OF_ONE, "--nnodes=1", "1 node (--nnodes), 8 workers on this node (NVIDIA_VISIBLE_DEVICES)"),
+        (INDEXED_JOB, POD_OF_ONE, "--standalone --nnodes=1", "8 workers on this node (NVIDIA_VISIBLE_DEVICES)"),
+        (OPEN_MPI, ONE_PROCESS, "", "1 node (OMPI_COMM_WORLD_SIZE), 1 worker on this node (default of"),
+    ],
+)  # fmt: skip
+def test_a_single_node_takes_its_workers_from_the_cluster(
+    recorded: Recorded, changed: dict[str, str | None], flags: str, size: str
+) -> None:
+    """It has the rendezvous that it has without a cluster."""
+    spec, said = job(recorded, flags, **changed)
+    assert (spec.backend, spec.rules.max_nodes, len(said)) == ("memory", 1, 1)
+    assert size in said[0]
+    assert f"{spec.workers_per_node} worker" in said[0]
+
+
+def test_a_single_node_joins_others_by_flags_with_its_own_workers() -> None:
+    spec, said = job(SLURM, "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=gpu07:1 --rdzv-id=two", **STEP_OF_ONE)
+    assert place(spec) == ("master", "gpu07:1")
+    assert (spec.rules.max_nodes, spec.workers_per_node, spec.node_rank) == (2, 8, None)
+    assert said == [
+        "Slurm step 4711.0: 2 nodes (--nnodes), 8 workers on this node (CUDA_VISIBLE_DEVICES), "
+        "master at gpu07:1 (--rdzv-endpoint), rdzv-id two (--rdzv-id)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "changed", "flags", "interactive"),
+    [
+        (SLURM, SALLOC, "", False),
+        (SLURM, {**SCRIPT_OF_ONE, "SLURM_PROCID": None}, "", False),
+        (SLURM, SCRIPT_OF_ONE, "", True),
+        (SLURM, {**STEP_OF_ONE, "SLURM_PTY_PORT": "4000"}, "", False),
+        (SLURM, STEP_OF_ONE, "", True),
+        (SLURM, STEP_OF_ONE, "--cluster=none", False),
+        (SLURM, STEP_OF_ONE, "--local-nodes=2", False),
+        (SAGEMAKER, {"SM_HOSTS": '["algo-3"]'}, "", True),
+        (INDEXED_JOB, POD_OF_ONE, "--nnodes=1", True),
+    ],
+)
+def test_a_single_node_in_a_shell_takes_nothing(
+    recorded: Recorded, changed: dict[str, str | None], flags: str, interactive: bool
+) -> None:
+    spec, said = job(recorded, flags, interactive=interactive, **changed)
+    assert (spec.workers_per_node, said) == (1, [])
+
+
+def test_a_trainjob_of_one_node_runs_as_without_a_cluster() -> None:
     spec, _ = job(TRAINJOB, PET_NNODES="1", PET_NODE_RANK="0", JOB_COMPLETION_INDEX="0", PET_MASTER_PORT=None)
     assert spec.rules.max_nodes == 1
 

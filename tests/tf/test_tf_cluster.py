@@ -67,6 +67,12 @@ def test_a_role_and_an_endpoint_take_precedence() -> None:
     assert (spec.job.master.host, spec.job.run_id) == ("chief", "ads")
 
 
+def test_a_single_node_hosts_the_whole_job() -> None:
+    one = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    spec, said = job(SLURM, "--ps=2", **one, SLURM_STEP_NODELIST="gpu10", SLURM_NODEID="0")
+    assert (spec.job.backend, spec.slots(Role.PS), said) == ("memory", 2, [])
+
+
 def test_without_a_cluster_the_job_runs_on_this_machine() -> None:
     spec, _ = job(SLURM, "--cluster=none --ps=2")
     assert spec.job.backend == "memory"
