@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Program:
+class LauncherProgram:
     """The program of a launcher. `name` precedes its lines on the console; `process` is the process name of its agent.
 
     `load_adapter` imports the adapter of its framework. It is called in the agent's process: the watchdog imports none
@@ -41,11 +41,11 @@ def _torch_adapter() -> AdapterFactory:
     return TorchAdapter
 
 
-TRAINING = Program("dlrover-run", "dlrover-agent", _torch_adapter)
+TRAINING = LauncherProgram("dlrover-run", "dlrover-agent", _torch_adapter)
 
 
 def launch(
-    spec: JobSpec, parent_pipe: int | None = None, result_fd: int | None = None, program: Program = TRAINING
+    spec: JobSpec, parent_pipe: int | None = None, result_fd: int | None = None, program: LauncherProgram = TRAINING
 ) -> int:
     """Run one job on this node, or on all of its nodes here, and return the exit code of the launcher.
 
@@ -85,13 +85,13 @@ def launch(
         from dlrover_run.failures import describe_signal
 
         how = describe_signal(-code)
-        _say_now(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")
+        _print_with_time(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")
         return in_scheme(ExitReason.STOPPED, exit_codes.of_signal(-code), spec.exit_codes)
     return code
 
 
 def _be_agent(
-    spec: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], result_fd: int | None, program: Program
+    spec: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], result_fd: int | None, program: LauncherProgram
 ) -> None:
     """The whole life of the agent process. It never returns into the frames of the process that it was forked from."""
     code = in_scheme(ExitReason.INTERNAL_ERROR, exit_codes.INTERNAL_ERROR, spec.exit_codes)
@@ -119,29 +119,31 @@ def _be_agent(
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
             import traceback
 
-            _say(spec, traceback.format_exc().rstrip("\n"))
-        _say_now(spec, f"{program.name}: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
+            _print(spec, traceback.format_exc().rstrip("\n"))
+        _print_with_time(spec, f"{program.name}: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _cannot_start(error: OSError, spec: JobSpec, program: Program) -> int:
-    _say_now(spec, f"{program.name}: the launcher's own processes could not be started: {explain_os_error(error)}")
+def _cannot_start(error: OSError, spec: JobSpec, program: LauncherProgram) -> int:
+    _print_with_time(
+        spec, f"{program.name}: the launcher's own processes could not be started: {explain_os_error(error)}"
+    )
     return in_scheme(ExitReason.CANNOT_START, exit_codes.CANNOT_START, spec.exit_codes)
 
 
-def _say(spec: JobSpec, text: str) -> None:
+def _print(spec: JobSpec, text: str) -> None:
     """Print a line while there is no `Console`: before the agent starts, or after it has ended."""
     print(prefix_with_node(text, spec.console_name), file=sys.stderr)
 
 
-def _say_now(spec: JobSpec, line: str) -> None:
+def _print_with_time(spec: JobSpec, line: str) -> None:
     """Print it with the time of day, for events while a job runs."""
     from dlrover_run.console.text import format_time_of_day
 
-    _say(spec, f"{format_time_of_day(time.time())} {line}")
+    _print(spec, f"{format_time_of_day(time.time())} {line}")
 
 
 def run() -> int:
@@ -156,5 +158,5 @@ def run() -> int:
     try:
         return launch(request.spec, request.parent_pipe, request.result_fd)
     except SpecError as mistake:
-        _say(request.spec, f"dlrover-run: {mistake}")
+        _print(request.spec, f"dlrover-run: {mistake}")
         return exit_codes.BAD_COMMAND_LINE

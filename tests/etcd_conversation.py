@@ -11,7 +11,7 @@ from etcd_server import PASSWORD, Etcd
 from harness import WAIT
 
 from dlrover_run.etcd.operations import Absent, Change, Get, Put, Range, Txn, TxnResult
-from dlrover_run.etcd.store import EtcdStore, Watch
+from dlrover_run.etcd.store import EtcdStore, EtcdWatch
 from dlrover_run.spec import EtcdSpec, TlsSpec
 
 ALL = Range("/", prefix=True)
@@ -61,7 +61,7 @@ async def next_keys(changes: AsyncIterator[Sequence[Change]], count: int) -> lis
 
 async def resumed(client: EtcdStore, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
     """The changes from that revision on, as of a watch that has lost its stream when it had heard all before."""
-    watch = Watch(client._connection, ranges)
+    watch = EtcdWatch(client._connection, ranges)
     watch._next_revisions = [revision] * len(ranges)
     try:
         async for changes in watch.after(revision - 1):

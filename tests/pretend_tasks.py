@@ -22,8 +22,8 @@ from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     DesiredReplicas,
     EndCause,
+    PlannedTask,
     Role,
-    Task,
     TaskEnd,
     TaskKey,
     TaskStage,
@@ -171,7 +171,7 @@ class PretendNode:
             self.tasks[key] = self._follow(order, task, self.tasks.get(key))
         self._publish()
 
-    def _follow(self, order: NodeOrder, task: Task, told: TaskStatus | None) -> TaskStatus:
+    def _follow(self, order: NodeOrder, task: PlannedTask, told: TaskStatus | None) -> TaskStatus:
         if told is None:
             port = self._ports.setdefault((task.role, task.rank), next(ports))
             return TaskStatus(key=task.key, stage=TaskStage.HELD, port=port)

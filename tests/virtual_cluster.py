@@ -15,10 +15,10 @@ from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     DesiredReplicas,
     EndCause,
+    PlannedTask,
     Role,
     RoleState,
     Stage,
-    Task,
     TaskEnd,
     TaskKey,
     TaskStage,
@@ -52,7 +52,7 @@ class VirtualCluster:
         self.coordinator = Coordinator(rules, self.now, 1)
         self.statuses: dict[str, NodeReport] = {}
         self.lines: list[str] = []
-        self.given: dict[TaskKey, Task] = {}
+        self.given: dict[TaskKey, PlannedTask] = {}
         self.deaf: set[str] = set()
         self._ports = itertools.count(2000)
 
@@ -226,7 +226,7 @@ class VirtualCluster:
         return True
 
 
-def _may_start(told: NodeOrder, task: Task) -> bool:
+def _may_start(told: NodeOrder, task: PlannedTask) -> bool:
     servers = told.servers if task.version == told.version else told.next_servers
     listed = {Role.CHIEF: (told.chief,), Role.WORKER: told.workers, Role.PS: servers}
     return bool(servers) and task.port > 0 and task.endpoint in listed.get(task.role, (task.endpoint,))

@@ -24,9 +24,9 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import HealthReport
 from dlrover_run.policies.health.rules import HealthRules
 
-KILLED = Failure(rank=1, host="b", what="was killed by SIGKILL", node_rank=1)
+KILLED = Failure(rank=1, host="b", exit_text="was killed by SIGKILL", node_rank=1)
 LOST_PEER = Failure(
-    rank=0, host="a", what="raised RuntimeError: Connection closed by peer", lost_peer=True, node_rank=0
+    rank=0, host="a", exit_text="raised RuntimeError: Connection closed by peer", lost_peer=True, node_rank=0
 )
 
 

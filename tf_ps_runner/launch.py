@@ -25,4 +25,4 @@ def launch(spec: PsJobSpec) -> int:
 
         return partial(TensorFlowAdapter, spec)
 
-    return launcher.launch(spec.job, program=launcher.Program("tf-ps-run", "tf-ps-agent", load_adapter))
+    return launcher.launch(spec.job, program=launcher.LauncherProgram("tf-ps-run", "tf-ps-agent", load_adapter))

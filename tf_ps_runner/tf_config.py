@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from dlrover_run.policies.parameter_servers.model import Role, Task
+from dlrover_run.policies.parameter_servers.model import PlannedTask, Role
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.rules import ROLES
 
@@ -18,7 +18,7 @@ GATE = "TF_PS_GATE"
 """The variable that makes the bootstrap delay a worker's session until the chief has restored the model."""
 
 
-def servers_of(order: NodeOrder, task: Task) -> tuple[str, ...]:
+def servers_of(order: NodeOrder, task: PlannedTask) -> tuple[str, ...]:
     """The addresses of the servers of the task's version, by rank; empty for a version that the order does not contain.
     A task that outlives versions, such as an evaluator, may be older."""
     if task.version == order.version or ROLES[task.role].outlives_versions:
@@ -26,7 +26,7 @@ def servers_of(order: NodeOrder, task: Task) -> tuple[str, ...]:
     return order.next_servers if task.version == order.version + 1 else ()
 
 
-def tf_config(order: NodeOrder, task: Task, sparse: bool, gaps: bool = False) -> str | None:
+def tf_config(order: NodeOrder, task: PlannedTask, sparse: bool, gaps: bool = False) -> str | None:
     """The value of `TF_CONFIG`; None while an address that it needs is unknown.
 
     With `sparse` the cluster contains the task itself, the chief and the servers. In a dense list the entry of a worker
@@ -51,7 +51,7 @@ def tf_config(order: NodeOrder, task: Task, sparse: bool, gaps: bool = False) ->
     return json.dumps({"cluster": cluster, "task": {"type": task.role.value, "index": task.rank}})
 
 
-def task_variables(order: NodeOrder, task: Task, config: str, master: str) -> dict[str, str]:
+def task_variables(order: NodeOrder, task: PlannedTask, config: str, master: str) -> dict[str, str]:
     """The variables that describe the cluster to a task: `config` as its `TF_CONFIG`, and those that DLRover sets in
     its pods. `master` is the endpoint of the job, empty for a single node."""
     replicas = 1

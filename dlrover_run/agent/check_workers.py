@@ -30,14 +30,14 @@ from dlrover_run.supervisor.group import ProcessGroup
 MAX_ANSWER = 65_536
 """Bytes of the longest line that is read as an answer."""
 
-MAX_LAST_WORDS = 200
+MAX_LAST_LINE = 200
 """Characters of the last line of a process's standard error that are quoted in the clause about its end."""
 
 StartOne = Callable[[WorkerSpec], Awaitable[int]]
-Order = Mapping[str, Any]
+CheckRequest = Mapping[str, Any]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class CheckReply(msgspec.Struct, frozen=True):
     """The answer of one process to one order. `problem` is a clause that says why it failed, empty if it succeeded.
     With `ends`, the process ends by itself afterwards, because something in it cannot be stopped otherwise."""
 
@@ -112,13 +112,13 @@ class CheckWorkers:
                 process.close_stdio()
         self._ready = True
 
-    async def run(self, orders: Sequence[Order], seconds: float) -> list[Answer]:
+    async def run(self, requests: Sequence[CheckRequest], seconds: float) -> list[CheckReply]:
         """Send each local rank its order, and return the answers.
 
         Raises CheckWorkersLost if a process has ended, or does not answer within `seconds`.
         """
         self._asking = True
-        answers = [process.send(order) for process, order in zip(self._processes, orders, strict=True)]
+        answers = [process.send(request) for process, request in zip(self._processes, requests, strict=True)]
         done, late = await asyncio.wait(answers, timeout=max(0.0, seconds), return_when=asyncio.FIRST_EXCEPTION)
         # The first that ended, because the others may only have lost it.
         for process in sorted(self._processes, key=lambda process: process.end_order):
@@ -165,9 +165,9 @@ class CheckProcess:
         self._partial = b""
         self._last = TailBuffer()
         self._loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[Answer] = self._loop.create_future()
+        self.answer: asyncio.Future[CheckReply] = self._loop.create_future()
         try:
-            stdin, self._orders = self._pipe(0)
+            stdin, self._requests = self._pipe(0)
             self._answers, stdout = self._pipe(1)
             self._errors, stderr = self._pipe(1)
         except OSError:
@@ -198,7 +198,7 @@ class CheckProcess:
             os.close(fd)
         self.answer.cancel()
 
-    def send(self, order: Order) -> asyncio.Future[Answer]:
+    def send(self, request: CheckRequest) -> asyncio.Future[CheckReply]:
         """Send an order and return the future of its answer, which fails if the process ends."""
         self.answer = self._loop.create_future()
         if self.code is not None:
@@ -207,7 +207,7 @@ class CheckProcess:
             return self.answer
         # One order is sent at a time, so the pipe has room for it. The end of a process is reported separately.
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._orders, json.dumps(order).encode() + b"\n")
+            os.write(self._requests, json.dumps(request).encode() + b"\n")
         return self.answer
 
     def note_end(self, code: int, place: int) -> None:
@@ -229,7 +229,7 @@ class CheckProcess:
         last_line = next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "")
         clause = f"the check process of local rank {self.local_rank} {describe_exit_code(self.code)}"
         if last_line:
-            clause += f": {last_line[:MAX_LAST_WORDS]}"
+            clause += f": {last_line[:MAX_LAST_LINE]}"
         # NCCL ends its own process with SIGABRT when a connection has ended, and Python with a code.
         local = self.code < 0 and self.code != -signal.SIGABRT
         return CheckWorkersLost(clause, local)
@@ -241,9 +241,9 @@ class CheckProcess:
             if self.answer.done():
                 return
             try:
-                self.answer.set_result(msgspec.json.decode(line, type=Answer))
+                self.answer.set_result(msgspec.json.decode(line, type=CheckReply))
             except msgspec.DecodeError:
-                self.answer.set_result(Answer("", problem="the check process wrote an invalid answer"))
+                self.answer.set_result(CheckReply("", problem="the check process wrote an invalid answer"))
 
     def _read_errors(self) -> None:
         self._last.add(self._read(self._errors))
@@ -267,11 +267,11 @@ def place_in_order(task: CheckTask, link: Sequence[LinkEnd]) -> int:
     """The index of a link in the links of its group. In a triple, each link may have to wait for an end that is still
     in the previous link, whose partner never joins. So the time of each link is counted from the first."""
     nodes = sorted({end.node for each in task.links for end in each})
-    order = list(itertools.combinations(nodes, 2)) if len(nodes) > 1 else [(task.node, task.node)]
-    return order.index((link[0].node, link[-1].node))
+    request = list(itertools.combinations(nodes, 2)) if len(nodes) > 1 else [(task.node, task.node)]
+    return request.index((link[0].node, link[-1].node))
 
 
-def link_orders(key: CheckKey, link: Sequence[LinkEnd], node: int, timeout: float) -> list[Order]:
+def link_requests(key: CheckKey, link: Sequence[LinkEnd], node: int, timeout: float) -> list[CheckRequest]:
     """The orders to the local ranks of `node` for a link: ranks are those of the first end, then those of the other;
     rank 0 hosts the store."""
     first, last = link[0], link[-1]

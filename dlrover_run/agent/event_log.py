@@ -117,7 +117,7 @@ def changes(before: Assignment, after: Assignment) -> list[Event]:
                 reasons=after.reasons,
                 failed_rank=failure.rank if failure else None,
                 failed_node=failure.node if failure else "",
-                failed_what=failure.what if failure else "",
+                failed_what=failure.exit_text if failure else "",
             )
         )
     if after.waiting is not None and (

@@ -23,7 +23,14 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.agent.check_workers import Answer, CheckWorkers, CheckWorkersLost, Order, link_orders, place_in_order
+from dlrover_run.agent.check_workers import (
+    CheckReply,
+    CheckRequest,
+    CheckWorkers,
+    CheckWorkersLost,
+    link_requests,
+    place_in_order,
+)
 from dlrover_run.agent.environment import check_environments
 from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
@@ -101,7 +108,7 @@ class HealthCheckRunner:
     `starter` is that of the workers; its template is used for the check processes too if it has imported torch.
     `undisturbed` suspends the reaping of orphans while processes are forked. `on_news` is called when there are new
     results. `find_problems` returns what makes this node unfit, as sentences; the first one is reported in place of a
-    speed. `say` prints a warning about devices that are slower than the node's others. `folder` is the program of the
+    speed. `warn` prints a warning about devices that are slower than the node's others. `folder` is the program of the
     check processes.
     """
 
@@ -112,7 +119,7 @@ class HealthCheckRunner:
         undisturbed: Callable[[], AbstractContextManager[None]],
         on_news: Callable[[], None],
         find_problems: Callable[[], Awaitable[Sequence[str]]],
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
         folder: str = NODE_CHECK_FOLDER,
     ) -> None:
         self._spec = spec
@@ -120,7 +127,7 @@ class HealthCheckRunner:
         self._undisturbed = undisturbed
         self._on_news = on_news
         self._find_problems = find_problems
-        self._say = say
+        self._print_warning = warn
         self._warned = False
         self._problems: asyncio.Future[Sequence[str]] | None = None
         self._folder = folder
@@ -257,18 +264,18 @@ class HealthCheckRunner:
             self._linked = await self._try_links(task, deadline)
 
     async def _compute(self, key: CheckKey, deadline: float) -> ComputeResult:
-        order = {"do": "compute", "seconds": COMPUTE_SECONDS}
+        request = {"do": "compute", "seconds": COMPUTE_SECONDS}
         try:
             # The inspection of the machine runs meanwhile, and ends long before torch is imported.
             await self._workers_by(deadline)
             if problems := await self._known_problems():
                 return ComputeResult(key, problem=_clipped(f"it was not even tried: {problems[0]}"))
-            orders = [order] * self._spec.workers_per_node
-            answers = await self._ask(orders, deadline)
+            requests = [request] * self._spec.workers_per_node
+            answers = await self._ask(requests, deadline)
             found, threshold = _speeds(answers), self._rules.straggler_threshold
             if not _first_problem(answers) and find_slow(found, threshold):
                 # A rising clock, or a burst of a neighbour, is over by then.
-                answers = await self._ask(orders, deadline)
+                answers = await self._ask(requests, deadline)
                 found = quicker(found, _speeds(answers))
                 self._warn(describe_slow(found, threshold))
         except CheckWorkersLost as lost:
@@ -282,7 +289,7 @@ class HealthCheckRunner:
         if sentences and not self._warned:
             self._warned = True
             for sentence in sentences:
-                self._say(sentence)
+                self._print_warning(sentence)
 
     async def _try_links(self, task: CheckTask, deadline: float) -> LinkResults:
         tried: list[LinkResult] = []
@@ -291,8 +298,8 @@ class HealthCheckRunner:
             other = next((end.node for end in link if end.node != task.node), task.node)
             seconds = began + task.timeout * LINK_SHARE * (place_in_order(task, link) + 1) - self._after(0.0)
             try:
-                orders = link_orders(task.key, link, task.node, seconds * GROUP_SHARE)
-                answers = await self._ask(orders, min(deadline, self._after(seconds)))
+                requests = link_requests(task.key, link, task.node, seconds * GROUP_SHARE)
+                answers = await self._ask(requests, min(deadline, self._after(seconds)))
             except CheckWorkersLost as lost:
                 gone = _clipped(str(lost))
                 if lost.local or len(link) == 1:
@@ -306,11 +313,11 @@ class HealthCheckRunner:
                 tried.append(LinkResult(other, speed, trouble))
         return LinkResults(task.key, tuple(tried), problem)
 
-    async def _ask(self, orders: Sequence[Order], deadline: float) -> list[Answer]:
+    async def _ask(self, requests: Sequence[CheckRequest], deadline: float) -> list[CheckReply]:
         """Run orders in the check processes. Raises CheckWorkersLost if they do not answer or do not start in time."""
         workers = await self._workers_by(deadline)
         try:
-            answers = await workers.run(orders, deadline - self._after(0.0))
+            answers = await workers.run(requests, deadline - self._after(0.0))
         except CheckWorkersLost:
             workers.kill()
             raise
@@ -400,12 +407,12 @@ async def _end_all(work: Sequence[asyncio.Future[Any]]) -> None:
         await asyncio.wait(work)
 
 
-def _speeds(answers: Sequence[Answer]) -> list[DeviceSpeed]:
+def _speeds(answers: Sequence[CheckReply]) -> list[DeviceSpeed]:
     good = ((rank, answer) for rank, answer in enumerate(answers) if not answer.problem)
     return [DeviceSpeed(rank, answer.device, answer.tflops) for rank, answer in good]
 
 
-def _first_problem(answers: Sequence[Answer]) -> str:
+def _first_problem(answers: Sequence[CheckReply]) -> str:
     """A clause about the first local rank that failed, which it names where there are several."""
     for local_rank, answer in enumerate(answers):
         if answer.problem:

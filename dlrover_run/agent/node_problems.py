@@ -14,8 +14,8 @@ from dlrover_run.process_tree import signals
 from dlrover_run.spec import JobSpec
 
 
-async def severe_node_problems(spec: JobSpec, say: Callable[[str], None]) -> tuple[str, ...]:
-    """The problems that make this machine unfit, one sentence each; `say` prints the problems that may be harmless."""
+async def severe_node_problems(spec: JobSpec, warn: Callable[[str], None]) -> tuple[str, ...]:
+    """The problems that make this machine unfit, one sentence each; `warn` prints the problems that may be harmless."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[tuple[NodeProblem, ...]] = loop.create_future()
 
@@ -38,5 +38,5 @@ async def severe_node_problems(spec: JobSpec, say: Callable[[str], None]) -> tup
     problems = await found
     for problem in problems:
         if not problem.severe:
-            say(f"warning: {problem.text}")
+            warn(f"warning: {problem.text}")
     return tuple(problem.text for problem in problems if problem.severe)

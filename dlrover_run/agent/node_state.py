@@ -142,7 +142,7 @@ def build_failure(end: WorkerExit, host: str) -> Failure:
     return Failure(
         rank=end.rank,
         host=host,
-        what=failures.describe_exit(end)[:MAX_WHAT],
+        exit_text=failures.describe_exit(end)[:MAX_WHAT],
         lost_peer=failures.lost_peer(end),
         trace=_clipped(failures.trace_lines(end)),
     )

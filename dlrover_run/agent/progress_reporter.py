@@ -78,7 +78,7 @@ class ProgressReporter:
 
         self._reported_restarts = assignment.restart_count
         alone = self._spec.rules.max_nodes == 1
-        reason = f"rank {failure.rank} {failure.what}" if alone else str(failure)
+        reason = f"rank {failure.rank} {failure.exit_text}" if alone else str(failure)
         self._console.error(render_check_before_restart(reason, assignment.restart_count))
 
     def _table(self, rows: tuple[NodeHealth, ...]) -> DrawTable | None:

@@ -41,7 +41,7 @@ class AcceptedSignal:
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _HeldSignal:
     received: ReceivedSignal
     read_at: float
 
@@ -59,7 +59,7 @@ class SignalDeduplicator:
     def __init__(self) -> None:
         self._own: dict[int, float] = {}
         self._last: dict[int, ReceivedSignal] = {}
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_HeldSignal] = []
 
     @property
     def due(self) -> float | None:
@@ -78,7 +78,7 @@ class SignalDeduplicator:
         if last is not None and last.sender != received.sender and received.at - last.at < SAME_SIGNAL_SECONDS:
             return []
         self._last[received.number] = received
-        self._waiting.append(_Waiting(received, now))
+        self._waiting.append(_HeldSignal(received, now))
         return self.look(now)
 
     def look(self, now: float) -> list[AcceptedSignal]:

@@ -26,12 +26,12 @@ Sooner it would compete with them for the processor while they start. A restart 
 
 
 class Starter:
-    """Starts the workers of every round of a job. `say` prints why workers are not forked. The template imports
+    """Starts the workers of every round of a job. `log` prints why workers are not forked. The template imports
     installed modules in advance, and modules in `ours`, directories of the launcher itself."""
 
-    def __init__(self, spec: JobSpec, say: Callable[[str], None], ours: Sequence[str] = ()) -> None:
+    def __init__(self, spec: JobSpec, log: Callable[[str], None], ours: Sequence[str] = ()) -> None:
         self._spec = spec
-        self._say = say
+        self._log = log
         self._ours = tuple(ours)
         self._program = python_program(spec.entrypoint)
         self._forking = spec.start_method == "forkserver"
@@ -168,7 +168,7 @@ class Starter:
                 tuple(f"{name}: " for name in self._spec.preload)
             ):
                 self._reported.add(sentence)
-                self._say(f"--preload {sentence}; it is left to the workers")
+                self._log(f"--preload {sentence}; it is left to the workers")
 
     def _begin_import(self) -> None:
         if self._importing is not None and not self._importing.done():
@@ -186,7 +186,7 @@ class Starter:
             await self._abandon(error)
         except TemplateError as error:
             # It died while it was not needed; the next round starts another.
-            self._say(f"--start-method=forkserver: {error}; running workers are not affected")
+            self._log(f"--start-method=forkserver: {error}; running workers are not affected")
 
     async def _note_defect(self, task: asyncio.Task[None]) -> None:
         """Stop forking after an unexpected error in a background task."""
@@ -203,7 +203,7 @@ class Starter:
         if not self._forking:
             return  # Another worker of the round has reported it.
         self._forking = False
-        self._say(f"--start-method=forkserver: {reason}; workers are spawned instead")
+        self._log(f"--start-method=forkserver: {reason}; workers are spawned instead")
 
 
 def _working_directory() -> str:

@@ -17,7 +17,7 @@ MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
 """The variable of a worker that names the file to which one byte is written after a checkpoint
 (`dlrover_run.training.checkpoint` does it)."""
 
-SETTLED_AFTER = 60.0
+STARTUP_SECONDS = 60.0
 """Seconds after which a round counts as having trained in any case.
 
 A script that cannot start fails sooner, and the kernel lists an ended connection for no longer.
@@ -51,7 +51,7 @@ class StartupProbe:
 
         The node that hosts the store sees the connections of all workers, every other node those of its own.
         """
-        if time.monotonic() - self._began >= SETTLED_AFTER or os.fstat(self._mark).st_size > 0:
+        if time.monotonic() - self._began >= STARTUP_SECONDS or os.fstat(self._mark).st_size > 0:
             return True
         is_host = self._ranks.node_rank == 0
         try:

@@ -286,11 +286,11 @@ def worker_results(
     )
 
 
-async def _severe_node_problems(spec: JobSpec, say: Callable[[str], None]) -> Sequence[str]:
+async def _severe_node_problems(spec: JobSpec, warn: Callable[[str], None]) -> Sequence[str]:
     # Imported only here: a job without a health check does not load a driver library.
     from dlrover_run.agent.node_problems import severe_node_problems
 
-    return await severe_node_problems(spec, say)
+    return await severe_node_problems(spec, warn)
 
 
 def _logs_plugin(spec: JobSpec) -> LogsSpecsClient | None:

@@ -318,7 +318,7 @@ def parse_etcd_members(source: str, text: str) -> EtcdMembers:
     return EtcdMembers(tuple(addresses), "".join(protocols), source)
 
 
-class Connection(NamedTuple):
+class BackendSpec(NamedTuple):
     """The master or the etcd of a job with this node's credentials; both None for a job without either."""
 
     master: MasterSpec | None
@@ -326,7 +326,7 @@ class Connection(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def find_connection(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, str]) -> Connection:
+def find_connection(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, str]) -> BackendSpec:
     """The endpoint and the credentials of a resolved rendezvous, and warnings about weak ones. Raises SpecError."""
     if rendezvous.etcd is not None:
         etcd = _etcd_spec(rendezvous.etcd, conf, environ)
@@ -334,11 +334,11 @@ def find_connection(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str
         warning = (
             "the password goes to etcd unencrypted: give --rdzv-conf protocol=https, or protocol=http if you mean it."
         )
-        return Connection(None, etcd, (warning,) if unencrypted else ())
+        return BackendSpec(None, etcd, (warning,) if unencrypted else ())
     if rendezvous.local_master:
-        return Connection(LOCAL_MASTER, None)
+        return BackendSpec(LOCAL_MASTER, None)
     if rendezvous.master is None:
-        return Connection(None, None)
+        return BackendSpec(None, None)
     token = credentials.find_token(conf, environ)
     tls = credentials.master_tls(conf)
     credentials.require_credentials(conf, token, tls)
@@ -354,7 +354,7 @@ def find_connection(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str
         auth_required=conf.auth == "required",
         tls=tls,
     )
-    return Connection(master, None, tuple(credentials.token_warnings(token, conf, environ)))
+    return BackendSpec(master, None, tuple(credentials.token_warnings(token, conf, environ)))
 
 
 def _etcd_spec(members: EtcdMembers, conf: RdzvConf, environ: Mapping[str, str]) -> EtcdSpec:

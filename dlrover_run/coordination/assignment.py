@@ -51,7 +51,11 @@ def node_views(policy: Policy, plan: Plan) -> dict[NodeKey, NodeView]:
 def choose_peers(keys: Sequence[NodeKey], members: Members) -> dict[NodeKey, tuple[Peer, ...]]:
     """For each of these nodes, in the order of their ranks, at most MAX_PEERS connected ones on other machines: its
     neighbours, and one far from them, which hardly shares a rack."""
-    here = [(key, p.report) for key in keys if (p := members.get(key)) is not None and p.connected and p.report.address]
+    here = [
+        (key, state.report)
+        for key in keys
+        if (state := members.get(key)) is not None and state.connected and state.report.address
+    ]
     found: dict[NodeKey, tuple[Peer, ...]] = {}
     for index, (key, report) in enumerate(here):
         near = (here[(index + step) % len(here)][1] for step in (1, -1, len(here) // 2))

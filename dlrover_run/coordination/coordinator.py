@@ -112,9 +112,9 @@ class Coordinator:
         Of two processes with one node id the first one stays while its connection holds.
         """
         for other in self._processes.get(key.node_id, ()):
-            p = self._members[other]
-            if other != key and p.connected:
-                return f"node id {key.node_id} is in use by another process, on {p.report.host}, that is alive"
+            state = self._members[other]
+            if other != key and state.connected:
+                return f"node id {key.node_id} is in use by another process, on {state.report.host}, that is alive"
         return None
 
     def dispute_epoch(self, report: NodeReport, now: float) -> str | None:
@@ -128,12 +128,11 @@ class Coordinator:
             return None
         time = self._job_time(now)
         member_keys = {member.key for member in self.plan.members if not member.done}
-        for key, p in self._members.items():
-            is_ours = key in member_keys or (p.connected and p.report.epoch > 0)
-            if is_ours and key != report.key and not p.has_left and not p.is_lost(time):
-                return (
-                    f"{report.host} obeys a later coordinator than the other nodes of the job, such as {p.report.host}"
-                )
+        for key, state in self._members.items():
+            is_ours = key in member_keys or (state.connected and state.report.epoch > 0)
+            if is_ours and key != report.key and not state.has_left and not state.is_lost(time):
+                other = state.report.host
+                return f"{report.host} obeys a later coordinator than the other nodes of the job, such as {other}"
         return None
 
     def receive(self, report: NodeReport, now: float) -> bool:
@@ -153,9 +152,11 @@ class Coordinator:
         if known is None:
             for key in self._processes.get(report.node_id, ()):
                 # Replaced by a new process with the same id, so this one is not waited for.
-                p = self._members[key]
+                state = self._members[key]
                 self._members[key] = replace(
-                    p, disconnected_at=time if p.disconnected_at is None else p.disconnected_at, lost_at=time
+                    state,
+                    disconnected_at=time if state.disconnected_at is None else state.disconnected_at,
+                    lost_at=time,
                 )
             succeeded = succeeded_round(report, None)
             self._remember(MemberState(report, joined_at=time, changed_at=time, succeeded=succeeded))
@@ -210,7 +211,11 @@ class Coordinator:
         """The time, of the caller's clock, at which to `advance` though no report was received; None for never."""
         if self.superseded:
             return None
-        times = [p.lost_at for p in self._members.values() if p.lost_at is not None and p.lost_at > self._advanced_at]
+        times = [
+            state.lost_at
+            for state in self._members.values()
+            if state.lost_at is not None and state.lost_at > self._advanced_at
+        ]
         times += [time for time in (self._wake_at, self._recovering_until) if time is not None]
         return min(times) + self._origin + WAKE_MARGIN if times else None
 
@@ -279,8 +284,8 @@ class Coordinator:
         """Make the plan of a running job from what its nodes report; return whether it is settled."""
         assert self._recovering_until is not None
         grace_over = time >= self._recovering_until
-        statuses = [p.report for p in self._members.values() if p.connected]
-        plan = self.policy.recover_job(self.plan, statuses, grace_over, time)
+        reports = [state.report for state in self._members.values() if state.connected]
+        plan = self.policy.recover_job(self.plan, reports, grace_over, time)
         if plan is None and not grace_over:
             return False
         self._recovering_until = None
@@ -297,11 +302,11 @@ class Coordinator:
     def _forget(self, time: float) -> None:
         """Drop nodes that are gone, except a member whose round goes on: the time at which it was lost shows why the
         workers of other nodes failed."""
-        gone = [key for key, p in self._members.items() if p.is_lost(time) or p.has_left]
+        lost_or_left = [key for key, state in self._members.items() if state.is_lost(time) or state.has_left]
         needed: set[NodeKey] = set()
-        if gone and self.plan.phase is PlanPhase.TRAINING:
+        if lost_or_left and self.plan.phase is PlanPhase.TRAINING:
             needed = {member.key for member in self.plan.members if not member.done}
-        for key in gone:
+        for key in lost_or_left:
             if key not in needed:
                 del self._members[key]
                 self._processes[key.node_id].remove(key)

@@ -96,37 +96,39 @@ def _all_have_left(members: Members, now: float) -> bool:
     A node that was not yet declared lost when the last of them left was lost at the same time. It is waited for, as it
     would be if it had been lost just after the others left: the result of the job must not depend on the order.
     """
-    left = [p for p in members.values() if p.has_left]
-    lost = [p for p in members.values() if not p.has_left and p.is_lost(now)]
+    left = [state for state in members.values() if state.has_left]
+    lost = [state for state in members.values() if not state.has_left and state.is_lost(now)]
     if not left or len(left) + len(lost) < len(members):
         return False
     last_left = max(
-        p.changed_at if p.disconnected_at is None or p.report.phase is NodePhase.LEFT else p.disconnected_at
-        for p in left
+        state.changed_at
+        if state.disconnected_at is None or state.report.phase is NodePhase.LEFT
+        else state.disconnected_at
+        for state in left
     )
-    return all(p.lost_at is not None and p.lost_at <= last_left for p in lost)
+    return all(state.lost_at is not None and state.lost_at <= last_left for state in lost)
 
 
 def form_round(rules: JobRules, plan: Plan, ranked: list[MemberState], now: float, reasons: Reasons) -> Plan:
     """The next round, of the nodes `ranked` in the order of their ranks."""
-    leader = ranked[0].report
+    rank0_node = ranked[0].report
     # A store whose place the user gave keeps its port. It is fresh all the same, because it lives in the worker with
     # rank 0 and ends with it.
-    address, port = rules.store or (leader.address, leader.port)
+    address, port = rules.store or (rank0_node.address, rank0_node.port)
     return update_plan(
         plan,
         now,
         phase=PlanPhase.TRAINING,
         since=now,
         key=RoundKey(plan.epoch, plan.key.number + 1),
-        members=tuple(_member(p.report) for p in ranked),
+        members=tuple(_member(state.report) for state in ranked),
         store_address=address,
         store_port=port,
         reasons=reasons,
     )
 
 
-def offers_a_fresh_port(rules: JobRules, plan: Plan, leader: NodeReport) -> bool:
+def offers_a_fresh_port(rules: JobRules, plan: Plan, rank0_node: NodeReport) -> bool:
     """Whether no round has ever used the port that this node offers for the store.
 
     A node holds another port as soon as it receives another round or another coordinator's assignment, so the port is
@@ -135,8 +137,8 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, leader: NodeReport) -> bool
     coordinator yet: a predecessor without a journal may have sent a round with it to other nodes only. A node that
     knows a later round than this coordinator does, from such a predecessor, never used the port of the last round here.
     """
-    knows = leader.known_round == plan.key and leader.epoch == plan.epoch
-    return rules.store is not None or knows or leader.known_round > plan.key
+    knows = rank0_node.known_round == plan.key and rank0_node.epoch == plan.epoch
+    return rules.store is not None or knows or rank0_node.known_round > plan.key
 
 
 def start_next_round(
@@ -154,8 +156,10 @@ def round_members(plan: Plan, members: Members) -> list[tuple[Member, MemberStat
 
 def disconnects_resolved_at(members: RoundMembers, now: float) -> float | None:
     """When the last member whose connection has just broken is back or lost; None when there is no such member."""
-    broken = [p for _, p in members if p is not None and p.lost_at is not None and not p.is_draining]
-    return max((p.lost_at for p in broken if p.lost_at is not None and now < p.lost_at), default=None)
+    broken = [
+        state for _, state in members if state is not None and state.lost_at is not None and not state.is_draining
+    ]
+    return max((state.lost_at for state in broken if state.lost_at is not None and now < state.lost_at), default=None)
 
 
 def _complete(
@@ -166,12 +170,12 @@ def _complete(
     found = [*deadline_if(disconnects_resolved_at(round_members(plan, members), now), DeadlineReason.LOST)]
     if size < rules.max_size:
         found += [
-            Deadline(p.lost_at, DeadlineReason.LOST)
-            for p in members.values()
-            if p.lost_at is not None and not p.is_draining
+            Deadline(state.lost_at, DeadlineReason.LOST)
+            for state in members.values()
+            if state.lost_at is not None and not state.is_draining
         ]
         if _is_first(policy, plan):
-            last_call = max(p.joined_at for p in alive) + rules.last_call_timeout
+            last_call = max(state.joined_at for state in alive) + rules.last_call_timeout
             found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
     # After the first round all live nodes are known, so there is no last call for nodes that may never come.
     return max(found, key=lambda deadline: deadline.at, default=None)
@@ -192,12 +196,12 @@ def _short_of_nodes(rules: JobRules, policy: Policy, plan: Plan, alive: list[Mem
 
 def missing_nodes(rules: JobRules, plan: Plan, alive: list[MemberState]) -> Reasons:
     """Which nodes are missing, if that is known: members of the last round, or node ranks that users gave."""
-    here = {p.report.key for p in alive}
+    here = {state.report.key for state in alive}
     if plan.members:
-        gone = [node_name(one.host, rank) for rank, one in enumerate(plan.members) if one.key not in here]
-        return (Code.MISSING(names=shown_names(gone)),) if gone else ()
-    preferred = {rank for p in alive if (rank := p.report.preferred_rank) is not None and rank < rules.min_size}
-    if not alive or any(p.report.preferred_rank is None for p in alive):
+        missing = [node_name(one.host, rank) for rank, one in enumerate(plan.members) if one.key not in here]
+        return (Code.MISSING(names=shown_names(missing)),) if missing else ()
+    preferred = {rank for state in alive if (rank := state.report.preferred_rank) is not None and rank < rules.min_size}
+    if not alive or any(state.report.preferred_rank is None for state in alive):
         return ()
     # A job may have a hundred thousand nodes, and this is computed again and again.
     first = itertools.islice((rank for rank in range(rules.min_size) if rank not in preferred), 3)

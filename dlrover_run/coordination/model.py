@@ -63,7 +63,7 @@ class RoundKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=Tr
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first worker of a node that ended badly in a round. `what` is the end in words, without the worker's name.
+    """The first worker of a node that ended badly in a round. `exit_text` describes the end, without the worker's name.
 
     `lost_peer` is set when, by its own error message, it only lost the connection to another worker, so the cause may
     be elsewhere. `node_rank` is the rank by which the coordinator knows the node; what a node reports of it is ignored.
@@ -71,7 +71,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rank: Total
     host: Name
-    what: Annotated[str, Meta(max_length=MAX_WHAT)]
+    exit_text: Annotated[str, Meta(max_length=MAX_WHAT)]
     lost_peer: bool = False
     trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
     node_rank: Count | None = None
@@ -84,7 +84,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def reason(self) -> Reason:
         """The failure as the reason of a plan."""
-        return Code.WORKER_FAILED(rank=self.rank, node=self.node, what=self.what)
+        return Code.WORKER_FAILED(rank=self.rank, node=self.node, what=self.exit_text)
 
     def __str__(self) -> str:
         return str(self.reason)

@@ -20,8 +20,10 @@ def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: i
     the order in which they joined; the nodes that are left over are spares.
     """
     old = {member.key: rank for rank, member in enumerate(before)}
-    survivors = sorted((p for p in alive if p.report.key in old), key=lambda p: old[p.report.key])
-    newcomers = sorted((p for p in alive if p.report.key not in old), key=lambda p: (p.joined_at, p.report.key))
+    survivors = sorted((state for state in alive if state.report.key in old), key=lambda state: old[state.report.key])
+    newcomers = sorted(
+        (state for state in alive if state.report.key not in old), key=lambda state: (state.joined_at, state.report.key)
+    )
     chosen = [*survivors, *newcomers][:size]
     ranked: dict[int, MemberState] = {}
 
@@ -63,4 +65,4 @@ def display_names(plan: Plan, nodes: Sequence[MemberState]) -> list[str]:
     def rank_of(report: NodeReport) -> int | None:
         return ranks.get(report.key) if ranks else report.preferred_rank
 
-    return [node_name(p.report.host, rank_of(p.report)) for p in nodes]
+    return [node_name(state.report.host, rank_of(state.report)) for state in nodes]

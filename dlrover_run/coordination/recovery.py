@@ -25,15 +25,15 @@ def latest_round(report: NodeReport) -> RoundKey:
     return max(report.known_round, report.ranks.key) if report.ranks is not None else report.known_round
 
 
-def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], grace_over: bool) -> Plan | None:
+def recover_plan(empty_plan: Plan, reports: Sequence[NodeReport], grace_over: bool) -> Plan | None:
     """The plan of the latest round that a node knows of; None until a report for every rank of that round has arrived.
 
     With `grace_over`, nodes that have not reported are not awaited any more. Each of their ranks gets a placeholder
     member `unknown-K`, which `train` treats as a lost node.
     """
-    latest = max((latest_round(report) for report in statuses), default=RoundKey())
+    latest = max((latest_round(report) for report in reports), default=RoundKey())
     by_round: dict[RoundKey, RankedNodes] = {}
-    for report in statuses:
+    for report in reports:
         if report.ranks is not None:
             by_round.setdefault(report.ranks.key, {})[report.ranks.node_rank] = (report.ranks, report)
     found = by_round.get(latest)
@@ -42,9 +42,9 @@ def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], grace_over: bool) 
     if latest == RoundKey():
         return None
     recovered = msgspec.structs.replace(
-        fresh,
+        empty_plan,
         key=latest,
-        restart_count=max(report.restart_count for report in statuses),
+        restart_count=max(report.restart_count for report in reports),
         reasons=(Code.RECOVERED(),),
     )
     if not by_round:

@@ -79,24 +79,29 @@ def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
     """What follows while a round runs."""
     key = plan.key
     in_round = round_members(plan, members)
-    done = [member.done or (p is not None and p.succeeded_in(key)) for member, p in in_round]
+    done = [member.done or (state is not None and state.succeeded_in(key)) for member, state in in_round]
     if all(done):
         return end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FINISHED, (Code.ALL_SUCCEEDED(),))
 
     unfinished = [pair for pair, is_done in zip(in_round, done, strict=True) if not is_done]
-    gone = [(member, p) for member, p in unfinished if p is None or p.is_lost(now) or p.has_left]
-    failed = sorted((p for _, p in unfinished if p and _failure(p, key)), key=lambda p: (p.changed_at, p.report.key))
+    lost_or_left = [
+        (member, state) for member, state in unfinished if state is None or state.is_lost(now) or state.has_left
+    ]
+    failed = sorted(
+        (state for _, state in unfinished if state and _failure(state, key)),
+        key=lambda state: (state.changed_at, state.report.key),
+    )
     cause = _first_own(failed)
     if cause is not None and not _departed_before(cause.changed_at, unfinished):
         return _restart(rules, policy, plan, members, cause, now)
     broken = disconnects_resolved_at(in_round, now)
-    if gone:
+    if lost_or_left:
         # Whether other nodes are lost with them is known soon, and one round is enough for all losses.
         if broken is None:
-            return _regroup_without(rules, policy, plan, members, gone, now)
+            return _regroup_without(rules, policy, plan, members, lost_or_left, now)
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
     if failed:
-        leavers = [(member, p) for member, p in unfinished if p is not None and p.is_draining]
+        leavers = [(member, state) for member, state in unfinished if state is not None and state.is_draining]
         if leavers:
             # Its peers failed because a draining node has ended its workers.
             return _regroup_without(rules, policy, plan, members, leavers, now)
@@ -116,32 +121,34 @@ def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
         )
     if broken is not None:
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
-    if not policy.is_active(plan) and len(members) == sum(p is not None for _, p in in_round):
+    if not policy.is_active(plan) and len(members) == sum(state is not None for _, state in in_round):
         return Decision(plan)
     watched = policy.watch(plan, members, now)
     decision = _scale_up(rules, policy, watched.plan, members, now)
     return Decision(decision.plan, watched.deadlines + decision.deadlines, watched.log_lines + decision.log_lines)
 
 
-def _failure(p: MemberState, key: RoundKey) -> Failure | None:
+def _failure(state: MemberState, key: RoundKey) -> Failure | None:
     """Why the workers of that round failed on that node, if they did. A draining node may report it last."""
-    ended = p.report.phase in (NodePhase.FAILED, NodePhase.LEFT)
-    return p.report.failure if ended and p.report.in_round(key) else None
+    ended = state.report.phase in (NodePhase.FAILED, NodePhase.LEFT)
+    return state.report.failure if ended and state.report.in_round(key) else None
 
 
 def _first_own(failed: list[MemberState]) -> MemberState | None:
     """The first failure that does not report the loss of a peer."""
-    return next((p for p in failed if p.report.failure is not None and not p.report.failure.lost_peer), None)
+    return next(
+        (state for state in failed if state.report.failure is not None and not state.report.failure.lost_peer), None
+    )
 
 
 def _departed_before(time: float, unfinished: RoundMembers) -> bool:
     """Whether a member began to drain or lost its connection before that time, and so may have caused a failure."""
 
-    def departed(p: MemberState) -> float | None:
-        return earliest(p.disconnected_at, p.changed_at if p.is_draining else None)
+    def departed(state: MemberState) -> float | None:
+        return earliest(state.disconnected_at, state.changed_at if state.is_draining else None)
 
-    times = [departed(p) for _, p in unfinished if p is not None]
-    is_unknown = any(p is None for _, p in unfinished)
+    times = [departed(state) for _, state in unfinished if state is not None]
+    is_unknown = any(state is None for _, state in unfinished)
     return is_unknown or any(departed_at is not None and departed_at < time for departed_at in times)
 
 
@@ -150,7 +157,7 @@ def _restart(rules: JobRules, policy: Policy, plan: Plan, members: Members, caus
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
-    worked = any(p.report.progressed and p.report.in_round(plan.key) for p in members.values())
+    worked = any(state.report.progressed and state.report.in_round(plan.key) for state in members.values())
     charged = consume_restart(rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
         return Decision(charged)
@@ -158,11 +165,11 @@ def _restart(rules: JobRules, policy: Policy, plan: Plan, members: Members, caus
 
 
 def _regroup_without(
-    rules: JobRules, policy: Policy, plan: Plan, members: Members, gone: RoundMembers, now: float
+    rules: JobRules, policy: Policy, plan: Plan, members: Members, lost_or_left: RoundMembers, now: float
 ) -> Decision:
     """The next round after a change of membership, which costs nothing."""
     return start_next_round(
-        rules, policy, msgspec.structs.replace(plan, failure=None), members, now, _departures(plan, gone)
+        rules, policy, msgspec.structs.replace(plan, failure=None), members, now, _departures(plan, lost_or_left)
     )
 
 
@@ -170,18 +177,18 @@ def _scale_up(rules: JobRules, policy: Policy, plan: Plan, members: Members, now
     """The round that includes the nodes which joined since, if it would be larger."""
     current = {member.key for member in plan.members}
     alive = policy.admitted(plan, policy.eligible(plan, members))
-    newcomers = [p for p in alive if p.report.key not in current]
+    newcomers = [state for state in alive if state.report.key not in current]
     size = rules.size(len(alive))
     if not newcomers or size <= len(plan.members):
         return Decision(plan)
-    due_at = min(p.joined_at for p in newcomers) + rules.scale_up_delay
+    due_at = min(state.joined_at for state in newcomers) + rules.scale_up_delay
     if size < rules.max_size and now < due_at:
         return Decision(plan, (Deadline(due_at, DeadlineReason.SCALE_UP),))
     ranked = assign_ranks(plan.members, alive, size)
     if not offers_a_fresh_port(rules, plan, ranked[0].report):
         return Decision(plan)
     joined = shown_names(
-        [node_name(p.report.host, rank) for rank, p in enumerate(ranked) if p.report.key not in current]
+        [node_name(state.report.host, rank) for rank, state in enumerate(ranked) if state.report.key not in current]
     )
     reasons = (Code.SCALED_UP(names=joined, after=size, before=len(plan.members)),)
     ended = msgspec.structs.replace(plan, failure=None)
@@ -192,31 +199,33 @@ def _scale_up(rules: JobRules, policy: Policy, plan: Plan, members: Members, now
 
 def _remember_done(plan: Plan, members: Members, now: float) -> Plan:
     def done(member: Member) -> bool:
-        p = members.get(member.key)
-        return member.done or (p is not None and (p.is_lost(now) or p.is_draining) and p.succeeded_in(plan.key))
+        state = members.get(member.key)
+        return member.done or (
+            state is not None and (state.is_lost(now) or state.is_draining) and state.succeeded_in(plan.key)
+        )
 
     remembered = tuple(msgspec.structs.replace(m, done=True) if done(m) and not m.done else m for m in plan.members)
     return plan if remembered == plan.members else update_plan(plan, now, members=remembered)
 
 
-def _departures(plan: Plan, gone: RoundMembers) -> Reasons:
+def _departures(plan: Plan, lost_or_left: RoundMembers) -> Reasons:
     """How members were lost or left: one reason for each way, with the names of its nodes."""
     by_way: dict[tuple[Code, str], list[str]] = {}
     ranks = {member.key: rank for rank, member in enumerate(plan.members)}
-    for member, p in gone:
-        by_way.setdefault(_departure(p), []).append(node_name(member.host, ranks[member.key]))
+    for member, state in lost_or_left:
+        by_way.setdefault(_departure(state), []).append(node_name(member.host, ranks[member.key]))
     return chain((), *(_departure_reason(code, detail, names) for (code, detail), names in by_way.items()))
 
 
-def _departure(p: MemberState | None) -> tuple[Code, str]:
+def _departure(state: MemberState | None) -> tuple[Code, str]:
     """How one member was lost or left, and the detail that its text has."""
-    if p is None or not p.is_draining:
+    if state is None or not state.is_draining:
         return Code.LOST, ""
-    if p.report.failure is not None:
-        return Code.LEFT_AFTER_FAILURE, p.report.failure.what
-    if p.report.ended_by:
-        return Code.ENDED_BY_SIGNAL, p.report.ended_by
-    return (Code.LEFT_ON_REQUEST if p.report.phase is NodePhase.LEFT else Code.ASKED_TO_LEAVE), ""
+    if state.report.failure is not None:
+        return Code.LEFT_AFTER_FAILURE, state.report.failure.exit_text
+    if state.report.ended_by:
+        return Code.ENDED_BY_SIGNAL, state.report.ended_by
+    return (Code.LEFT_ON_REQUEST if state.report.phase is NodePhase.LEFT else Code.ASKED_TO_LEAVE), ""
 
 
 def _departure_reason(code: Code, detail: str, names: list[str]) -> Reason:

@@ -50,6 +50,6 @@ def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequ
     if watched is not None:
         return Waiting((train, watched), held_for)
     members = {member.key for member in plan.members}
-    spares = sum(p.report.key not in members for p in alive)
+    spares = sum(state.report.key not in members for state in alive)
     spare = Code.SPARE_OF(number=spares, wanted=rules.spares) if rules.spares else Code.SPARE(number=spares)
     return Waiting((train, spare))

@@ -84,8 +84,8 @@ class EtcdStore(KeyValueStore):
         return codec.read_outcome(await self._connection.request("KV.Txn", request))
 
     @asynccontextmanager
-    async def watch(self, ranges: Sequence[Range]) -> AsyncIterator[Watch]:
-        watch = Watch(self._connection, ranges)
+    async def watch(self, ranges: Sequence[Range]) -> AsyncIterator[EtcdWatch]:
+        watch = EtcdWatch(self._connection, ranges)
         await watch.begin()
         try:
             yield watch
@@ -96,7 +96,7 @@ class EtcdStore(KeyValueStore):
         await self._connection.close()
 
 
-class Watch:
+class EtcdWatch:
     """The changes of some ranges from `begin` to `end`, over one stream at a time. It continues where it stopped, on
     another member if necessary: no change is missed or repeated."""
 

@@ -28,20 +28,20 @@ END_TIMEOUT = 5.0
 
 
 class ClusterMaster:
-    """Has a master for the nodes; `say` prints one line for the person at the console.
+    """Runs a master for the nodes; `log` prints one line on the console.
 
     It listens on the loopback interface, or in the switch of `network`. Only clients that know the token
     of this cluster are admitted; only its nodes get that token.
     """
 
-    def __init__(self, network: Network | None, say: Callable[[str], None]) -> None:
+    def __init__(self, network: Network | None, log: Callable[[str], None]) -> None:
         self._network = network
-        self._say = say
+        self._log = log
         host = LOOPBACK if network is None else network.master_address
         self.spec = MasterSpec(host, port=0, is_host=False, token=secrets.token_hex(32), auth_required=True)
         """What a node needs to find it; complete once `start` has returned."""
         self._process: MasterProcess | None = None
-        self._gone = asyncio.Event()
+        self._exited = asyncio.Event()
         self._listens_since = 0.0
         self._restarting: asyncio.Task[None] | None = None
         self._ending = False
@@ -64,14 +64,14 @@ class ClusterMaster:
         if self._process is not None:
             self._process.end()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), END_TIMEOUT)
+                await asyncio.wait_for(self._exited.wait(), END_TIMEOUT)
             if self._process is not None:
                 self._process.kill()
-                await self._gone.wait()
+                await self._exited.wait()
 
     async def _begin(self) -> int:
-        self._gone.clear()
-        process = MasterProcess(self.spec, f"{self.spec.host}:{self.spec.port}", self._say, bound=True)
+        self._exited.clear()
+        process = MasterProcess(self.spec, f"{self.spec.host}:{self.spec.port}", self._log, bound=True)
         with self._network.switch.entered() if self._network is not None else contextlib.nullcontext():
             process.start(self._ended)
         self._process = process
@@ -81,14 +81,14 @@ class ClusterMaster:
 
     def _ended(self) -> None:
         self._process = None
-        self._gone.set()
+        self._exited.set()
         if not self._ending and self.spec.port and self._restarting is None:
-            self._say("the master has ended; it is started again, and training goes on meanwhile")
+            self._log("the master has ended; it is started again, and training goes on meanwhile")
             lived = asyncio.get_running_loop().time() - self._listens_since
             self._restarting = asyncio.ensure_future(self._restart(RESTART_PAUSE if lived < RESTART_PAUSE else 0.0))
 
     async def _restart(self, pause: float) -> None:
-        said = ""
+        logged = ""
         while True:
             try:
                 await asyncio.sleep(pause)
@@ -96,9 +96,9 @@ class ClusterMaster:
                 break
             except (MasterNotReady, OSError) as why:
                 sentence = f"the master cannot be started, which is tried again and again: {reason_of(why)}"
-                if sentence != said:
-                    self._say(sentence)
-                said, pause = sentence, RESTART_PAUSE
+                if sentence != logged:
+                    self._log(sentence)
+                logged, pause = sentence, RESTART_PAUSE
         self._restarting = None
         if self._process is None:
             # It ended in the moment in which it had just begun to listen.

@@ -23,7 +23,7 @@ from dlrover_run.command_line import credentials
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.launch_request import LaunchRequest, command, memory_file
 from dlrover_run.local_cluster.network import Namespace
-from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
+from dlrover_run.local_cluster.supervision import EndKind, LocalNode, NodeEnd
 from dlrover_run.output.streams import unused_temp_dir
 from dlrover_run.spec import JobSpec, MasterSpec
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
@@ -47,7 +47,7 @@ MAX_RESULT = 16 * 1024 * 1024
 """Bytes of the longest result that is read; it contains the ends of the workers' output."""
 
 
-def spec_of(job: JobSpec, node: Node, master: MasterSpec | None) -> JobSpec:
+def spec_of(job: JobSpec, node: LocalNode, master: MasterSpec | None) -> JobSpec:
     """The job of one node: `job`, which all nodes share, with a name and log files of its own, and `master`."""
     logs = job.logs
     if logs.log_dir not in (None, os.devnull):
@@ -67,7 +67,7 @@ def spec_of(job: JobSpec, node: Node, master: MasterSpec | None) -> JobSpec:
     )
 
 
-def environment_of(parent: Mapping[str, str], node: Node, *, isolated: bool) -> dict[str, str]:
+def environment_of(parent: Mapping[str, str], node: LocalNode, *, isolated: bool) -> dict[str, str]:
     """The environment of a node: `parent`, which is that of the command, and the variables that tell nodes apart."""
     left_out = {*_RANK_VARIABLES, *credentials.VARIABLES}
     own = {name: text for name, text in parent.items() if name not in left_out}
@@ -82,7 +82,7 @@ def environment_of(parent: Mapping[str, str], node: Node, *, isolated: bool) -> 
 class NodeProcess:
     """The processes of a node. `on_end` is called once, when watchdog and agent have both ended."""
 
-    def __init__(self, node: Node, on_end: Callable[[NodeEnd], None]) -> None:
+    def __init__(self, node: LocalNode, on_end: Callable[[NodeEnd], None]) -> None:
         self.node = node
         self._on_end = on_end
         self._parent_pipe = -1

@@ -33,7 +33,7 @@ class EndKind(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Node:
+class LocalNode:
     """A node: `number` identifies it, also among replaced nodes; `place` is its preferred rank, which a replacement
     takes over."""
 
@@ -54,7 +54,7 @@ class NodeEnd:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class LocalCluster:
     """The state of the cluster.
 
     `running` are the nodes that have been started and have not ended. `numbers` and `places` count those in use, and
@@ -64,7 +64,7 @@ class Cluster:
     """
 
     local: LocalSpec
-    running: tuple[Node, ...] = ()
+    running: tuple[LocalNode, ...] = ()
     numbers: int = 0
     places: int = 0
     replaced: int = 0
@@ -89,91 +89,91 @@ class Cluster:
         """Whether `join` would start a node."""
         return not self.over and not self.settled and self.places < self.local.max_nodes
 
-    def node(self, number: int) -> Node | None:
+    def node(self, number: int) -> LocalNode | None:
         """The node with this number while it runs."""
         return next((node for node in self.running if node.number == number), None)
 
 
 @dataclass(frozen=True)
-class Step:
+class Transition:
     """What follows from an event: the new state, the nodes to `start`, and the lines to print.
 
     `end_others` is true once, when the job is done or has failed and nodes still run: the job's coordinator makes them
     end by themselves, and one that has not after a while gets a signal.
     """
 
-    cluster: Cluster
-    start: tuple[Node, ...] = ()
+    cluster: LocalCluster
+    start: tuple[LocalNode, ...] = ()
     lines: tuple[str, ...] = ()
     end_others: bool = False
 
 
-def begin(local: LocalSpec) -> Step:
+def begin(local: LocalSpec) -> Transition:
     """The cluster with its first nodes."""
-    cluster = Cluster(local)
+    cluster = LocalCluster(local)
     for place in range(local.min_nodes):
         cluster = _with_another(cluster, place)
     line = f"{counted(local.min_nodes, 'node')} on this machine"
     if later := local.max_nodes - local.min_nodes:
         line += f", and {later} more later"
-    return Step(cluster, cluster.running, (line,))
+    return Transition(cluster, cluster.running, (line,))
 
 
-def node_ended(cluster: Cluster, end: NodeEnd) -> Step:
+def node_ended(cluster: LocalCluster, end: NodeEnd) -> Transition:
     """What follows from the end of a node. An end of a node that does not run changes nothing."""
     node = cluster.node(end.number)
     if node is None:
-        return Step(cluster)
+        return Transition(cluster)
     left = replace(_without(cluster, node), last_code=end.code)
     line = f"node {end.number} {end.clause}"
     if end.kind is EndKind.DONE:
-        return Step(replace(left, done=True), end_others=_ends_others(left))
+        return Transition(replace(left, done=True), end_others=_ends_others(left))
     if end.kind is EndKind.FAILED:
         return _fail(left, line, end.code, by_peer=end.by_peer)
     if cluster.settled:
         # A node that was stopped with the command needs no line.
-        return Step(left, lines=() if end.kind is EndKind.LEFT else (line,))
+        return Transition(left, lines=() if end.kind is EndKind.LEFT else (line,))
     if cluster.replaced == cluster.local.restarts:
         return _give_up(left, f"{line}; {_no_restart(cluster.local)}")
     replaced = cluster.replaced + 1
     after = _with_another(replace(left, replaced=replaced), node.place)
     newcomer = after.running[-1]
     of = f"{replaced} of {counted(cluster.local.restarts, 'node restart')}"
-    return Step(after, (newcomer,), (f"{line}; node {newcomer.number} takes its place ({of})",))
+    return Transition(after, (newcomer,), (f"{line}; node {newcomer.number} takes its place ({of})",))
 
 
-def join(cluster: Cluster) -> Step:
+def join(cluster: LocalCluster) -> Transition:
     """Start one more of the nodes that join later, if there is one."""
     if not cluster.more_to_come:
-        return Step(cluster)
+        return Transition(cluster)
     after = _with_another(cluster, cluster.places)
     newcomer = after.running[-1]
-    return Step(after, (newcomer,), (f"node {newcomer.number} joins",))
+    return Transition(after, (newcomer,), (f"node {newcomer.number} joins",))
 
 
-def cannot_start(cluster: Cluster, node: Node, why: str) -> Step:
+def cannot_start(cluster: LocalCluster, node: LocalNode, why: str) -> Transition:
     """What follows when a node of a step could not be started; `why` is a clause or a sentence.
 
     Without one of the first nodes the job cannot begin, so it has failed. Without a later one the others go on; no
     other node is started in its place, because the machine would hardly allow that.
     """
     if node not in cluster.running:
-        return Step(cluster)
+        return Transition(cluster)
     left = replace(_without(cluster, node), last_code=exit_codes.CANNOT_START)
     line = f"node {node.number} could not be started: {why.rstrip('.')}"
     if node.number < cluster.local.min_nodes:
         return _fail(left, line, exit_codes.CANNOT_START)
-    return Step(left, lines=(line,)) if cluster.settled else _give_up(left, line)
+    return Transition(left, lines=(line,)) if cluster.settled else _give_up(left, line)
 
 
-def stop(cluster: Cluster, number: signal.Signals) -> Step:
+def stop(cluster: LocalCluster, number: signal.Signals) -> Transition:
     """The command has got a signal that ends it, which its nodes get too: no node is started any more."""
     if cluster.settled:
-        return Step(cluster)
-    return Step(replace(cluster, stopped_by=number))
+        return Transition(cluster)
+    return Transition(replace(cluster, stopped_by=number))
 
 
-def exit_code(cluster: Cluster) -> int:
+def exit_code(cluster: LocalCluster) -> int:
     """The exit code of the command once the cluster is over: see `dlrover_run.exit_codes`.
 
     A job that is done is a success, also if nodes were lost afterwards, unless a node failed. If the job is neither
@@ -188,8 +188,8 @@ def exit_code(cluster: Cluster) -> int:
     return cluster.last_code
 
 
-def _with_another(cluster: Cluster, place: int) -> Cluster:
-    newcomer = Node(cluster.numbers, place)
+def _with_another(cluster: LocalCluster, place: int) -> LocalCluster:
+    newcomer = LocalNode(cluster.numbers, place)
     return replace(
         cluster,
         running=(*cluster.running, newcomer),
@@ -198,28 +198,28 @@ def _with_another(cluster: Cluster, place: int) -> Cluster:
     )
 
 
-def _without(cluster: Cluster, gone: Node) -> Cluster:
-    return replace(cluster, running=tuple(node for node in cluster.running if node != gone))
+def _without(cluster: LocalCluster, ended: LocalNode) -> LocalCluster:
+    return replace(cluster, running=tuple(node for node in cluster.running if node != ended))
 
 
-def _ends_others(cluster: Cluster) -> bool:
+def _ends_others(cluster: LocalCluster) -> bool:
     return bool(cluster.running) and not cluster.settled
 
 
-def _fail(left: Cluster, line: str, code: int, *, by_peer: bool = False) -> Step:
+def _fail(left: LocalCluster, line: str, code: int, *, by_peer: bool = False) -> Transition:
     if left.failed is not None and left.by_peer and not by_peer:
         # Nodes that only received the failure may end before the node where it happened.
-        return Step(replace(left, failed=code, by_peer=False), lines=(line,))
+        return Transition(replace(left, failed=code, by_peer=False), lines=(line,))
     if left.stopped_by is not None or left.failed is not None:
         # It may have failed because the others were stopped, or because of the first failure.
-        return Step(left, lines=(line,))
+        return Transition(left, lines=(line,))
     line += ", so the job has failed"
-    return Step(replace(left, failed=code, by_peer=by_peer), lines=(line,), end_others=_ends_others(left))
+    return Transition(replace(left, failed=code, by_peer=by_peer), lines=(line,), end_others=_ends_others(left))
 
 
-def _give_up(left: Cluster, line: str) -> Step:
+def _give_up(left: LocalCluster, line: str) -> Transition:
     onward = "no node is left" if left.over else "the others go on without it"
-    return Step(left, lines=(f"{line}, so {onward}",))
+    return Transition(left, lines=(f"{line}, so {onward}",))
 
 
 def _no_restart(local: LocalSpec) -> str:

@@ -24,7 +24,7 @@ from dlrover_run.local_cluster import supervision
 from dlrover_run.local_cluster.cluster_master import ClusterMaster, reason_of
 from dlrover_run.local_cluster.network import Network
 from dlrover_run.local_cluster.nodes import NodeProcess, environment_of, spec_of
-from dlrover_run.local_cluster.supervision import Node, NodeEnd, Step
+from dlrover_run.local_cluster.supervision import LocalNode, NodeEnd, Transition
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.process_tree import ends, event_loop, signals, tree
 from dlrover_run.process_tree.orphans import OrphanKiller
@@ -76,7 +76,7 @@ async def _supervise(
         code = await supervisor.run(parent_pipe_fd)
     except (MasterNotReady, OSError) as why:
         code = exit_codes.CANNOT_START
-        supervisor.say(f"the nodes could not be started: {reason_of(why)}")
+        supervisor.log(f"the nodes could not be started: {reason_of(why)}")
     result = supervision.job_result(code, supervisor.results, supervisor.last_line)
     code = in_scheme(result.exit_reason, code, spec.exit_codes)
     # A signal still ends the wait for a console that does not read.
@@ -95,20 +95,20 @@ async def _supervise(
 
 
 class Supervisor:
-    """Runs the nodes of a job on this machine. `say` prints one line on the console."""
+    """Runs the nodes of a job on this machine. `log` prints one line on the console."""
 
-    def __init__(self, spec: JobSpec, local: LocalSpec, relay: RelayClient, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: JobSpec, local: LocalSpec, relay: RelayClient, log: Callable[[str], None]) -> None:
         self._spec = spec
         self._local = local
         self._relay = relay
-        self._say = say
+        self._log = log
         self.last_line = ""
         self.results: list[JobResult] = []
         """The results of the nodes that have ended, in that order."""
         self._nodes: dict[int, NodeProcess] = {}
         self._network: Network | None = None
         self._master: ClusterMaster | None = None
-        self._cluster = supervision.Cluster(local)
+        self._cluster = supervision.LocalCluster(local)
         self._over = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
         self._begun = False
@@ -116,10 +116,10 @@ class Supervisor:
         self._ending = False
         self._orphans = OrphanKiller(self._own_children)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Print a line on the console."""
         self.last_line = line
-        self._say(line)
+        self._log(line)
 
     async def run(self, parent_pipe_fd: int | None) -> int:
         """Run from the start of the first node to the end of the last, and return the exit code. Raises MasterNotReady
@@ -132,7 +132,7 @@ class Supervisor:
                 self._network = Network()
                 ending.callback(self._network.close)
             if self._spec.backend == "master":
-                self._master = ClusterMaster(self._network, self.say)
+                self._master = ClusterMaster(self._network, self.log)
                 await self._master.start()
             self._handle_signals()
             if parent_pipe_fd is not None:
@@ -155,10 +155,10 @@ class Supervisor:
             self._join_now()
         self._await_next()
 
-    def _carry_out(self, step: Step) -> None:
+    def _carry_out(self, step: Transition) -> None:
         self._cluster = step.cluster
         for line in step.lines:
-            self.say(line)
+            self.log(line)
         for node in step.start:
             self._start(node)
         if step.end_others:
@@ -170,7 +170,7 @@ class Supervisor:
         if self._cluster.over:
             self._over.set()
 
-    def _start(self, node: Node) -> None:
+    def _start(self, node: LocalNode) -> None:
         process = NodeProcess(node, self._ended)
         spec = spec_of(self._spec, node, None if self._master is None else self._master.spec)
         environment = environment_of(os.environ, node, isolated=self._local.isolated)
@@ -253,7 +253,7 @@ class Supervisor:
         elif self._cluster.more_to_come:
             self._carry_out(supervision.join(self._cluster))
         else:
-            self.say("SIGUSR1 requests another node, and none is left to start")
+            self.log("SIGUSR1 requests another node, and none is left to start")
 
     def _later(self, seconds: float, do: Callable[[], None]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, do))

@@ -49,7 +49,7 @@ class NodeConnection(Protocol):
 
 
 @dataclass
-class _Node:
+class _ConnectedNode:
     connection: NodeConnection
     host: str
     sent: Assignment | None = None
@@ -79,7 +79,7 @@ class Job:
         self._journal = journal
         self._log_line = log
         self._log_to_launcher = log_to_launcher
-        self._nodes: dict[NodeKey, _Node] = {}
+        self._nodes: dict[NodeKey, _ConnectedNode] = {}
         self._unanswered: set[NodeKey] = set()
         self._detector: FailureDetector[NodeKey] = FailureDetector(coordinator.rules.heartbeat_timeout)
         self._progress = WaitingThrottle(coordinator)
@@ -114,7 +114,7 @@ class Job:
         if len(coordinator.members) >= MAX_NODES and key not in coordinator.members:
             raise RequestRefused(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)
         before = self._nodes.get(key)
-        self._nodes[key] = _Node(connection, report.host)
+        self._nodes[key] = _ConnectedNode(connection, report.host)
         if before is not None:
             before.connection.end(Refused("this node has opened another stream", retry=True))
         self._take(report, now)
@@ -277,7 +277,7 @@ class Job:
         members = {member.key for member in self._stored.members if not member.done}
         self._unaware = (members | self._coordinator.members.keys()) - self._left
 
-    def _send(self, key: NodeKey, node: _Node, now: float, is_answer: bool) -> None:
+    def _send(self, key: NodeKey, node: _ConnectedNode, now: float, is_answer: bool) -> None:
         if self._retry_at is None:
             waits = self._coordinator.view(key).waits
             assignment = self._coordinator.assignment(key, self._progress.message(now) if waits else None)

@@ -56,7 +56,7 @@ SEATS = st.builds(
     ),
 )
 FAILURES = st.builds(
-    Failure, rank=RANKS | st.integers(), host=NAMES | TEXTS, what=TEXTS, lost_peer=st.booleans(), trace=TEXTS
+    Failure, rank=RANKS | st.integers(), host=NAMES | TEXTS, exit_text=TEXTS, lost_peer=st.booleans(), trace=TEXTS
 )
 STATUSES = st.builds(
     NodeReport,

@@ -77,7 +77,7 @@ def blame_another_node(cluster: Cluster, host: str) -> str:
             await rogue.join(JobRules(min_nodes=2, max_nodes=3, max_restarts=2))
             await rogue.seated(1)
             assert {member["world"] for member in await asyncio.to_thread(cluster.mailbox.gather, 2)} == {3}
-            failure = Failure(rank=0, host=host, what="was broken by a rogue")
+            failure = Failure(rank=0, host=host, exit_text="was broken by a rogue")
             await rogue.report(phase=NodePhase.FAILED, failure=failure)
             return (await rogue.refused()).reason
 

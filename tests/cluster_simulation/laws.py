@@ -12,10 +12,10 @@ from dlrover_run.coordination.model import Plan, PlanPhase
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
+    PlannedTask,
     Role,
     RoleState,
     Stage,
-    Task,
     TaskEnd,
     TaskKey,
     TaskStage,
@@ -39,7 +39,7 @@ class Laws:
     def __init__(self, world: World) -> None:
         self.world = world
         self.was_cut = False
-        self._tasks: dict[TaskKey, Task] = {}
+        self._tasks: dict[TaskKey, PlannedTask] = {}
         self._started: set[TaskKey] = set()
         self._opened = 0
         self._opened_versions: set[int] = set()
@@ -47,14 +47,14 @@ class Laws:
         self.spared: set[int] = set()
         self._charged: set[TaskKey] = set()
 
-    def started(self, node: Node, task: Task) -> None:
+    def started(self, node: Node, task: PlannedTask) -> None:
         demand(task.key not in self._started, f"{task.key} is started twice")
         self._started.add(task.key)
         if task.role is Role.CHIEF and not _cut_off(node):
             others = [p for p in self._in_touch() if p.task.role is Role.CHIEF]
             demand(not others, f"{task.key} is started while {others and others[0].task.key} lives")
 
-    def ended(self, task: Task, end: TaskEnd) -> None:
+    def ended(self, task: PlannedTask, end: TaskEnd) -> None:
         """A task has ended: its node says how."""
 
     def restored(self, chief: Process, step: int) -> None:
@@ -168,7 +168,7 @@ class Laws:
             if told.end.cause is EndCause.RESHAPED and former.version in self._saved:
                 self.spared.add(former.version)
 
-    def _lost(self, task: Task) -> bool:
+    def _lost(self, task: PlannedTask) -> bool:
         node = next((node for node in self.world.nodes if node.key == host_of(task)), None)
         if node is None or not node.alive or _cut_off(node):
             return True
@@ -229,7 +229,8 @@ class Laws:
         for role in Role:
             old, new = _spent(former, role), _spent(cluster, role)
             demand(
-                new.ids >= old.ids and new.failures >= old.failures and new.memory >= old.memory, "a cost was undone"
+                new.ids >= old.ids and new.failures >= old.failures and new.memory_restarts >= old.memory_restarts,
+                "a cost was undone",
             )
             mine = [task for task in gone if task.role is role]
             if plan.phase is PlanPhase.FAILED:
@@ -243,7 +244,7 @@ class Laws:
                 certain = [task for task in mine if self._must_charge(former, task, present)]
                 demand(charges >= len(certain), f"{len(certain)} ends of {role.value} cost {charges} restarts")
 
-    def _may_charge(self, task: Task, present: Members) -> bool:
+    def _may_charge(self, task: PlannedTask, present: Members) -> bool:
         told = _told(present, task)
         if told is None or told.end is None:
             limits = cluster_rules(self.world.rules)
@@ -251,7 +252,7 @@ class Laws:
             return self.world.timeline.now >= task.since + limits.ready_timeout
         return told.end.cause is not EndCause.MEMORY
 
-    def _must_charge(self, former: Cluster, task: Task, present: Members) -> bool:
+    def _must_charge(self, former: Cluster, task: PlannedTask, present: Members) -> bool:
         told, p = _told(present, task), present.get(host_of(task))
         if told is None or told.end is None or p is None or p.is_draining or former.stage not in SERVED:
             return False
@@ -269,7 +270,7 @@ def _spent(cluster: Cluster, role: Role) -> RoleState:
     return next((spent for spent in cluster.roles if spent.role is role), RoleState(role))
 
 
-def _told(present: Members, task: Task) -> TaskStatus | None:
+def _told(present: Members, task: PlannedTask) -> TaskStatus | None:
     p = present.get(host_of(task))
     tasks = () if p is None or tasks_of(p.report) is None else tasks_of(p.report).tasks
     return next((told for told in tasks if told.key == task.key), None)

@@ -24,8 +24,8 @@ from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     DesiredReplicas,
     EndCause,
+    PlannedTask,
     Role,
-    Task,
     TaskEnd,
     TaskKey,
     TaskStage,
@@ -48,7 +48,7 @@ GRACE = 3.0
 class Slot:
     """What an agent knows of one task."""
 
-    task: Task
+    task: PlannedTask
     port: int = 0
     process: Process | None = None
     end: TaskEnd | None = None
@@ -83,7 +83,7 @@ class Node:
     def reaches(self, other: Node) -> bool:
         return self is other or not (self.cut or other.cut)
 
-    def order_for(self, task: Task) -> NodeOrder | None:
+    def order_for(self, task: PlannedTask) -> NodeOrder | None:
         """What a process is told: nothing any more once its version is over."""
         order = self.order
         return order if order is not None and order.version == task.version else None
@@ -230,7 +230,7 @@ class Node:
             self.publish()
             self.look()
 
-    def _start(self, slot: Slot, task: Task) -> None:
+    def _start(self, slot: Slot, task: PlannedTask) -> None:
         order = self.order
         assert order is not None
         servers = servers_of(order, task)
@@ -257,7 +257,7 @@ class Node:
             return
         if slot.process is not None:
             slot.process.kill()
-        self.note(f"{slot.task.key} {how.what}")
+        self.note(f"{slot.task.key} {how.exit_text}")
         slot.end = how
         self.world.laws.ended(slot.task, how)
         if self.heard_again:
@@ -271,5 +271,5 @@ class Node:
             self.look()
 
 
-def _assigned(order: NodeOrder, key: TaskKey) -> Task:
+def _assigned(order: NodeOrder, key: TaskKey) -> PlannedTask:
     return next(task for task in order.tasks if task.key == key)

@@ -37,7 +37,7 @@ def simulate(seed: int, tell: Callable[[str], None] | None = None) -> Outcome:
     left = [p.task.key for node in world.living() for p in node.processes()]
     demand(not left, f"seed {seed}: {left and left[0]} lives on when the job is over")
     spent = world.cluster.roles
-    charged = sum(one.failures + one.memory for one in spent)
+    charged = sum(one.failures + one.memory_restarts for one in spent)
     return Outcome(world.plan.phase.value, world.cluster.version, len(world.laws.spared), charged, world.plan.reason)
 
 

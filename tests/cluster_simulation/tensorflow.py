@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulation.timeline import demand
 
-from dlrover_run.policies.parameter_servers.model import EndCause, Role, Task, TaskEnd
+from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd
 
 if TYPE_CHECKING:
     from cluster_simulation.nodes import Node
@@ -37,7 +37,7 @@ class Process:
 
     world: World
     node: Node
-    task: Task
+    task: PlannedTask
     servers: tuple[str, ...]
     address: str
     alive: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dlrover_run.policies.parameter_servers.model import Capacity, EndCause, Role, Stage, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import Capacity, EndCause, PlannedTask, Role, Stage, TaskKey
 
 SPARE = str.__new__(Role, "spare")
 SPARE._name_, SPARE._value_ = "SPARE", "spare"
@@ -54,7 +54,7 @@ def command_line() -> None:
 
 def environment() -> None:
     key = TaskKey(SPARE, 7)
-    task = Task(key=key, rank=1, version=3, node_id="n", incarnation="i", host="h", address="h", port=5)
+    task = PlannedTask(key=key, rank=1, version=3, node_id="n", incarnation="i", host="h", address="h", port=5)
     order = NodeOrder(version=3, servers=("s:1",), chief="c:1", tasks=(task,))
     value = json.loads(tf_config(order, task, sparse=False) or "")
     assert value == {"cluster": {"chief": ["c:1"], "ps": ["s:1"]}, "task": {"type": "spare", "index": 1}}
@@ -94,18 +94,18 @@ def failures() -> None:
     first.end("spare-2", how=KILLED)
     assert first.plan.phase is PlanPhase.TRAINING
     assert first.cluster.role_state(SPARE).given_up
-    assert text.Code.GOES_ON_WITHOUT.within(first.plan.reasons)
+    assert text.ClusterCode.GOES_ON_WITHOUT.within(first.plan.reasons)
     assert first.ids(SPARE) == ["spare-0"], "the other one goes on"
     first.end("chief-0", how=SUCCESS)
     first.end("spare-0", how=SUCCESS)
-    assert text.Code.PURPOSE_FAILED.within(first.plan.reasons)
+    assert text.ClusterCode.PURPOSE_FAILED.within(first.plan.reasons)
 
 
 def texts() -> None:
     train, *_ = text.training(job().cluster)
     assert "2 spares" in train.params["tasks"]
     assert text.replicas(SPARE, 1) == "1 spare"
-    assert text.too_few_tasks(SPARE, 0, 1, 9.0).code == text.Code.TOO_FEW_TASKS.code
+    assert text.too_few_tasks(SPARE, 0, 1, 9.0).code == text.ClusterCode.TOO_FEW_TASKS.code
 
 
 def end() -> None:

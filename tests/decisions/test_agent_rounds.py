@@ -184,7 +184,7 @@ class TestFailures:
         assert len({status.failure for status in told}) == 1
         failure = told[0].failure
         assert failure is not None
-        assert (failure.rank, failure.what, failure.lost_peer) == (2, "raised ValueError: x", False)
+        assert (failure.rank, failure.exit_text, failure.lost_peer) == (2, "raised ValueError: x", False)
         assert failure.trace == "Traceback (most recent call last):\n  File x\nValueError: x"
 
     def test_a_lost_peer_is_told_as_such_until_a_worker_fails_of_itself(self, stage: Path) -> None:

@@ -27,7 +27,7 @@ from dlrover_run.policies.health.model import (
 from dlrover_run.policies.health.round import CHECK_MARGIN, check_status
 from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.policies.health.steps import MAX_REMEMBERED, WITHOUT_CHECK
-from dlrover_run.policies.health.text import Code as HealthCode
+from dlrover_run.policies.health.text import HealthCode
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
 
 TIMEOUT = 40.0

@@ -475,8 +475,8 @@ class TestPlannedChange:
     def test_a_swollen_server_gets_more_memory_before_it_is_killed(self) -> None:
         job = running(ps_memory=100, max_memory=300)
         job.say("ps-0", TaskStage.READY, near_memory_limit=True)
-        assert (job.stage, job.spent(Role.PS).memory) == (Stage.CHANGING, 1)
-        assert [task.memory for task in job.cluster.next_servers] == [200, 100]
+        assert (job.stage, job.spent(Role.PS).memory_restarts) == (Stage.CHANGING, 1)
+        assert [task.memory_mib for task in job.cluster.next_servers] == [200, 100]
 
     def test_a_node_that_leaves_gives_its_server_away_without_a_loss(self) -> None:
         job = apart()
@@ -698,8 +698,8 @@ class TestBudgets:
         for number, memory in ((0, 200), (2, 300)):
             job.end(f"worker-{number}", how=OUT_OF_MEMORY)
             job.obey()
-            assert [task.memory for task in job.cluster.tasks if task.role is Role.WORKER][-1] == memory
-        assert (job.spent(Role.WORKER).memory, job.spent(Role.WORKER).failures) == (2, 0)
+            assert [task.memory_mib for task in job.cluster.tasks if task.role is Role.WORKER][-1] == memory
+        assert (job.spent(Role.WORKER).memory_restarts, job.spent(Role.WORKER).failures) == (2, 0)
         job.end("worker-3", how=OUT_OF_MEMORY)
         assert job.plan.phase is PlanPhase.FAILED
         assert job.plan.reason.endswith("more than 300 MiB are not allowed (--max-memory)")

@@ -34,12 +34,12 @@ from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     DesiredReplicas,
     EndCause,
+    PlannedTask,
     RecoveryHint,
     Role,
     RoleState,
     ScaleAnswer,
     Stage,
-    Task,
     TaskEnd,
     TaskKey,
     TaskStage,
@@ -77,9 +77,9 @@ def key(role: str, number: int) -> TaskKey:
     return TaskKey(Role(role), number)
 
 
-def task(role: str, number: int, rank: int, node: str, **changes: Any) -> Task:
+def task(role: str, number: int, rank: int, node: str, **changes: Any) -> PlannedTask:
     values = {"version": 3, "address": f"{node}.net", "port": 3000 + number, **changes}
-    return Task(key=key(role, number), rank=rank, node_id=node, incarnation="one", host=f"host-{node}", **values)
+    return PlannedTask(key=key(role, number), rank=rank, node_id=node, incarnation="one", host=f"host-{node}", **values)
 
 
 CLUSTER = Cluster(
@@ -394,8 +394,8 @@ def test_of_many_ends_the_longest_are_told_in_few_words() -> None:
     assert second == tasks[1]
     assert first.end is not None
     assert first.end.trace == ""
-    assert first.end.what.startswith("raised ValueError: x")
-    assert len(first.end.what) == 100
+    assert first.end.exit_text.startswith("raised ValueError: x")
+    assert len(first.end.exit_text) == 100
 
 
 # What no node of ours says.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dlrover_run.policies import parameter_servers
-from dlrover_run.policies.parameter_servers.text import Code
+from dlrover_run.policies.parameter_servers.text import ClusterCode
 
 MODULES = sorted(Path(parameter_servers.__path__[0]).glob("*.py"))
 
@@ -25,21 +25,21 @@ def parameters(template: str) -> set[str]:
     return found
 
 
-def codes_in(node: ast.expr) -> list[Code]:
+def codes_in(node: ast.expr) -> list[ClusterCode]:
     """The codes that an expression may come to."""
     if isinstance(node, ast.IfExp):
         return [*codes_in(node.body), *codes_in(node.orelse)]
-    is_code = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Code"
-    return [Code[node.attr]] if is_code and isinstance(node, ast.Attribute) else []
+    is_code = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ClusterCode"
+    return [ClusterCode[node.attr]] if is_code and isinstance(node, ast.Attribute) else []
 
 
 @cache
-def calls() -> list[tuple[Code, set[str | None], str]]:
+def calls() -> list[tuple[ClusterCode, set[str | None], str]]:
     """Every call of a code: the parameters that it gives, and where it stands."""
     return list(_calls())
 
 
-def _calls() -> Iterator[tuple[Code, set[str | None], str]]:
+def _calls() -> Iterator[tuple[ClusterCode, set[str | None], str]]:
     for path in MODULES:
         for function in ast.walk(ast.parse(path.read_text())):
             if not isinstance(function, ast.FunctionDef):
@@ -58,8 +58,8 @@ def _calls() -> Iterator[tuple[Code, set[str | None], str]]:
                         yield code, {keyword.arg for keyword in node.keywords}, f"{path.name}:{node.lineno}"
 
 
-@pytest.mark.parametrize("code", Code)
-def test_a_code_is_called_with_the_parameters_of_its_template(code: Code) -> None:
+@pytest.mark.parametrize("code", ClusterCode)
+def test_a_code_is_called_with_the_parameters_of_its_template(code: ClusterCode) -> None:
     places = [(given, place) for called, given, place in calls() if called is code]
     assert places, "no decision reports it"
     for given, place in places:
@@ -69,11 +69,11 @@ def test_a_code_is_called_with_the_parameters_of_its_template(code: Code) -> Non
 @pytest.mark.parametrize(
     ("code", "parameters", "text"),
     [
-        (Code.NODES_HERE, {"number": 1}, "1 node is here"),
-        (Code.NODES_HERE, {"number": 0}, "0 nodes are here"),
-        (Code.RESTARTS_USED, {"most": 1, "whose": "workers"}, "the one restart of workers was used"),
-        (Code.RESTARTS_USED, {"most": 3, "whose": "workers"}, "all 3 restarts of workers were used"),
+        (ClusterCode.NODES_HERE, {"number": 1}, "1 node is here"),
+        (ClusterCode.NODES_HERE, {"number": 0}, "0 nodes are here"),
+        (ClusterCode.RESTARTS_USED, {"most": 1, "whose": "workers"}, "the one restart of workers was used"),
+        (ClusterCode.RESTARTS_USED, {"most": 3, "whose": "workers"}, "all 3 restarts of workers were used"),
     ],
 )
-def test_a_number_chooses_the_words(code: Code, parameters: dict[str, object], text: str) -> None:
+def test_a_number_chooses_the_words(code: ClusterCode, parameters: dict[str, object], text: str) -> None:
     assert str(code(**parameters)) == text

@@ -25,7 +25,7 @@ from scripted_agent import FINISHED, Play, Played, gathering, over, seat, traini
 
 from dlrover_run import exit_codes
 from dlrover_run.agent import health_check, node_problems, torch_adapter
-from dlrover_run.agent.check_workers import link_orders
+from dlrover_run.agent.check_workers import link_requests
 from dlrover_run.agent.health_check import HealthCheckRunner
 from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.slow_devices import find_slow
@@ -259,13 +259,13 @@ class TestTasks:
 
     def test_the_order_of_the_ends_gives_ranks_and_the_host(self) -> None:
         name = {"do": "link", "name": "1/4/1/2-5", "address": "10.0.0.2", "port": 1111, "world": 4, "timeout": 6.0}
-        own = link_orders(key(4, 1), (SELF, PEER), 2, 6.0)
+        own = link_requests(key(4, 1), (SELF, PEER), 2, 6.0)
         assert own == [{**name, "host": True, "rank": 0}]
-        other = link_orders(key(4, 1), (SELF, PEER), 5, 6.0)
+        other = link_requests(key(4, 1), (SELF, PEER), 5, 6.0)
         assert other == [{**name, "host": False, "rank": rank} for rank in (1, 2, 3)]
 
     def test_a_link_within_a_node_has_its_own_ranks_alone(self) -> None:
-        orders = link_orders(key(1), (PEER,), 5, 6.0)
+        orders = link_requests(key(1), (PEER,), 5, 6.0)
         assert [(order["rank"], order["host"], order["world"]) for order in orders] == [
             (0, True, 3),
             (1, False, 3),

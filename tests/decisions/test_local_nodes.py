@@ -19,12 +19,12 @@ from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.launch_request import command
 from dlrover_run.local_cluster.nodes import decode, end_of, environment_of, spec_of
-from dlrover_run.local_cluster.supervision import EndKind, Node, job_result
+from dlrover_run.local_cluster.supervision import EndKind, LocalNode, job_result
 from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, LogSpec, MasterSpec
 
 JOB = JobSpec(Entrypoint("script", "train.py"), "run", local=LocalSpec(2, 3), exit_codes="torchrun")
 MASTER = MasterSpec("127.0.0.1", 1234, token="hush")
-REPLACEMENT = Node(number=4, place=1)
+REPLACEMENT = LocalNode(number=4, place=1)
 
 
 def worker_end(rank: int, code: int) -> WorkerExit:

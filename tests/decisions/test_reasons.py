@@ -17,8 +17,8 @@ from dlrover_run.coordination.reasons import (
     sentences,
     shown_names,
 )
-from dlrover_run.policies.health.text import Code as HealthCode
-from dlrover_run.policies.parameter_servers.text import Code as ClusterCode
+from dlrover_run.policies.health.text import HealthCode
+from dlrover_run.policies.parameter_servers.text import ClusterCode
 
 TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ((Code.NODES_HERE(number=2),), "2 nodes are here"),

@@ -240,7 +240,7 @@ def test_a_job_that_cannot_have_the_servers_of_the_checkpoint_ends_and_names_the
     plan = refusing(begun(node, 2), node, **bounds(number, number, parts=5, refused=2))
     assert plan.phase is PlanPhase.FAILED
     assert plan.failure is not None
-    assert "5 parts of the table 'users'" in plan.failure.what
+    assert "5 parts of the table 'users'" in plan.failure.exit_text
     assert remedy in plan.reason
 
 

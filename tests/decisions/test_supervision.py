@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from dlrover_run import exit_codes
 from dlrover_run.local_cluster.supervision import (
-    Cluster,
     EndKind,
-    Node,
+    LocalCluster,
+    LocalNode,
     NodeEnd,
-    Step,
+    Transition,
     begin,
     cannot_start,
     exit_code,
@@ -34,8 +34,8 @@ class History:
     """A cluster with all that has been done about it."""
 
     local: LocalSpec
-    cluster: Cluster
-    steps: list[Step]
+    cluster: LocalCluster
+    steps: list[Transition]
     settled: list[bool] = field(default_factory=list)
 
     @classmethod
@@ -43,26 +43,26 @@ class History:
         first = begin(local)
         return cls(local, first.cluster, [first], [False])
 
-    def follow(self, step: Step) -> Step:
+    def follow(self, step: Transition) -> Transition:
         self.settled.append(self.cluster.settled)
         self.steps.append(step)
         self.cluster = step.cluster
         return step
 
-    def end(self, number: int, kind: EndKind = EndKind.DIED, code: int = 137, clause: str = "ended") -> Step:
+    def end(self, number: int, kind: EndKind = EndKind.DIED, code: int = 137, clause: str = "ended") -> Transition:
         return self.follow(node_ended(self.cluster, NodeEnd(number, kind, code, clause)))
 
-    def refuse(self, node: Node) -> Step:
+    def refuse(self, node: LocalNode) -> Transition:
         return self.follow(cannot_start(self.cluster, node, "no memory is left."))
 
-    def join(self) -> Step:
+    def join(self) -> Transition:
         return self.follow(join(self.cluster))
 
-    def stop(self, number: signal.Signals = signal.SIGINT) -> Step:
+    def stop(self, number: signal.Signals = signal.SIGINT) -> Transition:
         return self.follow(stop(self.cluster, number))
 
     @property
-    def started(self) -> list[Node]:
+    def started(self) -> list[LocalNode]:
         return [node for step in self.steps for node in step.start]
 
 
@@ -85,7 +85,7 @@ def histories(draw: st.DrawFn) -> History:
     return history
 
 
-def possible_steps(history: History) -> list[Step]:
+def possible_steps(history: History) -> list[Transition]:
     """Whatever could happen next."""
     cluster = history.cluster
     ends = [NodeEnd(number, kind, 1, "ended") for number in range(cluster.numbers) for kind in EndKind]
@@ -142,8 +142,8 @@ def test_others_are_awaited_once_and_only_while_there_are_any(history: History) 
 def test_the_end_of_a_node_that_does_not_run_changes_nothing(history: History, kind: EndKind) -> None:
     running = {node.number for node in history.cluster.running}
     for node in [node for node in history.started if node.number not in running]:
-        assert node_ended(history.cluster, NodeEnd(node.number, kind, 1, "ended")) == Step(history.cluster)
-        assert cannot_start(history.cluster, node, "it") == Step(history.cluster)
+        assert node_ended(history.cluster, NodeEnd(node.number, kind, 1, "ended")) == Transition(history.cluster)
+        assert cannot_start(history.cluster, node, "it") == Transition(history.cluster)
 
 
 @given(histories())
@@ -165,7 +165,7 @@ def test_what_is_said_is_a_clause_on_one_line_and_names_who_starts(history: Hist
 
 def test_the_first_nodes_start_at_once_in_their_places() -> None:
     step = begin(LocalSpec(3, 5))
-    assert step.start == step.cluster.running == (Node(0, 0), Node(1, 1), Node(2, 2))
+    assert step.start == step.cluster.running == (LocalNode(0, 0), LocalNode(1, 1), LocalNode(2, 2))
     assert step.lines == ("3 nodes on this machine, and 2 more later",)
     assert begin(LocalSpec(1, 1)).lines == ("1 node on this machine",)
 
@@ -174,9 +174,9 @@ def test_the_first_nodes_start_at_once_in_their_places() -> None:
 def test_a_node_that_was_lost_is_replaced_in_its_place_while_restarts_are_left(kind: EndKind) -> None:
     history = History.of(LocalSpec(4, 4, restarts=2))
     step = history.end(1, kind, clause="was killed by SIGKILL")
-    assert step.start == (Node(4, 1),)
+    assert step.start == (LocalNode(4, 1),)
     assert step.lines == ("node 1 was killed by SIGKILL; node 4 takes its place (1 of 2 node restarts)",)
-    assert history.end(4, kind).start == (Node(5, 1),)
+    assert history.end(4, kind).start == (LocalNode(5, 1),)
     step = history.end(2, kind, clause="was excluded by the node check (exit code 73)")
     assert (step.start, step.end_others) == ((), False)
     assert step.lines == (
@@ -198,11 +198,11 @@ def test_without_restarts_the_last_node_to_go_leaves_none() -> None:
 def test_nodes_join_one_at_a_time_with_numbers_of_their_own() -> None:
     history = History.of(LocalSpec(2, 4))
     history.end(0)
-    assert history.join().start == (Node(3, 2),)
+    assert history.join().start == (LocalNode(3, 2),)
     step = history.join()
-    assert (step.start, step.lines) == ((Node(4, 3),), ("node 4 joins",))
+    assert (step.start, step.lines) == ((LocalNode(4, 3),), ("node 4 joins",))
     assert not history.cluster.more_to_come
-    assert history.join() == Step(history.cluster)
+    assert history.join() == Transition(history.cluster)
 
 
 def test_the_others_of_a_job_that_is_done_are_awaited_and_not_replaced() -> None:
@@ -227,7 +227,7 @@ def test_the_first_failure_of_the_job_is_its_code() -> None:
     assert (history.cluster.over, exit_code(history.cluster)) == (True, 7)
 
 
-Event = Callable[[History], Step]
+Event = Callable[[History], Transition]
 
 
 def ended(number: int, kind: EndKind, code: int) -> Event:
@@ -280,7 +280,7 @@ def test_who_was_told_to_go_is_not_replaced_and_not_reported() -> None:
 
 def test_a_job_one_of_whose_first_nodes_cannot_be_started_has_failed() -> None:
     history = History.of(LocalSpec(2, 3))
-    step = history.refuse(Node(1, 1))
+    step = history.refuse(LocalNode(1, 1))
     assert step.lines == ("node 1 could not be started: no memory is left, so the job has failed",)
     assert (step.end_others, history.join().start) == (True, ())
     history.end(0, EndKind.LEFT, 143)
@@ -293,7 +293,7 @@ def test_a_job_goes_on_without_a_further_node_that_cannot_be_started() -> None:
     step = history.refuse(newcomer)
     assert (step.start, step.end_others) == ((), False)
     assert step.lines == ("node 2 could not be started: no memory is left, so the others go on without it",)
-    assert history.join().start == (Node(3, 2),)
+    assert history.join().start == (LocalNode(3, 2),)
     assert not history.cluster.settled
 
 

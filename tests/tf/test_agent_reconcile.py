@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, Stop, StopMode, WaitForPeers, reconcile
-from dlrover_run.policies.parameter_servers.model import Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.agent.desired import LocalTask, desired_tasks, task_states
 from tf_ps_runner.tf_config import tf_config
@@ -18,8 +18,8 @@ SERVERS = ("h:20", "h:21")
 NEXT = ("h:30",)
 
 
-def task(role: Role, number: int = 0, rank: int = 0, version: int = 1, port: int = 1) -> Task:
-    return Task(
+def task(role: Role, number: int = 0, rank: int = 0, version: int = 1, port: int = 1) -> PlannedTask:
+    return PlannedTask(
         key=TaskKey(role, number),
         rank=rank,
         version=version,
@@ -31,11 +31,11 @@ def task(role: Role, number: int = 0, rank: int = 0, version: int = 1, port: int
     )
 
 
-def running(one: Task, servers: tuple[str, ...] = SERVERS, **state: Any) -> LocalTask:
+def running(one: PlannedTask, servers: tuple[str, ...] = SERVERS, **state: Any) -> LocalTask:
     return known_of(one, servers, live=True, **state)
 
 
-def known_of(one: Task, servers: tuple[str, ...] = (), **state: Any) -> LocalTask:
+def known_of(one: PlannedTask, servers: tuple[str, ...] = (), **state: Any) -> LocalTask:
     return LocalTask(one.key, one.rank, one.version, servers, **state)
 
 
@@ -222,7 +222,7 @@ def test_whatever_the_situation_each_step_can_be_carried_out(
             assert key not in wanted or (one is not None and (one.rank, one.version) != _place(wanted[key]))
 
 
-def _place(one: Task) -> tuple[int, int]:
+def _place(one: PlannedTask) -> tuple[int, int]:
     return one.rank, one.version
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dlrover_run.failures import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.parameter_servers.model import EndCause, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskKey
 from tf_ps_runner.agent.exits import (
     REPEATED_BEFORE_STEP,
     REPEATED_WITHIN,
@@ -55,7 +55,7 @@ def test_code_75_is_a_change_of_membership() -> None:
 
 def test_what_was_given_up_is_silent_whatever_its_code() -> None:
     told = classify_exit(ExitInfo(Role.PS, end(-9), 9.0, hung="lives, and does not answer any more"))
-    assert (told.cause, told.what) == (EndCause.SILENT, "lives, and does not answer any more")
+    assert (told.cause, told.exit_text) == (EndCause.SILENT, "lives, and does not answer any more")
 
 
 def test_the_reported_and_the_observed_exit_both_have_the_cause_of_an_out_of_memory_kill() -> None:
@@ -71,7 +71,7 @@ def test_the_reported_and_the_observed_exit_both_have_the_cause_of_an_out_of_mem
         assigned=SimpleNamespace(rank=0, role=Role.WORKER, key=TaskKey(Role.WORKER, 0)),
         key=TaskKey(Role.WORKER, 0),
         output=Output(),
-        memory=SimpleNamespace(explain_oom_kill=lambda code: "it used more than its memory limit of 4Gi"),
+        enforcer=SimpleNamespace(explain_oom_kill=lambda code: "it used more than its memory limit of 4Gi"),
         hung=None,
         started_at=0.0,
         leaving=False,
@@ -84,7 +84,7 @@ def test_the_reported_and_the_observed_exit_both_have_the_cause_of_an_out_of_mem
     ((_, observed),) = classifier.ends
     assert reported.cause is EndCause.MEMORY
     assert observed.oom_kill == "it used more than its memory limit of 4Gi"
-    assert reported.what == describe_exit(observed)
+    assert reported.exit_text == describe_exit(observed)
 
 
 def test_a_task_that_the_launcher_stopped_costs_nothing() -> None:
@@ -99,7 +99,7 @@ def test_all_else_is_a_failure(code: int) -> None:
 
 def test_a_failure_has_the_traceback() -> None:
     told = classify_exit(ExitInfo(Role.WORKER, end(1, trace("ValueError: x")), 9.0))
-    assert told.what == "raised ValueError: x"
+    assert told.exit_text == "raised ValueError: x"
     assert told.trace.endswith("ValueError: x")
 
 
@@ -143,7 +143,7 @@ def test_two_exceptions_are_the_same_but_for_what_is_of_one_process_alone(words:
 
 def test_a_task_that_tells_of_no_step_is_given_no_longer_for_the_same_exception() -> None:
     def hosted(role: Role) -> TaskProcess:
-        task = Task(key=TaskKey(role, 0), rank=0, version=1, node_id="node", incarnation="it", host="box")
+        task = PlannedTask(key=TaskKey(role, 0), rank=0, version=1, node_id="node", incarnation="it", host="box")
         return TaskProcess(task, 1, lambda: None)
 
     async def look() -> None:

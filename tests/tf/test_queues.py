@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlrover_run.policies.parameter_servers.model import Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.agent import queue_server
 from tf_ps_runner.agent.channel import TaskChannel
@@ -160,7 +160,9 @@ def order(version: int, *tasks: TaskKey, queue_endpoint: str = "", queue_key: st
     """An order to run these."""
     return NodeOrder(
         version=version,
-        tasks=tuple(Task(key=key, rank=0, version=version, node_id="n", incarnation="i", host="h") for key in tasks),
+        tasks=tuple(
+            PlannedTask(key=key, rank=0, version=version, node_id="n", incarnation="i", host="h") for key in tasks
+        ),
         queue_endpoint=queue_endpoint,
         queue_key=queue_key,
     )

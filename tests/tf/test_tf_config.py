@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from interpreters import python_221
 
-from dlrover_run.policies.parameter_servers.model import Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.tf_config import task_variables, tf_config
 
@@ -17,8 +17,8 @@ SERVERS = ("h1:21", "h2:22")
 ORDER = NodeOrder(version=3, servers=SERVERS, chief="h0:10", workers=("h3:31", "h4:32"), next_servers=("h1:41",))
 
 
-def task(role: Role, rank: int = 0, version: int = 3, host: str = "h4", port: int = 32) -> Task:
-    return Task(
+def task(role: Role, rank: int = 0, version: int = 3, host: str = "h4", port: int = 32) -> PlannedTask:
+    return PlannedTask(
         key=TaskKey(role, rank + 7),
         rank=rank,
         version=version,
@@ -30,7 +30,7 @@ def task(role: Role, rank: int = 0, version: int = 3, host: str = "h4", port: in
     )
 
 
-def config(order: NodeOrder, wanted: Task, sparse: bool = False, gaps: bool = False) -> object:
+def config(order: NodeOrder, wanted: PlannedTask, sparse: bool = False, gaps: bool = False) -> object:
     text = tf_config(order, wanted, sparse, gaps)
     return None if text is None else json.loads(text)
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from dlrover_run.policies.parameter_servers.model import TaskKey
 from tf_ps_runner.agent import protocol
-from tf_ps_runner.agent.connection import Connection
+from tf_ps_runner.agent.connection import LineConnection
 from tf_ps_runner.agent.protocol import Answer, Disconnected, Note, OrderMessage, ProcessHello, Request, TaskEvent
 
 HELLO_TIMEOUT = 10.0
@@ -64,11 +64,11 @@ class TaskChannel:
         self._listener: socket.socket | None = None
         self._tasks: dict[str, TaskKey] = {}
         self._tokens: dict[TaskKey, str] = {}
-        self._connections: dict[TaskKey, Connection] = {}
-        self._task_of: dict[Connection, TaskKey] = {}
-        self._pending: dict[Connection, int] = {}
-        self._malformed: set[Connection] = set()
-        self._unauthenticated: dict[Connection, asyncio.TimerHandle] = {}
+        self._connections: dict[TaskKey, LineConnection] = {}
+        self._task_of: dict[LineConnection, TaskKey] = {}
+        self._pending: dict[LineConnection, int] = {}
+        self._malformed: set[LineConnection] = set()
+        self._unauthenticated: dict[LineConnection, asyncio.TimerHandle] = {}
         self._orders: dict[TaskKey, OrderMessage] = {}
         self._pause: asyncio.TimerHandle | None = None
         # An abstract name: reachable on this machine only, and nothing of it is left when this process ends.
@@ -150,7 +150,7 @@ class TaskChannel:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _on_connect(self, accepted: socket.socket) -> None:
-        connection = Connection(accepted, self._on_line, self._end)
+        connection = LineConnection(accepted, self._on_line, self._end)
         if connection.other_user:
             connection.close()
             return
@@ -162,21 +162,21 @@ class TaskChannel:
                 oldest.close()
         self._unauthenticated[connection] = self._loop.call_later(HELLO_TIMEOUT, connection.close)
 
-    def _on_line(self, connection: Connection, line: bytes) -> None:
+    def _on_line(self, connection: LineConnection, line: bytes) -> None:
         task = self._task_of.get(connection)
         try:
-            said = protocol.read_line(line)
+            message = protocol.read_line(line)
         except protocol.ProtocolError as bad:
             self._on_malformed(connection, task, bad)
             return
         if task is None:
-            self._authenticate(connection, said)
-        elif isinstance(said, tuple):
-            self._on_request(connection, task, *said)
-        elif not isinstance(said, ProcessHello):
-            self._on_event(task, protocol.sanitize(said))
+            self._authenticate(connection, message)
+        elif isinstance(message, tuple):
+            self._on_request(connection, task, *message)
+        elif not isinstance(message, ProcessHello):
+            self._on_event(task, protocol.sanitize(message))
 
-    def _on_malformed(self, connection: Connection, task: TaskKey | None, bad: protocol.ProtocolError) -> None:
+    def _on_malformed(self, connection: LineConnection, task: TaskKey | None, bad: protocol.ProtocolError) -> None:
         if task is None:
             connection.close()
         elif bad.request is not None:
@@ -187,8 +187,8 @@ class TaskChannel:
             self._malformed.add(connection)
             self._on_event(task, Note(f"said what its agent does not understand: {bad}"))
 
-    def _authenticate(self, connection: Connection, said: protocol.TaskMessage | tuple[int, Request]) -> None:
-        task = self._tasks.get(said.token) if isinstance(said, ProcessHello) else None
+    def _authenticate(self, connection: LineConnection, message: protocol.TaskMessage | tuple[int, Request]) -> None:
+        task = self._tasks.get(message.token) if isinstance(message, ProcessHello) else None
         before = self._connections.get(task) if task is not None else None
         if task is None or (before is not None and before.pid != connection.pid):
             connection.close()
@@ -204,23 +204,23 @@ class TaskChannel:
         if order is not None:
             connection.send_line(protocol.order_line(order))
 
-    def _on_request(self, connection: Connection, task: TaskKey, number: int, ask: Request) -> None:
-        asked = self._pending[connection]
+    def _on_request(self, connection: LineConnection, task: TaskKey, number: int, ask: Request) -> None:
+        pending = self._pending[connection]
         if self._handler is None:
             connection.answer(protocol.answer_line(number, Answer(error="this job has no queues")))
-        elif asked >= MAX_PENDING_REQUESTS:
+        elif pending >= MAX_PENDING_REQUESTS:
             connection.close()
         else:
-            self._pending[connection] = asked + 1
+            self._pending[connection] = pending + 1
             self._handler.ask(task, ask, partial(self._reply, connection, number))
 
-    def _reply(self, connection: Connection, number: int, answer: Answer) -> None:
+    def _reply(self, connection: LineConnection, number: int, answer: Answer) -> None:
         # A connection that is not known any more has no reader.
         if connection in self._task_of:
             self._pending[connection] -= 1
             connection.answer(protocol.answer_line(number, answer))
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: LineConnection) -> None:
         timer = self._unauthenticated.pop(connection, None)
         if timer is not None:
             timer.cancel()

@@ -32,15 +32,15 @@ it writes on."""
 _PEER = struct.Struct("3i")
 
 
-class Connection:
+class LineConnection:
     """A connection that was accepted. `on_line` is called with each line, without its newline; `on_end` is called once,
     when no more lines will follow, also after `close`. Nothing is called from within this constructor."""
 
     def __init__(
         self,
         accepted: socket.socket,
-        on_line: Callable[[Connection, bytes], None],
-        ended: Callable[[Connection], None],
+        on_line: Callable[[LineConnection, bytes], None],
+        ended: Callable[[LineConnection], None],
     ) -> None:
         self._socket = accepted
         self._on_line = on_line

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlrover_run.agent.reconcile import DesiredTask, Readiness, StopMode, TaskState
-from dlrover_run.policies.parameter_servers.model import Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import PlannedTask, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.rules import ROLES, Loss
 from tf_ps_runner.tf_config import servers_of, tf_config
@@ -51,7 +51,7 @@ def task_states(order: NodeOrder, here: Iterable[LocalTask]) -> tuple[TaskState[
     return tuple(_state(order, one, wanted.get(one.key)) for one in here)
 
 
-def _state(order: NodeOrder, one: LocalTask, task: Task | None) -> TaskState[TaskKey]:
+def _state(order: NodeOrder, one: LocalTask, task: PlannedTask | None) -> TaskState[TaskKey]:
     # A coordinator that knew nothing of the first task may have used its name again, for another rank or version; or
     # the servers have changed, and the process still has the old ones. Servers that are not all known say nothing.
     servers = _known_servers(order, task) if task is not None else ()
@@ -71,13 +71,13 @@ def _state(order: NodeOrder, one: LocalTask, task: Task | None) -> TaskState[Tas
     )
 
 
-def _known_servers(order: NodeOrder, task: Task) -> tuple[str, ...]:
+def _known_servers(order: NodeOrder, task: PlannedTask) -> tuple[str, ...]:
     """The servers that a task needs; empty if they are not all known, or if it is not bound to them."""
     servers = () if ROLES[task.role].outlives_versions else servers_of(order, task)
     return servers if all(servers) else ()
 
 
-def _readiness(order: NodeOrder, task: Task, sparse: bool, waited: bool) -> Readiness:
+def _readiness(order: NodeOrder, task: PlannedTask, sparse: bool, waited: bool) -> Readiness:
     if tf_config(order, task, sparse, gaps=waited) is not None:
         return Readiness.READY
     if not waited and tf_config(order, task, sparse, gaps=True) is not None:

@@ -32,12 +32,12 @@ class ExitClassifier:
 
     async def classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> TaskEnd:
         """How a task has ended whose process has, once the end of its output is known."""
-        assigned, output, memory = task.assigned, task.output, task.memory
+        assigned, output, enforcer = task.assigned, task.output, task.enforcer
         assert process.code is not None, "it has ended"
         assert output is not None, "it was given with the process"
-        assert memory is not None, "it was given with the process"
+        assert enforcer is not None, "it was given with the process"
         stopped = process.stopped_with if not task.hung else None
-        oom_kill = memory.explain_oom_kill(process.code) if stopped is None and not task.hung else None
+        oom_kill = enforcer.explain_oom_kill(process.code) if stopped is None and not task.hung else None
         text = await output.stderr_tail_of(self._relay)
         output.forget(self._relay)
         end = WorkerExit(

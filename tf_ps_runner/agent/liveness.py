@@ -145,10 +145,10 @@ class ServerMonitor:
             await asyncio.wait(watches)
 
     def _beat(self) -> None:
-        self._note_lateness()
+        self._note_stall()
         self._beating = self._loop.call_at(self._stalls.next_check, self._beat)
 
-    def _note_lateness(self) -> None:
+    def _note_stall(self) -> None:
         self._late += self._stalls.stalled_for(time.monotonic())
 
     async def _watch(self, server: TaskKey, address: str, port: int) -> None:
@@ -166,7 +166,7 @@ class ServerMonitor:
             while liveness.state is not ProbeState.UNRESPONSIVE:
                 before, begun, late = liveness.state, time.monotonic(), self._late
                 error = await self._ask(call)
-                self._note_lateness()
+                self._note_stall()
                 took = time.monotonic() - begun
                 if error is None:
                     liveness.record_answer()

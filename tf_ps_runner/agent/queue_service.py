@@ -19,7 +19,7 @@ _OVER = Answer(over=True)
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _PendingTake:
     task: TaskKey
     take: Take
     reply: Reply
@@ -32,23 +32,23 @@ class QueueService:
     def __init__(self) -> None:
         self._queues: ShardQueues[TaskKey] = ShardQueues()
         # In the order in which they came, for each name of a queue.
-        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._waiting: dict[str, deque[_PendingTake]] = {}
 
     def ask(self, task: TaskKey, ask: Request, reply: Reply) -> None:
         """Answer a request; `reply` is called once, unless `gone` comes before."""
         try:
             if isinstance(ask, Take):
-                self._take(_Waiting(task, ask, reply))
+                self._take(_PendingTake(task, ask, reply))
             elif isinstance(ask, Used):
                 self._queues.use(task, ask.queue, ask.shard, ask.next)
                 reply(_DONE)
-                self._settle()
+                self._answer_waiting()
             elif isinstance(ask, Snapshot):
                 reply(Answer(state=self._queues.snapshot()))
             elif isinstance(ask, Rollback):
                 self._queues.roll_back(ask.state)
                 reply(_DONE)
-                self._settle()
+                self._answer_waiting()
         except QueueError as error:
             reply(Answer(error=str(error), lost=error.lost))
         except StateError as error:
@@ -59,7 +59,7 @@ class QueueService:
         for name, waiting in self._waiting.items():
             self._waiting[name] = deque(each for each in waiting if each.task != task)
         self._queues.give_back(task)
-        self._settle()
+        self._answer_waiting()
 
     def reset(self) -> None:
         """All servers and tasks are new. Until a chief says which state belongs to its model, everything counts as
@@ -67,7 +67,7 @@ class QueueService:
         self._waiting.clear()
         self._queues.roll_back(None)
 
-    def _take(self, waiting: _Waiting) -> None:
+    def _take(self, waiting: _PendingTake) -> None:
         part = self._queues.take(waiting.task, waiting.take.queue, waiting.take.spec)
         if part is None:
             self._waiting.setdefault(waiting.take.queue, deque()).append(waiting)
@@ -75,7 +75,7 @@ class QueueService:
         else:
             waiting.reply(Answer(shard=part.number, begin=part.begin, end=part.end, epoch=part.epoch))
 
-    def _settle(self) -> None:
+    def _answer_waiting(self) -> None:
         """Give waiting tasks what there is now."""
         for name in list(self._waiting):
             self._give(name)

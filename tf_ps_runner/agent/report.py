@@ -10,7 +10,7 @@ from dlrover_run.coordination.reasons import Reasons, new_reasons, render, sente
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.orders import SHORT_END, NodeOrder
-from dlrover_run.policies.parameter_servers.text import Code
+from dlrover_run.policies.parameter_servers.text import ClusterCode
 from tf_ps_runner.agent.protocol import Note, Restored, Saved, printable
 
 
@@ -34,31 +34,31 @@ def _own_root(ends: Sequence[tuple[TaskEnd, WorkerExit]], failure: Failure | Non
         return None
     for reported, end in reversed(ends):
         # A coordinator that recovered from short reports knows only those.
-        if end.rank == failure.rank and failure.what in (reported.what, reported.what[:SHORT_END]):
+        if end.rank == failure.rank and failure.exit_text in (reported.exit_text, reported.exit_text[:SHORT_END]):
             return end
     return None
 
 
 def _why_over(wanted: Assignment, root: WorkerExit | None) -> str:
     """The last of the coordinator's sentences, without the end of the task that the report describes itself."""
-    shown_already = (Code.LOST.code, Code.MORE_LOST.code) if root is not None else ()
+    shown_already = (ClusterCode.LOST.code, ClusterCode.MORE_LOST.code) if root is not None else ()
     return render([one for last in sentences(wanted.reasons)[-1:] for one in last if one.code not in shown_already])
 
 
 def _warning(wanted: Assignment) -> str | None:
     if wanted.phase is not PlanPhase.FINISHED:
         return None
-    failed = [render((reason,)) for reason in wanted.reasons if reason.code == Code.PURPOSE_FAILED.code]
+    failed = [render((reason,)) for reason in wanted.reasons if reason.code == ClusterCode.PURPOSE_FAILED.code]
     return f"warning: {'; '.join(failed)}" if failed else None
 
 
 class EventPrinter:
-    """Prints a line for each event of this node's tasks and of the cluster, with `say`."""
+    """Prints a line for each event of this node's tasks and of the cluster, with `log`."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
         self._reasons: Reasons = ()
-        self._told_watch = False
+        self._logged_watch = False
         self._order: NodeOrder | None = None
 
     def follow(self, wanted: Assignment) -> None:
@@ -69,13 +69,13 @@ class EventPrinter:
         self._order = order
         before, self._reasons = self._reasons, wanted.reasons
         if self._reasons != before:
-            self._say(render(new_reasons(before, self._reasons)))
+            self._log(render(new_reasons(before, self._reasons)))
 
     def memory_limited(self, kept_by: str) -> None:
         """A task has a memory limit that is enforced in this way."""
-        if kept_by == "watch" and not self._told_watch:
-            self._told_watch = True
-            self._say(
+        if kept_by == "watch" and not self._logged_watch:
+            self._logged_watch = True
+            self._log(
                 "warning: no control group can be made here, so processes are looked at for their memory, and a fast "
                 "one takes more than its limit before it is killed"
             )
@@ -83,7 +83,7 @@ class EventPrinter:
     def task_ended(self, key: TaskKey, end: TaskEnd, step: int) -> None:
         """A process has ended; `step` is its last known step, -1 if it reported none."""
         if key.role is Role.CHIEF and end.cause is EndCause.SUCCESS and step < 0:
-            self._say(
+            self._log(
                 f"warning: {key} has succeeded without a session in the cluster: does the script read TF_CONFIG? One "
                 "that does not trains alone in each of its processes"
             )
@@ -91,14 +91,14 @@ class EventPrinter:
     def task_message(self, key: TaskKey, event: Note | Restored | Saved) -> None:
         """A process has sent a message for the user."""
         if isinstance(event, Note):
-            self._say(f"{key}: {printable(event.text)}")
+            self._log(f"{key}: {printable(event.text)}")
         elif isinstance(event, Saved):
             if self._order is not None and self._order.save:
-                self._say(f"{key} has saved step {event.step}: {printable(event.path)}")
+                self._log(f"{key} has saved step {event.step}: {printable(event.path)}")
         else:
             for sentence in event.skipped:
-                self._say(f"{key}: {printable(sentence)}")
-            self._say(f"{key}: {_model(event)}")
+                self._log(f"{key}: {printable(sentence)}")
+            self._log(f"{key}: {_model(event)}")
 
 
 def _model(event: Restored) -> str:

@@ -11,7 +11,7 @@ from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, StopMode, WaitForPeers
 from dlrover_run.agent.starter import Starter
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.parameter_servers.model import Role, Task, TaskEnd, TaskKey, TaskStatus
+from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskEnd, TaskKey, TaskStatus
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.supervisor.ports import PortPool
@@ -195,7 +195,7 @@ class TaskSupervisor:
             seconds = self._spec.hang_timeout
             task.later("hang", seconds, lambda: self._kill_hung(task, f"has made no step for {seconds:g} s"))
 
-    def _reserve_port(self, assigned: Task) -> None:
+    def _reserve_port(self, assigned: PlannedTask) -> None:
         in_use = {task.port for task in self._tasks.values() if task.live or not task.over}
         port = self._ports.take((assigned.role, assigned.rank), in_use)
         self._tasks[assigned.key] = TaskProcess(assigned, port, self._wake)
@@ -205,7 +205,7 @@ class TaskSupervisor:
         task.waited = True
         self._wake()
 
-    def _begin_start(self, task: TaskProcess, order: NodeOrder, assigned: Task) -> None:
+    def _begin_start(self, task: TaskProcess, order: NodeOrder, assigned: PlannedTask) -> None:
         task.cancel("peers")
         task.take(assigned)
         task.servers = servers_of(order, assigned)
@@ -224,12 +224,12 @@ class TaskSupervisor:
             # One at a time: a process that is being forked is a child of the agent before its pid is known.
             async with self._turn:
                 own = {task_start.AGENT: self._channel.address, task_start.TOKEN: self._channel.expect(task.key)}
-                start, task.output, task.memory = self._start_builder.build(task.assigned, {**variables, **own})
+                start, task.output, task.enforcer = self._start_builder.build(task.assigned, {**variables, **own})
                 with self._orphans.paused():
                     pid = await self._starter.start(start)
                     task.run(pid, start, self._on_exit, self._report_stuck)
-                    assert task.memory is not None, "it was built with the start"
-                    task.memory.place(pid)
+                    assert task.enforcer is not None, "it was built with the start"
+                    task.enforcer.place(pid)
         except asyncio.CancelledError:
             self._abandon(task)
             raise
@@ -249,7 +249,7 @@ class TaskSupervisor:
             self._probe.watch(task.key, task.port)
         self._starter.import_later()
         self._channel.send_order(task.key, task.message(order))
-        if task.assigned.memory:
+        if task.assigned.memory_mib:
             self._check_memory(task)
         self._wake()
 
@@ -262,9 +262,9 @@ class TaskSupervisor:
         task.dying = task.ending = False
 
     def _check_memory(self, task: TaskProcess) -> None:
-        if task.memory is None:
+        if task.enforcer is None:
             return
-        near_memory_limit = task.memory.near_memory_limit
+        near_memory_limit = task.enforcer.near_memory_limit
         if near_memory_limit and not task.near_memory_limit:
             task.near_memory_limit = True
             self._wake()
@@ -319,5 +319,5 @@ class TaskSupervisor:
         self._wake()
 
 
-def _assigned(order: NodeOrder, key: TaskKey) -> Task:
+def _assigned(order: NodeOrder, key: TaskKey) -> PlannedTask:
     return next(task for task in order.tasks if task.key == key)

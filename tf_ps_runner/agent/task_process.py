@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from dlrover_run.agent.reconcile import StopMode
 from dlrover_run.policies.parameter_servers.model import (
+    PlannedTask,
     Role,
     ServerBounds,
-    Task,
     TaskEnd,
     TaskKey,
     TaskStage,
@@ -34,7 +34,7 @@ session of TensorFlow's usual kind reports nothing, and does not wait at the gat
 class TaskProcess:
     """A task that has a reserved port here, runs, or has run. `on_change` is called when its status has changed."""
 
-    def __init__(self, assigned: Task, port: int, on_change: Callable[[], None]) -> None:
+    def __init__(self, assigned: PlannedTask, port: int, on_change: Callable[[], None]) -> None:
         self.assigned = assigned
         self.port = port
         self.step = self.saved = self.restored = self.reached = -1
@@ -44,7 +44,7 @@ class TaskProcess:
         self.starting: asyncio.Task[None] | None = None
         self.process: ManagedProcess[ProcessSpec] | None = None
         self.output: TaskOutput | None = None
-        self.memory: MemoryEnforcer | None = None
+        self.enforcer: MemoryEnforcer | None = None
         self.hung: str | None = None
         self.end: TaskEnd | None = None
         self.started_at = 0.0
@@ -187,7 +187,7 @@ class TaskProcess:
             # A chief that restores a large model gets the whole time from here on.
             self.later("ready", ASSUME_READY_AFTER, self.mark_ready)
 
-    def take(self, assigned: Task) -> None:
+    def take(self, assigned: PlannedTask) -> None:
         """Take the latest that the order says of it: its address may be known by now."""
         self.assigned = assigned
 
@@ -231,7 +231,7 @@ class TaskProcess:
         """Its process has ended: cancel what waits and release its memory limit."""
         for name in list(self._timers):
             self.cancel(name)
-        if self.memory is not None:
+        if self.enforcer is not None:
             with contextlib.suppress(OSError):
-                self.memory.close()
-            self.memory = None
+                self.enforcer.close()
+            self.enforcer = None

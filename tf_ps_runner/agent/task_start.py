@@ -18,7 +18,7 @@ from dlrover_run.agent.environment import command_line, fill_macros, python_prog
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import TEMP_PREFIX, RunDir
-from dlrover_run.policies.parameter_servers.model import Task
+from dlrover_run.policies.parameter_servers.model import PlannedTask
 from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.spec import Entrypoint, LogSpec, SpecError, Std
 from dlrover_run.supervisor.process import ProcessSpec
@@ -160,11 +160,11 @@ class TaskStartBuilder:
             relay.remove_at_end(self._scratch)
         self.common = common_environment(os.environ, self._scratch)
 
-    def build(self, assigned: Task, variables: Mapping[str, str]) -> TaskStart:
+    def build(self, assigned: PlannedTask, variables: Mapping[str, str]) -> TaskStart:
         """The start of a task, with these variables of its own. Raises SpecError if its log files cannot be opened."""
         entrypoint = self._spec.job.entrypoint
         output = open_task_output(self._spec.job.logs, self._run_dir, self._relay, str(assigned.key))
-        memory = MemoryEnforcer.open(str(assigned.key), assigned.memory)
+        memory = MemoryEnforcer.open(str(assigned.key), assigned.memory_mib)
         self._events.memory_limited(memory.kept_by)
         args = fill_macros(entrypoint.args, assigned.rank)
         start = ProcessSpec(

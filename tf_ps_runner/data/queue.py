@@ -264,18 +264,19 @@ class ShardQueues(Generic[Holder]):
         self._queues = {name: ShardQueue(queue.spec, queue) for name, queue in saved.items()}
 
 
-def finished_waiters(holders: Collection[Holder], waiting: Sequence[Holder], keeper: Holder | None) -> set[Holder]:
+def finished_waiters(holders: Collection[Holder], waiting: Sequence[Holder], preferred: Holder | None) -> set[Holder]:
     """Which of the tasks in `waiting` get the answer that all is over, once all parts are handed out. Pure.
 
     `holders` hold the parts that are open. A waiting task takes over what a dying process held, so that the last parts
     are not lost. But no task may wait for one that waits itself: a process may need a part of the next queue before it
     can finish the last one. So: all of them, if no part is open. None, while a task that does not wait holds a part.
-    Else all but one, which stays for parts that may come back: `keeper` if possible, unless no other task holds a part.
+    Else all but one, which stays for parts that may come back: `preferred` if possible, unless no other task holds a
+    part.
     """
     if not holders:
         return set(waiting)
     if not set(holders) <= set(waiting):
         return set()
     others = [one for one in waiting if any(holder != one for holder in holders)]
-    stays = keeper if keeper in others else next(iter(others), None)
+    stays = preferred if preferred in others else next(iter(others), None)
     return {one for one in waiting if one != stays}

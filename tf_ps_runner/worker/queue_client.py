@@ -41,7 +41,7 @@ class Unreachable(Exception):
     """The queues cannot be reached now; the message is a clause."""
 
 
-class _Connection:
+class _QueueConnection:
     """An authenticated connection. `closed` is set under the client's condition."""
 
     def __init__(self, line: socket.socket, lines: Any) -> None:
@@ -59,7 +59,7 @@ class QueueClient:
         self._session = secrets.token_hex(32)
         self._changed = threading.Condition()
         self._connecting = threading.Lock()
-        self._connection: _Connection | None = None
+        self._connection: _QueueConnection | None = None
         self._number = 0
         # None while the answer to a request is awaited.
         self._answers: dict[int, Mapping[str, Any] | None] = {}
@@ -103,7 +103,7 @@ class QueueClient:
         if self._connection is not None:
             os.close(self._connection.line.detach())
 
-    def _connect(self, access: Mapping[str, Any]) -> _Connection:
+    def _connect(self, access: Mapping[str, Any]) -> _QueueConnection:
         """The connection to the queues; the first thread that comes here opens it. Raises Unreachable."""
         with self._connecting:
             if self._connection is not None:
@@ -125,7 +125,7 @@ class QueueClient:
                     raise Unreachable(f"no agent of this job answers there ({error})") from None
                 raise
             self._warned = ""
-            self._connection = connection = _Connection(line, lines)
+            self._connection = connection = _QueueConnection(line, lines)
         threading.Thread(target=self._receive, args=(connection,), name="tf-ps-run: queues", daemon=True).start()
         return connection
 
@@ -139,7 +139,7 @@ class QueueClient:
         if not secrets.compare_digest(mac, prove(access["token"], "queues", nonce, challenge)):
             raise Unreachable("the process that answers there has another token than this job's, or is another node")
 
-    def _send(self, connection: _Connection, number: int, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _send(self, connection: _QueueConnection, number: int, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Send a request over this connection, and wait for the answer; None once the connection is closed."""
         try:
             with connection.sending:
@@ -153,7 +153,7 @@ class QueueClient:
             self._changed.wait_for(lambda: self._answers[number] is not None or connection.closed)
             return self._answers[number]
 
-    def _receive(self, connection: _Connection) -> None:
+    def _receive(self, connection: _QueueConnection) -> None:
         with contextlib.suppress(OSError, ValueError):
             while (text := connection.lines.readline(MAX_MESSAGE)).endswith(b"\n"):
                 message = json.loads(text)
@@ -164,7 +164,7 @@ class QueueClient:
         self._close(connection)
         connection.lines.close()
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: _QueueConnection) -> None:
         with self._changed:
             if self._connection is connection:
                 self._connection = None

@@ -159,8 +159,8 @@ class _Diagnoser:
             return False
         tries = self.evidence.tries[node]
         good = sum(not fact.problem for fact in tries)
-        unsure = not good or node in self.evidence.unproven
-        return unsure or (node in self.computing.doubtful and good < SLOW_TRIES)
+        unproven = not good or node in self.evidence.unproven
+        return unproven or (node in self.computing.doubtful and good < SLOW_TRIES)
 
     def _computes_slowly(self, node: int) -> bool:
         return node in self.computing.slow and not self._computes_again(node)
@@ -254,14 +254,14 @@ class _Diagnoser:
         return len(self.evidence.links) - 1 - len(met) - left_out > 0
 
     def _has_unmet_in_group(self, node: int) -> bool:
-        kin = self.evidence.comparison_group(node)
-        met = [other for other in self.evidence.links[node] if self.evidence.comparison_group(other) == kin]
+        group = self.evidence.comparison_group(node)
+        met = [other for other in self.evidence.links[node] if self.evidence.comparison_group(other) == group]
         cut = (
-            self.unreachable_by_group[kin]
+            self.unreachable_by_group[group]
             - (node in self.unreachable)
             - sum(other in self.unreachable for other in met)
         )
-        return self.linkers[kin] - 1 - len(met) - cut > 0
+        return self.linkers[group] - 1 - len(met) - cut > 0
 
     def _others_cannot_be_asked(self, node: int) -> bool:
         """Whether there are some who cannot say how quick its links are: gone, or of another size. With so many about,
@@ -284,8 +284,8 @@ class _Diagnoser:
 
     def _is_compared_with_nothing(self, node: int) -> bool:
         """Whether all links that work between nodes of its kind are its own."""
-        kin = self.evidence.comparison_group(node)
-        return self.working[kin] == self.evidence.working_in_group(node)
+        group = self.evidence.comparison_group(node)
+        return self.working[group] == self.evidence.working_in_group(node)
 
     def _within_is_open(self, node: int) -> bool:
         tries = self.evidence.internal_links[node]

@@ -218,7 +218,7 @@ def lower_median_with(ordered: Sequence[float], removed: Collection[float], adde
     return sorted([*near, *added])[place - before]
 
 
-def rank_speeds(speeds: Mapping[int, float], kin: Callable[[int], Hashable], threshold: float) -> SpeedRanking:
+def rank_speeds(speeds: Mapping[int, float], group_of: Callable[[int], Hashable], threshold: float) -> SpeedRanking:
     """Compare each node with all of its kin.
 
     As many slow nodes as quick ones are two kinds of machine, of which none is blamed. Of two nodes the other one is
@@ -228,7 +228,7 @@ def rank_speeds(speeds: Mapping[int, float], kin: Callable[[int], Hashable], thr
     who is slower than the last third.
     """
     slow, doubtful, medians = set(), set(), {}
-    for nodes in group_by(speeds, kin):
+    for nodes in group_by(speeds, group_of):
         ordered = sorted(speeds[node] for node in nodes)
         median = lower_median(ordered)
         quick = ordered[min(2 * len(ordered) // 3, len(ordered) - 1)]
@@ -241,11 +241,11 @@ def rank_speeds(speeds: Mapping[int, float], kin: Callable[[int], Hashable], thr
     return SpeedRanking(frozenset(slow), frozenset(slow | doubtful), medians)
 
 
-def group_by(nodes: Iterable[int], kin: Callable[[int], Hashable]) -> list[list[int]]:
+def group_by(nodes: Iterable[int], group_of: Callable[[int], Hashable]) -> list[list[int]]:
     """The nodes parted by their kin, each part in the order in which they are given."""
     parts: dict[Hashable, list[int]] = {}
     for node in nodes:
-        parts.setdefault(kin(node), []).append(node)
+        parts.setdefault(group_of(node), []).append(node)
     return list(parts.values())
 
 

@@ -116,7 +116,7 @@ class Notes:
 
     def _on_speed(
         self,
-        standing: SpeedRanking,
+        ranking: SpeedRanking,
         kind: Callable[[int], Any],
         speed: Callable[[int], float | None],
         do: str,
@@ -124,11 +124,11 @@ class Notes:
     ) -> list[str]:
         """Said where so many are slow that it is unusual to be quick."""
         notes = []
-        for nodes in sorted(group_by(standing.median, kind), key=lambda nodes: kind(nodes[0])):
+        for nodes in sorted(group_by(ranking.median, kind), key=lambda nodes: kind(nodes[0])):
             speeds = {node: speed(node) or 0.0 for node in nodes}
             top = max(speeds.values())
             behind = [node for node, value in speeds.items() if value * self.threshold < top]
-            known = all(node in standing.slow or node in self.slow_links for node in behind)
+            known = all(node in ranking.slow or node in self.slow_links for node in behind)
             if 2 * len(behind) < len(speeds) or known:
                 continue
             quickest = max(speeds[node] for node in behind)

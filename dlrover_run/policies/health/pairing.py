@@ -114,22 +114,21 @@ def _pair_neighbours(evidence: Evidence, examined: Sequence[int], trusted: list[
     takes one in."""
     groups: list[list[int]] = []
     single: list[int] = []
-    for kin in group_by(examined, evidence.comparison_group):
-        pairs = [kin[at : at + 2] for at in range(0, len(kin) - 1, 2)]
-        if len(kin) % 2:
-            comparable = [
-                node for node in trusted if evidence.comparison_group(node) == evidence.comparison_group(kin[-1])
-            ]
+    for group in group_by(examined, evidence.comparison_group):
+        kind = evidence.comparison_group(group[0])
+        pairs = [group[at : at + 2] for at in range(0, len(group) - 1, 2)]
+        if len(group) % 2:
+            comparable = [node for node in trusted if evidence.comparison_group(node) == kind]
             if comparable:
-                pairs.append([kin[-1], _take_nearest(evidence, kin[-1], trusted)])
+                pairs.append([group[-1], _take_nearest(evidence, group[-1], trusted)])
             elif pairs:
-                pairs[-1].append(kin[-1])
+                pairs[-1].append(group[-1])
             else:
-                single.append(kin[-1])
-        comparable = [node for node in trusted if evidence.comparison_group(node) == evidence.comparison_group(kin[0])]
+                single.append(group[-1])
+        comparable = [node for node in trusted if evidence.comparison_group(node) == kind]
         if 0 < len(pairs) < ENOUGH_PAIRS and max(map(len, pairs)) == 2 and comparable:
             # Links that are all slow have nothing to be compared with: three nodes have three links.
-            pairs[0].append(_take_nearest(evidence, kin[0], trusted))
+            pairs[0].append(_take_nearest(evidence, group[0], trusted))
         groups += pairs
     groups += [single[at : at + 2] for at in range(0, len(single) - 1, 2)]
     if len(single) % 2:
@@ -236,25 +235,25 @@ class _Free:
         self._evidence = evidence
         self._places = {node: place for place, node in enumerate(nodes)}
         # Not a dict, whose first key is found the more slowly the more were taken from before it.
-        self._by_kin = {
+        self._by_group = {
             evidence.comparison_group(alike[0]): OrderedDict.fromkeys(alike)
             for alike in group_by(nodes, evidence.comparison_group)
         }
 
     def __contains__(self, node: int) -> bool:
-        return node in self._by_kin.get(self._evidence.comparison_group(node), ())
+        return node in self._by_group.get(self._evidence.comparison_group(node), ())
 
     def take(self, node: int) -> None:
         """Take this one, which is free."""
-        del self._by_kin[self._evidence.comparison_group(node)][node]
+        del self._by_group[self._evidence.comparison_group(node)][node]
 
     def take_partner(self, seeker: int) -> int | None:
         """Take the first one whom it has not met, of its own kind if it can be."""
         own = self._evidence.comparison_group(seeker)
-        partner = self._first_unmet(seeker, self._by_kin.get(own, ()))
+        partner = self._first_unmet(seeker, self._by_group.get(own, ()))
         # One whose links work but are slow learns nothing where speeds cannot be compared.
         if partner is None and not self._evidence.works(seeker):
-            firsts = (self._first_unmet(seeker, free) for kin, free in self._by_kin.items() if kin != own)
+            firsts = (self._first_unmet(seeker, free) for group, free in self._by_group.items() if group != own)
             partner = min((first for first in firsts if first is not None), key=self._places.__getitem__, default=None)
         if partner is not None:
             self.take(partner)

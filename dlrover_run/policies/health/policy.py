@@ -183,7 +183,7 @@ class HealthPolicy(Policy):
 
     def watch_reason(self, joining: bool) -> Reason | None:
         """That nodes are checked during training."""
-        return text.Code.PASSED_JOIN() if joining else text.Code.CHECKED_DURING_TRAINING()
+        return text.HealthCode.PASSED_JOIN() if joining else text.HealthCode.CHECKED_DURING_TRAINING()
 
 
 def _tables(

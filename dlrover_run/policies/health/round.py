@@ -143,19 +143,19 @@ def tasks(rules: JobRules, check: HealthCheck) -> dict[NodeKey, CheckTask]:
     }
 
 
-def computed_fact(place: int, said: ComputeResult | None, waited: float) -> ComputeFact:
+def computed_fact(place: int, result: ComputeResult | None, waited: float) -> ComputeFact:
     """What a node said of a try at computing, or that it said nothing."""
-    if said is None:
+    if result is None:
         return ComputeFact(place, problem=f"it did not answer for {waited:g} s")
-    if said.problem or said.wrong:
-        return ComputeFact(place, problem=said.problem or "it computed a wrong result", wrong=said.wrong)
-    if not 0 < said.tflops < math.inf:
+    if result.problem or result.wrong:
+        return ComputeFact(place, problem=result.problem or "it computed a wrong result", wrong=result.wrong)
+    if not 0 < result.tflops < math.inf:
         return ComputeFact(place, problem="its check process reported no speed")
-    return ComputeFact(place, said.tflops, device=said.device)
+    return ComputeFact(place, result.tflops, device=result.device)
 
 
-def _answers(said: ComputeResult | LinkResults | None, key: CheckKey) -> bool:
-    return said is not None and said.key == key
+def _answers(result: ComputeResult | LinkResults | None, key: CheckKey) -> bool:
+    return result is not None and result.key == key
 
 
 def _here(check: HealthCheck, members: Members, now: float) -> set[int]:
@@ -182,12 +182,12 @@ def _round_links(check: HealthCheck) -> list[tuple[int, int]]:
 def add_facts(rules: JobRules, check: HealthCheck, members: Members, now: float) -> HealthCheck:
     """The check with what came of its round."""
     here = _here(check, members, now)
-    said = {place: report_of(members[key_of(check.nodes[place])]) for place in here & _asked(check)}
+    result = {place: report_of(members[key_of(check.nodes[place])]) for place in here & _asked(check)}
     late = {*awaited(check, members, now)}
     compute = {*check.compute}
     waited = rules_of(rules).check_timeout + CHECK_MARGIN
     computed = []
-    for place, status in sorted(said.items()):
+    for place, status in sorted(result.items()):
         own = status.compute_result if _answers(status.compute_result, check.key) else None
         if place in compute:
             computed.append(computed_fact(place, own, waited))
@@ -197,7 +197,7 @@ def add_facts(rules: JobRules, check: HealthCheck, members: Members, now: float)
         elif linked is None and place not in compute and place in late:
             computed.append(msgspec.structs.replace(computed_fact(place, None, waited), linking=True))
     answers = {
-        place: linked for place, status in said.items() if (linked := status.link_result) and linked.key == check.key
+        place: linked for place, status in result.items() if (linked := status.link_result) and linked.key == check.key
     }
     links = [
         _link(check, ends, answers, waited)
@@ -235,10 +235,10 @@ def _link(check: HealthCheck, ends: tuple[int, int], answers: Mapping[int, LinkR
     silent = sorted(check.nodes[end].host for end in {*ends} if end not in answers)
     if silent:
         return LinkFact(one, other, problem=f"no answer from {' and '.join(silent)} for {waited:g} s"[:MAX_PROBLEM])
-    said = [tried for place, far in {ends, (other, one)} for tried in answers[place].results if tried.other == far]
+    result = [tried for place, far in {ends, (other, one)} for tried in answers[place].results if tried.other == far]
     ended = [f"{check.nodes[end].host}: {answers[end].problem}" for end in ends if answers[end].problem]
-    problems = sorted(tried.problem for tried in said if tried.problem)
-    speed = min((tried.gigabytes for tried in said), default=0.0)
+    problems = sorted(tried.problem for tried in result if tried.problem)
+    speed = min((tried.gigabytes for tried in result), default=0.0)
     if problems or not 0 < speed < math.inf:
         return LinkFact(one, other, problem=[*ended, *problems, "it was not timed"][0][:MAX_PROBLEM])
     return LinkFact(one, other, speed)

@@ -324,7 +324,7 @@ def _conclude(
         changes["links"] = tuple(link for link in state_of(plan).links if (link.one, link.other) not in fresh) + rows
     if not check.during_training:
         before = check.plan_reasons if plan.key.number or state_of(plan).check_count > 1 else ()
-        changes["reasons"] = chain(before, *health_text.dismissals(dismissed)) or (health_text.Code.PASSED(),)
+        changes["reasons"] = chain(before, *health_text.dismissals(dismissed)) or (health_text.HealthCode.PASSED(),)
         # From a dismissal on the others wait for a node in the place of the one that leaves.
         changes["since"] = now if dismissed else _since(plan, check, now)
     return update(plan, now, **changes), lines

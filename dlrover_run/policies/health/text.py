@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WHAT
-from dlrover_run.coordination.reasons import Code as CoreCode
-from dlrover_run.coordination.reasons import ReasonCode, Reasons, register, shown_names
+from dlrover_run.coordination.reasons import Code, ReasonCode, Reasons, register, shown_names
 from dlrover_run.policies.health.model import (
     MAX_LINK_PROBLEM,
     MAX_LINK_ROWS,
@@ -32,7 +31,7 @@ MAX_REASON = 160
 """Characters of the clause in one row of a table: with all the rows there are, they fit into one message."""
 
 
-class Code(ReasonCode):
+class HealthCode(ReasonCode):
     """The reasons of the health check."""
 
     CHECKING = "checks {number:#node}, round {round}"
@@ -46,9 +45,9 @@ class Code(ReasonCode):
     CHECKED_DURING_TRAINING = "meanwhile the node check looks at those who have come"
 
 
-register(Code, "health.")
+register(HealthCode, "health.")
 
-_TO_SAY = {
+_URGENCY = {
     HealthStatus.FAULT: 0,
     HealthStatus.STRAGGLER: 1,
     HealthStatus.PENDING: 2,
@@ -59,22 +58,22 @@ _TO_SAY = {
 
 def checking(check: HealthCheck) -> Reasons:
     """The reason of a plan while a check runs."""
-    return (Code.CHECKING(number=sum(not node.already_passed for node in check.nodes), round=check.key.round),)
+    return (HealthCode.CHECKING(number=sum(not node.already_passed for node in check.nodes), round=check.key.round),)
 
 
 def answers(check: HealthCheck, missing: Sequence[str], asked: int) -> Reasons:
     """The state of a round in which `asked` nodes have a task and the hosts `missing` have not answered."""
-    here = Code.ANSWERS(round=check.key.round, answered=asked - len(missing), number=asked)
-    return (here, CoreCode.MISSING(names=shown_names(missing))) if missing else (here,)
+    here = HealthCode.ANSWERS(round=check.key.round, answered=asked - len(missing), number=asked)
+    return (here, Code.MISSING(names=shown_names(missing))) if missing else (here,)
 
 
 def not_computed(missing: Sequence[str], nodes: int) -> Reasons:
     """That a check is yet to begin, because the hosts `missing` of that many nodes have not computed. A single node is
     not named as missing."""
     if nodes == 1:
-        return (Code.THIS_NODE(),)
-    here = Code.RESULTS(answered=nodes - len(missing), number=nodes)
-    return (here, CoreCode.MISSING(names=shown_names(missing)))
+        return (HealthCode.THIS_NODE(),)
+    here = HealthCode.RESULTS(answered=nodes - len(missing), number=nodes)
+    return (here, Code.MISSING(names=shown_names(missing)))
 
 
 def elapsed(check: HealthCheck) -> dict[int, float]:
@@ -125,19 +124,19 @@ def dismissals(dismissed: Sequence[NodeHealth], limit: int = MAX_WHAT) -> Reason
     the causes may have together."""
     shown_nodes = dismissed[:MAX_DISMISSED_SHOWN]
     reasons = [
-        Code.DISMISSED(host=one.host, why=(one.reason or str(one.status))[: limit // len(shown_nodes)])
+        HealthCode.DISMISSED(host=one.host, why=(one.reason or str(one.status))[: limit // len(shown_nodes)])
         for one in shown_nodes
     ]
     more = len(dismissed) - len(shown_nodes)
-    return (*reasons, *((Code.MORE_DISMISSED(number=more),) if more else ()))
+    return (*reasons, *((HealthCode.MORE_DISMISSED(number=more),) if more else ()))
 
 
 def shown(checkups: Sequence[NodeHealth], most: int = MAX_ROWS) -> tuple[NodeHealth, ...]:
     """Those that a person is shown, in their order: all, or of too many those of whom there is most to say."""
-    telling = sorted(
-        range(len(checkups)), key=lambda place: (_TO_SAY[checkups[place].status], not checkups[place].reason)
+    urgent = sorted(
+        range(len(checkups)), key=lambda place: (_URGENCY[checkups[place].status], not checkups[place].reason)
     )
-    rows = (checkups[place] for place in sorted(telling[:most]))
+    rows = (checkups[place] for place in sorted(urgent[:most]))
     return tuple(row if len(row.reason) <= MAX_REASON else _clipped(row) for row in rows)
 
 

@@ -10,12 +10,12 @@ from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
     MemoryLimit,
+    PlannedTask,
     Role,
-    Task,
     UnexpectedExits,
 )
 from dlrover_run.policies.parameter_servers.rules import MEMORY_FACTOR, ClusterRules
-from dlrover_run.policies.parameter_servers.text import Code
+from dlrover_run.policies.parameter_servers.text import ClusterCode
 from dlrover_run.policies.parameter_servers.view import LostTask
 
 FREE_EXITS = 3
@@ -31,7 +31,7 @@ def may_try_servers(limits: ClusterRules, cluster: Cluster) -> bool:
 
 def limit_of(limits: ClusterRules, cluster: Cluster, role: Role, rank: int) -> int:
     """The memory limit in MiB of a new task of that rank, 0 for none."""
-    raised = (limit.memory for limit in cluster.memory_limits if (limit.role, limit.rank) == (role, rank))
+    raised = (limit.memory_mib for limit in cluster.memory_limits if (limit.role, limit.rank) == (role, rank))
     return next(raised, limits.memory_of(role))
 
 
@@ -41,9 +41,9 @@ def more_memory(limits: ClusterRules, memory: int) -> int:
     return more if not limits.max_memory else max(memory, min(more, limits.max_memory))
 
 
-def raise_limit(limits: ClusterRules, cluster: Cluster, task: Task) -> Cluster:
+def raise_limit(limits: ClusterRules, cluster: Cluster, task: PlannedTask) -> Cluster:
     """Give the rank of that task more memory from now on, if it had a limit."""
-    memory = more_memory(limits, task.memory)
+    memory = more_memory(limits, task.memory_mib)
     if memory <= limit_of(limits, cluster, task.role, task.rank):
         return cluster
     others = [limit for limit in cluster.memory_limits if (limit.role, limit.rank) != (task.role, task.rank)]
@@ -62,9 +62,9 @@ def charge(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tu
         cluster, cause = _count_exit(cluster, loss)
         problem: Reasons = ()
         if cause is EndCause.REPEATED:
-            problem = (Code.REPEATED(),)
-        elif cause is EndCause.MEMORY and 0 < limits.max_memory <= loss.task.memory:
-            problem = (Code.MEMORY_EXHAUSTED(most=limits.max_memory),)
+            problem = (ClusterCode.REPEATED(),)
+        elif cause is EndCause.MEMORY and 0 < limits.max_memory <= loss.task.memory_mib:
+            problem = (ClusterCode.MEMORY_EXHAUSTED(most=limits.max_memory),)
         elif cause is EndCause.MEMORY:
             cluster = raise_limit(limits, cluster, loss.task)
         if not problem and cause is not EndCause.RESHAPED and cause not in charged:
@@ -77,9 +77,9 @@ def charge(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tu
 
 def _use_restart(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndCause) -> tuple[Cluster, Reasons]:
     state, is_memory = cluster.role_state(role), cause is EndCause.MEMORY
-    used, most = (state.memory, limits.memory_restarts) if is_memory else (state.failures, limits.max_restarts)
+    used, most = (state.memory_restarts, limits.memory_restarts) if is_memory else (state.failures, limits.max_restarts)
     problem = (text.restarts_used(most, role, is_memory),) if used >= most else ()
-    return cluster.with_role(state, **{"memory" if is_memory else "failures": used + 1}), problem
+    return cluster.with_role(state, **{"memory_restarts" if is_memory else "failures": used + 1}), problem
 
 
 def _count_exit(cluster: Cluster, loss: LostTask) -> tuple[Cluster, EndCause]:

@@ -10,11 +10,11 @@ from dlrover_run.coordination.model import Plan, PlanPhase
 from dlrover_run.coordination.reasons import chain
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import charge
-from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task
+from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, PlannedTask, Role, Stage
 from dlrover_run.policies.parameter_servers.placement import desired_ranks, find_node, min_tasks, new_task
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
 from dlrover_run.policies.parameter_servers.rules import ROLES, Loss, Milestone
-from dlrover_run.policies.parameter_servers.text import Code, task_keys, task_name, task_names
+from dlrover_run.policies.parameter_servers.text import ClusterCode, task_keys, task_name, task_names
 from dlrover_run.policies.parameter_servers.versions import begin_version, fail
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, host_of, tasks_of, with_task, without
 
@@ -55,12 +55,12 @@ def move_from_leaving(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan |
         place = find_node(view, without(cluster, task), task.role)
         if place is not None:
             moved, successor = new_task(view, without(cluster, task), task.role, task.rank, cluster.version, place)
-            moves = Code.MOVES(successor=task_name(successor), task=task.key)
+            moves = ClusterCode.MOVES(successor=task_name(successor), task=task.key)
             return view.update(plan, with_task(moved, successor), (*view.departures([task]), moves))
     return None
 
 
-def _makes_version(task: Task) -> bool:
+def _makes_version(task: PlannedTask) -> bool:
     return ROLES[task.role].loss is Loss.NEW_VERSION
 
 
@@ -93,11 +93,11 @@ def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) ->
         return view.update(plan, rest, reasons)
     place = find_node(view, rest, task.role, host_of(task))
     if place is None:
-        return view.update(plan, rest, (*reasons, Code.NO_SLOT()))
+        return view.update(plan, rest, (*reasons, ClusterCode.NO_SLOT()))
     if place != host_of(task) and _is_bound(cluster, task.role):
         if view.pending_reconnect(plan) is not None:
             return plan
-        return begin_version(view, plan, rest, (*reasons, Code.CHIEF_MOVES()), rolled_back=True)
+        return begin_version(view, plan, rest, (*reasons, ClusterCode.CHIEF_MOVES()), rolled_back=True)
     rest, successor = new_task(view, rest, task.role, task.rank, cluster.version, place)
     return view.update(plan, with_task(rest, successor), (*reasons, *text.replacements([loss], [successor])))
 
@@ -112,19 +112,19 @@ def fill(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         dismissed = _dismiss(view, plan, cluster)
         if dismissed is not None:
             return dismissed
-    added: list[Task] = []
+    added: list[PlannedTask] = []
     for role, rank in _missing(view, cluster):
         place = find_node(view, cluster, role)
         if place is None:
             continue
         if _is_bound(cluster, role):
             if view.pending_reconnect(plan) is None:
-                return begin_version(view, plan, cluster, (Code.CHIEF_FITS(),), rolled_back=True)
+                return begin_version(view, plan, cluster, (ClusterCode.CHIEF_FITS(),), rolled_back=True)
             continue
         cluster, task = new_task(view, cluster, role, rank, cluster.version, place)
         cluster = with_task(cluster, task)
         added.append(task)
-    return view.update(plan, cluster, (Code.ADDED(tasks=task_names(added)),)) if added else None
+    return view.update(plan, cluster, (ClusterCode.ADDED(tasks=task_names(added)),)) if added else None
 
 
 def _missing(view: ClusterView, cluster: Cluster) -> list[tuple[Role, int]]:
@@ -150,7 +150,7 @@ def _dismiss(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         # What the end of a task costs that has ended already is still to be decided.
         extra = [task for task in surplus if view.loss_of(cluster, task) is None]
         if extra:
-            too_many = Code.TOO_MANY(
+            too_many = ClusterCode.TOO_MANY(
                 wanted=text.replicas(role, len(wanted)), number=len(wanted), extra=task_names(extra)
             )
             return view.update(plan, without(cluster, *extra), (too_many,))
@@ -192,7 +192,7 @@ def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             return view.update(
                 plan,
                 without(cluster, chief),
-                (Code.CHIEF_SUCCEEDED(chief=chief.key, host=chief.host),),
+                (ClusterCode.CHIEF_SUCCEEDED(chief=chief.key, host=chief.host),),
                 stage=Stage.ENDING,
                 since=view.now,
                 until=view.now + view.limits.end_grace,
@@ -200,7 +200,7 @@ def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
                 next_ports_held_at=None,
                 insufficient_since=None,
             )
-    return fail(view, plan, cluster, (Code.LEFT_BEFORE_SUCCESS(),)) if view.all_have_left else None
+    return fail(view, plan, cluster, (ClusterCode.LEFT_BEFORE_SUCCESS(),)) if view.all_have_left else None
 
 
 def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
@@ -215,22 +215,22 @@ def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
         return view.update(plan, without(cluster, *over)) if over else plan
     reasons = plan.reasons
     if late:
-        reasons = chain(reasons, Code.DID_NOT_END(tasks=task_keys(late), seconds=view.limits.end_grace))
+        reasons = chain(reasons, ClusterCode.DID_NOT_END(tasks=task_keys(late), seconds=view.limits.end_grace))
     for role, spec in ROLES.items():
         if cluster.role_state(role).given_up:
-            reasons = chain(reasons, Code.PURPOSE_FAILED(role=spec.label, purpose=spec.purpose))
+            reasons = chain(reasons, ClusterCode.PURPOSE_FAILED(role=spec.label, purpose=spec.purpose))
     done = msgspec.structs.replace(cluster, until=None)
     phase = PlanPhase.FINISHED
     return update_plan(plan, view.now, phase=phase, since=view.now, policy=done, reasons=reasons, failure=None)
 
 
-def _has_failed(view: ClusterView, cluster: Cluster, task: Task) -> bool:
+def _has_failed(view: ClusterView, cluster: Cluster, task: PlannedTask) -> bool:
     """Whether the task has ended without success, and not because its node is lost."""
     loss = view.loss_of(cluster, task)
     return loss is not None and not loss.free and loss.end.cause not in (EndCause.SUCCESS, EndCause.RESHAPED)
 
 
-def _has_to_end(view: ClusterView, cluster: Cluster, task: Task) -> bool:
+def _has_to_end(view: ClusterView, cluster: Cluster, task: PlannedTask) -> bool:
     """Whether the task has a process that has still to end by itself. A task that was never let in has nothing to
     end."""
     if ROLES[task.role].ready_after is Milestone.MODEL and cluster.opened_at is None:

@@ -89,11 +89,11 @@ class EndCause(enum.StrEnum):
 
 
 class TaskEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a task has ended: `what` is a predicate that follows the task's name, `trace` its traceback if it left
+    """How a task has ended: `exit_text` is a predicate that follows the task's name, `trace` its traceback if it left
     one."""
 
     cause: EndCause
-    what: Annotated[str, Meta(max_length=MAX_WHAT)]
+    exit_text: Annotated[str, Meta(max_length=MAX_WHAT)]
     trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
 
 
@@ -170,7 +170,7 @@ class RoleState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     role: Role
     ids: Total = 0
     failures: Total = 0
-    memory: Total = 0
+    memory_restarts: Total = 0
     succeeded: Annotated[tuple[Count, ...], Meta(max_length=MAX_TASKS)] = ()
     given_up: bool = False
 
@@ -182,7 +182,7 @@ class AssignedTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Count
     version: Total
     port: Port = 0
-    memory: Total = 0
+    memory_mib: Total = 0
 
 
 class RecoveryHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -200,10 +200,10 @@ class RecoveryHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     assigned: Annotated[tuple[AssignedTask, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlannedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A process that the plan wants to run. `address` and `port` come from its node and are empty and 0 until it has
-    reported them, which is when the task may start; so are a chief's `queue_port` and `queue_key`. `memory` is its
-    limit in MiB, 0 for none. `since` is the job time at which it was assigned."""
+    reported them, which is when the task may start; so are a chief's `queue_port` and `queue_key`. `memory_mib` is its
+    limit, 0 for none. `since` is the job time at which it was assigned."""
 
     key: TaskKey
     rank: Count
@@ -215,7 +215,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     port: Port = 0
     queue_port: Port = 0
     queue_key: QueueKey = ""
-    memory: Total = 0
+    memory_mib: Total = 0
     since: float = 0.0
 
     @property
@@ -259,7 +259,7 @@ class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: Role
     rank: Count
-    memory: Total
+    memory_mib: Total
 
 
 class UnexpectedExits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -302,8 +302,8 @@ class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unk
     since: float = 0.0
     until: float | None = None
     desired: DesiredReplicas = DesiredReplicas()
-    tasks: tuple[Task, ...] = ()
-    next_servers: tuple[Task, ...] = ()
+    tasks: tuple[PlannedTask, ...] = ()
+    next_servers: tuple[PlannedTask, ...] = ()
     roles: tuple[RoleState, ...] = ()
     memory_limits: tuple[MemoryLimit, ...] = ()
     step: int = -1

@@ -16,9 +16,9 @@ from dlrover_run.policies.parameter_servers.model import (
     MAX_TASKS,
     NAME,
     AssignedTask,
+    PlannedTask,
     QueueKey,
     RecoveryHint,
-    Task,
     TaskEnd,
     TaskStatus,
 )
@@ -50,7 +50,7 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
     """
 
     version: Total
-    tasks: Annotated[tuple[Task, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
+    tasks: Annotated[tuple[PlannedTask, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
     servers: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
     next_servers: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
     chief: Name = ""
@@ -115,7 +115,7 @@ class OrderMemory(PolicyMemory):
         """The memory after another order, except one to continue. An order without a hint does not erase the one
         before: the job may continue, and count its restarts from there."""
         hint = order.hint or self.hint
-        assigned = tuple(AssignedTask(one.key, one.rank, one.version, one.port, one.memory) for one in order.tasks)
+        assigned = tuple(AssignedTask(one.key, one.rank, one.version, one.port, one.memory_mib) for one in order.tasks)
         return OrderMemory(hint and msgspec.structs.replace(hint, assigned=assigned))
 
     def forget(self) -> OrderMemory:
@@ -141,6 +141,6 @@ def _with_short_ends(tasks: tuple[TaskStatus, ...]) -> tuple[TaskStatus, ...]:
     def shortened(task: TaskStatus) -> TaskStatus:
         if task.end is None or task.key not in too_long:
             return task
-        return msgspec.structs.replace(task, end=TaskEnd(task.end.cause, task.end.what[:SHORT_END]))
+        return msgspec.structs.replace(task, end=TaskEnd(task.end.cause, task.end.exit_text[:SHORT_END]))
 
     return tuple(map(shortened, tasks)) if too_long else tasks

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from dlrover_run.coordination.model import NodeKey
 from dlrover_run.policies.parameter_servers.budgets import limit_of
-from dlrover_run.policies.parameter_servers.model import Cluster, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import Cluster, PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.policies.parameter_servers.view import ClusterView, host_of, tasks_of
 
@@ -108,18 +108,18 @@ def find_node(view: ClusterView, cluster: Cluster, role: Role, before: NodeKey |
 
 def new_task(
     view: ClusterView, cluster: Cluster, role: Role, rank: int, version: int, node: NodeKey
-) -> tuple[Cluster, Task]:
+) -> tuple[Cluster, PlannedTask]:
     """A new task on that node, with an id that was never given out."""
     state = cluster.role_state(role)
     number = max(state.ids, view.next_unseen_id(role))
-    task = Task(
+    task = PlannedTask(
         key=TaskKey(role, number),
         rank=rank,
         version=version,
         node_id=node.node_id,
         incarnation=node.incarnation,
         host=view.members[node].report.host,
-        memory=limit_of(view.limits, cluster, role, rank),
+        memory_mib=limit_of(view.limits, cluster, role, rank),
         since=view.now,
     )
     return cluster.with_role(state, ids=number + 1), task
@@ -127,7 +127,7 @@ def new_task(
 
 def new_tasks(
     view: ClusterView, cluster: Cluster, role: Role, places: Places, version: int
-) -> tuple[Cluster, tuple[Task, ...]]:
+) -> tuple[Cluster, tuple[PlannedTask, ...]]:
     """New tasks of that role at those places."""
     tasks = []
     for rank, node in sorted(places.items()):

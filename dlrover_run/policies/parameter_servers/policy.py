@@ -27,12 +27,12 @@ from dlrover_run.policies.parameter_servers.failures import (
     replace_others,
     run_short,
 )
-from dlrover_run.policies.parameter_servers.model import Cluster, Role, Stage, Task
+from dlrover_run.policies.parameter_servers.model import Cluster, PlannedTask, Role, Stage
 from dlrover_run.policies.parameter_servers.orders import NodeOrder, order_to_continue
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES, conclude, reshape
 from dlrover_run.policies.parameter_servers.scaling import apply_scale, bound_servers
-from dlrover_run.policies.parameter_servers.text import Code
+from dlrover_run.policies.parameter_servers.text import ClusterCode
 from dlrover_run.policies.parameter_servers.versions import (
     gather,
     gather_deadlines,
@@ -97,7 +97,7 @@ class ParameterServerPolicy(Policy):
         long."""
         view, cluster = ClusterView(self.rules, members, now), Cluster.get(plan.policy)
         if plan.phase is PlanPhase.TRAINING:
-            return Waiting((Code.ENDING(),) if cluster.stage is Stage.ENDING else text.training(cluster))
+            return Waiting((ClusterCode.ENDING(),) if cluster.stage is Stage.ENDING else text.training(cluster))
         reasons, until = gather_text(view, plan, cluster)
         return Waiting(reasons, None if until is None else max(0.0, until - now))
 
@@ -108,7 +108,7 @@ class ParameterServerPolicy(Policy):
         if cluster is None or plan.phase in OVER:
             return {}
         common = _common_order(cluster)
-        by_node: dict[NodeKey, list[Task]] = {member.key: [] for member in plan.members}
+        by_node: dict[NodeKey, list[PlannedTask]] = {member.key: [] for member in plan.members}
         for task in (*cluster.tasks, *cluster.next_servers):
             by_node.setdefault(host_of(task), []).append(task)
         return {
@@ -222,7 +222,7 @@ def _common_order(cluster: Cluster) -> NodeOrder:
     )
 
 
-def _addresses(tasks: Iterable[Task], role: Role) -> tuple[str, ...]:
+def _addresses(tasks: Iterable[PlannedTask], role: Role) -> tuple[str, ...]:
     """HOST:PORT of each rank of the role, empty for a rank that has no task now, or whose port is not known yet."""
     found = {task.rank: task.endpoint if task.port else "" for task in tasks if task.role is role}
     return tuple(found.get(rank, "") for rank in range(max(found, default=-1) + 1))

@@ -11,17 +11,17 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import Code as CoreCode
+from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.recovery import latest_round
 from dlrover_run.policies.parameter_servers.model import (
     AssignedTask,
     Cluster,
     MemoryLimit,
+    PlannedTask,
     RecoveryHint,
     Role,
     RoleState,
     Stage,
-    Task,
     TaskKey,
     TaskStage,
     TaskStatus,
@@ -49,7 +49,7 @@ class _Repeated(NamedTuple):
     tasks: dict[TaskKey, TaskStatus]
 
 
-def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
+def recover_cluster(empty_plan: Plan, statuses: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
     """The plan of the latest version that a node knows of; None while nodes that could report more are still awaited.
 
     With `grace_over`, nodes that have not reported by now are not awaited any more. Servers, and a chief, that no node
@@ -64,7 +64,7 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], grace_over: boo
     ]
     if not nodes:
         # The job has been running without any cluster, or its nodes have lost what they had to report back.
-        return msgspec.structs.replace(fresh, key=latest) if grace_over and latest != RoundKey() else None
+        return msgspec.structs.replace(empty_plan, key=latest) if grace_over and latest != RoundKey() else None
     # An id is never given out twice, so later hints of one job count more ids.
     hint = max((one.hint for one in nodes), key=lambda hint: (hint.version, sum(state.ids for state in hint.roles)))
     tasks = _tasks(nodes, hint.version)
@@ -79,22 +79,22 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], grace_over: boo
         desired=hint.desired,
         tasks=tuple(sorted(tasks, key=lambda task: task.key)),
         roles=tuple(states[role] for role in Role if role in states),
-        memory_limits=tuple(MemoryLimit(task.role, task.rank, task.memory) for task in tasks if task.memory),
+        memory_limits=tuple(MemoryLimit(task.role, task.rank, task.memory_mib) for task in tasks if task.memory_mib),
     )
     members = {NodeKey(task.node_id, task.incarnation): task.host for task in tasks}
     return msgspec.structs.replace(
-        fresh,
+        empty_plan,
         key=latest,
         phase=PlanPhase.TRAINING if tasks else PlanPhase.GATHERING,
         members=tuple(Member(*key, host, 0) for key, host in members.items()),
-        reasons=(CoreCode.RECOVERED(),),
+        reasons=(Code.RECOVERED(),),
         policy=_with_milestones(cluster, nodes, now),
     )
 
 
-def _tasks(nodes: Iterable[_Repeated], version: int) -> list[Task]:
+def _tasks(nodes: Iterable[_Repeated], version: int) -> list[PlannedTask]:
     """The tasks of that version; of each rank the last one that is known."""
-    found: dict[tuple[Role, int], Task] = {}
+    found: dict[tuple[Role, int], PlannedTask] = {}
     for one in nodes:
         for assigned in one.hint.assigned:
             place = (assigned.key.role, assigned.rank)
@@ -104,9 +104,9 @@ def _tasks(nodes: Iterable[_Repeated], version: int) -> list[Task]:
     return list(found.values())
 
 
-def _task(node: NodeReport, assigned: AssignedTask, status: TaskStatus | None) -> Task:
+def _task(node: NodeReport, assigned: AssignedTask, status: TaskStatus | None) -> PlannedTask:
     queue = status if assigned.port else None
-    return Task(
+    return PlannedTask(
         key=assigned.key,
         rank=assigned.rank,
         version=assigned.version,
@@ -117,7 +117,7 @@ def _task(node: NodeReport, assigned: AssignedTask, status: TaskStatus | None) -
         port=assigned.port,
         queue_port=queue.queue_port if queue is not None else 0,
         queue_key=queue.queue_key if queue is not None else "",
-        memory=assigned.memory,
+        memory_mib=assigned.memory_mib,
     )
 
 
@@ -130,14 +130,14 @@ def _role_states(nodes: Iterable[_Repeated]) -> dict[Role, RoleState]:
             role=one.role,
             ids=max(known.ids, one.ids),
             failures=max(known.failures, one.failures),
-            memory=max(known.memory, one.memory),
+            memory_restarts=max(known.memory_restarts, one.memory_restarts),
             succeeded=tuple(sorted({*known.succeeded, *one.succeeded})),
             given_up=known.given_up or one.given_up,
         )
     return found
 
 
-def _unknown(hint: RecoveryHint, tasks: Iterable[Task], states: dict[Role, RoleState]) -> list[Task]:
+def _unknown(hint: RecoveryHint, tasks: Iterable[PlannedTask], states: dict[Role, RoleState]) -> list[PlannedTask]:
     """A chief and servers in the places of those that no node hosts."""
     known = {(task.role, task.rank) for task in tasks}
     wanted = [(Role.CHIEF, 0), *((Role.PS, rank) for rank in range(hint.servers))]
@@ -146,7 +146,7 @@ def _unknown(hint: RecoveryHint, tasks: Iterable[Task], states: dict[Role, RoleS
         before = states.get(role, RoleState(role))
         states[role] = msgspec.structs.replace(before, ids=before.ids + 1)
         made_up.append(
-            Task(
+            PlannedTask(
                 key=TaskKey(role, before.ids),
                 rank=rank,
                 version=hint.version,

@@ -92,7 +92,7 @@ def _problem(part: NodeTasks, last_version: int, address: str) -> str | None:
     if hint is None:
         return None
     versions = [hint.version, *(given.version for given in hint.assigned)]
-    ids = [number for state in hint.roles for number in (state.ids, state.failures, state.memory)]
+    ids = [number for state in hint.roles for number in (state.ids, state.failures, state.memory_restarts)]
     ids += [given.key.id for given in hint.assigned]
     ranks = [
         *(rank for state in hint.roles for rank in state.succeeded),

@@ -15,7 +15,7 @@ from dlrover_run.policies.parameter_servers.budgets import (
     more_memory,
     raise_limit,
 )
-from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task, TaskStage
+from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, PlannedTask, Role, Stage, TaskStage
 from dlrover_run.policies.parameter_servers.placement import (
     Places,
     all_slots,
@@ -25,7 +25,7 @@ from dlrover_run.policies.parameter_servers.placement import (
     server_places,
 )
 from dlrover_run.policies.parameter_servers.rules import ROLES
-from dlrover_run.policies.parameter_servers.text import Code, memory_size, task_keys, task_name
+from dlrover_run.policies.parameter_servers.text import ClusterCode, memory_size, task_keys, task_name
 from dlrover_run.policies.parameter_servers.versions import begin_version
 from dlrover_run.policies.parameter_servers.view import ClusterView, host_of, tasks_of
 
@@ -50,7 +50,7 @@ def workers_left(view: ClusterView, plan: Plan, cluster: Cluster) -> bool:
     return bool(_leave_first(cluster)) or any(key is None or ROLES[key.role].leaves_first for key in leftover)
 
 
-def _leave_first(cluster: Cluster) -> list[Task]:
+def _leave_first(cluster: Cluster) -> list[PlannedTask]:
     """The workers, and the tasks of any other role that leaves before the chief saves."""
     return [task for task in cluster.tasks if ROLES[task.role].leaves_first]
 
@@ -69,13 +69,13 @@ def conclude(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         # A chief that was ended with its node before it had saved is a loss.
         if not loss.free or (status is not None and status.saved >= max(0, status.step)):
             saved = status is not None and status.saved >= 0
-            how = (Code.SAVED(chief=chief.key, step=status.saved),) if status is not None and saved else ()
+            how = (ClusterCode.SAVED(chief=chief.key, step=status.saved),) if status is not None and saved else ()
             return begin_version(view, plan, cluster, (text.reshaped(before, after), *how), rolled_back=False)
     if cluster.until is not None and view.now >= cluster.until:
         if view.pending_reconnect(plan) is not None:
             return plan
         late = task_keys(_leave_first(cluster)) or ("the chief",)
-        not_saved = Code.NOT_SAVED(late=late, seconds=view.limits.save_timeout)
+        not_saved = ClusterCode.NOT_SAVED(late=late, seconds=view.limits.save_timeout)
         return begin_version(view, plan, cluster, (text.reshaped(before, after), not_saved), rolled_back=True)
     return None
 
@@ -87,14 +87,14 @@ def _raise_memory(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | Non
         status, state = view.status_of(task), cluster.role_state(Role.PS)
         if status is None or not status.near_memory_limit or not view.is_ready(task):
             continue
-        raised = limit_of(limits, cluster, Role.PS, task.rank) > task.memory
-        if raised or more_memory(limits, task.memory) == task.memory:
+        raised = limit_of(limits, cluster, Role.PS, task.rank) > task.memory_mib
+        if raised or more_memory(limits, task.memory_mib) == task.memory_mib:
             continue
-        if state.memory >= limits.memory_restarts or not may_try_servers(limits, cluster):
+        if state.memory_restarts >= limits.memory_restarts or not may_try_servers(limits, cluster):
             continue
-        cluster = raise_limit(limits, cluster.with_role(state, memory=state.memory + 1), task)
+        cluster = raise_limit(limits, cluster.with_role(state, memory_restarts=state.memory_restarts + 1), task)
         more = memory_size(limit_of(limits, cluster, Role.PS, task.rank))
-        near = Code.NEAR_LIMIT(task=task_name(task), limit=memory_size(task.memory), memory=more)
+        near = ClusterCode.NEAR_LIMIT(task=task_name(task), limit=memory_size(task.memory_mib), memory=more)
         return view.update(plan, cluster, (near,))
     return None
 
@@ -106,7 +106,7 @@ def _wanted(view: ClusterView, cluster: Cluster) -> tuple[Places, Reasons] | Non
     if len(places) < min_tasks(limits, cluster, Role.PS):
         return None
     if len(places) > len(current) or len(desired_ranks(limits, cluster, Role.PS)) < len(current):
-        return places, (Code.OTHER_NUMBER(wanted=len(places), current=len(current)),)
+        return places, (ClusterCode.OTHER_NUMBER(wanted=len(places), current=len(current)),)
     leaving = [task for task in current if view.is_leaving(host_of(task))]
     if leaving:
         return places, view.departures(leaving)
@@ -114,9 +114,9 @@ def _wanted(view: ClusterView, cluster: Cluster) -> tuple[Places, Reasons] | Non
     if chiefs and all_slots(view, Role.CHIEF):
         # It saves before its node leaves: the data queues are on that node, and their state is saved with the
         # checkpoint.
-        return places, (*view.departures(chiefs[:1]), Code.CHIEF_LEAVES())
-    small = [task for task in current if task.memory < limit_of(limits, cluster, Role.PS, task.rank)]
-    return (places, (Code.MORE_MEMORY(tasks=task_keys(small)),)) if small else None
+        return places, (*view.departures(chiefs[:1]), ClusterCode.CHIEF_LEAVES())
+    small = [task for task in current if task.memory_mib < limit_of(limits, cluster, Role.PS, task.rank)]
+    return (places, (ClusterCode.MORE_MEMORY(tasks=task_keys(small)),)) if small else None
 
 
 def _begin(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -127,11 +127,13 @@ def _begin(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         return None
     places, why = wanted
     cluster, tasks = new_tasks(view, cluster, Role.PS, places, cluster.version + 1)
-    return _with_next(view, plan, cluster, (*why, Code.NEXT_START(tasks=task_keys(tasks))), Stage.CHANGING, tasks)
+    return _with_next(
+        view, plan, cluster, (*why, ClusterCode.NEXT_START(tasks=task_keys(tasks))), Stage.CHANGING, tasks
+    )
 
 
 def _with_next(
-    view: ClusterView, plan: Plan, cluster: Cluster, reasons: Reasons, stage: Stage, tasks: tuple[Task, ...] = ()
+    view: ClusterView, plan: Plan, cluster: Cluster, reasons: Reasons, stage: Stage, tasks: tuple[PlannedTask, ...] = ()
 ) -> Plan:
     """The plan with these next servers; without any, another change may begin."""
     return view.update(
@@ -150,11 +152,11 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         charged = msgspec.structs.replace(charged, outcome=None)
         reasons = text.lost_tasks(losses)
         if problem:
-            reasons = (*reasons, *problem, Code.CHANGE_GIVEN_UP())
+            reasons = (*reasons, *problem, ClusterCode.CHANGE_GIVEN_UP())
         return _with_next(view, plan, charged, reasons, Stage.TRAINING)
     wanted = _wanted(view, cluster)
     if is_known and (wanted is None or not _fits(view, cluster, wanted[0])):
-        return _with_next(view, plan, cluster, (Code.OTHERS_WANTED(),), Stage.TRAINING)
+        return _with_next(view, plan, cluster, (ClusterCode.OTHERS_WANTED(),), Stage.TRAINING)
     chief_is_ready = any(view.is_ready(task) for task in tasks_of(cluster, Role.CHIEF))
     if not chief_is_ready or not all(view.is_ready(task) for task in cluster.next_servers):
         return None
@@ -163,7 +165,7 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     return view.update(
         plan,
         cluster,
-        (Code.NEXT_READY(number=len(cluster.next_servers)),),
+        (ClusterCode.NEXT_READY(number=len(cluster.next_servers)),),
         stage=Stage.PAUSING,
         since=view.now,
         until=view.now + view.limits.save_timeout,
@@ -174,9 +176,9 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
 def _fits(view: ClusterView, cluster: Cluster, places: Places) -> bool:
     """Whether the next servers are still what is wanted."""
     tasks = cluster.next_servers
-    small = any(task.memory < limit_of(view.limits, cluster, Role.PS, task.rank) for task in tasks)
+    small = any(task.memory_mib < limit_of(view.limits, cluster, Role.PS, task.rank) for task in tasks)
     return len(tasks) == len(places) and not small and not any(view.is_leaving(host_of(task)) for task in tasks)
 
 
-def _has_begun(view: ClusterView, task: Task) -> bool:
+def _has_begun(view: ClusterView, task: PlannedTask) -> bool:
     return view.stage_of(task) not in (None, TaskStage.HELD)

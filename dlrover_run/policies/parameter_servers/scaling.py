@@ -17,16 +17,16 @@ from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     DesiredReplicas,
     EndCause,
+    PlannedTask,
     Role,
     ScaleAnswer,
     ServerBounds,
-    Task,
     TaskEnd,
 )
 from dlrover_run.policies.parameter_servers.placement import all_slots
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules, Loss
-from dlrover_run.policies.parameter_servers.text import Code
+from dlrover_run.policies.parameter_servers.text import ClusterCode
 from dlrover_run.policies.parameter_servers.versions import begin_version, fail
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, tasks_of
 
@@ -81,7 +81,7 @@ def _refusal(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredRe
     current = len(tasks_of(cluster, Role.PS))
     trains = plan.phase is PlanPhase.TRAINING
     if trains and request.ps != current and not may_try_servers(view.limits, cluster):
-        return (Code.SERVERS_NOT_TRIED(present=current),)
+        return (ClusterCode.SERVERS_NOT_TRIED(present=current),)
     return ()
 
 
@@ -90,7 +90,7 @@ def out_of_range(request: DesiredReplicas, limits: ClusterRules) -> Reasons:
     for role, spec in ROLES.items():
         number, (least, most) = request.of(role), limits.replicas(role)
         if number is not None and not least <= number <= most:
-            code = Code.OUT_OF_FIXED if least == most else Code.OUT_OF_RANGE
+            code = ClusterCode.OUT_OF_FIXED if least == most else ClusterCode.OUT_OF_RANGE
             return (code(flag=spec.flag, wanted=number, least=least, most=most),)
     return ()
 
@@ -105,7 +105,7 @@ def _too_few_slots(view: ClusterView, plan: Plan, cluster: Cluster, request: Des
         needed = sum(rank not in succeeded for rank in range(request.of(role) or 0))
         if found < needed:
             short.append(text.replicas(role, found))
-    return (Code.NO_SLOTS(slots=" and ".join(short)),) if short else ()
+    return (ClusterCode.NO_SLOTS(slots=" and ".join(short)),) if short else ()
 
 
 def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> Reasons:
@@ -117,13 +117,13 @@ def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: Desi
             continue
         current, is_set = len(tasks_of(cluster, role)), spec.loss is Loss.NEW_VERSION
         if plan.phase is not PlanPhase.TRAINING:
-            code = Code.WHEN_IT_TRAINS
+            code = ClusterCode.WHEN_IT_TRAINS
         elif is_set and cluster.stage in LEAVING_STAGES:
-            code = Code.NEXT_SET_FITS if number == len(cluster.next_servers) else Code.NEW_SET
+            code = ClusterCode.NEXT_SET_FITS if number == len(cluster.next_servers) else ClusterCode.NEW_SET
         elif number == current:
-            code = Code.ALREADY_THERE
+            code = ClusterCode.ALREADY_THERE
         else:
-            code = Code.NEW_SET if is_set else Code.WORKERS_CHANGE
+            code = ClusterCode.NEW_SET if is_set else ClusterCode.WORKERS_CHANGE
         reasons.append(code(replicas=text.replicas(role, number), number=number, slots=all_slots(view, role)))
     return tuple(reasons)
 
@@ -154,7 +154,9 @@ def _narrowed(known: ServerBounds | None, reported: ServerBounds) -> ServerBound
     return msgspec.structs.replace(reported, least=least, most=most)
 
 
-def _with_other_servers(view: ClusterView, plan: Plan, cluster: Cluster, chief: Task, bounds: ServerBounds) -> Plan:
+def _with_other_servers(
+    view: ClusterView, plan: Plan, cluster: Cluster, chief: PlannedTask, bounds: ServerBounds
+) -> Plan:
     """The plan with the number of servers that the model was trained with, or else with the number that the chief has
     computed. The same number is never tried twice."""
     if view.pending_reconnect(plan) is not None:
@@ -162,16 +164,16 @@ def _with_other_servers(view: ClusterView, plan: Plan, cluster: Cluster, chief: 
     limits, known, present = view.limits, cluster.server_bounds, len(tasks_of(cluster, Role.PS))
     number = cluster.proven_servers if cluster.proven_servers not in (0, present) else bounds.least
     was_tried = known is not None and known.least == known.most == present
-    code = Code.PARTS_DIFFER if bounds.parts else Code.PARTS_UNKNOWN
+    code = ClusterCode.PARTS_DIFFER if bounds.parts else ClusterCode.PARTS_UNKNOWN
     refused = code(table=bounds.table, parts=bounds.parts, refused=bounds.refused, present=present)
     remedy: Reasons = ()
     if number in (0, present) or was_tried:
-        remedy = (Code.AS_WHEN_WRITTEN(),)
+        remedy = (ClusterCode.AS_WHEN_WRITTEN(),)
     elif not limits.min_ps <= number <= limits.max_ps:
-        remedy = (Code.START_WITH(number=number),)
+        remedy = (ClusterCode.START_WITH(number=number),)
     loss = LostTask(chief, TaskEnd(EndCause.FAILURE, render((refused, *remedy))))
     if remedy:
         return fail(view, plan, cluster, text.lost_tasks([loss]), loss)
     exact = msgspec.structs.replace(bounds, least=number, most=number, refused=0)
-    why = (*text.lost_tasks([loss]), Code.SERVERS_NEEDED(number=number))
+    why = (*text.lost_tasks([loss]), ClusterCode.SERVERS_NEEDED(number=number))
     return begin_version(view, plan, msgspec.structs.replace(cluster, server_bounds=exact), why, rolled_back=True)

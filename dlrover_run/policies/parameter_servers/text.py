@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dlrover_run.coordination.reasons import Code as CoreCode
-from dlrover_run.coordination.reasons import Reason, ReasonCode, Reasons, register, shown_names
+from dlrover_run.coordination.reasons import Code, Reason, ReasonCode, Reasons, register, shown_names
 from dlrover_run.coordination.text import counted, join_words
-from dlrover_run.policies.parameter_servers.model import NAME, Cluster, DesiredReplicas, Role, ServerBounds, Task
+from dlrover_run.policies.parameter_servers.model import NAME, Cluster, DesiredReplicas, PlannedTask, Role, ServerBounds
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.policies.parameter_servers.view import LostTask
 
@@ -18,7 +17,7 @@ MAX_ENDS_SHOWN = 3
 """How many ends are named one by one: those of a thousand tasks would fill the screen."""
 
 
-class Code(ReasonCode):
+class ClusterCode(ReasonCode):
     """The reasons of a cluster."""
 
     # While no version runs.
@@ -126,21 +125,21 @@ class Code(ReasonCode):
     ENDING = "the chief has succeeded, and the other tasks end"
 
 
-register(Code, f"{NAME}.")
+register(ClusterCode, f"{NAME}.")
 
 
-def task_name(task: Task) -> str:
+def task_name(task: PlannedTask) -> str:
     """`ps-1 (rank 1) on host-b`. A role with one task, such as the chief, has no rank in it."""
     rank = f" (rank {task.rank})" if ROLES[task.role].numbered else ""
     return f"{task.key}{rank} on {task.host}"
 
 
-def task_names(tasks: Sequence[Task]) -> tuple[str, ...]:
+def task_names(tasks: Sequence[PlannedTask]) -> tuple[str, ...]:
     """The tasks with ranks and hosts, as far as they are shown."""
     return shown_names([task_name(task) for task in tasks])
 
 
-def task_keys(tasks: Sequence[Task]) -> tuple[str, ...]:
+def task_keys(tasks: Sequence[PlannedTask]) -> tuple[str, ...]:
     """The tasks by their keys, as far as they are shown."""
     return shown_names([str(task.key) for task in tasks])
 
@@ -152,40 +151,44 @@ def memory_size(memory: int) -> str:
 
 def lost_tasks(losses: Sequence[LostTask]) -> Reasons:
     """How these tasks have ended."""
-    shown = [Code.LOST(task=task_name(loss.task), what=loss.end.what) for loss in losses[:MAX_ENDS_SHOWN]]
+    shown = [ClusterCode.LOST(task=task_name(loss.task), what=loss.end.exit_text) for loss in losses[:MAX_ENDS_SHOWN]]
     more = len(losses) - len(shown)
-    return (*shown, Code.MORE_LOST(number=more)) if more else tuple(shown)
+    return (*shown, ClusterCode.MORE_LOST(number=more)) if more else tuple(shown)
 
 
-def replacements(losses: Sequence[LostTask], tasks: Sequence[Task]) -> Reasons:
+def replacements(losses: Sequence[LostTask], tasks: Sequence[PlannedTask]) -> Reasons:
     """Which of the tasks take the places of those that were lost."""
     before = {loss.task.rank: loss.task for loss in losses}
     successors = [task for task in tasks if task.rank in before]
     if not successors:
         return ()
     moved = {task.host for task in successors} - {loss.task.host for loss in losses}
-    code = Code.TAKES_PLACE_ON if moved else Code.TAKES_PLACE
+    code = ClusterCode.TAKES_PLACE_ON if moved else ClusterCode.TAKES_PLACE
     reasons = [code(tasks=task_keys(successors), hosts=shown_names(sorted(moved)))]
-    more = [task for task in successors if task.memory != before[task.rank].memory]
+    more = [task for task in successors if task.memory_mib != before[task.rank].memory_mib]
     is_one = len(successors) == 1
     for task in more[:MAX_ENDS_SHOWN]:
-        old, memory = memory_size(before[task.rank].memory), memory_size(task.memory)
-        reasons.append((Code.GETS_MEMORY if is_one else Code.ONE_GETS_MEMORY)(task=task.key, memory=memory, before=old))
+        old, memory = memory_size(before[task.rank].memory_mib), memory_size(task.memory_mib)
+        reasons.append(
+            (ClusterCode.GETS_MEMORY if is_one else ClusterCode.ONE_GETS_MEMORY)(
+                task=task.key, memory=memory, before=old
+            )
+        )
     if len(more) > MAX_ENDS_SHOWN:
-        reasons.append(Code.OTHERS_GET_MEMORY(number=len(more) - MAX_ENDS_SHOWN))
+        reasons.append(ClusterCode.OTHERS_GET_MEMORY(number=len(more) - MAX_ENDS_SHOWN))
     return tuple(reasons)
 
 
 def restarts_used(most: int, role: Role, with_memory: bool) -> Reason:
     """That all restarts of the role are used up."""
     whose = ROLES[role].label + " with more memory" * with_memory
-    return Code.RESTARTS_USED(most=most, whose=whose) if most else Code.NO_RESTARTS(whose=whose)
+    return ClusterCode.RESTARTS_USED(most=most, whose=whose) if most else ClusterCode.NO_RESTARTS(whose=whose)
 
 
 def goes_on_without(role: Role) -> Reason:
     """That the tasks of a role that is not required are not started again."""
     spec = ROLES[role]
-    return Code.GOES_ON_WITHOUT(role=spec.label, number=2 if spec.numbered else 1, purpose=spec.purpose)
+    return ClusterCode.GOES_ON_WITHOUT(role=spec.label, number=2 if spec.numbered else 1, purpose=spec.purpose)
 
 
 def restored(step: int, before: int, paused: bool) -> Reasons:
@@ -193,13 +196,13 @@ def restored(step: int, before: int, paused: bool) -> Reasons:
     may have been more steps, which were not reported."""
     if step < 0 or (step == 0 and before < 0):
         return ()
-    where = Code.RESTORED(step=step) if step else Code.BEGUN_ANEW()
+    where = ClusterCode.RESTORED(step=step) if step else ClusterCode.BEGUN_ANEW()
     if before < 0 or before == step == 0:
         return (where,)
     lost = max(0, before - step)
     if not lost:
-        return where, (Code.NO_STEP_LOST() if paused else Code.LAST_REPORTED())
-    return where, (Code.STEPS_LOST if paused else Code.AT_LEAST_LOST)(steps=lost)
+        return where, (ClusterCode.NO_STEP_LOST() if paused else ClusterCode.LAST_REPORTED())
+    return where, (ClusterCode.STEPS_LOST if paused else ClusterCode.AT_LEAST_LOST)(steps=lost)
 
 
 def shortage(missing: Sequence[tuple[Role, int, int]], cluster: Cluster, limits: ClusterRules) -> Reasons:
@@ -216,34 +219,34 @@ def shortage(missing: Sequence[tuple[Role, int, int]], cluster: Cluster, limits:
         else:
             spec = ROLES[role]
             parts.append(f"{number} of at least {least} {spec.label}" if spec.numbered else f"no {spec.noun}")
-    return (Code.SHORTAGE(room=" and ".join(parts)),) if parts else ()
+    return (ClusterCode.SHORTAGE(room=" and ".join(parts)),) if parts else ()
 
 
 def too_few_tasks(role: Role, number: int, least: int, seconds: float) -> Reason:
     """That there was no slot for the minimum of a role in that time."""
     spec = ROLES[role]
     if not spec.numbered:
-        return Code.NO_TASK(task=spec.counted(least), seconds=seconds)
-    return Code.TOO_FEW_TASKS(number=number, least=least, role=spec.label, seconds=seconds)
+        return ClusterCode.NO_TASK(task=spec.counted(least), seconds=seconds)
+    return ClusterCode.TOO_FEW_TASKS(number=number, least=least, role=spec.label, seconds=seconds)
 
 
 def too_few_nodes(hosts: Sequence[str], seconds: float) -> Reason:
     """That too few nodes have come in that time."""
-    code = Code.TOO_FEW_NODES if hosts else Code.NO_NODE_HERE
+    code = ClusterCode.TOO_FEW_NODES if hosts else ClusterCode.NO_NODE_HERE
     return code(hosts=shown_names(hosts), seconds=seconds)
 
 
 def gathering(hosts: Sequence[str], rest: Reasons) -> Reasons:
     """Which nodes are here, and what they wait for."""
-    named = (CoreCode.NAMED(names=shown_names(hosts)),) if hosts else ()
-    return (Code.NODES_HERE(number=len(hosts)), *named, *rest)
+    named = (Code.NAMED(names=shown_names(hosts)),) if hosts else ()
+    return (ClusterCode.NODES_HERE(number=len(hosts)), *named, *rest)
 
 
 def others_may_come(slots: Mapping[Role, int], limits: ClusterRules) -> Reason:
     """The slots of the nodes that are here, as far as the job would use them."""
     most = {role: limits.replicas(role)[1] for role, spec in ROLES.items() if spec.numbered}
     room = [f"{min(slots[role], number)} of {replicas(role, number)}" for role, number in most.items()]
-    return Code.OTHERS_MAY_COME(slots=" and ".join(room))
+    return ClusterCode.OTHERS_MAY_COME(slots=" and ".join(room))
 
 
 def training(cluster: Cluster) -> Reasons:
@@ -252,26 +255,26 @@ def training(cluster: Cluster) -> Reasons:
     here = [spec.counted(sum(task.role is role for task in cluster.tasks)) for role, spec in bound]
     over = {role: number for role in ROLES if (number := len(cluster.role_state(role).succeeded))}
     tasks = [replicas(role, number) if ROLES[role].numbered else ROLES[role].label for role, number in over.items()]
-    succeeded = (Code.SUCCEEDED(tasks=join_words(tasks), number=sum(over.values())),) if tasks else ()
-    return (Code.TRAINING(tasks=join_words(here)), *succeeded, Code.SPARE())
+    succeeded = (ClusterCode.SUCCEEDED(tasks=join_words(tasks), number=sum(over.values())),) if tasks else ()
+    return (ClusterCode.TRAINING(tasks=join_words(here)), *succeeded, ClusterCode.SPARE())
 
 
 def reshaped(before: int, after: int) -> Reason:
     """Which servers a planned change has put in place of the former ones."""
-    return (Code.RESIZED if after != before else Code.STARTED_ANEW)(after=after, before=before)
+    return (ClusterCode.RESIZED if after != before else ClusterCode.STARTED_ANEW)(after=after, before=before)
 
 
 def bounded(bounds: ServerBounds) -> Reason:
     """How many parameter servers the tables of the model allow, and why."""
     exact = 1 if bounds.least == bounds.most else 0
-    return Code.BOUNDED(exact=exact, least=bounds.least, table=bounds.table, parts=bounds.parts)
+    return ClusterCode.BOUNDED(exact=exact, least=bounds.least, table=bounds.table, parts=bounds.parts)
 
 
 def scale_requested(host: str, request: DesiredReplicas, refusal: Reasons) -> Reasons:
     """What was requested through a node, and why it is refused if it is."""
     asked = "; and for ".join(replicas(role, number) for role in ROLES if (number := request.of(role)) is not None)
-    requested = Code.REQUEST(host=host, replicas=asked or "nothing")
-    return (requested, Code.REFUSED(), *refusal) if refusal else (requested,)
+    requested = ClusterCode.REQUEST(host=host, replicas=asked or "nothing")
+    return (requested, ClusterCode.REFUSED(), *refusal) if refusal else (requested,)
 
 
 def replicas(role: Role, number: int) -> str:

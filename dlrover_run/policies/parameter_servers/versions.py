@@ -9,10 +9,9 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
 from dlrover_run.coordination.model import Failure, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import Code as CoreCode
-from dlrover_run.coordination.reasons import Reasons, chain
+from dlrover_run.coordination.reasons import Code, Reasons, chain
 from dlrover_run.policies.parameter_servers import text
-from dlrover_run.policies.parameter_servers.model import Cluster, Role, RoleState, Stage, Task, TaskStage
+from dlrover_run.policies.parameter_servers.model import Cluster, PlannedTask, Role, RoleState, Stage, TaskStage
 from dlrover_run.policies.parameter_servers.placement import (
     all_slots,
     desired_ranks,
@@ -23,14 +22,14 @@ from dlrover_run.policies.parameter_servers.placement import (
     spread,
 )
 from dlrover_run.policies.parameter_servers.rules import ROLES, Loss
-from dlrover_run.policies.parameter_servers.text import Code
+from dlrover_run.policies.parameter_servers.text import ClusterCode
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, host_of, tasks_of
 
 
 def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan that follows while no version runs; None when nothing changes now."""
     if view.all_have_left:
-        gone = (*plan.reasons, CoreCode.NO_NODE_LEFT()) if cluster.version else (CoreCode.EVERY_NODE_LEFT(),)
+        gone = (*plan.reasons, Code.NO_NODE_LEFT()) if cluster.version else (Code.EVERY_NODE_LEFT(),)
         return fail(view, plan, Cluster.find(plan.policy), gone)
     if _is_empty(view, plan):
         return None
@@ -42,9 +41,9 @@ def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         before = plan.reasons if plan.key.number else ()
         too_few = text.too_few_nodes(hosts, _gather_timeout(view, plan))
         return fail(view, plan, Cluster.find(plan.policy), (*before, too_few, *short))
-    why = plan.reasons if plan.key.number else (Code.NODES_HERE(number=len(hosts)),)
+    why = plan.reasons if plan.key.number else (ClusterCode.NODES_HERE(number=len(hosts)),)
     if not plan.key.number and not _is_full(view, cluster):
-        why = (*why, CoreCode.LAST_CALL_OVER(seconds=view.rules.last_call_timeout))
+        why = (*why, Code.LAST_CALL_OVER(seconds=view.rules.last_call_timeout))
     return begin_version(view, plan, cluster, why, rolled_back=bool(plan.key.number))
 
 
@@ -61,7 +60,7 @@ def gather_text(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[Reason
     """What nodes wait for while no version runs, and until when."""
     hosts = [p.report.host for p in view.hosts]
     if _is_empty(view, plan):
-        return text.gathering(hosts, (Code.JOB_IS_FOR(size=view.limits.job_size()),)), None
+        return text.gathering(hosts, (ClusterCode.JOB_IS_FOR(size=view.limits.job_size()),)), None
     short, deadline = _awaited(view, plan, cluster)
     others = text.others_may_come({role: all_slots(view, role) for role in ROLES}, view.limits)
     return text.gathering(hosts, short or (others,)), None if deadline is None else deadline.at
@@ -142,10 +141,10 @@ def begin_version(
             tasks += new
     successors = text.replacements(losses, next_servers)
     if successors and len(next_servers) > len(losses):
-        successors = (*successors, Code.ALL_RESTART())
+        successors = (*successors, ClusterCode.ALL_RESTART())
     is_fewer = len(next_servers) < len(desired_ranks(limits, cluster, Role.PS))
-    fewer = (Code.FEWER_SERVERS(number=len(next_servers)),) if is_fewer else ()
-    reasons = chain((Code.VERSION(number=number),), *why, *successors, *fewer)
+    fewer = (ClusterCode.FEWER_SERVERS(number=len(next_servers)),) if is_fewer else ()
+    reasons = chain((ClusterCode.VERSION(number=number),), *why, *successors, *fewer)
     cluster = msgspec.structs.replace(_starting(view, cluster, (*tasks, *kept)), version=number)
     key = RoundKey(plan.epoch, number)
     return update_plan(plan, view.now, phase=PlanPhase.TRAINING, key=key, policy=cluster, reasons=reasons, **common)
@@ -157,7 +156,7 @@ def fail(
     """The job fails, because of the end of a task if there is one."""
     failure = plan.failure
     if loss is not None:
-        failure = Failure(loss.task.rank, loss.task.host, loss.end.what, trace=loss.end.trace)
+        failure = Failure(loss.task.rank, loss.task.host, loss.end.exit_text, trace=loss.end.trace)
     phase = PlanPhase.FAILED
     return update_plan(
         plan, view.now, phase=phase, since=view.now, policy=cluster, reasons=chain(reasons), failure=failure
@@ -183,7 +182,7 @@ def _rolled_back(state: RoleState) -> RoleState:
     return state if ROLES[state.role].outlives_versions else msgspec.structs.replace(state, succeeded=())
 
 
-def _next_servers(view: ClusterView, cluster: Cluster, number: int) -> tuple[Cluster, tuple[Task, ...]]:
+def _next_servers(view: ClusterView, cluster: Cluster, number: int) -> tuple[Cluster, tuple[PlannedTask, ...]]:
     ready = cluster.next_servers
     lost = any(view.loss_of(cluster, task) is not None or view.is_leaving(host_of(task)) for task in ready)
     allowed = cluster.server_bounds is None or cluster.server_bounds.allow(len(ready))
@@ -192,7 +191,7 @@ def _next_servers(view: ClusterView, cluster: Cluster, number: int) -> tuple[Clu
     return new_tasks(view, cluster, Role.PS, server_places(view, cluster), number)
 
 
-def _starting(view: ClusterView, cluster: Cluster, tasks: tuple[Task, ...]) -> Cluster:
+def _starting(view: ClusterView, cluster: Cluster, tasks: tuple[PlannedTask, ...]) -> Cluster:
     """The cluster with these tasks, before anything is known of them."""
     return msgspec.structs.replace(
         cluster,
@@ -209,7 +208,7 @@ def _starting(view: ClusterView, cluster: Cluster, tasks: tuple[Task, ...]) -> C
     )
 
 
-def _continues(view: ClusterView, task: Task) -> bool:
+def _continues(view: ClusterView, task: PlannedTask) -> bool:
     return view.runs(task) and not view.is_leaving(host_of(task))
 
 
@@ -228,7 +227,7 @@ def note_ports(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     return None if noted == cluster else view.update(plan, noted)
 
 
-def _with_address(view: ClusterView, task: Task, chief_is_left: bool) -> Task:
+def _with_address(view: ClusterView, task: PlannedTask, chief_is_left: bool) -> PlannedTask:
     status = view.status_of(task)
     if task.port or status is None or not status.port or status.stage is TaskStage.ENDED:
         return task
@@ -261,7 +260,7 @@ def open_gate(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             view,
             plan,
             cluster,
-            (*plan.reasons, Code.LEFTOVER(task=key or "a process", host=view.members[node].report.host)),
+            (*plan.reasons, ClusterCode.LEFTOVER(task=key or "a process", host=view.members[node].report.host)),
         )
     status = view.status_of(chief)
     step, reached = (status.restored, status.reached) if status is not None else (-1, -1)

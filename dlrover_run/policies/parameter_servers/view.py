@@ -14,14 +14,13 @@ from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, Plan
 from dlrover_run.coordination.ranks import natural_order
-from dlrover_run.coordination.reasons import Code as CoreCode
-from dlrover_run.coordination.reasons import Reasons, chain, shown_names
+from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
+    PlannedTask,
     Role,
-    Task,
     TaskEnd,
     TaskKey,
     TaskStage,
@@ -35,7 +34,7 @@ from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules, Mi
 class LostTask:
     """A task that has ended or is given up. A `free` one costs no restart: its node is lost or leaving."""
 
-    task: Task
+    task: PlannedTask
     end: TaskEnd
     free: bool = False
 
@@ -104,29 +103,29 @@ class ClusterView:
         nodes = [p for p in self.members.values() if p.report.policy is None or not p.report.policy.is_client]
         return any(p.has_left for p in nodes) and all(p.has_left or p.is_lost(self.now) for p in nodes)
 
-    def status_of(self, task: Task) -> TaskStatus | None:
+    def status_of(self, task: PlannedTask) -> TaskStatus | None:
         """The latest report of the task's node about the task."""
         return self._statuses.get((host_of(task), task.key))
 
-    def stage_of(self, task: Task) -> TaskStage | None:
+    def stage_of(self, task: PlannedTask) -> TaskStage | None:
         """How far the task is; None while its node has not reported it."""
         status = self.status_of(task)
         return None if status is None else status.stage
 
-    def runs(self, task: Task) -> bool:
+    def runs(self, task: PlannedTask) -> bool:
         """Whether the task has a process."""
         return self.stage_of(task) in (TaskStage.STARTED, TaskStage.READY)
 
-    def is_ready(self, task: Task) -> bool:
+    def is_ready(self, task: PlannedTask) -> bool:
         """Whether the task is ready, and its node here."""
         return self.stage_of(task) is TaskStage.READY and not self.is_lost(host_of(task))
 
-    def has_succeeded(self, task: Task) -> bool:
+    def has_succeeded(self, task: PlannedTask) -> bool:
         """Whether the task has ended with exit code 0, even if its node was lost after that."""
         status = self.status_of(task)
         return status is not None and status.end is not None and status.end.cause is EndCause.SUCCESS
 
-    def loss_of(self, cluster: Cluster, task: Task) -> LostTask | None:
+    def loss_of(self, cluster: Cluster, task: PlannedTask) -> LostTask | None:
         """How the task was lost, if it was."""
         status, host = self.status_of(task), host_of(task)
         if status is not None and status.stage is TaskStage.ENDED:
@@ -142,11 +141,11 @@ class ClusterView:
             return LostTask(task, TaskEnd(EndCause.FAILURE, what))
         return None
 
-    def losses_of(self, cluster: Cluster, tasks: tuple[Task, ...]) -> list[LostTask]:
+    def losses_of(self, cluster: Cluster, tasks: tuple[PlannedTask, ...]) -> list[LostTask]:
         """Those of the tasks that were lost."""
         return [loss for task in tasks if (loss := self.loss_of(cluster, task)) is not None]
 
-    def ready_deadline(self, cluster: Cluster, task: Task) -> float | None:
+    def ready_deadline(self, cluster: Cluster, task: PlannedTask) -> float | None:
         """When the task is given up unless it is ready by then; None while it waits for other tasks, or has no
         limit."""
         stage, after = self.stage_of(task), ROLES[task.role].ready_after
@@ -187,16 +186,16 @@ class ClusterView:
             found += [(key, one.key) for one in reported if one.stage is not TaskStage.ENDED and one.key not in wanted]
         return found
 
-    def departures(self, tasks: Sequence[Task]) -> Reasons:
+    def departures(self, tasks: Sequence[PlannedTask]) -> Reasons:
         """That the nodes of these tasks leave, and because of which signal where that is known."""
         hosts: dict[str, list[str]] = {}
         for node, host in {host_of(task): task.host for task in tasks}.items():
             p = self.members.get(node)
             hosts.setdefault("" if p is None else p.report.ended_by, []).append(host)
         return tuple(
-            CoreCode.ENDED_BY_SIGNAL(names=shown_names(names), number=len(names), signal=signal)
+            Code.ENDED_BY_SIGNAL(names=shown_names(names), number=len(names), signal=signal)
             if signal
-            else CoreCode.ASKED_TO_LEAVE(names=shown_names(names), number=len(names))
+            else Code.ASKED_TO_LEAVE(names=shown_names(names), number=len(names))
             for signal, names in hosts.items()
         )
 
@@ -206,22 +205,22 @@ class ClusterView:
         return update_plan(plan, self.now, policy=msgspec.structs.replace(cluster, **changes), **values)
 
 
-def host_of(task: Task) -> NodeKey:
+def host_of(task: PlannedTask) -> NodeKey:
     """The node that hosts the task."""
     return NodeKey(task.node_id, task.incarnation)
 
 
-def tasks_of(cluster: Cluster, role: Role) -> tuple[Task, ...]:
+def tasks_of(cluster: Cluster, role: Role) -> tuple[PlannedTask, ...]:
     """The tasks of that role in this version."""
     return tuple(task for task in cluster.tasks if task.role is role)
 
 
-def without(cluster: Cluster, *tasks: Task) -> Cluster:
+def without(cluster: Cluster, *tasks: PlannedTask) -> Cluster:
     """The cluster without these tasks."""
     keys = {task.key for task in tasks}
     return msgspec.structs.replace(cluster, tasks=tuple(one for one in cluster.tasks if one.key not in keys))
 
 
-def with_task(cluster: Cluster, task: Task) -> Cluster:
+def with_task(cluster: Cluster, task: PlannedTask) -> Cluster:
     """The cluster with one more task."""
     return msgspec.structs.replace(cluster, tasks=(*cluster.tasks, task))
