@@ -27,9 +27,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
-demo: $(VENV)/.demo ## train the MNIST example with two workers on real handwritten digits
-	$(BIN)/python -m dlrover_run --standalone --nproc-per-node=2 --max-restarts=3 \
-		examples/mnist/cnn_train.py --digits_dir demo/mnist_digits --num_epochs 5
+demo: $(VENV)/.demo ## train on real handwritten digits with two workers, and kill one of them
+	$(BIN)/python examples/mnist/demo.py --directory demo
 
 demo-tf: $(VENV)/.demo-tf $(TF)/.made ## train the Criteo example with two parameter servers, and kill one of them
 	$(BIN)/python examples/criteo_deeprec/demo.py --python $(TF)/bin/python --directory demo/criteo

@@ -312,3 +312,19 @@ def test_refuses_arguments_that_make_no_sense(
         cnn_train.parse_arguments(args)
     assert exit_.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_demo_kills_a_worker_and_continues(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE / "demo.py", "--directory", tmp_path / "demo"],
+        cwd=tmp_path, timeout=RUN_TIMEOUT, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    step = re.search(
+        r"^demo: after the kill the workers continued from the checkpoint of step (\d+)$", done.stdout, re.M
+    )
+    assert step is not None
+    assert int(step[1]) >= 60
+    assert "was killed by SIGKILL, not by the launcher; restart 1 of 3" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"demo"}, "nothing is left beside the directory"
