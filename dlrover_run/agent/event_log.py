@@ -28,6 +28,9 @@ from dlrover_run.events.records import (
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
 
+TASK_STAGES = ("store", "step")
+"""The stages of a task of `tf-ps-run`: it is ready, and it has made a step or serves others."""
+
 
 def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[str], None]) -> Events:
     """The event log of this agent, which is written from the first event on. `warn` is called from another
@@ -37,6 +40,8 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
         return NO_EVENTS
     from dlrover_run.events.writer import EventFile, EventWriter
 
+    policy = job.rules.policy
+    has_rounds = policy is None or policy.has_rounds
     began = round(time.monotonic(), 6)
     opened = LogOpened(
         time=datetime.now(UTC),
@@ -46,9 +51,10 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
         host=display_name(job),
         node_id=job.node_id or str(os.getpid()),
         pid=os.getpid(),
-        workers=job.workers_per_node,
+        workers=job.workers_per_node if has_rounds else 0,
         began=began,
         program=program,
+        stages=() if has_rounds else TASK_STAGES,
     )
     return EventWriter(EventFile(path, opened), warn)
 

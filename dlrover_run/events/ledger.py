@@ -1,6 +1,7 @@
 """Where the time of a job went: each microsecond of each worker's place belongs to one phase. Pure.
 
 A *place* is one local rank of one agent, from the agent's begin to its end; the worker in it changes with each round.
+In a job of `tf-ps-run` it is one role and rank, from where a task of it first runs on that agent.
 The segments of a place follow each other without a gap or an overlap, whatever the events are, so the phases always add
 up to the wall clock. What the log cannot show (the end of a killed agent, events that did not fit on the disk, files
 that were rotated away) is UNKNOWN, and is not guessed.
@@ -9,14 +10,18 @@ that were rotated away) is UNKNOWN, and is not guessed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
     AgentEnded,
     CheckEnded,
+    CheckpointRestored,
     CheckpointSeen,
     CheckStarted,
     Event,
@@ -44,8 +49,8 @@ class TimePhase(enum.StrEnum):
     START: the agent and the processes of the first round begin. RENDEZVOUS: the node has no ranks, and waits for other
     nodes or for its coordinator. CHECK: the health check. IMPORT: a worker runs, and has not reached its store. INIT:
     it has, and its first step is not done. TRAIN: it works. STALLED: it makes no progress. LOST: it worked, and the
-    result was lost with its round, as the last checkpoint is older. RESTART: its round has ended, and the worker of the
-    next one does not run yet. STOP: its work is done or has to end.
+    result was lost, as the last checkpoint is older. RESTART: its round has ended, and the worker of the next one does
+    not run yet. STOP: its work is done or has to end.
     """
 
     START = "start"
@@ -61,11 +66,14 @@ class TimePhase(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-_STAGES = {"script": TimePhase.IMPORT, "store": TimePhase.INIT, "step": TimePhase.TRAIN}
+_STAGES = {"store": TimePhase.INIT, "step": TimePhase.TRAIN}
+
+WORKS_AFTER = 60.0
+"""Seconds after which a worker that has ended without reaching any stage counts as one that worked."""
 
 
 @dataclass(frozen=True)
-class Segment:
+class TimeSegment:
     """One phase of a place, from `start` to `end` in microseconds of the host's monotonic clock."""
 
     start: int
@@ -79,7 +87,7 @@ class PlaceTimes:
 
     opened: LogOpened
     local_rank: int
-    segments: tuple[Segment, ...]
+    segments: tuple[TimeSegment, ...]
 
     @property
     def wall(self) -> int:
@@ -119,15 +127,33 @@ def build_ledger(logs: Sequence[AgentLog], until: datetime | None = None, runnin
     The time of an agent without an end lasts to `until`, or to its last event. It is unknown from its last event on,
     unless the caller knows that the agent is `running`: then its last phase continues.
     """
-    places = [place for log in logs for place in agent_times(log, until, running)]
-    return Ledger(tuple(places), any(isinstance(event, CheckpointSeen) for log in logs for event in log.events))
+    places = [
+        place for log in logs for place in agent_times(log, until, running, elsewhere=checkpoints_elsewhere(logs, log))
+    ]
+    return Ledger(tuple(places), any(_is_checkpoint(event) for log in logs for event in log.events))
 
 
-def agent_times(log: AgentLog, until: datetime | None = None, running: bool = False) -> list[PlaceTimes]:
-    """The time of each place of one agent."""
+def checkpoints_elsewhere(logs: Iterable[AgentLog], log: AgentLog) -> list[Event]:
+    """The events of checkpoints of the other agents, as on the clock of this one: a checkpoint is one of the job."""
+    found = [event for other in logs if other is not log for event in other.events if _is_checkpoint(event)]
+    head = log.opened
+    return [
+        msgspec.structs.replace(event, mono=head.mono + (event.time - head.time).total_seconds())
+        for event in sorted(found, key=lambda event: event.time)
+    ]
+
+
+def _is_checkpoint(event: Event) -> bool:
+    return isinstance(event, CheckpointSeen | CheckpointRestored)
+
+
+def agent_times(
+    log: AgentLog, until: datetime | None = None, running: bool = False, elsewhere: Sequence[Event] = ()
+) -> list[PlaceTimes]:
+    """The time of each place of one agent. `elsewhere` is what `checkpoints_elsewhere` returns."""
     began = microseconds(log.opened.began)
     account = _Account(log, began)
-    for event in log.events:
+    for event in _in_order(log.events, elsewhere):
         account.add(event)
     end = account.now
     if log.ended is None and until is not None:
@@ -143,32 +169,43 @@ def microseconds(seconds: float) -> int:
     return round(seconds * MICROSECONDS)
 
 
+def _in_order(own: Iterable[Event], elsewhere: Iterable[Event]) -> Iterator[Event]:
+    """The events of one agent in their order, and those of other agents between them, but not after the last."""
+    others = deque(elsewhere)
+    for event in own:
+        while others and others[0].mono <= event.mono:
+            yield others.popleft()
+        yield event
+
+
 class _Place:
     """One local rank while events are added. `segments` cover the time up to `since`, from which on `phase` holds."""
 
-    def __init__(self, began: int, phase: TimePhase) -> None:
-        self.segments: list[Segment] = []
+    def __init__(self, began: int, phase: TimePhase, segments: Sequence[TimeSegment] = ()) -> None:
+        self.segments = list(segments)
         self.since = began
         self.phase = phase
         self.live = False
+        self.role = ""
+        self.trains = True
 
     def enter(self, now: int, phase: TimePhase) -> None:
         """Begin another phase."""
         if now > self.since:
-            self.segments.append(Segment(self.since, now, self.phase))
+            self.segments.append(TimeSegment(self.since, now, self.phase))
             self.since = now
         self.phase = phase
 
     def lose(self, since: int) -> None:
         """What was worked from then on is lost."""
-        changed: list[Segment] = []
+        changed: list[TimeSegment] = []
         for each in self.segments:
             if each.phase is not TimePhase.TRAIN or each.end <= since:
                 changed.append(each)
                 continue
             if each.start < since:
-                changed.append(Segment(each.start, since, TimePhase.TRAIN))
-            changed.append(Segment(max(each.start, since), each.end, TimePhase.LOST))
+                changed.append(TimeSegment(each.start, since, TimePhase.TRAIN))
+            changed.append(TimeSegment(max(each.start, since), each.end, TimePhase.LOST))
         self.segments = changed
 
 
@@ -177,14 +214,18 @@ class _Account:
 
     def __init__(self, log: AgentLog, began: int) -> None:
         self.now = began
-        self._observes = bool(log.opened.stages)
-        self._checkpoint: int | None = None
+        self._first_phase = _first_phase(log)
+        self._ready_phases = _ready_phases(log)
+        self._checkpoints: list[tuple[int, int | None]] = []
         self._has_formed = False
         self._broken = False
         self._stops = False
-        self.places = [
-            _Place(began, TimePhase.UNKNOWN if log.torn_head else TimePhase.START) for _ in range(log.opened.workers)
-        ]
+        self._first_version: int | None = None
+        at_first = TimePhase.UNKNOWN if log.torn_head else TimePhase.START
+        self._grows = log.opened.workers == 0
+        # What a task is doing that has not been here: the agent has begun, and waits for other nodes.
+        self._next = _Place(began, at_first)
+        self.places = [_Place(began, at_first) for _ in range(log.opened.workers)]
 
     def add(self, event: Event) -> None:
         """Account for the time up to an event. A clock that went back does not: that time has been accounted for."""
@@ -192,17 +233,19 @@ class _Account:
         match event:
             case LogGap():
                 # Until an event shows what the places do now.
-                for place in self.places:
+                for place in self._all:
                     place.enter(before, TimePhase.UNKNOWN)
             case StopRequested() | JobEnded():
                 if isinstance(event, JobEnded) and event.phase == "failed":
                     self._break()
                 self._stops = True
-                self._enter(self.places, TimePhase.STOP)
+                self._enter(self._all, TimePhase.STOP)
             case AgentEnded():
-                self._enter(self.places, TimePhase.STOP)
-            case CheckpointSeen():
-                self._checkpoint = self.now
+                self._enter(self._all, TimePhase.STOP)
+            case CheckpointSeen(step=step):
+                self._checkpoints.append((self.now, step))
+            case CheckpointRestored(step=step):
+                self._restore(step)
             case WorkerExited():
                 self._exit(event)
             case _ if self._stops:
@@ -219,12 +262,12 @@ class _Account:
             case RoundClosed():
                 self._break()
                 self._enter(self.places, TimePhase.RESTART)
-            case WorkerStarted(local_rank=local_rank):
-                for place in self._place(local_rank):
-                    place.live = True
-                    place.enter(self.now, TimePhase.IMPORT if self._observes else TimePhase.TRAIN)
-            case WorkerReady(local_rank=local_rank, stage=stage) if stage in _STAGES:
-                self._enter(self._working(local_rank), _STAGES[stage])
+            case WorkerStarted():
+                self._start(event)
+            case WorkerReady(local_rank=local_rank, stage=stage, since=since) if stage in self._ready_phases:
+                at = self.now if since is None else min(self.now, microseconds(since))
+                for place in self._working(local_rank):
+                    place.enter(max(place.since, at), self._ready_phases[stage])
             case WorkerStalled(local_rank=local_rank, since=since):
                 for place in self._working(local_rank):
                     place.enter(max(place.since, min(self.now, microseconds(since))), TimePhase.STALLED)
@@ -237,8 +280,23 @@ class _Account:
     def close(self, end: int, known: bool) -> None:
         """Account for the time after the last event; unless its phase is `known`, it is not that of the last event."""
         for place in self.places:
+            if place.role and place.phase is TimePhase.RESTART:
+                # The task did not come back: it runs on another node, or is not needed any more.
+                place.phase = TimePhase.STOP
             place.enter(self.now, place.phase if known else TimePhase.UNKNOWN)
             place.enter(end, place.phase)
+
+    def _start(self, event: WorkerStarted) -> None:
+        if self._grows and event.local_rank == len(self.places):
+            if self._first_version is None:
+                self._first_version = event.round
+            if event.round == self._first_version:
+                self.places.append(_Place(self._next.since, self._next.phase, self._next.segments))
+            else:
+                self.places.append(_Place(self.now, TimePhase.START))
+        for place in self._place(event.local_rank):
+            place.live, place.role, place.trains = True, event.role, event.trains
+            place.enter(self.now, self._first_phase)
 
     def _exit(self, event: WorkerExited) -> None:
         for place in self._place(event.local_rank):
@@ -247,28 +305,42 @@ class _Account:
                 place.enter(self.now, TimePhase.STOP)
             else:
                 place.enter(self.now, TimePhase.RESTART)
-        if event.failed and not self._stops:
+        if event.failed and not self._stops and not event.role:
             # The other workers of the round only wait for the failed one from now on.
             self._break()
             self._enter([place for place in self.places if place.live], TimePhase.RESTART)
 
     def _break(self) -> None:
         """The round has ended without success: work after the last checkpoint is lost, once for each round."""
-        if self._broken or not self._has_formed:
+        if self._broken or not (self._has_formed or self._grows):
             return
-        self._broken = True
+        self._broken = not self._grows
         for place in self.places:
             if place.phase is TimePhase.TRAIN:
                 place.enter(self.now, TimePhase.RESTART)
-            if self._checkpoint is not None:
-                place.lose(self._checkpoint)
+        if self._checkpoints:
+            self._lose(self._checkpoints[-1][0])
+
+    def _restore(self, step: int) -> None:
+        """The model is that of the last checkpoint up to this step, or is as it was at the beginning."""
+        found = (at for at, saved in reversed(self._checkpoints) if saved is not None and saved <= step)
+        self._lose(next(found, 0))
+
+    def _lose(self, since: int) -> None:
+        for place in self.places:
+            if place.trains:
+                place.lose(since)
 
     def _enter(self, places: Iterable[_Place], phase: TimePhase) -> None:
         for place in places:
             place.enter(self.now, phase)
 
+    @property
+    def _all(self) -> list[_Place]:
+        return [*self.places, self._next]
+
     def _idle(self) -> list[_Place]:
-        return [place for place in self.places if not place.live]
+        return [place for place in self._all if not place.live]
 
     def _place(self, local_rank: int) -> list[_Place]:
         """The place of a local rank; none for a number that the agent does not have."""
@@ -279,12 +351,46 @@ class _Account:
         return [] if self._broken else [place for place in self._place(local_rank) if place.live]
 
 
-def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+def _observed(log: AgentLog) -> set[str]:
+    """The stages that show what a worker of this agent does: those that the agent observes, and, as soon as a worker
+    has worked without doubt, only those that one has reached. A script without process groups reaches no store."""
+    reached = {event.stage for event in log.events if isinstance(event, WorkerReady)}
+    has_worked = _has_worked(log)
+    return {stage for stage in log.opened.stages if stage in _STAGES and (stage in reached or not has_worked)}
+
+
+def _has_worked(log: AgentLog) -> bool:
+    """Whether a worker has succeeded, or has lived for longer than one that cannot start."""
+    began: dict[int, float] = {}
+    for event in log.events:
+        match event:
+            case WorkerStarted(local_rank=local_rank, mono=mono):
+                began[local_rank] = mono
+            case WorkerExited(local_rank=local_rank, mono=mono):
+                succeeded = event.code == 0 and not event.stopped_with
+                if succeeded or mono - began.get(local_rank, mono) >= WORKS_AFTER:
+                    return True
+    return False
+
+
+def _first_phase(log: AgentLog) -> TimePhase:
+    """What a worker does from its start."""
+    return TimePhase.IMPORT if _observed(log) else TimePhase.TRAIN
+
+
+def _ready_phases(log: AgentLog) -> dict[str, TimePhase]:
+    """What a worker does from each stage on."""
+    observed = _observed(log)
+    last = observed == {"store"}
+    return {stage: TimePhase.TRAIN if last else _STAGES[stage] for stage in observed}
+
+
+def _joined(segments: Sequence[TimeSegment]) -> tuple[TimeSegment, ...]:
     """The segments, those of one phase that follow each other as one."""
-    found: list[Segment] = []
+    found: list[TimeSegment] = []
     for each in segments:
         if found and found[-1].phase is each.phase:
-            found[-1] = Segment(found[-1].start, each.end, each.phase)
+            found[-1] = TimeSegment(found[-1].start, each.end, each.phase)
         else:
             found.append(each)
     return tuple(found)

@@ -38,8 +38,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 class LogOpened(Event, frozen=True, kw_only=True, tag="dlrover.log.opened"):
     """The first line of each file: the agent. `part` counts the files of this agent, from 0; `began` is when it began,
-    as `mono`. `workers` is the number of its workers in each round. `stages` are those that it observes (WorkerReady);
-    without any, a worker counts as training from its start."""
+    as `mono`. `workers` is the number of its workers in each round, 0 if it changes. `stages` are those that it
+    observes (WorkerReady); without any, a worker counts as training from its start."""
 
     schema: int
     job: str
@@ -104,62 +104,64 @@ class RoundClosed(Event, frozen=True, kw_only=True, tag="dlrover.round.closed"):
     failed: bool = False
 
 
-class WorkerStarted(Event, frozen=True, kw_only=True, tag="dlrover.worker.started"):
-    """The process of a worker runs."""
+class WorkerEvent(Event, frozen=True, kw_only=True):
+    """What the events of a worker have: its round, its rank there, and which of this agent's workers it is. The worker
+    of a later round takes the place of the earlier one with its `local_rank`.
+
+    In a job of `tf-ps-run` a worker is a task: `role` is that of the task, `rank` its rank in that role, `round` the
+    version of the cluster, and each role and rank on this node has a `local_rank` of its own.
+    """
 
     round: int
     rank: int
     local_rank: int
+    role: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name for a person."""
+        return f"{self.role} {self.rank}" if self.role else f"rank {self.rank}"
+
+
+class WorkerStarted(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.started"):
+    """The process of a worker runs. One that does not train the model, as an evaluator, loses no work with it."""
+
     pid: int
+    trains: bool = True
 
 
-class WorkerReady(Event, frozen=True, kw_only=True, tag="dlrover.worker.ready"):
-    """A worker has reached a stage: `script` (its script begins), `store` (it has connected to the store of the round)
-    or `step` (its first step is done)."""
+class WorkerReady(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.ready"):
+    """A worker has reached a stage: `store` (it has connected to the store of the round; a task of `tf-ps-run` is
+    ready) or `step` (its first step is done). `since` is when, as `mono`, if that is before the event."""
 
-    round: int
-    rank: int
-    local_rank: int
     stage: str
+    since: float | None = None
 
 
-class WorkerProgress(Event, frozen=True, kw_only=True, tag="dlrover.worker.progress"):
+class WorkerProgress(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.progress"):
     """Figures of a worker since its start: steps, samples, and seconds in which it waited for others or for data."""
 
-    round: int
-    rank: int
-    local_rank: int
     steps: int = 0
     samples: int = 0
     waited: float = 0.0
 
 
-class WorkerStalled(Event, frozen=True, kw_only=True, tag="dlrover.worker.stalled"):
+class WorkerStalled(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.stalled"):
     """A worker makes no progress since `since`, as `mono`. The reasons name the evidence."""
 
-    round: int
-    rank: int
-    local_rank: int
     since: float
     reasons: Reasons = ()
     guilty: bool = False
 
 
-class WorkerResumed(Event, frozen=True, kw_only=True, tag="dlrover.worker.resumed"):
+class WorkerResumed(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.resumed"):
     """A stalled worker makes progress again."""
 
-    round: int
-    rank: int
-    local_rank: int
 
-
-class WorkerExited(Event, frozen=True, kw_only=True, tag="dlrover.worker.exited"):
+class WorkerExited(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.exited"):
     """The process of a worker has ended. `code` follows `subprocess`: an exit code, or minus a signal's number.
     `stopped_with` is the signal by which the launcher stopped it, empty if it ended by itself."""
 
-    round: int
-    rank: int
-    local_rank: int
     pid: int
     code: int
     stopped_with: str = ""
@@ -170,13 +172,10 @@ class WorkerExited(Event, frozen=True, kw_only=True, tag="dlrover.worker.exited"
         return self.code != 0 and not self.stopped_with
 
 
-class WorkerFailed(Event, frozen=True, kw_only=True, tag="dlrover.worker.failed"):
+class WorkerFailed(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.failed"):
     """The failure of a worker of this node that is the root cause of the end of its round, as far as this node can
     know. `cause` is one of `failures.Cause`; `what` follows the name of the worker in a sentence."""
 
-    round: int
-    rank: int
-    local_rank: int
     pid: int
     code: int
     cause: str
@@ -190,6 +189,12 @@ class CheckpointSeen(Event, frozen=True, kw_only=True, tag="dlrover.checkpoint.s
     round: int = 0
     rank: int | None = None
     step: int | None = None
+
+
+class CheckpointRestored(Event, frozen=True, kw_only=True, tag="dlrover.checkpoint.restored"):
+    """Training goes on after the step of a checkpoint: work after it is lost."""
+
+    step: int
 
 
 class CoordinatorChanged(Event, frozen=True, kw_only=True, tag="dlrover.coordinator.changed"):
@@ -237,6 +242,7 @@ AnyEvent = (
     | WorkerExited
     | WorkerFailed
     | CheckpointSeen
+    | CheckpointRestored
     | CoordinatorChanged
     | StopRequested
     | JobEnded

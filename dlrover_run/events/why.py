@@ -11,11 +11,21 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dlrover_run.coordination.reasons import Reason, ReasonCode, Reasons, register, render, sentence
-from dlrover_run.events.ledger import MICROSECONDS, Ledger, PlaceTimes, TimePhase, agent_times, build_ledger
-from dlrover_run.events.reader import AgentLog, merged
+from dlrover_run.events.ledger import (
+    MICROSECONDS,
+    Ledger,
+    PlaceTimes,
+    TimePhase,
+    agent_times,
+    build_ledger,
+    checkpoints_elsewhere,
+)
+from dlrover_run.events.reader import AgentLog, Entry, merged
 from dlrover_run.events.records import (
     AgentEnded,
+    Event,
     JobEnded,
+    LogOpened,
     NodeWaiting,
     RoundClosed,
     RoundFormed,
@@ -39,9 +49,11 @@ class Code(ReasonCode):
     NO_RESTART = "the workers have not been restarted"
     ROUND_FORMED = "round {round} was formed at {at} with {nodes:#node}"
     BECAUSE = ", because:"
-    FAILED_WORKER = "rank {rank} on {host} (pid {pid}) {what}"
+    FAILED_WORKER = "{name} on {host} (pid {pid}) {what}"
     LIVED = ", {seconds:.1f} s after its start"
     DOWN = "workers ran again after {seconds:.1f} s"
+    TASK_DOWN = "it ran again after {seconds:.1f} s"
+    TASK_STILL_DOWN = "it has not been started again"
     STILL_DOWN = "its workers have not been started yet"
     LOST_WORK = "{seconds:.1f} s of work since the last checkpoint were lost"
     LOST_UNKNOWN = "the log has no checkpoint, so it does not show how much work was lost"
@@ -58,12 +70,13 @@ class Code(ReasonCode):
     PART = "{phase} {seconds:.1f} s"
     WAITED = "{host} waited up to the first round, because:"
 
-    STALLED = "rank {rank} on {host} has made no progress since {at}"
+    STALLED = "{name} on {host} has made no progress since {at}"
     JOB_FAILED = "the job failed at {at}:"
     JOB_SUCCEEDED = "the job succeeded at {at}, after {number:#restart}"
     AGENT_ENDED = "the launcher on {host} ended at {at} with exit code {code}:"
     WAITS = "{host} waits, because:"
     TRAINS = "round {round} trains since {at}"
+    TASKS = "{number:#task} of version {version} of the cluster, running"
     TORN = "the log of {host} has no end: its agent was killed after {at}, or it still runs"
     UNREAD = "{number:#line} of the log of {host} could not be read"
 
@@ -131,7 +144,7 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
         event = entry.event
         if isinstance(event, JobEnded):
             if event.phase == "failed":
-                failed = [] if last_round is None else _failures(logs, last_round)
+                failed = _last_task_failure(logs)[:1] if last_round is None else _failures(logs, last_round)
                 return [(Code.JOB_FAILED(at=_at(event.time)), *event.reasons), *failed]
             return [(Code.JOB_SUCCEEDED(at=_at(event.time), number=event.restarts),)]
     if logs and all(log.ended is not None for log in logs):
@@ -149,7 +162,7 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
     if waiting:
         return waiting
     if last_round is None:
-        return [(Code.NO_ROUND(),)]
+        return _tasks(logs)
     if last_round.round > 1:
         return _last_restart(logs)
     return [(Code.TRAINS(round=last_round.round, at=_at(last_round.time)),)]
@@ -174,7 +187,7 @@ def _stalls(logs: Sequence[AgentLog]) -> list[Reasons]:
                 case RoundFormed() | RoundClosed() | JobEnded() | AgentEnded():
                     found = {key: value for key, value in found.items() if key[0] != place}
     ordered = sorted(found.values(), key=lambda each: (not each[0].guilty, each[0].since, each[0].rank))
-    return [(Code.STALLED(rank=event.rank, host=host, at=_at(event.time)), *event.reasons) for event, host in ordered]
+    return [(Code.STALLED(name=event.name, host=host, at=_at(event.time)), *event.reasons) for event, host in ordered]
 
 
 def _last_round(logs: Sequence[AgentLog]) -> RoundFormed | None:
@@ -186,7 +199,7 @@ def _last_round(logs: Sequence[AgentLog]) -> RoundFormed | None:
 def _last_restart(logs: Sequence[AgentLog]) -> list[Reasons]:
     latest = _last_round(logs)
     if latest is None:
-        return [(Code.NO_ROUND(),)]
+        return _last_task_failure(logs)
     before = _round_before(logs, latest)
     if before is None:
         return [(Code.NO_RESTART(),)]
@@ -217,16 +230,60 @@ def _failures(logs: Sequence[AgentLog], of: RoundFormed) -> list[Reasons]:
         event = entry.event
         match event:
             case WorkerStarted(round=number) if number == of.round:
-                began[entry.opened.node_id, event.rank] = event
+                began[entry.opened.node_id, event.pid] = event
             case WorkerFailed(round=number) if number == of.round:
-                line: Reasons = (
-                    Code.FAILED_WORKER(rank=event.rank, host=entry.opened.host, pid=event.pid, what=event.what),
-                )
-                start = began.get((entry.opened.node_id, event.rank))
-                if start is not None:
-                    line = (*line, Code.LIVED(seconds=event.mono - start.mono))
+                line = _failure(entry.opened, event, began.get((entry.opened.node_id, event.pid)))
                 (consequences if event.cause == Cause.LOST_PEER else lines).append(line)
     return lines or consequences
+
+
+def _failure(opened: LogOpened, event: WorkerFailed, start: WorkerStarted | None) -> Reasons:
+    failed = Code.FAILED_WORKER(name=event.name, host=opened.host, pid=event.pid, what=event.what)
+    return (failed,) if start is None else (failed, Code.LIVED(seconds=event.mono - start.mono))
+
+
+def _last_task_failure(logs: Sequence[AgentLog]) -> list[Reasons]:
+    """The last failure of a task, in a job of `tf-ps-run`, which has no rounds, and when that task ran again."""
+    last: Entry | None = None
+    began: dict[tuple[str, int], WorkerStarted] = {}
+    again: datetime | None = None
+    has_run = False
+    for entry in merged(logs):
+        match entry.event:
+            case WorkerStarted() as start:
+                has_run = True
+                began[entry.opened.node_id, start.pid] = start
+                if last is not None and again is None and _same_task(start, last.event):
+                    again = start.time
+            case WorkerFailed():
+                last, again = entry, None
+    if last is None or not isinstance(last.event, WorkerFailed):
+        return [(Code.NO_RESTART(),) if has_run else (Code.NO_ROUND(),)]
+    failed = last.event
+    head = _failure(last.opened, failed, began.get((last.opened.node_id, failed.pid)))
+    if again is None:
+        return [head, (Code.TASK_STILL_DOWN(),)]
+    # It may run on another node, whose clock the time of day has to stand for.
+    return [head, (Code.TASK_DOWN(seconds=max(0.0, (again - failed.time).total_seconds())),)]
+
+
+def _same_task(start: WorkerStarted, failed: Event) -> bool:
+    return isinstance(failed, WorkerFailed) and (start.role, start.rank) == (failed.role, failed.rank)
+
+
+def _tasks(logs: Sequence[AgentLog]) -> list[Reasons]:
+    """How many tasks run at the end of the log."""
+    running: dict[tuple[str, int], WorkerStarted] = {}
+    for entry in merged(logs):
+        match entry.event:
+            case WorkerStarted() as start:
+                running[entry.opened.node_id, start.pid] = start
+            case WorkerExited(pid=pid):
+                running.pop((entry.opened.node_id, pid), None)
+    if not running:
+        return [(Code.NO_ROUND(),)]
+    version = max(start.round for start in running.values())
+    return [(Code.TASKS(number=len(running), version=version),)]
 
 
 def _cost(logs: Sequence[AgentLog], latest: RoundFormed) -> list[Reasons]:
@@ -237,7 +294,7 @@ def _cost(logs: Sequence[AgentLog], latest: RoundFormed) -> list[Reasons]:
     ledger = build_ledger(logs)
     if not ledger.has_checkpoints:
         return [*lines, (Code.LOST_UNKNOWN(),)]
-    lost = max((_lost_before(log, latest) for log in logs), default=0)
+    lost = max((_lost_before(logs, log, latest) for log in logs), default=0)
     return [*lines, (Code.LOST_WORK(seconds=lost / MICROSECONDS),)]
 
 
@@ -258,12 +315,14 @@ def _down(log: AgentLog, latest: RoundFormed) -> float | None:
     return None if broken is None or up is None else max(0.0, up - broken)
 
 
-def _lost_before(log: AgentLog, latest: RoundFormed) -> int:
+def _lost_before(logs: Sequence[AgentLog], log: AgentLog, latest: RoundFormed) -> int:
     """The microseconds of a worker of this agent that the end of the round before the latest one lost."""
     after = next((place for place, event in enumerate(log.events) if _is_of(event, latest)), len(log.events))
     before = next((place for place in range(after - 1, -1, -1) if isinstance(log.events[place], RoundFormed)), 0)
+    elsewhere = checkpoints_elsewhere(logs, log)
     whole, earlier = (
-        agent_times(AgentLog(log.opened, log.events[:end], torn_head=log.torn_head)) for end in (after + 1, before + 1)
+        agent_times(AgentLog(log.opened, log.events[:end], torn_head=log.torn_head), elsewhere=elsewhere)
+        for end in (after + 1, before + 1)
     )
     pairs = zip(whole, earlier, strict=True)
     return max((one.total(TimePhase.LOST) - other.total(TimePhase.LOST) for one, other in pairs), default=0)

@@ -125,12 +125,14 @@ class Cause(enum.StrEnum):
     COLLECTIVE_TIMEOUT = "collective_timeout"
     LOST_PEER = "lost_peer"
     EXCEPTION = "exception"
+    STALL = "stall"
     SIGNAL = "signal"
     EXIT_CODE = "exit_code"
 
 
 def cause_of(end: WorkerExit) -> Cause:
-    """The kind of a failure: the first that applies."""
+    """The kind of a failure: the first that applies. It is no stall: that is known only where a worker was killed for
+    it."""
     if end.oom_kill is not None:
         return Cause.OUT_OF_MEMORY
     if end.full_disk is not None:

@@ -56,7 +56,7 @@ def test_an_assignment_that_comes_again_is_no_event() -> None:
 
 
 def test_a_failure_closes_a_round_and_names_its_rank() -> None:
-    closed, formed = changes(training(1), training(2, 1, Failure(rank=5, host="n02", what="raised KeyError: 1")))
+    closed, formed = changes(training(1), training(2, 1, Failure(rank=5, host="n02", exit_text="raised KeyError: 1")))
     assert isinstance(closed, RoundClosed)
     assert isinstance(formed, RoundFormed)
     assert closed.failed

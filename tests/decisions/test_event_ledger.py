@@ -16,6 +16,7 @@ from dlrover_run.events.reader import AgentLog, parse_log
 from dlrover_run.events.records import (
     AgentEnded,
     CheckEnded,
+    CheckpointRestored,
     CheckpointSeen,
     CheckStarted,
     Event,
@@ -35,7 +36,7 @@ from dlrover_run.events.records import (
 )
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
-STAGES = ("script", "store", "step")
+STAGES = ("store", "step")
 
 
 def opened(workers: int = 1, stages: tuple[str, ...] = STAGES, began: float = 100.0) -> LogOpened:
@@ -57,18 +58,22 @@ def formed(number: int, failed: int | None = None) -> RoundFormed:
     )  # fmt: skip
 
 
-def started(local_rank: int = 0, number: int = 1) -> WorkerStarted:
-    return WorkerStarted(round=number, rank=local_rank, local_rank=local_rank, pid=10 + local_rank)
+def started(local_rank: int = 0, number: int = 1, role: str = "") -> WorkerStarted:
+    return WorkerStarted(
+        round=number, rank=local_rank, local_rank=local_rank, role=role, pid=10 + local_rank,
+        trains=role != "evaluator",
+    )  # fmt: skip
 
 
-def ready(stage: str, local_rank: int = 0, number: int = 1) -> WorkerReady:
-    return WorkerReady(round=number, rank=local_rank, local_rank=local_rank, stage=stage)
+def ready(stage: str, local_rank: int = 0, number: int = 1, since: float | None = None) -> WorkerReady:
+    return WorkerReady(round=number, rank=local_rank, local_rank=local_rank, stage=stage, since=since)
 
 
-def exited(code: int, local_rank: int = 0, number: int = 1, stopped_with: str = "") -> WorkerExited:
+def exited(code: int, local_rank: int = 0, number: int = 1, stopped_with: str = "", role: str = "") -> WorkerExited:
     return WorkerExited(
-        round=number, rank=local_rank, local_rank=local_rank, pid=10 + local_rank, code=code, stopped_with=stopped_with
-    )
+        round=number, rank=local_rank, local_rank=local_rank, role=role, pid=10 + local_rank, code=code,
+        stopped_with=stopped_with,
+    )  # fmt: skip
 
 
 def ledger_of(
@@ -91,7 +96,6 @@ def test_a_run_without_faults() -> None:
         at(4, CheckEnded(status="passed")),
         at(5, formed(1)),
         at(5.5, started()),
-        at(7, ready("script")),
         at(8, ready("store")),
         at(10, ready("step")),
         at(90, exited(0)),
@@ -204,8 +208,82 @@ def test_time_in_files_that_were_rotated_away_is_unknown() -> None:
     assert seconds(build_ledger([log])) == {"unknown": 60.0, "import": 1.0}
 
 
+def test_a_checkpoint_of_one_node_is_one_of_all() -> None:
+    def log(node: str, *own: Event, began: float) -> AgentLog:
+        events = [at(0, formed(1)), at(0, started()), at(0, ready("step")), *own, at(10, exited(-9)), at(11, formed(2))]
+        head = msgspec.structs.replace(opened(), node_id=node, mono=began, began=began)
+        # Each host has a monotonic clock of its own.
+        shifted = tuple(msgspec.structs.replace(each, mono=each.mono - 100 + began) for each in events)
+        return AgentLog(head, shifted)
+
+    found = build_ledger([log("a", at(6, CheckpointSeen()), began=100.0), log("b", began=7000.0)])
+    assert [place.total(TimePhase.LOST) for place in found.places] == [4_000_000, 4_000_000]
+    assert [place.wall for place in found.places] == [11_000_000, 11_000_000]
+
+
+def test_a_stage_may_be_known_later() -> None:
+    events = at(0, formed(1)), at(1, started()), at(4, ready("store", since=103.5)), at(9, ready("step", since=106.0))
+    assert seconds(ledger_of(*events, at(10, exited(0)))) == {"start": 1.0, "import": 2.5, "init": 2.5, "train": 4.0}
+
+
+def test_what_a_script_never_shows_is_not_waited_for() -> None:
+    head = (at(0, formed(1)), at(1, started()))
+    # Not known yet, or it could not start; then a script without process groups, and one that counts no steps.
+    assert seconds(ledger_of(*head), 0) == {"start": 1.0}
+    assert seconds(ledger_of(*head, at(5, exited(1)))) == {"start": 1.0, "import": 4.0}
+    assert seconds(ledger_of(*head, at(5, exited(0)))) == {"start": 1.0, "train": 4.0}
+    assert seconds(ledger_of(*head, at(95, exited(-9)))) == {"start": 1.0, "train": 94.0}
+    assert seconds(ledger_of(*head, at(3, ready("store")), at(5, exited(0)))) == {
+        "start": 1.0, "import": 2.0, "train": 2.0,
+    }  # fmt: skip
+
+
+class TestTasks:
+    """A job with parameter servers: each task lives by itself, and the model may go back to a checkpoint."""
+
+    HEAD = opened(workers=0)
+
+    def test_an_end_of_one_task_leaves_the_others_alone(self) -> None:
+        found = ledger_of(
+            at(1, NodeWaiting(reasons=())),
+            at(2, started(0, role="ps")), at(3, started(1, role="worker")),
+            at(4, ready("step", 0)), at(5, ready("store", 1)), at(6, ready("step", 1)),
+            at(10, exited(75, 1, role="worker")), at(12, started(1, 2, role="worker")),
+            at(13, ready("step", 1, 2)), at(20, exited(0, 1, 2, role="worker")),
+            at(21, JobEnded(phase="finished")), at(22, exited(-15, 0, stopped_with="SIGTERM", role="ps")),
+            head=self.HEAD,
+        )  # fmt: skip
+        assert seconds(found, 0) == {"start": 1.0, "rendezvous": 1.0, "import": 2.0, "train": 17.0, "stop": 1.0}
+        assert seconds(found, 1) == {
+            "start": 1.0, "rendezvous": 2.0, "import": 3.0, "init": 1.0, "train": 11.0, "restart": 2.0, "stop": 2.0,
+        }  # fmt: skip
+
+    def test_a_task_of_a_later_version_has_no_time_before_it(self) -> None:
+        found = ledger_of(
+            at(2, started(0, role="chief")), at(3, ready("step", 0)), at(10, started(1, 2, role="worker")),
+            at(11, ready("step", 1)), at(20, exited(-15, 1, stopped_with="SIGTERM", role="worker")),
+            at(30, exited(0, 0, role="chief")), head=self.HEAD,
+        )  # fmt: skip
+        # It did not come back: it was not needed any more.
+        assert seconds(found, 1) == {"import": 1.0, "train": 9.0, "stop": 10.0}
+
+    def test_a_model_that_goes_back_loses_what_came_after_the_checkpoint(self) -> None:
+        found = ledger_of(
+            at(0, started(0, role="chief")), at(0, started(1, role="evaluator")),
+            at(0, ready("step", 0)), at(0, ready("step", 1)),
+            at(4, CheckpointSeen(step=40)), at(6, CheckpointSeen(step=60)),
+            at(10, exited(75, 0, role="chief")), at(11, started(0, 2, role="chief")),
+            at(12, CheckpointRestored(step=40)), at(12, ready("step", 0)), at(20, exited(0, 0, role="chief")),
+            head=self.HEAD,
+        )  # fmt: skip
+        assert seconds(found, 0) == {"train": 4.0 + 8.0, "lost": 6.0, "restart": 1.0, "import": 1.0}
+        assert seconds(found, 1) == {"train": 20.0}
+
+
 LOCAL_RANKS = st.integers(0, 3)
 """One more than the agent of `logs` has."""
+
+ROLES = st.sampled_from(("", "worker", "evaluator"))
 
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(NodeWaiting, reasons=st.just(())),
@@ -213,9 +291,11 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(CheckEnded, status=st.just("passed")),
     st.builds(formed, st.integers(1, 3)),
     st.builds(RoundClosed, round=st.integers(1, 3), epoch=st.just(1), failed=st.booleans()),
-    st.builds(started, LOCAL_RANKS),
+    st.builds(started, LOCAL_RANKS, st.integers(1, 2), ROLES),
     st.builds(ready, st.sampled_from((*STAGES, "another")), LOCAL_RANKS),
-    st.builds(exited, st.sampled_from((0, 1, -9)), LOCAL_RANKS, stopped_with=st.sampled_from(("", "SIGTERM"))),
+    st.builds(
+        exited, st.sampled_from((0, 1, -9)), LOCAL_RANKS, stopped_with=st.sampled_from(("", "SIGTERM")), role=ROLES
+    ),
     st.builds(
         WorkerStalled,
         round=st.just(1),
@@ -225,7 +305,8 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     ),
     st.builds(WorkerResumed, round=st.just(1), rank=LOCAL_RANKS, local_rank=LOCAL_RANKS),
     st.builds(WorkerProgress, round=st.just(1), rank=LOCAL_RANKS, local_rank=LOCAL_RANKS),
-    st.builds(CheckpointSeen),
+    st.builds(CheckpointSeen, step=st.none() | st.integers(0, 3)),
+    st.builds(CheckpointRestored, step=st.integers(0, 3)),
     st.builds(StopRequested, signal=st.just("SIGTERM")),
     st.builds(JobEnded, phase=st.sampled_from(("finished", "failed"))),
     st.builds(LogGap, dropped=st.integers(1, 9)),
@@ -247,16 +328,16 @@ def logs(draw: st.DrawFn) -> tuple[LogOpened, list[Event]]:
 
 def assert_law(ledger: Ledger, head: LogOpened, last: float | None = None) -> None:
     """The phases of each place add up to its wall clock, with neither a gap nor an overlap."""
-    assert len(ledger.places) == head.workers
+    assert len(ledger.places) == head.workers or not head.workers
     for place in ledger.places:
         assert all(each.start < each.end for each in place.segments)
         for one, following in itertools.pairwise(place.segments):
             assert one.end == following.start
             assert one.phase is not following.phase
-        assert not place.segments or place.segments[0].start == round(head.began * 1e6)
+        assert not place.segments or not head.workers or place.segments[0].start == round(head.began * 1e6)
         assert sum(place.total(phase) for phase in TimePhase) == place.wall
     # All places of one agent have the same wall clock: no rank is missing for a part of it.
-    if last is not None:
+    if last is not None and head.workers:
         assert {place.wall for place in ledger.places} <= {round((last - head.began) * 1e6)}
     assert sum(ledger.totals().values()) == ledger.wall
     assert ledger.ettr is None or 0 <= ledger.ettr <= 1

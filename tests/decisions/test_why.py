@@ -101,7 +101,12 @@ def test_the_last_restart_has_a_cause_a_time_and_a_cost() -> None:
         ("why.down",),
         ("why.lost_work",),
     )
-    assert params(answer, Code.FAILED_WORKER)[0] | {"what": ""} == {"rank": 1, "host": "n02", "pid": 51, "what": ""}
+    assert params(answer, Code.FAILED_WORKER)[0] | {"what": ""} == {
+        "name": "rank 1",
+        "host": "n02",
+        "pid": 51,
+        "what": "",
+    }
     # The node whose workers came back last, by the clock of that node alone.
     assert params(answer, Code.DOWN)[0]["seconds"] == pytest.approx(3.0)
     assert params(answer, Code.LOST_WORK)[0]["seconds"] == pytest.approx(4.2)
@@ -164,7 +169,7 @@ def test_a_stall_names_the_guilty_rank_first_and_ends_with_its_cause() -> None:
     logs = [log_of("n1", *first), log_of("n02", (0, formed(1)), (1, started(1, 1)), (9.1, stalled(1, True)))]
     now = BEGAN + timedelta(seconds=20)
     answer = explain(logs, Question.NOW, now)
-    assert [one["rank"] for one in params(answer, Code.STALLED)] == [1, 0]
+    assert [one["name"] for one in params(answer, Code.STALLED)] == ["rank 1", "rank 0"]
     resumed = log_of("n1", *first, (15, WorkerResumed(round=1, rank=0, local_rank=0)))
     assert explain([resumed], Question.NOW, now).codes == (("why.trains",),)
     assert explain([log_of("n1", *first, (15, formed(2)))], Question.NOW, now).codes[0][0] == "why.round_formed"
@@ -234,6 +239,34 @@ def test_a_failure_that_another_one_explains_is_left_out() -> None:
 
     again = log_of("n3", (0, formed(1)), (11, formed(2)))
     logs = [broken("n1", 0, "lost_peer"), broken("n02", 1, "exception"), again]
-    assert [one["rank"] for one in params(explain(logs, Question.LAST_RESTART), Code.FAILED_WORKER)] == [1]
+    assert [one["name"] for one in params(explain(logs, Question.LAST_RESTART), Code.FAILED_WORKER)] == ["rank 1"]
     logs = [broken("n1", 0, "lost_peer"), again]
-    assert [one["rank"] for one in params(explain(logs, Question.LAST_RESTART), Code.FAILED_WORKER)] == [0]
+    assert [one["name"] for one in params(explain(logs, Question.LAST_RESTART), Code.FAILED_WORKER)] == ["rank 0"]
+
+
+class TestTasks:
+    """A job with parameter servers has no rounds: each task fails and comes back by itself."""
+
+    @staticmethod
+    def started(pid: int, version: int = 1) -> WorkerStarted:
+        return WorkerStarted(round=version, rank=1, local_rank=0, role="worker", pid=pid)
+
+    def test_the_last_failure_names_the_task_and_when_it_ran_again(self) -> None:
+        broken = WorkerFailed(
+            round=1, rank=1, local_rank=0, role="worker", pid=7, code=-9, cause="signal", what="was killed by SIGKILL"
+        )
+        logs = [log_of("n1", (0, self.started(7)), (9, broken), workers=0)]
+        now = BEGAN + timedelta(seconds=60)
+        answer = explain(logs, Question.LAST_RESTART, now)
+        assert answer.codes == (("why.failed_worker", "why.lived"), ("why.task_still_down",))
+        assert answer.text.startswith("worker 1 on n1 (pid 7) was killed by SIGKILL, 9.0 s after its start")
+        # It comes back on another node.
+        logs.append(log_of("n02", (11, self.started(8, 2)), workers=0))
+        answer = explain(logs, Question.LAST_RESTART, now)
+        assert params(answer, Code.TASK_DOWN) == [{"seconds": pytest.approx(2.0)}]
+
+    def test_a_job_that_failed_and_one_that_runs(self) -> None:
+        logs = [log_of("n1", (0, self.started(7)), (1, self.started(8)), workers=0)]
+        answer = explain(logs, Question.NOW, BEGAN + timedelta(seconds=60))
+        assert params(answer, Code.TASKS) == [{"number": 2, "version": 1}]
+        assert explain(logs, Question.LAST_RESTART, BEGAN).codes == (("why.no_restart",),)

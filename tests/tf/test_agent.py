@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,11 @@ import pytest
 from cluster import quiet_port
 from harness import WAIT, kill_leftovers, only_long, still_alive, watched
 from pretended import PRETEND, Job, agent_of, scale
+
+from dlrover_run.events.ledger import build_ledger
+from dlrover_run.events.reader import read_logs
+from dlrover_run.events.records import CheckpointRestored, WorkerFailed, WorkerStarted
+from dlrover_run.failures import Cause
 
 PRETEND_DATA = PRETEND.with_name("pretend_data.py")
 
@@ -40,8 +46,10 @@ def test_a_job_starts_lets_its_workers_in_and_ends_with_its_chief(start: Callabl
     assert "tf-ps-run: chief-0: begins with a fresh model at step 0\n" in out
 
 
-def test_a_server_that_is_killed_takes_all_with_it_and_all_come_back_where_they_were(start: Callable[..., Job]) -> None:
-    job = start("--ps=2", "--workers=1")
+def test_a_server_that_is_killed_takes_all_with_it_and_all_come_back_where_they_were(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = start("--ps=2", "--workers=1", f"--journal={tmp_path / 'journal'}")
     first = {name: job.up(name) for name in ("ps-0", "ps-1", "chief-0", "worker-0")}
     job.train()
     job.told("worker-0", open=True)
@@ -59,6 +67,16 @@ def test_a_server_that_is_killed_takes_all_with_it_and_all_come_back_where_they_
     assert "tf-ps-run: chief-1: has restored /data/model.ckpt-126, and goes on after step 126\n" in out
     assert "restored from step 126, at least 15 steps lost" in out
     assert "ps-0 (rank 0) on " in out
+    (log,) = read_logs(tmp_path / "journal")
+    (failed,) = [event for event in log.events if isinstance(event, WorkerFailed)]
+    assert (failed.name, failed.pid, failed.cause) == ("ps 0", first["ps-0"]["pid"], Cause.SIGNAL)
+    started = [event for event in log.events if isinstance(event, WorkerStarted)]
+    assert Counter((event.role, event.round) for event in started) == {
+        (role, version): 2 if role == "ps" else 1 for role in ("ps", "chief", "worker") for version in (1, 2)
+    }
+    assert Counter(event.local_rank for event in started) == dict.fromkeys(range(4), 2)
+    assert [event.step for event in log.events if isinstance(event, CheckpointRestored)] == [0, 126]
+    assert len(build_ledger([log]).places) == 4
 
 
 def test_a_worker_that_only_serves_is_not_waited_for_at_the_end(start: Callable[..., Job]) -> None:

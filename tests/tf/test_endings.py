@@ -80,7 +80,7 @@ def test_the_reported_and_the_observed_exit_both_have_the_cause_of_an_out_of_mem
     )
     process = SimpleNamespace(code=-9, stopped_with=None, pid=7, ended_at=1.0)
     classifier = ExitClassifier(None, SimpleNamespace(task_ended=lambda *_: None))  # type: ignore[arg-type]
-    reported = asyncio.run(classifier.classify(task, process))  # type: ignore[arg-type]
+    reported, _ = asyncio.run(classifier.classify(task, process))  # type: ignore[arg-type]
     ((_, observed),) = classifier.ends
     assert reported.cause is EndCause.MEMORY
     assert observed.oom_kill == "it used more than its memory limit of 4Gi"

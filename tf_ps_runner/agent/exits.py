@@ -30,8 +30,8 @@ class ExitClassifier:
         self._raised: dict[tuple[Role, int], str] = {}
         self.ends: list[tuple[TaskEnd, WorkerExit]] = []
 
-    async def classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> TaskEnd:
-        """How a task has ended whose process has, once the end of its output is known."""
+    async def classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> tuple[TaskEnd, WorkerExit]:
+        """How a task has ended whose process has, once the end of its output is known, and the exit of that process."""
         assigned, output, enforcer = task.assigned, task.output, task.enforcer
         assert process.code is not None, "it has ended"
         assert output is not None, "it was given with the process"
@@ -71,7 +71,7 @@ class ExitClassifier:
         else:
             self._raised.pop(place, None)
         self.ends = [*self.ends[-MAX_ENDS:], (ended, end)]
-        return ended
+        return ended, end
 
 
 EXIT_RESHAPED = 75

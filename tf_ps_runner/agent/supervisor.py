@@ -23,6 +23,7 @@ from tf_ps_runner.agent.exits import ExitClassifier
 from tf_ps_runner.agent.liveness import ProbeState, ServerMonitor
 from tf_ps_runner.agent.protocol import Note, Restored, Saved, Step, TaskEvent
 from tf_ps_runner.agent.report import EventPrinter
+from tf_ps_runner.agent.task_events import TaskEvents
 from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_start import TaskStartBuilder
 from tf_ps_runner.spec import PsJobSpec
@@ -62,6 +63,7 @@ class TaskSupervisor:
         self._wake = services.wake
         self._shutdown = services.shutdown
         self._events = events
+        self._task_events = TaskEvents(services.events)
         self._fail = fail
         self._ports: PortPool[tuple[Role, int]] = PortPool()
         self._probe = ServerMonitor(self._on_probe_state)
@@ -114,6 +116,7 @@ class TaskSupervisor:
             if task.live:
                 self._channel.send_order(task.key, task.message(order))
             if order.ending and not ends and task.live and task.serves_chief and not (task.dying or task.ending):
+                self._task_events.served(task.assigned)
                 task.terminate(signal.SIGTERM, self._spec.grace)
 
     def carry_out(self, action: Action[TaskKey], order: NodeOrder) -> None:
@@ -175,6 +178,7 @@ class TaskSupervisor:
             return
         before = task.step
         task.on_event(event)
+        self._task_events.message(task.assigned, event)
         if isinstance(event, Restored):
             task.reached, self._reached = self._reached, event.step
         if isinstance(event, Note | Restored | Saved):
@@ -227,6 +231,7 @@ class TaskSupervisor:
                 start, task.output, task.enforcer = self._start_builder.build(task.assigned, {**variables, **own})
                 with self._orphans.paused():
                     pid = await self._starter.start(start)
+                    self._task_events.started(task.assigned, pid)
                     task.run(pid, start, self._on_exit, self._report_stuck)
                     assert task.enforcer is not None, "it was built with the start"
                     task.enforcer.place(pid)
@@ -276,6 +281,7 @@ class TaskSupervisor:
             return
         if state is ProbeState.READY:
             task.mark_ready()
+            self._task_events.works(task.assigned)
         elif state is ProbeState.UNRESPONSIVE:
             self._kill_hung(task, "lives, and does not answer any more")
 
@@ -292,6 +298,7 @@ class TaskSupervisor:
         if self.live:
             self._orphans.kill_session(process.pid)
         task = next(each for each in self._tasks.values() if each.process is process)
+        self._task_events.exited(task.assigned, process)
         self._probe.forget(task.key)
         for name in ("leaving", "hang", "ready", "memory"):
             task.cancel(name)
@@ -300,7 +307,8 @@ class TaskSupervisor:
 
     async def _classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> None:
         """Classify how a task has ended, once the end of its output is known."""
-        task.end = await self._exits.classify(task, process)
+        task.end, end = await self._exits.classify(task, process)
+        self._task_events.ended(task.assigned, task.end, end)
         task.close()
         task.over = True
         self._wake()
