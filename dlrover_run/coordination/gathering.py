@@ -72,9 +72,9 @@ def _form(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
     if not offers_a_fresh_port(rules, plan, ranked[0].report):
         deadline = max(plan.since, ranked[0].joined_at) + timeout
         if now >= deadline:
-            silent = Code.LEADER_SILENT(node=display_names(plan, ranked[:1])[0], seconds=timeout)
+            silent = Code.RANK0_SILENT(node=display_names(plan, ranked[:1])[0], seconds=timeout)
             return end_job(plan, now, PlanPhase.FAILED, (silent,))
-        return Decision(plan, (Deadline(deadline, DeadlineReason.LEADER),))
+        return Decision(plan, (Deadline(deadline, DeadlineReason.RANK0_NODE),))
     reasons = plan.reasons
     if is_first and policy.has_removed(plan, members):
         reasons = chain(plan.reasons, Code.NODES_LEFT(number=size))

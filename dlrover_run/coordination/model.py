@@ -21,7 +21,7 @@ from dlrover_run.coordination.text import node_name
 class NodePhase(enum.StrEnum):
     """What a node is doing in the round in which it has ranks.
 
-    LEAVING: it was asked to leave, and its workers have their grace. LEFT: it takes no part any more.
+    LEAVING: it was requested to leave, and its workers have their grace. LEFT: it takes no part any more.
     """
 
     WAITING = "waiting"

@@ -99,7 +99,7 @@ class Code(ReasonCode):
     TOO_FEW_NODES = "after {seconds:g} s only {number} of at least {least} nodes {number:is|are} here ({names:join})"
     NO_NODE_CAME = "after {seconds:g} s none of at least {least} nodes is here"
     MISSING = "missing: {names:join}"
-    LEADER_SILENT = "{node} should have led the next round, and did not answer for {seconds:g} s"
+    RANK0_SILENT = "{node} should have led the next round, and did not answer for {seconds:g} s"
     RECOVERED = "the job was running when its coordinator began"
 
     # The end of a round.

@@ -1,4 +1,4 @@
-"""Names of nodes and numbers of things, as users read them."""
+"""Names of nodes and numbers of things and bytes, as users read them."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def node_name(host: str, rank: int | None = None) -> str:
 def counted(number: int, noun: str) -> str:
     """A number of things: `1 node`, `3 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes with its unit: `512 MiB`, `1.5 GiB`."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"

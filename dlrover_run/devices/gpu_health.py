@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrover_run.coordination.text import counted
+from dlrover_run.coordination.text import counted, format_bytes
 from dlrover_run.devices import NodeProblem
 from dlrover_run.devices.count import DeviceId, Nvml, PhysicalGpu, means_absent, read_gpu, select_devices
-from dlrover_run.failures.oom_kills import format_bytes
 
 MAX_MEMORY_IN_USE = 0.5
 """Share of a GPU's memory that may be in use while no worker of this node runs. The driver itself uses a few percent.

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlrover_run.coordination.text import format_bytes
 from dlrover_run.devices import NodeProblem
+from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_number
 from dlrover_run.devices.count import Nvml
 from dlrover_run.devices.gpu_health import find_gpu_problems
-from dlrover_run.failures.oom_kills import cgroup_directories, format_bytes, read_cgroup_number
 
 MIB = 1 << 20
 

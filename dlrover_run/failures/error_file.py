@@ -46,7 +46,7 @@ def read_error_file(path: str | Path) -> RecordedError | None:
 
 def copy_root_cause(root: WorkerExit, dest: str | Path) -> str | None:
     """Copy the record of the first failure to the launcher's own error file, as torchrun does. Returns None, or a
-    sentence that says why nothing was written.
+    sentence on why nothing was written.
 
     `dest` is the launcher's `TORCHELASTIC_ERROR_FILE`. The worker's exit code (minus the signal's number for a signal,
     as in torch) is added as `errorCode`, because a worker cannot know it. An older file at `dest` is replaced

@@ -2,13 +2,16 @@
 
 A process killed for lack of memory dies of SIGKILL like any other. But the kernel counts such kills for each control
 group, so a count that has risen since the workers started is proof. The counters are read when a round starts and after
-a SIGKILL; nothing runs in between. psutil has no cgroup counters.
+a SIGKILL; nothing runs in between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from dlrover_run.coordination.text import format_bytes
+from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_field, read_cgroup_number
 
 _NO_LIMIT = 1 << 60
 """cgroup v1 has a number about as large as the address space for no limit."""
@@ -72,16 +75,6 @@ def _rose(before: int | None, after: int | None) -> bool:
     return before is not None and after is not None and after > before
 
 
-def format_bytes(count: int) -> str:
-    """A number of bytes with its unit: `512 MiB`, `1.5 GiB`."""
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} TiB"
-
-
 def read_counters(proc: Path) -> MemoryCounters:
     """Read the counters through `proc`, which is /proc; what cannot be read is left out."""
     groups = _read_v2(proc) or _read_v1(proc)
@@ -112,62 +105,6 @@ def _read_v1(proc: Path) -> tuple[CgroupCounters, ...]:
                 limit = _limit(group / f"{prefix}limit_in_bytes")
                 groups.append(CgroupCounters(path, limit, kills, read_cgroup_number(group / f"{prefix}failcnt")))
     return tuple(groups)
-
-
-def cgroup_directories(proc: Path, kind: str, controller: str) -> list[Path]:
-    """The directories of this process's control group and its mounted ancestors, nearest first."""
-    own = _own_group(proc, controller)
-    mount = _mount(proc, kind, controller)
-    if own is None or mount is None:
-        return []
-    top, point = mount
-    # In a container without a cgroup namespace the mount shows only the part of the tree below `top`.
-    inside = own[len(top.rstrip("/")) :] if own == top or own.startswith(top.rstrip("/") + "/") else "/"
-    here = point / inside.strip("/")
-    return [here, *[parent for parent in here.parents if parent == point or point in parent.parents]]
-
-
-def _own_group(proc: Path, controller: str) -> str | None:
-    for line in _lines(proc / "self" / "cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if (controllers == "" and not controller) or (controller and controller in controllers.split(",")):
-            return path
-    return None
-
-
-def _mount(proc: Path, kind: str, controller: str) -> tuple[str, Path] | None:
-    """The root inside the hierarchy and the mount point of one kind of cgroup file system."""
-    for line in _lines(proc / "self" / "mountinfo"):
-        left, _, right = line.partition(" - ")
-        fields, filesystem = left.split(), right.split()
-        if len(fields) < 5 or len(filesystem) < 3 or filesystem[0] != kind:
-            continue
-        if not controller or controller in filesystem[2].split(","):
-            return fields[3], Path(fields[4])
-    return None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def read_cgroup_field(path: Path, name: str) -> int | None:
-    """The number of a field in a cgroup file of several; None if it cannot be read."""
-    for line in _lines(path):
-        key, _, value = line.partition(" ")
-        if key == name and value.strip().isdecimal():
-            return int(value)
-    return None
-
-
-def read_cgroup_number(path: Path) -> int | None:
-    """The number in a cgroup file; None if it has none, such as `max` for no limit."""
-    text = "".join(_lines(path)).strip()
-    return int(text) if text.isdecimal() else None
 
 
 def _limit(path: Path) -> int | None:

@@ -71,7 +71,7 @@ class ClusterMaster:
 
     async def _begin(self) -> int:
         self._exited.clear()
-        process = MasterProcess(self.spec, f"{self.spec.host}:{self.spec.port}", self._log, bound=True)
+        process = MasterProcess(self.spec, f"{self.spec.host}:{self.spec.port}", self._log, ends_with_parent=True)
         with self._network.switch.entered() if self._network is not None else contextlib.nullcontext():
             process.start(self._ended)
         self._process = process

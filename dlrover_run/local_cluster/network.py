@@ -44,11 +44,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NetworkError(OSError):
-    """There is no such network, or it cannot be changed; the message is a clause that says why."""
+    """There is no such network, or it cannot be changed; the message is a clause with the cause."""
 
 
 def why_not() -> str | None:
-    """A clause that says why nodes cannot have networks of their own here; None if they can, for one just had."""
+    """A clause on why nodes cannot have networks of their own here; None if they can, for one just had."""
     try:
         with contextlib.closing(Network()) as network:
             network.connect(0)

@@ -155,7 +155,7 @@ class Journal:
         try:
             data = _read_all(old)
             while True:
-                contents = self._continue(data, epoch)
+                contents = self._next_contents(data, epoch)
                 self._rewrite(contents)
                 # The predecessor checks after each of its writes whether it has been replaced. So each plan that it
                 # sends is in the old file by now.
@@ -194,7 +194,7 @@ class Journal:
             os.close(self._fd)
             self._fd = -1
 
-    def _continue(self, data: bytes, epoch: int) -> JournalContents:
+    def _next_contents(self, data: bytes, epoch: int) -> JournalContents:
         try:
             before = decode(data, self._job)
         except ValueError as error:

@@ -46,8 +46,8 @@ class MasterNotReady(Exception):
 class MasterProcess:
     """A master process that listens at `listen` (HOST:PORT) with the token, TLS files and journal of `spec`.
 
-    `log` is called with each line that it reports. It exits after `idle_timeout` seconds without a node; with `bound`
-    also as soon as this process ends, even by SIGKILL.
+    `log` is called with each line that it reports. It exits after `idle_timeout` seconds without a node; with
+    `ends_with_parent` also as soon as this process ends, even by SIGKILL.
     """
 
     pid: int
@@ -59,13 +59,13 @@ class MasterProcess:
         log: Callable[[str], None],
         *,
         idle_timeout: float | None = None,
-        bound: bool = False,
+        ends_with_parent: bool = False,
     ) -> None:
         self._spec = spec
         self._listen = listen
         self._log = log
         self._idle_timeout = idle_timeout
-        self._bound = bound
+        self._ends_with_parent = ends_with_parent
         self._parent_pipe = -1
         self._ready = -1
         self._process: ManagedProcess[ProcessSpec] | None = None
@@ -86,7 +86,7 @@ class MasterProcess:
             inherited = {"--ready-fd": childs_ready, "--report-fd": childs_reports}
             if self._spec.token:
                 inherited["--token-fd"] = passed_on.enter_context(memory_file(self._spec.token.encode()))
-            if self._bound:
+            if self._ends_with_parent:
                 inherited["--parent-pipe-fd"], self._parent_pipe = os.pipe()
                 passed_on.callback(os.close, inherited["--parent-pipe-fd"])
                 kept.callback(os.close, self._parent_pipe)

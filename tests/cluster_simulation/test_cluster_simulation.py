@@ -102,14 +102,14 @@ def give_old_id(*given: Any) -> Any:
 def charge_nothing(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, Reasons]:
     """Every end is free, except for servers."""
     is_server = losses[0].task.role is Role.PS
-    return real_charge(limits, cluster, losses) if is_server else (cluster, ())
+    return consume_restarts(limits, cluster, losses) if is_server else (cluster, ())
 
 
 def charge_twice(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, Reasons]:
     """Each end costs two restarts, except for servers."""
     if losses[0].task.role is not Role.PS:
-        cluster, _ = real_charge(limits, cluster, losses)
-    return real_charge(limits, cluster, losses)
+        cluster, _ = consume_restarts(limits, cluster, losses)
+    return consume_restarts(limits, cluster, losses)
 
 
 def say_ready(self: ClusterView, task: Any) -> bool:
@@ -124,7 +124,7 @@ def let_all_in(cluster: Cluster) -> NodeOrder:
 
 real_new_task = placement.new_task
 real_order = policy._common_order
-real_charge = failures.charge
+consume_restarts = failures.consume_restarts
 
 BROKEN: dict[str, Variant] = {
     "a server is replaced within its version": with_step(failures.lose_servers, by=keep_servers),
@@ -135,8 +135,8 @@ BROKEN: dict[str, Variant] = {
     "the gate never opens": steps_without("open_gate"),
     "the end of the chief is not noticed": steps_without("end_job"),
     "an id is given again": patched((placement, "new_task"), (failures, "new_task"), by=give_old_id),
-    "nothing is charged": patched((failures, "charge"), by=charge_nothing),
-    "all is charged twice": patched((failures, "charge"), by=charge_twice),
+    "nothing is charged": patched((failures, "consume_restarts"), by=charge_nothing),
+    "all is charged twice": patched((failures, "consume_restarts"), by=charge_twice),
     "old processes may live on when the gate opens": with_step(versions.open_gate, by=open_gate_early),
     "the chief saves while workers train": patched((reshape, "workers_left"), by=lambda *given: False),
     "workers are let in all the time": patched((policy, "_common_order"), by=let_all_in),

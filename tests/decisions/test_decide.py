@@ -708,7 +708,7 @@ class TestFreshStore:
         assert job.plan.phase is PlanPhase.GATHERING
         job.wait(2)
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reasons == (Code.LEADER_SILENT(node="node 0 (a)", seconds=600.0),)
+        assert job.plan.reasons == (Code.RANK0_SILENT(node="node 0 (a)", seconds=600.0),)
 
     def test_a_lost_leader_is_not_waited_for(self) -> None:
         job = trio()

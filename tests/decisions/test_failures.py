@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from dlrover_run.agent.exit_info import collect_exit_info
+from dlrover_run.coordination.text import format_bytes
 from dlrover_run.failures import (
     OomKillCounters,
     copy_root_cause,
@@ -28,7 +29,6 @@ from dlrover_run.failures import (
     summarize_error,
 )
 from dlrover_run.failures.error_file import MAX_BYTES
-from dlrover_run.failures.oom_kills import format_bytes
 from dlrover_run.failures.tracebacks import exception_lines, last_failure, last_link, plain_lines
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 

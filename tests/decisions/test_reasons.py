@@ -93,7 +93,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         ),
     ),
     (
-        (Code.LEADER_SILENT(node="node 0 (a)", seconds=600.0),),
+        (Code.RANK0_SILENT(node="node 0 (a)", seconds=600.0),),
         "node 0 (a) should have led the next round, and did not answer for 600 s",
     ),
     (

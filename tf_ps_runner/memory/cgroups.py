@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlrover_run.failures.oom_kills import cgroup_directories, read_cgroup_field, read_cgroup_number
+from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_field, read_cgroup_number
 from tf_ps_runner.memory import MIB
 from tf_ps_runner.memory.process_tree import processes_of
 
@@ -118,7 +118,7 @@ class TaskCgroup:
     def _limit(self, size: int) -> None:
         if self._version == 2:
             _write(self.path / "memory.max", str(size))
-            # All processes are killed together, so that none is left half dead: a server without its child, say.
+            # All processes are killed together, so that none is left half dead, such as a server without its child.
             _write(self.path / "memory.oom.group", "1")
             swap, swap_size = "memory.swap.max", 0
         else:

@@ -51,7 +51,7 @@ def raise_limit(limits: ClusterRules, cluster: Cluster, task: PlannedTask) -> Cl
     return msgspec.structs.replace(cluster, memory_limits=tuple(raised))
 
 
-def charge(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tuple[Cluster, Reasons]:
+def consume_restarts(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tuple[Cluster, Reasons]:
     """Charge tasks of one role that ended together; also why the job cannot continue, to follow the ends, or nothing.
     However many tasks ended, that is one restart: had the first end been reported alone, the others would have ended
     with its version."""

@@ -9,7 +9,7 @@ from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.model import Plan, PlanPhase
 from dlrover_run.coordination.reasons import chain
 from dlrover_run.policies.parameter_servers import text
-from dlrover_run.policies.parameter_servers.budgets import charge
+from dlrover_run.policies.parameter_servers.budgets import consume_restarts
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, PlannedTask, Role, Stage
 from dlrover_run.policies.parameter_servers.placement import desired_ranks, find_node, min_tasks, new_task
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
@@ -27,7 +27,7 @@ def lose_servers(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None
     if view.pending_reconnect(plan) is not None:
         # Other nodes may be lost with it. That is known in a moment, and one version is enough for all.
         return plan
-    cluster, problem = charge(view.limits, cluster, losses)
+    cluster, problem = consume_restarts(view.limits, cluster, losses)
     if problem:
         cause = next((loss for loss in losses if loss.end == cluster.outcome), None)
         return fail(view, plan, cluster, (*text.lost_tasks(losses), *problem), cause)
@@ -82,7 +82,7 @@ def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) ->
     if not loss.free and any(view.is_disconnected(host_of(server)) for server in tasks_of(cluster, Role.PS)):
         # The loss of a server may be why it ended. That is known in a moment, and would end all tasks.
         return plan
-    charged, problem = charge(view.limits, cluster, [loss])
+    charged, problem = consume_restarts(view.limits, cluster, [loss])
     rest, reasons = without(charged, task), text.lost_tasks([loss])
     if problem and not spec.required:
         reasons = (*reasons, *problem, text.goes_on_without(task.role))

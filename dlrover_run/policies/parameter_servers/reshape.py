@@ -9,7 +9,7 @@ from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import (
-    charge,
+    consume_restarts,
     limit_of,
     may_try_servers,
     more_memory,
@@ -148,7 +148,7 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         if not is_known:
             return None
         # Training continues, so a change that uses up the restarts is given up, not the job.
-        charged, problem = charge(view.limits, cluster, losses)
+        charged, problem = consume_restarts(view.limits, cluster, losses)
         charged = msgspec.structs.replace(charged, outcome=None)
         reasons = text.lost_tasks(losses)
         if problem:

@@ -39,7 +39,7 @@ MAX_ANSWER_TEXTS = 20
 
 def apply_scale(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan after a new scale request; None when there is none. A request is granted or refused as a whole, and the
-    answer says what follows, or why nothing does."""
+    answer is what follows, or why nothing does."""
     answers = {answer.node_id: answer for answer in cluster.scale_answers}
     for key in sorted(view.node_tasks):
         reported, status = view.node_tasks[key], view.members[key].report
