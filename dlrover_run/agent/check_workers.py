@@ -38,8 +38,9 @@ CheckRequest = Mapping[str, Any]
 
 
 class CheckReply(msgspec.Struct, frozen=True):
-    """The answer of one process to one order. `problem` is a clause that says why it failed, empty if it succeeded.
-    With `ends`, the process ends by itself afterwards, because something in it cannot be stopped otherwise."""
+    """The reply of one process to one request. `problem` is a clause with the cause of a failure, empty if it
+    succeeded. With `ends`, the process ends by itself afterwards, because something in it cannot be stopped
+    otherwise."""
 
     done: str
     name: str = ""

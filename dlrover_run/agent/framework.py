@@ -68,7 +68,7 @@ class FrameworkAdapter(ABC, Generic[Key]):
 
     @abstractmethod
     def accept(self, assignment: Assignment, ends: bool) -> None:
-        """Take the latest assignment; the same one may come again. `ends` says that the job is over for this node, or
+        """Take the latest assignment; the same one may come again. `ends` means that the job is over for this node, or
         that the node has to leave. Raises SpecError."""
 
     @abstractmethod

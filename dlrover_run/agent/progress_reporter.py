@@ -110,7 +110,7 @@ class ProgressReporter:
         checkup, others = part.health, part.health_table
         if checkup is not None and checkup != self._checkup and checkup.status is not HealthStatus.PENDING:
             self._checkup = checkup
-            # The line would repeat the table, and the result of the job says why a node is dismissed.
+            # The line would repeat the table, and the result of the job has the reason of a dismissal.
             if len(others) <= 1 and not checkup.dismissed:
                 from dlrover_run.console.health_table import render_own_status
 

@@ -17,7 +17,7 @@ from dlrover_run.spec import SpecError
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job on this node. `exit_reason` says why the launcher ends. `results` are the pickled return
+    """The result of a job on this node. `exit_reason` is why the launcher ends. `results` are the pickled return
     values of a function launch, by global rank.
 
     `root` is the task of this node that failed first, `failure` any other failure that ended the job. `error` is a
@@ -46,8 +46,8 @@ class TaskResults:
     rank.
 
     `root` is the task of this node that failed first, `owns_failure` whether the failure that ended the job is its.
-    `succeeded` is true if all tasks succeeded, `restarted` if these were not the first. `why_over` is a clause that
-    says why nothing was started after the failure. `failed_here` is true if the failed task ran on this
+    `succeeded` is true if all tasks succeeded, `restarted` if these were not the first. `why_over` is a clause on
+    why nothing was started after the failure. `failed_here` is true if the failed task ran on this
     node, though `root` is not known. `warning` is a sentence about a job that has succeeded all the same.
     """
 
@@ -67,7 +67,7 @@ class JobEnd:
     """Everything that the result depends on.
 
     `assignment` is the last one of the coordinator, `noun` names the tasks. `stopped_by` is a signal that made this
-    node leave. `problem` says why it could not take part in the job, `is_user_error` that the user's settings are the
+    node leave. `problem` is why it could not take part in the job, `is_user_error` that the user's settings are the
     cause, and `is_cut_off` that no other node could be reached. `error` kept it from starting or stopping tasks.
     """
 

@@ -15,7 +15,7 @@ from dlrover_run.policies.health.model import CPU, DeviceSpeed
 
 def find_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[DeviceSpeed]:
     """Those that are more than `threshold` times slower than what is usual in the node. Ranks on the CPU share it, and
-    that one of them is slow says nothing of it."""
+    that one of them is slow is no evidence of it."""
     if not devices:
         return []
     reached = lower_median([device.tflops for device in devices])

@@ -1,4 +1,4 @@
-"""Starts workers: forked from the template, or spawned, with a message that says why if forking is not possible."""
+"""Starts workers: forked from the template, or spawned, with a message with the cause if forking is not possible."""
 
 from __future__ import annotations
 

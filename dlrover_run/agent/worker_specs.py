@@ -168,7 +168,7 @@ def _outputs(
     rank_streams: streams.RankStreams, relay: RelayClient, prefix: str | None, shared: bool
 ) -> tuple[int, int]:
     """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console.
-    `shared` says that other workers write there too."""
+    `shared` is true if other workers write there too."""
     key = str(rank_streams.local_rank)
     if rank_streams.stderr.where == "relay":
         stderr = relay.open_stderr(key, show=rank_streams.stderr.shown, prefix=prefix, whole_lines=shared)

@@ -53,7 +53,7 @@ class Console:
     again at each update. `name` is the node's name on a console that several nodes share, empty on a console of its
     own: the name then prefixes each line and no line is updated, because erasing would erase the lines of other nodes.
     `program` prefixes the launcher's own lines, after the time of day if `clock` (Unix time) is given. The updated line
-    has no time: it is not kept. `color` says whether to write color.
+    has no time: it is not kept. `color` is whether to write color.
     """
 
     def __init__(

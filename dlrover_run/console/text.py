@@ -12,7 +12,7 @@ _RESET = "\x1b[0m"
 
 
 def use_color(terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Whether to write color; `terminal` says whether the output is a terminal.
+    """Whether to write color; `terminal` is whether the output is a terminal.
 
     A non-empty NO_COLOR or FORCE_COLOR decides (no-color.org, force-color.org); NO_COLOR has precedence.
     """

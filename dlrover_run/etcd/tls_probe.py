@@ -1,4 +1,4 @@
-"""Whether a server uses TLS: asked where it closes each connection, as etcd does if only one side uses TLS.
+"""Whether a server uses TLS: probed where it closes each connection, as etcd does if only one side uses TLS.
 
 Nothing is sent but the beginning of a connection, so no certificate is checked.
 """

@@ -1,4 +1,4 @@
-"""The processes below this one: who inherits orphans, how they are listed, reaped and ended.
+"""The processes below this one: which process inherits orphans, how they are listed, reaped and ended.
 
 The kernel gives two tools. A *child subreaper* inherits every orphan among its descendants, so a daemon that a worker
 left behind becomes a child of the launcher instead of process 1. A *parent death signal* ends a child when its parent

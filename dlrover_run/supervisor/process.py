@@ -131,7 +131,7 @@ class ManagedProcess(Generic[Spec]):
             self._kill_timer = asyncio.get_running_loop().call_later(grace, self.send, signal.SIGKILL)
 
     def send(self, number: signal.Signals, delivered_at: float | None = None) -> None:
-        """Send a signal that ends the process: to it alone, or to its process group if its spec says so.
+        """Send a signal that ends the process: to it alone, or to its process group if its spec asks for it.
 
         Its children do not get the signal: a data loader that is ended takes the worker down before that has saved its
         state. They get SIGTERM when the process has ended, or is killed. `delivered_at` (seconds of `time.monotonic`)

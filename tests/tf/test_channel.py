@@ -215,7 +215,7 @@ async def test_what_cannot_be_asked_is_answered_with_a_sentence_and_the_line_goe
             line.say({"request": 5, **request})
             answer = await line.hear()
             assert answer["answer"] == 5
-            assert answer["error"].startswith("this cannot be asked: ")
+            assert answer["error"].startswith("invalid request: ")
 
 
 @running

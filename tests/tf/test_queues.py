@@ -139,7 +139,7 @@ def test_another_spec_and_a_wrong_state_are_answered_with_sentences() -> None:
     wrong = asking(CHIEF, Rollback(SavedState(STATE_VERSION, {"train": QueueState(SPEC, 3)})))
     assert wrong is not None
     assert wrong.error == (
-        "the state of the queues cannot be gone back to: queue train: more parts were handed out than there are"
+        "the state of the queues cannot be restored: queue train: more parts were handed out than there are"
     )
     assert asking(B, TAKE) == SECOND
 

@@ -1,1 +1,1 @@
-"""The agent: one node's tasks, from the port that is held for each to the word of how it ended."""
+"""The agent: one node's tasks, from the port that is held for each to the report of its end."""

@@ -180,12 +180,12 @@ class TaskChannel:
         if task is None:
             connection.close()
         elif bad.request is not None:
-            connection.answer(protocol.answer_line(bad.request, Answer(error=f"this cannot be asked: {bad}")))
+            connection.answer(protocol.answer_line(bad.request, Answer(error=f"invalid request: {bad}")))
         elif connection not in self._malformed:
             # The connection stays, because it is the process's only way to its data. One note is enough to look for the
             # reason.
             self._malformed.add(connection)
-            self._on_event(task, Note(f"said what its agent does not understand: {bad}"))
+            self._on_event(task, Note(f"sent an invalid message: {bad}"))
 
     def _authenticate(self, connection: LineConnection, message: protocol.TaskMessage | tuple[int, Request]) -> None:
         task = self._tasks.get(message.token) if isinstance(message, ProcessHello) else None

@@ -53,7 +53,7 @@ def task_states(order: NodeOrder, here: Iterable[LocalTask]) -> tuple[TaskState[
 
 def _state(order: NodeOrder, one: LocalTask, task: PlannedTask | None) -> TaskState[TaskKey]:
     # A coordinator that knew nothing of the first task may have used its name again, for another rank or version; or
-    # the servers have changed, and the process still has the old ones. Servers that are not all known say nothing.
+    # the servers have changed, and the process still has the old ones. Servers that are not all known are no evidence.
     servers = _known_servers(order, task) if task is not None else ()
     role = ROLES[one.key.role]
     same_cluster = one.version == order.version and one.servers == order.servers

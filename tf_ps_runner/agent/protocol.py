@@ -33,7 +33,7 @@ RequestId = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ProtocolError(ValueError):
-    """A line that is not a valid message; the text is a clause that says why. `request` is the number of the request
+    """A line that is not a valid message; the text is a clause with the cause. `request` is the number of the request
     that it would have been, because that can be answered."""
 
     def __init__(self, clause: str, request: int | None = None) -> None:

@@ -154,7 +154,7 @@ class QueueServer:
         """The session of a process that has proved what it is; None for one that is refused."""
         hello = protocol.read_queue_line(await reader.readuntil())
         if not isinstance(hello, QueueHello):
-            raise ProtocolError("it did not say what it is")
+            raise ProtocolError("it did not introduce itself")
         if hello.protocol != PROTOCOL or hello.job != self._membership.job:
             reason = f"the queues of the job {self._membership.job} are here, in protocol {PROTOCOL}"
             writer.write(protocol.refusal_line(reason))
@@ -200,7 +200,7 @@ class QueueServer:
                 if session.over or session.writer is not writer:
                     return
                 if not isinstance(line, QueueRequest):
-                    raise ProtocolError("it says what it is in the middle of a connection")
+                    raise ProtocolError("it introduces itself in the middle of a connection")
                 self._on_request(session, line)
         except asyncio.IncompleteReadError:
             grace = BROKEN_GRACE if writer.is_closing() else ENDED_GRACE

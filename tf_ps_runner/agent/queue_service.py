@@ -52,7 +52,7 @@ class QueueService:
         except QueueError as error:
             reply(Answer(error=str(error), lost=error.lost))
         except StateError as error:
-            reply(Answer(error=f"the state of the queues cannot be gone back to: {error}"))
+            reply(Answer(error=f"the state of the queues cannot be restored: {error}"))
 
     def gone(self, task: TaskKey) -> None:
         """A task has ended: its parts go back to the queues."""
@@ -62,7 +62,7 @@ class QueueService:
         self._answer_waiting()
 
     def reset(self) -> None:
-        """All servers and tasks are new. Until a chief says which state belongs to its model, everything counts as
+        """All servers and tasks are new. Until a chief reports which state belongs to its model, everything counts as
         unused: what is used again is not lost."""
         self._waiting.clear()
         self._queues.roll_back(None)

@@ -106,7 +106,7 @@ class TaskSupervisor:
         self._ready = self._ready or self._do(self._starter.prepare([self._start_builder.common]))
 
     def follow(self, order: NodeOrder, ends: bool) -> None:
-        """Take what the order says of the tasks here, and send it to their processes. When this node `ends`, all its
+        """Take what the order has for the tasks here, and send it to their processes. When this node `ends`, all its
         tasks are stopped anyway."""
         for assigned in order.tasks:
             task = self._tasks.get(assigned.key)

@@ -188,7 +188,7 @@ class TaskProcess:
             self.later("ready", ASSUME_READY_AFTER, self.mark_ready)
 
     def take(self, assigned: PlannedTask) -> None:
-        """Take the latest that the order says of it: its address may be known by now."""
+        """Take the latest assignment of the task: its address may be known by now."""
         self.assigned = assigned
 
     def later(self, name: str, seconds: float, what: Callable[[], None], again: bool = True) -> None:

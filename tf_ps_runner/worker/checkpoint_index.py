@@ -29,7 +29,7 @@ UNPARTITIONED: Begins = frozenset({()})
 
 
 class DamagedIndex(ValueError):
-    """The bytes are not a complete index; the text is a clause that says why."""
+    """The bytes are not a complete index; the text is a clause with the cause."""
 
 
 class CheckpointIndex(NamedTuple):

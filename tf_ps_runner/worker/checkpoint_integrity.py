@@ -1,6 +1,6 @@
 """Finds the newest complete checkpoint of a directory.
 
-A checkpoint is complete if its index can be read and each data file is as long as the index says. Checksums of the data
+A checkpoint is complete if its index can be read and each data file is as long as in the index. Checksums of the data
 are compared where that is cheap. A damaged checkpoint is skipped and reported, and never deleted.
 """
 
@@ -30,7 +30,7 @@ _checked: dict[tuple[str, float], str | None] = {}
 def find_newest(directory: str, damaged: Collection[str] = ()) -> tuple[str | None, list[tuple[str, str]]]:
     """The newest complete checkpoint of a directory, as TensorFlow names it; None if there is none.
 
-    `damaged` are not checked again. Also returns each checkpoint that was skipped, with a sentence that says why; a
+    `damaged` are not checked again. Also returns each checkpoint that was skipped, with a sentence on why; a
     sentence about the whole directory has an empty path.
     """
     skipped: list[tuple[str, str]] = []

@@ -43,7 +43,7 @@ _missing_patches: list[tuple[str, str]] = []
 
 
 def patch_module(module: str, without: str) -> Callable[[Change], Change]:
-    """Declare a change of a module, for `install`. `without` is a clause that says what is missing if it cannot be
+    """Declare a change of a module, for `install`. `without` is a clause on what is missing if it cannot be
     applied, such as `a worker may wait 30 seconds for the model`."""
 
     def declare(change: Change) -> Change:

@@ -1,4 +1,5 @@
-"""Who is broken and who is slow, from all that the nodes of a check have tried. Pure; called after each round.
+"""Which nodes are faulty and which are slow, from all that the nodes of a check have tried. Pure; called after each
+round.
 
 Two rules keep a healthy node from being named. Its computing concerns itself alone, and an accident is tried again.
 Its links concern the other end as much, so they count only as far as several others agree that have links which do
@@ -37,8 +38,8 @@ on an overloaded one a healthy node has been seen to be 4 times slower twice."""
 
 @dataclass(frozen=True)
 class Finding:
-    """What has been found of one examinee. `tflops` and `gigabytes` are its best, 0 where there is none; `reason` is a
-    clause with figures, empty where there is nothing to say."""
+    """The diagnosis of one checked node. `tflops` and `gigabytes` are its best, 0 where there is none; `reason` is a
+    clause with figures, or empty."""
 
     status: HealthStatus
     tflops: float = 0.0
@@ -48,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`findings` are one for each examinee, in order, never PENDING: what would hold if the check ended now.
+    """`findings` are one for each checked node, in order, never PENDING: what would hold if the check ended now.
 
     More rounds of links could show more of those in `unresolved`, another try at computing about those in
     `compute_again`, another try at the links in `link_again` whether these failed, or were slow, by accident. `failing`
@@ -77,9 +78,10 @@ class Diagnosis:
 
 
 def diagnose(check: HealthCheck, threshold: float) -> Diagnosis:
-    """What the facts of the check say. Who is `threshold` times slower than is usual, and no less, is a straggler.
+    """The diagnosis from the facts of the check. A node that is at least `threshold` times slower than is usual is a
+    straggler.
 
-    Source of the rules: issue 5, and `docs/node-check.md`, which has their rates.
+    `docs/node-check.md` explains the rules, and has their rates.
     """
     return _Diagnoser(collect_evidence(check), threshold).diagnosis()
 
@@ -108,7 +110,7 @@ class _Diagnoser:
         # Each of them has been counted at both of its ends.
         self.working = Counter({workers: count // 2 for workers, count in self.working.items()})
         self.unreachable = self._find_unreachable()
-        # No more of the evidence is asked for one node than of its own links: with many nodes that would take long.
+        # No more of the evidence is read for one node than that of its own links: with many nodes that would take long.
         self.unreachable_by_group = Counter(group_of(node) for node in self.unreachable)
         spoken_for = self.unreachable | evidence.broken
         here = [node for node, examinee in enumerate(self.check.nodes) if examinee.is_here and node not in spoken_for]
@@ -168,7 +170,7 @@ class _Diagnoser:
     # Links
 
     def _find_unreachable(self) -> set[int]:
-        """Nodes no link of which works, where others say that it is not for them."""
+        """Nodes no link of which works, where others have links that do, so that these nodes are the cause."""
         cut = {
             node
             for node, tries in self.evidence.internal_links.items()
@@ -189,8 +191,8 @@ class _Diagnoser:
             failing -= found
 
     def _unconfirmed(self, node: int) -> list[Pair]:
-        """Its failing links that have been tried once only, where so few others speak of it that a moment without a
-        network would do for a fault."""
+        """Its failing links that have been tried once only, where so few others have a link with it that a moment
+        without a network would make a fault."""
         witnesses = self._witnesses_of_failing(node)
         return [] if len(witnesses) >= ENOUGH_WITNESSES else self._untried_again(node, witnesses)
 
@@ -213,7 +215,7 @@ class _Diagnoser:
         ]
 
     def _usual_link(self, node: int) -> float:
-        """What the others reach among themselves. One that has linked with this node alone says nothing about it."""
+        """What the others reach among themselves. One that has linked with this node alone is no evidence about it."""
         removed, added = [], []
         for other in self.evidence.links[node]:
             if other in self.linked_at and self._are_comparable(other, node):
@@ -234,7 +236,7 @@ class _Diagnoser:
 
     def _slowness_unconfirmed(self, node: int) -> list[Pair]:
         """As many of its slow links that have been tried once only as are missing to those that have been tried more
-        often. Others who come to know of it meanwhile need not be asked twice."""
+        often. Others that link with it meanwhile need not try twice."""
         witnesses = self._witnesses_of_slowness(node)
         confirmed = [other for other in witnesses if self.evidence.was_confirmed(node, other)]
         if self._agree_on_slowness(node, confirmed):
@@ -264,8 +266,9 @@ class _Diagnoser:
         return self.linkers[group] - 1 - len(met) - cut > 0
 
     def _others_cannot_be_asked(self, node: int) -> bool:
-        """Whether there are some who cannot say how quick its links are: gone, or of another size. With so many about,
-        two slow links of a healthy node may well be all that it has with its kin."""
+        """Whether there are nodes that cannot be witnesses of the speed of its links: they are gone, or of another
+        size. With that many of them, two slow links of a healthy node may well be all that it has in its comparison
+        group."""
         return self.not_spoken_for > self.able[self.evidence.comparison_group(node)]
 
     def _is_open(self, node: int) -> bool:
@@ -310,7 +313,7 @@ class _Diagnoser:
         partners = [other for other, _ in self._met(node) if other in self.linking.doubtful]
         return any(self._has_unmet_in_group(other) for other in [node, *partners])
 
-    # Words
+    # Reasons
 
     def _find(self, node: int) -> Finding:
         evidence = self.evidence

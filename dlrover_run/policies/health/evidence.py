@@ -1,6 +1,6 @@
 """What the facts of a node check come to, node by node and link by link, before a diagnosis uses them.
 
-Facts about examinees that are gone count for nothing, and neither do links with one that cannot compute: its own fault
+Facts about nodes that are gone count for nothing, and neither do links with one that cannot compute: its own fault
 shows nothing of the other end.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dlrover_run.policies.health.model import CPU, ComputeFact, HealthCheck
 
 Pair = tuple[int, int]
-"""Two examinees, the lower place first."""
+"""Two checked nodes, the lower place first."""
 
 MAX_FAILURES = 2
 """Failures at computing that make a fault: the first may have been an accident."""
@@ -30,16 +30,17 @@ Kind = tuple[int, str]
 
 @dataclass(frozen=True)
 class Evidence:
-    """`tries` at computing of each examinee that is present. `broken` are those that computed wrongly or failed too
+    """`tries` at computing of each checked node that is present. `broken` are those that computed wrongly or failed too
     often, and those of `lost_accelerator`, which have lost their accelerator: the one that most of the others have is
     named. `unproven` are those that have failed, and not computed yet, or have computed on the CPU for the first time
     where the others have an accelerator: they compute again, and link after that.
 
-    `kinds` is what each of them computes with; where the device is not known it is the one that most others have.
+    `device_kinds` is what each of them computes with; where the device is not known it is the one that most others
+    have.
 
-    `links` has, for each examinee that may link, the speed in GB/s of its link with each other one that it has met,
-    None where no try at it worked. `within` is the same for its link within itself, one entry for each try. `linked` is
-    how often the link of two has been tried.
+    `links` has, for each node that may link, the speed in GB/s of its link with each other one that it has linked with,
+    None where no try at it worked. `internal_links` is the same for its link within itself, one entry for each try.
+    `link_tries` is how often the link of two has been tried.
     """
 
     check: HealthCheck
@@ -147,9 +148,9 @@ def _last_tries_on_cpu(tries: Sequence[ComputeFact]) -> int:
 
 
 def _find_on_cpu(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, str]:
-    """Who computed on the CPU in its last try where more than half of the others have an accelerator, the most common
-    of which is named. No figure would show it to all: two CPUs beside two accelerators look like another kind of
-    machine, and links between the two kinds never work."""
+    """The nodes that computed on the CPU in their last try where more than half of the others have an accelerator, the
+    most common of which is named. No figure would show it to all: two CPUs beside two accelerators look like another
+    kind of machine, and links between the two kinds never work."""
     devices: dict[int, str] = {}
     for node, facts in tries.items():
         devices.update((node, fact.device) for fact in facts if fact.device and not fact.problem)
@@ -157,7 +158,7 @@ def _find_on_cpu(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]])
     if not accelerators or 2 * accelerators.total() <= len(devices) - 1:
         return {}
     usual_device = accelerators.most_common(1)[0][0]
-    # One that has passed and trains on the CPU does so with its person's knowledge.
+    # One that has passed and trains on the CPU does so with its user's knowledge.
     return {
         node: usual_device for node, device in devices.items() if device == CPU and not check.nodes[node].already_passed
     }
@@ -184,7 +185,7 @@ def _find_kinds(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]]) 
 @dataclass(frozen=True)
 class SpeedRanking:
     """How nodes compare by one kind of speed. `slow` are fewer than those that are quicker by the threshold, so that
-    these are the usual; `doubtful` are all who may turn out to be slow when more is known. `usual` is the speed that a
+    these are the usual; `doubtful` are all that may turn out to be slow when more is known. `usual` is the speed that a
     node is compared with."""
 
     slow: frozenset[int]
@@ -193,8 +194,8 @@ class SpeedRanking:
 
 
 def lower_median(speeds: Sequence[float]) -> float:
-    """The lower median of speeds, the one to be judged among them, so that those who are slower have to be fewer. Of
-    two it is the higher one."""
+    """The lower median of speeds, that of the node itself among them, so that those that are slower have to be fewer.
+    Of two it is the higher one."""
     return sorted(speeds)[_usual_place(len(speeds))]
 
 
@@ -219,13 +220,13 @@ def lower_median_with(ordered: Sequence[float], removed: Collection[float], adde
 
 
 def rank_speeds(speeds: Mapping[int, float], group_of: Callable[[int], Hashable], threshold: float) -> SpeedRanking:
-    """Compare each node with all of its kin.
+    """Compare each node with all of its comparison group.
 
     As many slow nodes as quick ones are two kinds of machine, of which none is blamed. Of two nodes the other one is
     the usual.
 
     A slow end makes a link slow for both, and so a third of the nodes may for a while slow another third: doubtful is
-    who is slower than the last third.
+    a node that is slower than the last third.
     """
     slow, doubtful, medians = set(), set(), {}
     for nodes in group_by(speeds, group_of):
@@ -242,7 +243,7 @@ def rank_speeds(speeds: Mapping[int, float], group_of: Callable[[int], Hashable]
 
 
 def group_by(nodes: Iterable[int], group_of: Callable[[int], Hashable]) -> list[list[int]]:
-    """The nodes parted by their kin, each part in the order in which they are given."""
+    """The nodes by their group, each group in the order in which they are given."""
     parts: dict[Hashable, list[int]] = {}
     for node in nodes:
         parts.setdefault(group_of(node), []).append(node)
@@ -250,7 +251,7 @@ def group_by(nodes: Iterable[int], group_of: Callable[[int], Hashable]) -> list[
 
 
 def node_names(check: HealthCheck) -> list[str]:
-    """A name for each examinee: its host, and its place where two have the same host."""
+    """A name for each checked node: its host, and its place where two have the same host."""
     hosts = Counter(node.host for node in check.nodes)
     return [
         node.host if hosts[node.host] == 1 else f"node {place} on {node.host}" for place, node in enumerate(check.nodes)

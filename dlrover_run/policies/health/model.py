@@ -1,7 +1,7 @@
-"""The records of the node check: what a node is asked to try, what came of it, and what follows from that.
+"""The records of the node check: what a node is to try, the results, and what follows from them.
 
 A node *computes* (each of its devices for itself) and *links* (all local ranks of two nodes gather each other's data).
-The two are timed apart, because a link's time says as much of the other end as of one's own. Speeds are in standard
+The two are timed apart, because the time of a link depends on the other end as much. Speeds are in standard
 units: TFLOP/s (1e12 operations) and GB/s (1e9 bytes).
 """
 
@@ -20,7 +20,7 @@ from dlrover_run.coordination.reasons import BoundedReasons
 from dlrover_run.coordination.validation import MAX_ROUND, UNKNOWN_EPOCH, is_known_epoch
 
 MAX_PROBLEM = 500
-"""Characters of the sentence that says what a health check found."""
+"""Characters of the sentence about what a health check found."""
 
 Problem = Annotated[str, Meta(max_length=MAX_PROBLEM)]
 # JSON has no infinity, and no device is that fast.
@@ -33,10 +33,10 @@ MAX_LINKS = 4
 """Links that a node tries in one round: a triple has two for each."""
 
 MAX_ROWS = 64
-"""Nodes of a check of which a person is shown a line each: of more than that those of whom there is most to say."""
+"""Nodes of a check of which a user is shown a line each: of more than that the most urgent ones."""
 
 MAX_LINK_ROWS = 120
-"""Links of which a person is shown a line each, every pair of 16 nodes: of more than that the slowest."""
+"""Links of which a user is shown a line each, every pair of 16 nodes: of more than that the slowest."""
 
 MAX_LINK_PROBLEM = 120
 """Characters of the text on one link that failed: with all the rows there are, they fit into one message."""
@@ -47,7 +47,7 @@ CPU = "cpu"
 
 
 class HealthStatus(enum.StrEnum):
-    """What a check has come to for one node. PENDING: it goes on. UNCHECKED: it takes no part in any."""
+    """The result of a check for one node. PENDING: it goes on. UNCHECKED: it takes no part in any."""
 
     PENDING = "pending"
     UNCHECKED = "unchecked"
@@ -76,8 +76,8 @@ class DeviceSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ComputeResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of computing. `problem` is a clause about the first local rank that failed, empty when none did;
-    `wrong` says that a result was wrong, which no second try makes right."""
+    """The result of computing. `problem` is a clause about the first local rank that failed, empty when none did;
+    `wrong` is true if a result was wrong, which no second try makes right."""
 
     key: CheckKey = CheckKey()
     devices: Annotated[tuple[DeviceSpeed, ...], Meta(max_length=MAX_DEVICES)] = ()
@@ -97,8 +97,8 @@ class ComputeResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of one link. `other` is the place of the other end in the check, this node's own for a link within it;
-    `gigabytes` per second is 0 and `problem` says why when it failed."""
+    """The result of one link. `other` is the place of the other end in the check, this node's own for a link within it;
+    `gigabytes` per second is 0 and `problem` the cause when it failed."""
 
     other: Count
     gigabytes: Rate = 0.0
@@ -106,8 +106,8 @@ class LinkResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of the links of one task; one that is not among `tried` was not tried, and nothing is known of it.
-    `problem` says that this node's own check process ended, or hung where no other node was concerned; empty when it
+    """The results of the links of one task; one that is not among `tried` was not tried, and nothing is known of it.
+    `problem` is set if this node's own check process ended, or hung where no other node was concerned; empty when it
     did not."""
 
     key: CheckKey
@@ -140,7 +140,7 @@ class CheckTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is known of one node's health. `gigabytes` is the best of its links, 0 where there was none. `reason` is a
-    clause, empty where there is nothing to say. `dismissed` says that the node shall leave."""
+    clause, or empty. `dismissed` is true if the node has to leave."""
 
     node_id: NodeId
     incarnation: NodeId
@@ -155,7 +155,7 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class LinkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One link as it is shown to a user. `one` < `other` are places in the list of nodes that is sent with it, or equal
     for a link within a node; places, because several nodes may have one name. `gigabytes` per second is the best of its
-    tries, 0 when all failed, and `problem` is then a clause that says why."""
+    tries, 0 when all failed, and `problem` is then a clause with the cause."""
 
     one: Count
     other: Count
@@ -164,7 +164,7 @@ class LinkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a running check. `trusted` says that it has passed an earlier one and is here as a partner, or only
+    """One node of a running check. `trusted` means that it has passed an earlier one and is here as a partner, or only
     to be compared with; `present` that it was still here when the last round of the check ended."""
 
     node_id: str
@@ -178,8 +178,8 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeFact(msgspec.Struct, frozen=True):
-    """One try at computing: of which examinee, with which speed, on which device (empty where it is not known);
-    `problem` when it failed. So counts a check process that ended in a link, as `linking` says."""
+    """One try at computing: of which node, with which speed, on which device (empty where it is not known);
+    `problem` when it failed. A check process that ended in a link (`linking`) counts as one too."""
 
     node: int
     tflops: float = 0.0
@@ -190,7 +190,7 @@ class ComputeFact(msgspec.Struct, frozen=True):
 
 
 class LinkFact(msgspec.Struct, frozen=True):
-    """One try at a link between two examinees, `one` < `other`; or within one, when they are the same."""
+    """One try at a link between two nodes, `one` < `other`; or within one, when they are the same."""
 
     one: int
     other: int
@@ -204,7 +204,7 @@ class LinkFact(msgspec.Struct, frozen=True):
 
 
 class FlaggedNode(msgspec.Struct, frozen=True):
-    """An examinee that has been found wanting while the check goes on, and why."""
+    """A node that the check has flagged as faulty or slow before its end, and why."""
 
     node: int
     status: HealthStatus
@@ -212,11 +212,11 @@ class FlaggedNode(msgspec.Struct, frozen=True):
 
 
 class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A check that goes on: a part of the plan. Examinees are named by their place in `nodes`.
+    """A check that goes on: a part of the plan. Nodes are named by their place in `nodes`.
 
     In the round `key`, since job time `since`, those in `compute` compute and those of each of `groups` try the links
-    between them. `computed` and `linked` are what came of earlier rounds, and `named` are those of whom these have told
-    enough. `beside` says that others train meanwhile, so that nobody links. `plan_reasons` are those of
+    between them. `compute_facts` and `link_facts` are the results of earlier rounds, and `flagged` are the nodes for
+    which these are enough. With `during_training` others train meanwhile, so no node links. `plan_reasons` are those of
     the plan before the check.
     """
 
@@ -293,7 +293,7 @@ class HealthAssignment(
 
     @property
     def is_announced(self) -> bool:
-        """A node that passes prints one line of its own. The coordinator's lines are for people who compare nodes."""
+        """A node that passes prints one line of its own. The coordinator's lines are for users that compare nodes."""
         return self.health is not None and self.health.status is HealthStatus.PASSED
 
 

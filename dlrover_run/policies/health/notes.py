@@ -13,17 +13,17 @@ from dlrover_run.policies.health.evidence import Evidence, Pair, SpeedRanking, g
 from dlrover_run.policies.health.model import HealthCheck
 
 MAX_KINDS = 8
-"""Kinds of device, beside the usual one, of which a sentence is said each."""
+"""Kinds of device, beside the usual one, of which a sentence each is reported."""
 
 MAX_LINK_NOTES = 8
-"""Broken links, and slow ones, of which a sentence is said each: an uplink has a link for each two nodes."""
+"""Broken links, and slow ones, of which a sentence each is reported: an uplink has a link for each two nodes."""
 
 MAX_QUOTED_PROBLEM = 200
-"""Characters of a problem inside a reason: who agrees about it has to be read as well."""
+"""Characters of a problem inside a reason: the nodes that agree about it have to fit too."""
 
 
 class CheckText:
-    """How the nodes of a check are called, and what their links failed of."""
+    """The names of the nodes of a check, and the causes of failed links."""
 
     def __init__(self, check: HealthCheck) -> None:
         self.names = node_names(check)
@@ -51,8 +51,8 @@ def _first_problems(check: HealthCheck) -> Mapping[frozenset[int], str]:
 
 @dataclass(frozen=True)
 class Notes:
-    """All that is to be said. `cut` are nodes without a network, of whom the `unconfirmed` are to try their links once
-    more; `slow_linked` are those with a slow network."""
+    """All the notes of a check. `cut` are nodes without a network, of which the `unconfirmed` are to try their links
+    once more; `slow_linked` are those with a slow network."""
 
     evidence: Evidence
     threshold: float
@@ -122,7 +122,7 @@ class Notes:
         do: str,
         unit: str,
     ) -> list[str]:
-        """Said where so many are slow that it is unusual to be quick."""
+        """A note for a check where so many are slow that it is unusual to be quick."""
         notes = []
         for nodes in sorted(group_by(ranking.median, kind), key=lambda nodes: kind(nodes[0])):
             speeds = {node: speed(node) or 0.0 for node in nodes}
@@ -177,7 +177,7 @@ class Notes:
         ) and speed * self.threshold < min(bests)
 
     def _on_silence(self) -> list[str]:
-        """What is left in the dark because too few others could be asked."""
+        """What cannot be decided because too few others had links that work."""
         failing = [node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)]
         certain = self.unreachable - self.unconfirmed
         unknown = [

@@ -1,10 +1,10 @@
-"""Who computes and who links with whom in the next round of a node check. Pure.
+"""Which nodes compute and which nodes link with each other in the next round of a node check. Pure.
 
 Round 0 has neighbours in pairs, and round 1 pairs that are far apart in rank: neighbours are in one rack, and what lies
-between racks shows where nodes meet across it. In later rounds those about whom there is a doubt meet nodes that did
-well, and whom they have not met: a link that works clears both of its ends, and one that does not is one more witness.
-Where there are two witnesses and no third one, the links with them are tried once more, and so are those for which a
-node would be called slow.
+between racks shows where nodes meet across it. In later rounds nodes in doubt link with nodes that did well, and that
+they have not linked with: a link that works clears both of its ends, and one that does not is one more witness. Where
+there are two witnesses and no third one, the links with them are tried once more, and so are those for which a node
+would be called slow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ the simulated checks in `tests/check_world.py`, with a third of the nodes in tro
 
 ENOUGH_PAIRS = 3
 """Pairs of which not all have a slow end while no more than a third of the nodes are slow. Of two pairs both may have
-one: four newcomers and two who have passed are six, of which two may be slow."""
+one: four newcomers and two that have passed are six, of which two may be slow."""
 
 EVERY_PAIR = 16
 """Most nodes of which every pair is linked where links are measured: among more, as many rounds as these need."""
@@ -39,8 +39,8 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class RoundTasks(NamedTuple):
-    """What is tried in one round: who computes, and groups whose members try all links between them; a group of one
-    tries the link within the node. Nothing is to be tried when both are empty."""
+    """What is tried in one round: the nodes that compute, and groups whose members try all links between them; a group
+    of one tries the link within the node. Nothing is to be tried when both are empty."""
 
     compute: tuple[int, ...]
     groups: Groups
@@ -90,7 +90,7 @@ def _useless(evidence: Evidence, diagnosis: Diagnosis) -> set[int]:
 
 
 def _linkers(evidence: Evidence) -> list[int]:
-    """Who may link in the next round."""
+    """The nodes that may link in the next round."""
     return [] if evidence.check.during_training else sorted(evidence.links.keys() - evidence.unproven)
 
 
@@ -110,7 +110,7 @@ def _first_groups(evidence: Evidence, measure_links: bool) -> Groups:
 
 def _pair_neighbours(evidence: Evidence, examined: Sequence[int], trusted: list[int]) -> list[list[int]]:
     """Neighbours in pairs, those together whose speeds can be compared. An odd one is paired with one of the `trusted`,
-    who is taken out of these, or makes a triple of the last pair. One of so few pairs that each may have a slow end
+    which is taken out of these, or makes a triple of the last pair. One of so few pairs that each may have a slow end
     takes one in."""
     groups: list[list[int]] = []
     single: list[int] = []
@@ -168,8 +168,8 @@ def _take_nearest(evidence: Evidence, node: int, others: list[int]) -> int:
 
 
 def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
-    """Pairs for those of which more can be found out: each with a healthy node if there are enough of these, else
-    with another one in doubt."""
+    """Pairs for the nodes about which more can be found out: each with a healthy node if there are enough of these,
+    else with another one in doubt."""
     again = _to_be_confirmed(evidence, diagnosis)
     linkers = set(_linkers(evidence)) - {end for pair in again for end in pair}
     in_doubt = [node for node in diagnosis.unresolved if node in linkers]
@@ -180,11 +180,12 @@ def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
     useless = _useless(evidence, diagnosis)
     # A link that has not been compared with any other leaves a doubt even where it does well.
     well = sorted((linkers & {*diagnosis.healthy}) - {*in_doubt})
-    # The doubt about a trusted partner is cleared too, for only then does its word count.
+    # The doubt about a trusted partner is cleared too, because only then is it a witness.
     nodes = evidence.check.nodes
     partners = {node for node in linkers if nodes[node].already_passed and evidence.links[node]} - set(well)
     seekers = sorted({*in_doubt, *partners}, key=lambda node: (node in partners, -len(evidence.links[node]), node))
-    # Who does well and has been asked least comes first, so that no node is kept from the others by one.
+    # A node that does well and has been a partner least often comes first, so that no node is kept from the others by
+    # one.
     well.sort(key=lambda node: (len(evidence.links[node]), node))
     others = sorted(linkers - useless - set(well) - set(seekers))
     return tuple(sorted([*again, *_match(evidence, seekers, well, others)]))
@@ -248,7 +249,7 @@ class _Free:
         del self._by_group[self._evidence.comparison_group(node)][node]
 
     def take_partner(self, seeker: int) -> int | None:
-        """Take the first one whom it has not met, of its own kind if it can be."""
+        """Take the first node that it has not linked with, of its own kind if possible."""
         own = self._evidence.comparison_group(seeker)
         partner = self._first_unmet(seeker, self._by_group.get(own, ()))
         # One whose links work but are slow learns nothing where speeds cannot be compared.
@@ -287,7 +288,8 @@ def _unmeasured(evidence: Evidence, useless: Collection[int] = ()) -> Groups:
 
 
 def _round_robin(nodes: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which everybody meets everybody else once: one stays, the others go round. At most fifteen of them."""
+    """Rounds in which each node links with each other one once: one stays, the others go round. At most fifteen of
+    them."""
     places = nodes + nodes % 2
     rounds = []
     for turn in range(min(places - 1, EVERY_PAIR - 1)):

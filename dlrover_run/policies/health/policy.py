@@ -189,7 +189,7 @@ class HealthPolicy(Policy):
 def _tables(
     plan: Plan, state: HealthState, results: Mapping[NodeKey, NodeHealth]
 ) -> tuple[tuple[NodeHealth, ...], tuple[LinkRow, ...]]:
-    """The results that a person is shown, in the order of ranks, and the links between those nodes."""
+    """The results that a user is shown, in the order of ranks, and the links between those nodes."""
     ranked = [member.key for member in plan.members if member.key in results]
     table = text.shown([results[key] for key in dict.fromkeys([*ranked, *results])])
     places = {key_of(one): place for place, one in enumerate(table)}

@@ -1,7 +1,7 @@
-"""One round of a node check: who does what in it, whom it waits for, and which facts come of it. Pure.
+"""One round of a node check: what each node does in it, the nodes that it waits for, and the facts that result. Pure.
 
-What nodes try is known by its `TaskKey`: an answer with another key is one to something that was asked before, and
-counts for nothing here.
+What nodes try is known by its `CheckKey`: an answer with another key belongs to an earlier task, and
+is ignored here.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from dlrover_run.policies.health.model import (
 from dlrover_run.policies.health.rules import HealthRules
 
 CHECK_MARGIN = 15.0
-"""Seconds that a node has beyond `check_timeout`, at which it ends what it tries and says so. One that has said nothing
-by then counts as one whose check process failed."""
+"""Seconds that a node has beyond `check_timeout`, at which it ends what it tries and reports so. One that has reported
+nothing by then counts as one whose check process failed."""
 
 
 def key_of(record: NodeHealth | CheckedNode) -> NodeKey:
-    """Which process it speaks of."""
+    """The process of this checked node."""
     return NodeKey(record.node_id, record.incarnation)
 
 
@@ -64,7 +64,7 @@ def without_check(p: MemberState) -> bool:
 
 
 def asked(check: HealthCheck, members: Members, now: float) -> set[int]:
-    """Who has something to try in this round, and is here."""
+    """The nodes that have something to try in this round, and are here."""
     return _here(check, members, now) & _asked(check)
 
 
@@ -83,7 +83,7 @@ def awaited(check: HealthCheck, members: Members, now: float) -> list[int]:
 
 
 def check_status(check: HealthCheck, members: Members) -> list[NodeHealth]:
-    """What a user is shown of each examinee while the check goes on: its best so far, and what failed last; of a
+    """What a user is shown of each node while the check goes on: its best so far, and what failed last; of a
     flagged one its status, and why."""
     tflops: dict[int, float] = {}
     gigabytes: dict[int, float] = {}
@@ -144,7 +144,7 @@ def tasks(rules: JobRules, check: HealthCheck) -> dict[NodeKey, CheckTask]:
 
 
 def computed_fact(place: int, result: ComputeResult | None, waited: float) -> ComputeFact:
-    """What a node said of a try at computing, or that it said nothing."""
+    """The fact of a try at computing, also if the node has reported nothing."""
     if result is None:
         return ComputeFact(place, problem=f"it did not answer for {waited:g} s")
     if result.problem or result.wrong:
@@ -159,7 +159,7 @@ def _answers(result: ComputeResult | LinkResults | None, key: CheckKey) -> bool:
 
 
 def _here(check: HealthCheck, members: Members, now: float) -> set[int]:
-    """The places of those who still take part; one whose connection has just broken may be back in a moment.
+    """The places of the nodes that still take part; one whose connection has just broken may be back in a moment.
 
     One that was lost since the round began and is back again got its task too late: the others did not meet it.
     """
@@ -180,7 +180,7 @@ def _round_links(check: HealthCheck) -> list[tuple[int, int]]:
 
 
 def add_facts(rules: JobRules, check: HealthCheck, members: Members, now: float) -> HealthCheck:
-    """The check with what came of its round."""
+    """The check with the results of its round."""
     here = _here(check, members, now)
     result = {place: report_of(members[key_of(check.nodes[place])]) for place in here & _asked(check)}
     late = {*awaited(check, members, now)}
@@ -215,13 +215,13 @@ def add_facts(rules: JobRules, check: HealthCheck, members: Members, now: float)
 
 
 def _died_in(ends: tuple[int, int], answers: Mapping[int, LinkResults]) -> bool:
-    """Whether a check process of either end ended by itself, which says nothing of a link between two nodes: that is
-    tried again, and so the node has a second chance to show that it was no accident."""
+    """Whether a check process of either end ended by itself, which is no evidence about a link between two nodes: that
+    is tried again, and so the node has a second chance to show that it was no accident."""
     return ends[0] != ends[1] and any(end in answers and answers[end].problem for end in ends)
 
 
 def _left_out(ends: tuple[int, int], answers: Mapping[int, LinkResults]) -> bool:
-    """Whether an end that has answered did not try the link: what the other one found is then no news of it."""
+    """Whether an end that has answered did not try the link: what the other one found is then no evidence about it."""
     return any(
         all(tried.other != other for tried in answers[end].results)
         for end, other in {ends, ends[::-1]}
@@ -230,7 +230,8 @@ def _left_out(ends: tuple[int, int], answers: Mapping[int, LinkResults]) -> bool
 
 
 def _link(check: HealthCheck, ends: tuple[int, int], answers: Mapping[int, LinkResults], waited: float) -> LinkFact:
-    """What both ends say of one link: it failed if either says so or nothing, and its speed is the lower one."""
+    """One link from the reports of both ends: it failed if either reports so or nothing, and its speed is the lower
+    one."""
     one, other = ends
     silent = sorted(check.nodes[end].host for end in {*ends} if end not in answers)
     if silent:

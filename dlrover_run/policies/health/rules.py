@@ -28,7 +28,7 @@ CHECK_NEVER, CHECK_ONCE, CHECK_ALWAYS = 0, 1, 2
 
 
 class HealthRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True, tag="health"):
-    """`check` says when nodes are checked. A node that is `straggler_threshold` times slower than the others is a
+    """`check` is when nodes are checked. A node that is `straggler_threshold` times slower than the others is a
     straggler, which leaves with `exclude_stragglers` 1. With `measure_links` 1 every pair of nodes is linked, and the
     speeds are shown."""
 

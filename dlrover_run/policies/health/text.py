@@ -1,4 +1,4 @@
-"""How a node check is reported: the lines that people grep for in a log, and the rows of the table for users."""
+"""How a node check is reported: the lines that users grep for in a log, and the rows of the table for users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dlrover_run.policies.health.model import (
 
 MAX_ROWS_PER_JOB = 16_384
 """Rows that are sent to all nodes of a job together at one time: each of them gets its share of that, so that a table
-for 2,000 people is no more work than one for a few hundred."""
+for 2,000 users is no more work than one for a few hundred."""
 
 MAX_DISMISSED_SHOWN = 3
 """Dismissed nodes that a reason names."""
@@ -94,7 +94,7 @@ def elapsed(check: HealthCheck) -> dict[int, float]:
 
 
 def round_lines(check: HealthCheck, failing: Collection[int]) -> list[str]:
-    """What a round came to, in the words of DLRover's master; `failing` are the nodes that have not passed by now.
+    """The result of a round, with the text of DLRover's master; `failing` are the nodes that have not passed by now.
     Nothing if no node is left that it could report: then the nodes were requested to stop."""
     if not any(node.is_here for node in check.nodes):
         return []
@@ -113,7 +113,7 @@ def round_lines(check: HealthCheck, failing: Collection[int]) -> list[str]:
 
 
 def end_lines(check: HealthCheck, faults: Sequence[int], stragglers: Sequence[int]) -> list[str]:
-    """What a check came to, in the words of DLRover's master; nothing if no node is left."""
+    """The result of a check, with the text of DLRover's master; nothing if no node is left."""
     if not any(node.is_here for node in check.nodes):
         return []
     return [f"Fault nodes are: {list(faults)} and stragglers are: {list(stragglers)}."]
@@ -132,7 +132,7 @@ def dismissals(dismissed: Sequence[NodeHealth], limit: int = MAX_WHAT) -> Reason
 
 
 def shown(checkups: Sequence[NodeHealth], most: int = MAX_ROWS) -> tuple[NodeHealth, ...]:
-    """Those that a person is shown, in their order: all, or of too many those of whom there is most to say."""
+    """The nodes that a user is shown, in their order: all, or of too many the most urgent ones."""
     urgent = sorted(
         range(len(checkups)), key=lambda place: (_URGENCY[checkups[place].status], not checkups[place].reason)
     )
@@ -151,7 +151,8 @@ def share_of(nodes: int) -> int:
 
 def link_rows(links: Sequence[LinkFact], places: Sequence[int | None]) -> tuple[LinkRow, ...]:
     """The best of the tries at each link; of too many links those that failed and the slowest. `places` are those of
-    the examinees in the list of nodes that is sent with it, None for one that is not there, whose links are no row."""
+    the checked nodes in the list of nodes that is sent with it, None for one that is not there, whose links are no
+    row."""
     best: dict[tuple[int, int], LinkRow] = {}
     for link in links:
         ends = sorted(place for end in link.ends if (place := places[end]) is not None)
