@@ -17,6 +17,7 @@ from dlrover_run.coordination.model import (
     NodePhase,
     NodeReport,
     Plan,
+    PlanPhase,
     RankAssignment,
     Waiting,
 )
@@ -206,8 +207,11 @@ class VirtualJob:
         return seat
 
     def assignment(self, name: str) -> Assignment:
-        """What a node is told."""
-        return self.coordinator.assignment(self.key(name), self.waiting)
+        """What a node receives, which must have the fields of one state only."""
+        given = self.coordinator.assignment(self.key(name), self.waiting)
+        assert given.ranks is None or (given.phase is PlanPhase.TRAINING and given.waiting is None), given
+        assert given.waiting is None or given.phase not in OVER, given
+        return given
 
     @property
     def waiting(self) -> Waiting:
