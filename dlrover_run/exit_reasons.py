@@ -52,14 +52,20 @@ _KUBERNETES: Mapping[ExitReason, int] = {
 """The reasons for which another attempt, often on another machine, may go well."""
 
 
-def in_scheme(reason: ExitReason, code: int, scheme: ExitScheme) -> int:
-    """The exit code of a launch that ends for `reason`, whose precise exit code is `code`."""
+def in_scheme(reason: ExitReason, code: int, scheme: ExitScheme, peer_status: int = 0) -> int:
+    """The exit code of a launch that ends for `reason`, whose precise exit code is `code`.
+
+    `peer_status` is the exit status of the worker of another node that ended the job, 0 if it is not known.
+    """
     if scheme == "precise" or reason in (ExitReason.SUCCESS, ExitReason.BAD_COMMAND_LINE):
         return code
     if scheme == "torchrun":
         return exit_codes.COMPAT_FAILURE
     if reason is ExitReason.STOPPED:
         return code if code in RETRIED else PREEMPTED
+    # All nodes of a job are started again, or none.
+    if reason is ExitReason.PEER_FAILED and peer_status in RETRIED:
+        return peer_status
     # A worker's own code stays: the operator would have seen it without a launcher too.
     return _KUBERNETES.get(reason, code)
 

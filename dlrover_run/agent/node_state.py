@@ -10,6 +10,7 @@ from dlrover_run import failures
 from dlrover_run.agent.host import display_name
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import OVER, Assignment, Failure, NodePhase, NodeReport, RankAssignment, RoundKey
+from dlrover_run.exit_reasons import RETRY
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.supervisor.ports import HeldPort
@@ -145,6 +146,7 @@ def build_failure(end: WorkerExit, host: str) -> Failure:
         exit_text=failures.describe_exit(end)[:MAX_WHAT],
         lost_peer=failures.lost_peer(end),
         trace=_clipped(failures.trace_lines(end)),
+        exit_status=end.exit_status,
     )
 
 
@@ -154,7 +156,9 @@ def leave_report(state: NodeState, gave_up: Exception | None) -> NodeReport:
     if gave_up is None or ranks is None:
         return state.report(NodePhase.LEFT)
     what = f"could not be {'stopped' if isinstance(gave_up, StuckProcess) else 'started'}: {gave_up}"
-    failure = Failure(ranks.first_rank, state.host, what[:MAX_WHAT])
+    # With its own exit code this node asks an operator for another attempt, unless its settings are wrong.
+    status = 0 if isinstance(gave_up, SpecError) else RETRY
+    failure = Failure(ranks.first_rank, state.host, what[:MAX_WHAT], exit_status=status)
     return state.report(NodePhase.LEFT, failure)
 
 

@@ -95,7 +95,7 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
         reason = f"{end.stopped_by.name} stopped the job"
     exit_reason, code = _exit(end, root)
     return JobResult(
-        exit_code=in_scheme(exit_reason, code, scheme),
+        exit_code=in_scheme(exit_reason, code, scheme, assignment.failure.exit_status if assignment.failure else 0),
         exit_reason=exit_reason,
         reason=reason,
         restarts=assignment.restart_count,

@@ -22,4 +22,5 @@ Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 # A sum of counts, or one that only grows: no report of one node may make it too large to be sent.
 Total = Annotated[int, Meta(ge=0, le=2**53)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
+ExitStatus = Annotated[int, Meta(ge=0, le=255)]
 SignalName = Annotated[str, Meta(pattern=r"\A[A-Z0-9]{0,16}\Z")]

@@ -12,7 +12,17 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, SignalName, Total
+from dlrover_run.coordination.bounds import (
+    MAX_TRACE,
+    MAX_WHAT,
+    Count,
+    ExitStatus,
+    Name,
+    NodeId,
+    Port,
+    SignalName,
+    Total,
+)
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyProgress, PolicyReport, PolicyState
 from dlrover_run.coordination.reasons import BoundedReasons, Code, Reason, render
 from dlrover_run.coordination.text import node_name
@@ -67,6 +77,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `lost_peer` is set when, by its own error message, it only lost the connection to another worker, so the cause may
     be elsewhere. `node_rank` is the rank by which the coordinator knows the node; what a node reports of it is ignored.
+    `exit_status` is that of the worker, as a shell reports it; 0 if it is not known.
     """
 
     rank: Total
@@ -75,6 +86,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lost_peer: bool = False
     trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
     node_rank: Count | None = None
+    exit_status: ExitStatus = 0
 
     @property
     def node(self) -> str:

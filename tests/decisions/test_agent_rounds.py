@@ -16,6 +16,7 @@ from harness import WORKERS, Mailbox, finish, launch
 from scripted_agent import FINISHED, Answer, Play, gathering, over, seat, training
 
 from dlrover_run import exit_codes
+from dlrover_run.agent.node_state import build_failure
 from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.startup_probe import store_clients
 from dlrover_run.agent.torch_adapter import worker_results
@@ -332,6 +333,12 @@ class TestVerdicts:
         lost = end(0, 1, stderr_tail="Traceback (most recent call last):\nRuntimeError: Connection closed by peer\n")
         verdict = resolve_result(ending(assignment=wanted, ranks=place, ends=(lost,)), "precise")
         assert (verdict.exit_code, verdict.root, verdict.failure) == (exit_codes.PEER_FAILED, None, ELSEWHERE)
+
+    @pytest.mark.parametrize(("scheme", "code"), [("precise", 1), ("torchrun", 1), ("kubernetes", 137)])
+    def test_a_worker_killed_elsewhere_is_a_cause_to_try_again(self, scheme: ExitScheme, code: int) -> None:
+        killed = build_failure(end(3, -signal.SIGKILL), "node-b")
+        verdict = resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=killed)), scheme)
+        assert (verdict.exit_code, verdict.exit_reason) == (code, ExitReason.PEER_FAILED)
 
     def test_a_rank_of_an_earlier_round_is_not_one_of_ours(self) -> None:
         last = ending(assignment=over(PlanPhase.FAILED, 2, self.OWN), ends=(end(1, 9),))

@@ -63,6 +63,16 @@ def test_a_workers_own_code_is_not_changed(code: int) -> None:
     assert in_scheme(ExitReason.WORKER_FAILED, code, "kubernetes") == code
 
 
+@pytest.mark.parametrize("status", range(256))
+def test_a_peer_is_retried_where_the_node_of_the_failed_worker_is(status: int) -> None:
+    code = in_scheme(ExitReason.PEER_FAILED, exit_codes.PEER_FAILED, "kubernetes", status)
+    own = in_scheme(ExitReason.WORKER_FAILED, status or exit_codes.PEER_FAILED, "kubernetes")
+    assert kubedl_retries(code) == kubedl_retries(own)
+    assert code == (status if kubedl_retries(status) else exit_codes.PEER_FAILED)
+    assert in_scheme(ExitReason.PEER_FAILED, exit_codes.PEER_FAILED, "precise", status) == exit_codes.PEER_FAILED
+    assert in_scheme(ExitReason.WORKER_FAILED, 3, "kubernetes", status) == 3
+
+
 @pytest.mark.parametrize("reason", ExitReason)
 def test_torchruns_scheme_has_one_code_for_failures(reason: ExitReason) -> None:
     kept = reason in (ExitReason.SUCCESS, ExitReason.BAD_COMMAND_LINE)

@@ -122,9 +122,9 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
     """What the node reports to the coordinator of the end. Pure."""
     end = found.end
     if found.hung is not None:
-        return TaskEnd(EndCause.SILENT, found.hung[:MAX_WHAT])
+        return TaskEnd(EndCause.SILENT, found.hung[:MAX_WHAT], exit_status=end.exit_status)
     if end.oom_kill is not None:
-        return TaskEnd(EndCause.MEMORY, failures.describe_exit(end)[:MAX_WHAT])
+        return TaskEnd(EndCause.MEMORY, failures.describe_exit(end)[:MAX_WHAT], exit_status=end.exit_status)
     if end.code == 0 and end.stopped_with is None:
         role = ROLES[found.role]
         if not role.ends_with_training and not found.asked_to_end:
@@ -157,4 +157,4 @@ def _same(text: str, before: str) -> bool:
 
 
 def _failure(end: WorkerExit, what: str, cause: EndCause = EndCause.FAILURE) -> TaskEnd:
-    return TaskEnd(cause, what[:MAX_WHAT], "\n".join(failures.trace_lines(end))[-MAX_TRACE:])
+    return TaskEnd(cause, what[:MAX_WHAT], "\n".join(failures.trace_lines(end))[-MAX_TRACE:], end.exit_status)

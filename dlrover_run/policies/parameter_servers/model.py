@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, Total
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, ExitStatus, Name, NodeId, Port, Total
 from dlrover_run.coordination.policy_records import PolicyState
 from dlrover_run.coordination.reasons import BoundedReasons
 
@@ -90,11 +90,12 @@ class EndCause(enum.StrEnum):
 
 class TaskEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a task has ended: `exit_text` is a predicate that follows the task's name, `trace` its traceback if it left
-    one."""
+    one, and `exit_status` its code as a shell reports it, 0 if it is not known."""
 
     cause: EndCause
     exit_text: Annotated[str, Meta(max_length=MAX_WHAT)]
     trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
+    exit_status: ExitStatus = 0
 
 
 class ServerBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,7 +19,6 @@ from dlrover_run.policies.parameter_servers.model import (
     PlannedTask,
     QueueKey,
     RecoveryHint,
-    TaskEnd,
     TaskStatus,
 )
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
@@ -141,6 +140,7 @@ def _with_short_ends(tasks: tuple[TaskStatus, ...]) -> tuple[TaskStatus, ...]:
     def shortened(task: TaskStatus) -> TaskStatus:
         if task.end is None or task.key not in too_long:
             return task
-        return msgspec.structs.replace(task, end=TaskEnd(task.end.cause, task.end.exit_text[:SHORT_END]))
+        short = msgspec.structs.replace(task.end, exit_text=task.end.exit_text[:SHORT_END], trace="")
+        return msgspec.structs.replace(task, end=short)
 
     return tuple(map(shortened, tasks)) if too_long else tasks

@@ -156,7 +156,8 @@ def fail(
     """The job fails, because of the end of a task if there is one."""
     failure = plan.failure
     if loss is not None:
-        failure = Failure(loss.task.rank, loss.task.host, loss.end.exit_text, trace=loss.end.trace)
+        end = loss.end
+        failure = Failure(loss.task.rank, loss.task.host, end.exit_text, trace=end.trace, exit_status=end.exit_status)
     phase = PlanPhase.FAILED
     return update_plan(
         plan, view.now, phase=phase, since=view.now, policy=cluster, reasons=chain(reasons), failure=failure
