@@ -167,13 +167,13 @@ def test_nodes_of_one_machine_are_named_by_node_rank_and_by_what_slurm_calls_the
     world = cluster.world(3)
     os.kill(next(member["pid"] for member in world if member["node"] == "b"), signal.SIGKILL)
     for node in (first, third):
-        node.until_says("; restart 1 of 1")
         node.until_says(", rank 1 on node 1 (gpu01) was killed by SIGKILL")
+        node.until_says("; restart 1 of 1")
     cluster.world(3)
     third.lose()
     for node in (first, second):
-        node.until_says("; round 3 with 2 nodes")
         node.until_says(", node 2 (gpu02) was lost; ")
+        node.until_says("round 3 with 2 nodes")
     succeed(cluster.world(2), first, second)
 
 

@@ -439,7 +439,7 @@ def test_logs_are_kept_for_each_task_where_they_are_asked_for(start: Callable[..
     out = job.finish("chief-0")
     assert "[chief-0]:chief-0 begins\n" in out
     (run,) = (entry for entry in (tmp_path / "logs").iterdir() if not entry.is_symlink())
-    assert sorted(path.name for path in run.iterdir()) == ["chief-0", "ps-0"]
+    assert sorted(path.name for path in run.iterdir()) == ["chief-0", "events.jsonl", "ps-0"]
     assert (run / "chief-0" / "stdout.log").read_text() == "chief-0 begins\n"
     assert re.match(r"pretend-", run.name)
 

@@ -370,9 +370,9 @@ def test_going_back_to_the_beginning_drops_all_queues() -> None:
 
 @given(st.sets(st.integers(0, 5)), st.lists(st.integers(0, 5)), st.none() | st.integers(0, 5))
 def test_tasks_that_wait_at_the_end_are_dismissed_unless_they_may_be_needed(
-    holders: set[int], waiting: list[int], keeper: int | None
+    holders: set[int], waiting: list[int], preferred: int | None
 ) -> None:
-    finished = finished_waiters(holders, waiting, keeper)
+    finished = finished_waiters(holders, waiting, preferred)
     assert finished <= set(waiting)
     if holders - set(waiting):
         assert not finished, "a task that does not wait may die, and its part be needed"
@@ -388,7 +388,7 @@ def test_tasks_that_wait_at_the_end_are_dismissed_unless_they_may_be_needed(
 
 
 def test_the_chief_stays_for_the_last_parts_unless_it_holds_them_itself() -> None:
-    assert finished_waiters({1, 2}, [1, 2, 0], keeper=0) == {1, 2}
-    assert finished_waiters({0, 1}, [1, 0, 2], keeper=0) == {1, 2}
-    assert finished_waiters({0}, [0, 1], keeper=0) == {0}
-    assert finished_waiters({0}, [0], keeper=0) == {0}
+    assert finished_waiters({1, 2}, [1, 2, 0], preferred=0) == {1, 2}
+    assert finished_waiters({0, 1}, [1, 0, 2], preferred=0) == {1, 2}
+    assert finished_waiters({0}, [0, 1], preferred=0) == {0}
+    assert finished_waiters({0}, [0], preferred=0) == {0}
