@@ -343,13 +343,13 @@ def test_addresses_of_this_machine_are_known() -> None:
     asyncio.run(look())
 
 
-def test_a_master_that_is_bound_ends_when_whoever_started_it_is_killed() -> None:
+def test_a_master_that_ends_with_its_parent_ends_when_the_parent_is_killed() -> None:
     starts = (
         "import asyncio, os\n"
         "from dlrover_run.rendezvous.master_launcher import MasterProcess\n"
         "from dlrover_run.spec import MasterSpec\n"
         "async def host():\n"
-        "    master = MasterProcess(MasterSpec('127.0.0.1', 0), '127.0.0.1:0', print, bound=True)\n"
+        "    master = MasterProcess(MasterSpec('127.0.0.1', 0), '127.0.0.1:0', print, ends_with_parent=True)\n"
         "    master.start(lambda: None)\n"
         "    await master.ready()\n"
         "    print(master.pid, flush=True)\n"

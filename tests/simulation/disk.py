@@ -55,7 +55,7 @@ class DiskJournal:
             story = JournalContents(JournalHeader(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
         else:
             # The product's own, which needs no file.
-            story = Journal._continue(cast(Journal, self), encode(before), epoch)
+            story = Journal._next_contents(cast(Journal, self), encode(before), epoch)
         self._ticket = next(self._disk.tickets)
         self._disk.owners[self._job] = self._ticket
         self._disk.stories[self._job] = story
