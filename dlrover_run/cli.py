@@ -23,11 +23,10 @@ from dlrover_run.command_line.job_size import LocalNodes
 from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
-from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.text import counted
 from dlrover_run.exit_reasons import ExitScheme
-from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, SpecError
+from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, FlagValue, JobSpec, LogSpec, SpecError
 
 MAX_RESTARTS = 1_000_000
 """More restarts than any job needs, and within the range that a coordinator accepts."""

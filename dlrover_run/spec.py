@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import signal
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.exit_reasons import ExitScheme
@@ -17,6 +17,13 @@ from dlrover_run.exit_reasons import ExitScheme
 
 class SpecError(ValueError):
     """A request of the user that is invalid or impossible. The message is one sentence that is printed unchanged."""
+
+
+class FlagValue(NamedTuple):
+    """A text and its source, which messages name: the flag or the environment variable that gave it."""
+
+    source: str
+    text: str
 
 
 class Std(enum.IntFlag):

@@ -20,12 +20,11 @@ from dlrover_run.command_line.ignored_flags import rendezvous_warnings
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous
-from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.spec import SHUTDOWN_TIMEOUT, JobSpec, LogSpec, SpecError, Std, StreamMap
+from dlrover_run.spec import SHUTDOWN_TIMEOUT, FlagValue, JobSpec, LogSpec, SpecError, Std, StreamMap
 from tf_ps_runner.command_line.options import TF_PS_RUN
 from tf_ps_runner.command_line.rendezvous import rendezvous_args, resolve
 from tf_ps_runner.memory import MIB

@@ -21,7 +21,7 @@ from dlrover_run.cluster_environment.records import (
     port_of,
     visible_gpus,
 )
-from dlrover_run.command_line.values import FlagValue
+from dlrover_run.spec import FlagValue
 
 _GIVE_ALL = f"give --hostfile, or {BY_FLAGS}"
 

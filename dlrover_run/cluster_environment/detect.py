@@ -8,8 +8,8 @@ from dataclasses import replace
 from dlrover_run.cluster_environment import MARKERS, batch, host_list, is_marked
 from dlrover_run.cluster_environment.host_list import Host
 from dlrover_run.cluster_environment.records import BY_FLAGS, Context, Contradiction, Detected, Finding, port_of
-from dlrover_run.command_line import values
-from dlrover_run.command_line.values import FlagValue
+from dlrover_run.coordination.text import join_words
+from dlrover_run.spec import FlagValue
 
 
 def detect(
@@ -38,7 +38,7 @@ def _detect(environ: Mapping[str, str], context: Context, cluster: str, hosts: l
     if cluster not in ("auto", "none", *names):
         raise Contradiction(
             f"--cluster={cluster} is given, and this process has none of its variables "
-            f"({values.alternatives(MARKERS[cluster])})",
+            f"({join_words(MARKERS[cluster], 'or')})",
             "leave it out, or have the cluster start the launcher",
         )
     found: dict[str, Finding] = {}

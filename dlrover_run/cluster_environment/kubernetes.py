@@ -23,7 +23,7 @@ from dlrover_run.cluster_environment.records import (
     read_number,
     visible_gpus,
 )
-from dlrover_run.command_line.values import FlagValue
+from dlrover_run.spec import FlagValue
 
 INDEX = "JOB_COMPLETION_INDEX"
 PORT = 29400

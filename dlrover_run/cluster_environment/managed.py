@@ -19,7 +19,7 @@ from dlrover_run.cluster_environment.records import (
     port_of,
     visible_gpus,
 )
-from dlrover_run.command_line.values import FlagValue
+from dlrover_run.spec import FlagValue
 
 
 def find_sagemaker(environ: Mapping[str, str], context: Context) -> Finding:

@@ -24,7 +24,7 @@ from dlrover_run.cluster_environment.records import (
     several_launchers,
     visible_gpus,
 )
-from dlrover_run.command_line.values import FlagValue
+from dlrover_run.spec import FlagValue
 
 
 class _Starter(NamedTuple):

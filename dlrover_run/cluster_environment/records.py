@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dlrover_run.command_line.values import FlagValue
-from dlrover_run.spec import SpecError
+from dlrover_run.spec import FlagValue, SpecError
 
 FIRST_PORT, PORTS = 15000, 17000
 """The range of the ports that are derived from the id of a job. It ends below the ephemeral ports of Linux (32768), of

@@ -28,9 +28,8 @@ from dlrover_run.command_line.rendezvous_options import (
     Rendezvous,
     RendezvousArgs,
 )
-from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import MAX_NODES
-from dlrover_run.spec import SpecError
+from dlrover_run.spec import FlagValue, SpecError
 from dlrover_run.transport.addresses import Address, is_local_address, join_address
 
 _MAX_FILE = 16 * 1024 * 1024

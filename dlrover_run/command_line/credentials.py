@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from dlrover_run.command_line import lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.command_line.values import FlagValue
-from dlrover_run.spec import SpecError, TlsSpec
+from dlrover_run.spec import FlagValue, SpecError, TlsSpec
 
 TOKEN_VARIABLE = "DLROVER_RDZV_TOKEN"
 TOKEN_FILE_VARIABLE = "DLROVER_RDZV_TOKEN_FILE"

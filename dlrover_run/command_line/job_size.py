@@ -10,10 +10,9 @@ from dlrover_run.command_line import lookup, values
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import ETCD_BACKENDS
-from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.text import counted
-from dlrover_run.spec import Entrypoint, LocalSpec, SpecError
+from dlrover_run.spec import Entrypoint, FlagValue, LocalSpec, SpecError
 
 if TYPE_CHECKING:
     from dlrover_run.cluster_environment.records import Detected

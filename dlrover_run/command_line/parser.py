@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from dlrover_run.command_line import values
 from dlrover_run.command_line.options import FIRST_TORCHRUN, TABLE, UNSUPPORTED_DLROVER_FLAGS, Flag
-from dlrover_run.command_line.values import FlagValue
-from dlrover_run.spec import SpecError
+from dlrover_run.spec import FlagValue, SpecError
 
 
 class UsageError(SpecError):

@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.rules import HealthRules
-from dlrover_run.spec import EtcdSpec, SpecError
+from dlrover_run.spec import EtcdSpec, FlagValue, SpecError
 
 MAX_COUNT = 1_000_000
 """The highest value of a count: more than any job uses."""

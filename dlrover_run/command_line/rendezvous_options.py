@@ -15,9 +15,8 @@ from typing import Literal, NamedTuple
 from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.options import STATIC_ADDRESS
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.spec import EtcdSpec, MasterSpec, SpecError, TlsSpec
+from dlrover_run.spec import EtcdSpec, FlagValue, MasterSpec, SpecError, TlsSpec
 
 MASTER_PORT = 29400
 """The default port of a master, as of torchrun's c10d."""

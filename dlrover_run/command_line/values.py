@@ -10,12 +10,11 @@ import math
 import re
 import signal
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from dlrover_run.command_line.options import CHECK_MODES, WORKER_COUNTS
 from dlrover_run.coordination.text import join_words
 from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
-from dlrover_run.spec import PreemptionNotice, SpecError, Std, StreamMap
+from dlrover_run.spec import FlagValue, PreemptionNotice, SpecError, Std, StreamMap
 
 STATIC_PORT = 29500
 """The default port of the store for static rendezvous, as in torchrun."""
@@ -39,13 +38,6 @@ _STREAMS = {"0": Std.NONE, "1": Std.OUT, "2": Std.ERR, "3": Std.ALL}
 _HOST = re.compile(r"[\w.:-]+")
 _HOST_FORMS = "a host name, an IPv4 address or an IPv6 address in brackets"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-class FlagValue(NamedTuple):
-    """A text and its source: the flag or the environment variable that gave it."""
-
-    source: str
-    text: str
 
 
 def invalid(source: str, text: str, problem: str, remedy: str) -> SpecError:

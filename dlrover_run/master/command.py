@@ -22,11 +22,10 @@ from typing import Any, NoReturn
 from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.process_tree import ends, event_loop, signals, tree
-from dlrover_run.spec import SpecError, TlsSpec
+from dlrover_run.spec import FlagValue, SpecError, TlsSpec
 from dlrover_run.transport.addresses import Address, bind_error, join_address
 
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)

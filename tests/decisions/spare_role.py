@@ -27,11 +27,11 @@ from virtual_cluster import KILLED, SUCCESS, VirtualCluster  # noqa: E402
 from virtual_cluster import rules as job_rules  # noqa: E402
 
 from dlrover_run.cluster_environment.records import Detected  # noqa: E402
-from dlrover_run.command_line.values import FlagValue  # noqa: E402
 from dlrover_run.coordination.model import PlanPhase  # noqa: E402
 from dlrover_run.failures.worker_exit import WorkerExit  # noqa: E402
 from dlrover_run.policies.parameter_servers import text  # noqa: E402
 from dlrover_run.policies.parameter_servers.orders import NodeOrder  # noqa: E402
+from dlrover_run.spec import FlagValue  # noqa: E402
 from tf_ps_runner.agent.desired import LocalTask, task_states  # noqa: E402
 from tf_ps_runner.agent.exits import ExitInfo, classify_exit  # noqa: E402
 from tf_ps_runner.command_line import options  # noqa: E402

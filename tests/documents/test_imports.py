@@ -98,6 +98,11 @@ def test_the_core_imports_no_policy_but_the_registry() -> None:
     assert found == {(f"{core}coordinator", "dlrover_run.policies.registry")}
 
 
+def test_what_a_cluster_says_is_read_below_the_command_line() -> None:
+    below = "dlrover_run.cluster_environment"
+    assert [each for name, each in edges(ROOT) if name.startswith(below) and ".command_line" in each] == []
+
+
 @pytest.mark.parametrize(
     "module", ["agent.main", "rendezvous.etcd_client", "master.server", "coordination.coordinator"]
 )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dlrover_run.cluster_environment.records import Detected
-from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.text import join_words
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
-from dlrover_run.spec import SpecError
+from dlrover_run.spec import FlagValue, SpecError
 
 
 def tasks_of_node(found: Detected, cluster: ClusterRules) -> tuple[Capacity, ...]:

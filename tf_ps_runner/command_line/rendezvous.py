@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dlrover_run.command_line import rendezvous_options, values
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
-from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import MAX_NODES
-from dlrover_run.spec import SpecError
+from dlrover_run.spec import FlagValue, SpecError
 from tf_ps_runner.command_line.options import BACKENDS
 
 DEFAULT_ID = "none"
