@@ -80,13 +80,11 @@ def _job(
         wanted = cluster.wanted_of(flags, environ, local=local.value if local else None)
         found = cluster.find(flags, environ, wanted, here, inform)
     size = job_size.find_size(flags, environ, found)
-    args, is_host = _rendezvous_args(flags, size.nodes, environ), None
+    args = _rendezvous_args(flags, size.nodes, environ)
     if found:
-        args, is_host = cluster.complete(args, found, here, run_id_given=flags.explicit("rdzv_id") is not None)
+        args = cluster.complete(args, found, flags, here)
     rendezvous = _rendezvous(args, local)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    if conf.is_host is None:
-        conf = conf._replace(is_host=is_host)
     check = resolve_health_check(flags, rendezvous)
     workers = values.worker_count(*size.workers)
     if workers is None:

@@ -76,14 +76,12 @@ def _job(
             place=in_cluster.place_of(flags, environ, "rdzv_endpoint"), any_size=True, workers=False
         )
         found = in_cluster.find(flags, environ, wanted, here, inform)
-    args, is_host = rendezvous_args(flags, environ, in_cluster=found is not None), None
+    args = rendezvous_args(flags, environ, in_cluster=found is not None)
     if found:
-        args, is_host = in_cluster.complete(args, found, here, run_id_given=flags.explicit("rdzv_id") is not None)
+        args = in_cluster.complete(args, found, flags, here)
     rendezvous = resolve(flags, args)
     capacity = tasks_of_node(found, cluster) if found and role is None else _capacity(cluster, role)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    if conf.is_host is None:
-        conf = conf._replace(is_host=is_host)
     ignored = [key for key in conf.keys if key.name in TF_PS_RUN.ignored_keys]
     conf = conf._replace(keys=tuple(key for key in conf.keys if key not in ignored))
     warnings += [f"{key.name} of --rdzv-conf has no effect on a job with parameter servers." for key in ignored]

@@ -195,44 +195,36 @@ def _is_several_pods(found: Detected, wanted: Wanted) -> bool:
     return size > 1
 
 
-class Completed(NamedTuple):
-    """The rendezvous with what the cluster adds. `is_host` is whether this node hosts the master, None if the address
-    decides."""
-
-    args: RendezvousArgs
-    is_host: bool | None = None
-
-
-def complete(args: RendezvousArgs, found: Detected, context: Context, *, run_id_given: bool) -> Completed:
+def complete(args: RendezvousArgs, found: Detected, flags: FlagValues, context: Context) -> RendezvousArgs:
     """The rendezvous of a job in a cluster. Raises SpecError when the flags and the cluster do not fit together."""
     if found.size == 1:
-        return Completed(args)
-    if not run_id_given and found.run_id:
+        return args
+    if found.run_id and flags.explicit("rdzv_id") is None:
         args = args._replace(run_id=found.run_id)
     endpoint = args.endpoint if args.endpoint.text.strip() else None
     backend = args.backend.text if args.backend else None
     by_address = endpoint is not None or args.master_addr is not None or args.master_port is not None
     if backend == "static" or (backend is None and by_address):
-        return Completed(_complete_static(args, found, endpoint))
+        return _complete_static(args, found, endpoint)
     if args.node_rank is None and found.node_rank and not any(args.environ.get(name) for name in RANK_VARIABLES):
         args = args._replace(node_rank=found.node_rank)
     if backend in ETCD_BACKENDS:
-        return Completed(args)
+        return args
     variable = args.environ.get(MASTER_VARIABLE, "").strip()
     if endpoint or variable or args.master_addr:
         given = endpoint or args.master_addr or FlagValue(MASTER_VARIABLE, variable)
         _refuse_own_host(given, args, found, context)
-        return Completed(args)
+        return args
     if backend is not None and backend not in MASTER_BACKENDS:
-        return Completed(args)
+        return args
     if found.host is None:
         raise SpecError(f"{found.title} does not say where its nodes meet: {found.no_host}.")
     port = found.port if args.master_port is None else args.master_port
-    args = args._replace(
+    return args._replace(
         backend=args.backend or FlagValue("--cluster", MASTER_BACKENDS[0]),
         endpoint=FlagValue(found.host.source, join_address(found.host.text, port)),
+        is_host=found.first,
     )
-    return Completed(args, found.first)
 
 
 def _complete_static(args: RendezvousArgs, found: Detected, endpoint: FlagValue | None) -> RendezvousArgs:
@@ -310,8 +302,6 @@ def describe(
         parts.append(f"etcd at {args.endpoint.text} ({args.endpoint.source})")
     if rendezvous.backend != "memory":
         parts.append(f"rdzv-id {rendezvous.run_id} ({source_of(args.run_id, flags, 'rdzv_id')})")
-    if found.attempt:
-        parts.append(f"restart {found.attempt.text} of the job ({found.attempt.source})")
     return f"{found.title}: {', '.join(parts)}."
 
 

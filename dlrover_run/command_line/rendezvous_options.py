@@ -53,7 +53,8 @@ _MAX_RANK = 1_000_000
 class RendezvousArgs(NamedTuple):
     """The flags of the rendezvous. Texts are parsed only if they count, because torchrun ignores them otherwise.
 
-    None means that a flag was not given; a text that has a default holds the default.
+    None means that a flag was not given; a text that has a default holds the default. `is_host` is whether this node
+    hosts the master of the endpoint, None if the address decides.
     """
 
     nodes: FlagValue
@@ -66,6 +67,7 @@ class RendezvousArgs(NamedTuple):
     master_addr: FlagValue | None
     master_port: int | None
     environ: Mapping[str, str]
+    is_host: bool | None = None
 
     @property
     def rank(self) -> int | None:
@@ -79,11 +81,13 @@ class RendezvousArgs(NamedTuple):
 
 
 class MasterEndpoint(NamedTuple):
-    """The address of a master. `external` means that it runs already and that no node starts it."""
+    """The address of a master. `external` means that it runs already and that no node starts it, `is_host` whether this
+    node does, None if the address decides."""
 
     host: str
     port: int
     external: bool = False
+    is_host: bool | None = None
 
 
 class EtcdMembers(NamedTuple):
@@ -198,7 +202,7 @@ def _with_master(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_n
         values.shared_name(*args.run_id),
         min_nodes,
         max_nodes,
-        master=MasterEndpoint(host, port, external=endpoint is variable),
+        master=MasterEndpoint(host, port, endpoint is variable, False if endpoint is variable else args.is_host),
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),
     )
@@ -346,7 +350,7 @@ def find_connection(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str
     master = MasterSpec(
         host=rendezvous.master.host,
         port=rendezvous.master.port,
-        is_host=False if conf.is_host is None and rendezvous.master.external else conf.is_host,
+        is_host=rendezvous.master.is_host if conf.is_host is None else conf.is_host,
         bind=conf.bind,
         state_dir=lookup.absolute(conf.state_dir.text) if conf.state_dir else None,
         token=token,
