@@ -79,7 +79,7 @@ class Agent:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
         self._shutdown.listen(self._parent_pipes)
         if requeues := requeue_count(os.environ):
-            self._console.info(f"attempt {requeues + 1} of job {self._job.run_id}: its scheduler has requeued it")
+            self._console.info(f"attempt {requeues + 1} of job {self._job.run_id}: its scheduler has started it again")
         try:
             await self._adapter.open()
             await self._reconcile_until_done()

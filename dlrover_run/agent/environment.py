@@ -15,8 +15,10 @@ FUNCTION_WORKER = "dlrover_run.agent.function_worker"
 _RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 REQUEUE_COUNT = "DLROVER_REQUEUE_COUNT"
-"""The variable that tells a worker how often the scheduler has started its job again, if it has. Set by a manifest, or
-taken from Slurm's SLURM_RESTART_COUNT."""
+"""The variable that tells a worker how often the scheduler has started its job again, if it has. A manifest may set it
+for the launcher."""
+
+_REQUEUE_COUNTS = (REQUEUE_COUNT, "SLURM_RESTART_COUNT", "JOBSET_RESTART_ATTEMPT")
 
 OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
 """The variable that tells a process of the node check that no other local rank has the one device that it sees
@@ -68,8 +70,8 @@ def worker_environment(
 
 
 def requeue_count(parent: Mapping[str, str]) -> int:
-    """How often the scheduler has put this job back into its queue, and started it again under the same name."""
-    given = parent.get(REQUEUE_COUNT) or parent.get("SLURM_RESTART_COUNT") or "0"
+    """How often the scheduler has started this job again under the same name."""
+    given = next((text for name in _REQUEUE_COUNTS if (text := parent.get(name))), "0")
     return int(given) if given.isdecimal() and given.isascii() else 0
 
 

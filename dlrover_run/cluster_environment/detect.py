@@ -123,7 +123,6 @@ def _with_hosts(
         port=base.port or port_of(joined),
         run_id=base.run_id,
         workers=base.workers or _slots(hosts[0].source, listed[at].slots),
-        attempt=base.attempt,
         first=at == 0,
         hosts=tuple(names),
     )

@@ -19,7 +19,6 @@ from dlrover_run.cluster_environment.records import (
     Unstarted,
     given,
     number,
-    positive,
     read_number,
     visible_gpus,
 )
@@ -64,7 +63,6 @@ def _indexed(environ: Mapping[str, str], context: Context) -> Finding:
     run_id = name or (FlagValue("the host name", stem) if stem != own else None)
     title = f"Kubernetes Job {run_id.text}" if run_id else "Kubernetes Job"
     rank = number(environ, "PET_NODE_RANK") or (index if job_index is None or job_index.text == "0" else None)
-    attempt = positive(environ, "JOBSET_RESTART_ATTEMPT")
     return Detected(
         "kubernetes",
         title,
@@ -74,7 +72,6 @@ def _indexed(environ: Mapping[str, str], context: Context) -> Finding:
         port=read_number(port) if (port := given(environ, "PET_MASTER_PORT", "MASTER_PORT")) else PORT,
         run_id=run_id,
         workers=visible_gpus(environ),
-        attempt=attempt,
         first=index.text == "0" and (job_index is None or job_index.text == "0"),
         least=_least(environ, index) if job_index is None or job_index.text == "0" else 2,
         no_host=_SERVICE_REMEDY,

@@ -44,10 +44,9 @@ class Detected:
 
     `title` names the job in messages. `nodes` is None if the cluster does not say how many there are, `node_rank` if it
     does not say which of them this node is. `host` is the first node, on which the job's nodes meet at `port`, and
-    `first` whether this node is it; None if it is not known. `workers` is the number of accelerators of this node,
-    `attempt` the number of times the job was started again. `hosts` are the nodes in the order of their ranks, empty if
-    not known. `least` is the lowest possible number of nodes where `nodes` is None. `no_host` is the remedy for a
-    missing `host`.
+    `first` whether this node is it; None if it is not known. `workers` is the number of accelerators of this node.
+    `hosts` are the nodes in the order of their ranks, empty if not known. `least` is the lowest possible number of
+    nodes where `nodes` is None. `no_host` is the remedy for a missing `host`.
     """
 
     cluster: str
@@ -58,7 +57,6 @@ class Detected:
     port: int = 0
     run_id: FlagValue | None = None
     workers: FlagValue | None = None
-    attempt: FlagValue | None = None
     first: bool | None = None
     hosts: tuple[str, ...] = ()
     least: int = 1

@@ -69,9 +69,8 @@ def _outside_of_a_step(environ: Mapping[str, str], context: Context, job: FlagVa
     shell = context.interactive or (name is not None and name.text in _SHELLS) or "SLURM_PROCID" not in environ
     shell = shell and not context.named
     if int(nodes.text) == 1:
-        title, attempt = f"Slurm job {job.text}", positive(environ, "SLURM_RESTART_COUNT")
         workers = visible_gpus(environ, "SLURM_GPUS_ON_NODE")
-        return None if shell else Detected("slurm", title, nodes, workers=workers, attempt=attempt, first=True)
+        return None if shell else Detected("slurm", f"Slurm job {job.text}", nodes, workers=workers, first=True)
     launch = f"srun --ntasks={nodes.text} --ntasks-per-node=1 {context.command}"
     return Unstarted(
         f"Slurm job {job.text} has {nodes.text} nodes ({nodes.source}), and srun did not start this launcher",
@@ -118,7 +117,6 @@ def _step(environ: Mapping[str, str], context: Context, job: FlagValue, step: Fl
         port=port_of(run_id),
         run_id=FlagValue(f"{source}, {step.source}" + (f", {attempt.source}" if attempt else ""), run_id),
         workers=visible_gpus(environ, "SLURM_GPUS_ON_NODE"),
-        attempt=attempt,
         first=None if rank is None else rank.text == "0",
         hosts=tuple(host.text for host in hosts),
     )

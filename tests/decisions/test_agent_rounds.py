@@ -16,6 +16,7 @@ from harness import WORKERS, Mailbox, finish, launch
 from scripted_agent import FINISHED, Answer, Play, gathering, over, seat, training
 
 from dlrover_run import exit_codes
+from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.node_state import build_failure
 from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.startup_probe import store_clients
@@ -315,6 +316,21 @@ def ending(
     **more: Any,
 ) -> JobEnd:
     return JobEnd(assignment, worker_results(assignment, ranks, ends, succeeded=False, returned={}), **more)
+
+
+@pytest.mark.parametrize(
+    ("environ", "count"),
+    [
+        ({}, 0),
+        ({"SLURM_RESTART_COUNT": "0"}, 0),
+        ({"SLURM_RESTART_COUNT": "2"}, 2),
+        ({"JOBSET_RESTART_ATTEMPT": "1"}, 1),
+        ({"DLROVER_REQUEUE_COUNT": "3", "JOBSET_RESTART_ATTEMPT": "1"}, 3),
+        ({"SLURM_RESTART_COUNT": "often"}, 0),
+    ],
+)
+def test_a_scheduler_says_how_often_it_has_started_the_job_again(environ: dict[str, str], count: int) -> None:
+    assert requeue_count(environ) == count
 
 
 class TestVerdicts:
