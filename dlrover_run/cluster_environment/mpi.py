@@ -27,7 +27,7 @@ from dlrover_run.cluster_environment.records import (
 from dlrover_run.spec import FlagValue
 
 
-class _Starter(NamedTuple):
+class _MpiLauncher(NamedTuple):
     """The variables of one program, and the command that starts one process on each node."""
 
     name: str
@@ -38,8 +38,8 @@ class _Starter(NamedTuple):
     launch: str
 
 
-_STARTERS = (
-    _Starter(
+_MPI_LAUNCHERS = (
+    _MpiLauncher(
         "Open MPI",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -47,7 +47,7 @@ _STARTERS = (
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "mpirun -N 1",
     ),
-    _Starter(
+    _MpiLauncher(
         "jsrun",
         "JSM_NAMESPACE_SIZE",
         "JSM_NAMESPACE_LOCAL_SIZE",
@@ -55,8 +55,8 @@ _STARTERS = (
         "JSM_NAMESPACE_LOCAL_RANK",
         "jsrun --rs_per_host=1 --tasks_per_rs=1",
     ),
-    _Starter("PALS", "PMI_SIZE", "PMI_LOCAL_SIZE", "PMI_RANK", "PALS_LOCAL_RANKID", "mpiexec --ppn 1"),
-    _Starter("MPICH", "PMI_SIZE", "MPI_LOCALNRANKS", "PMI_RANK", "MPI_LOCALRANKID", "mpiexec -ppn 1"),
+    _MpiLauncher("PALS", "PMI_SIZE", "PMI_LOCAL_SIZE", "PMI_RANK", "PALS_LOCAL_RANKID", "mpiexec --ppn 1"),
+    _MpiLauncher("MPICH", "PMI_SIZE", "MPI_LOCALNRANKS", "PMI_RANK", "MPI_LOCALRANKID", "mpiexec -ppn 1"),
 )
 _HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "PBS_NODEFILE")
 _JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
@@ -80,7 +80,7 @@ def find(environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | 
     if on_node > 1:
         problem = f"{title} starts {on_node} launchers on a node ({(local_size or size).source})"
         raise several_launchers(problem, nodes, starter.launch, context)
-    if starter is _STARTERS[0] and (each := given(environ, "OMPI_APP_CTX_NUM_PROCS")):
+    if starter is _MPI_LAUNCHERS[0] and (each := given(environ, "OMPI_APP_CTX_NUM_PROCS")):
         counts = each.text.split()
         if not all(count.isascii() and count.isdigit() for count in counts) or sum(map(int, counts)) != nodes:
             raise Contradiction(
@@ -112,20 +112,20 @@ def find(environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | 
     )
 
 
-def _starter(environ: Mapping[str, str]) -> _Starter | None:
-    for starter in _STARTERS[:2]:
+def _starter(environ: Mapping[str, str]) -> _MpiLauncher | None:
+    for starter in _MPI_LAUNCHERS[:2]:
         if given(environ, starter.size, starter.rank):
             return starter
-    for starter in _STARTERS[2:]:
+    for starter in _MPI_LAUNCHERS[2:]:
         # srun sets PMI_SIZE for programs with MPI, but not these.
         if given(environ, starter.local_size, starter.local_rank) and given(environ, starter.size, starter.rank):
             return starter
     if given(environ, "PMI_SIZE") and not given(environ, "SLURM_STEP_ID", "SLURM_STEPID"):
-        return _STARTERS[-1]
+        return _MPI_LAUNCHERS[-1]
     return None
 
 
-def _or_none(starter: _Starter, context: Context) -> str:
+def _or_none(starter: _MpiLauncher, context: Context) -> str:
     return f"start it with `{starter.launch} {context.command}`, or {BY_FLAGS}"
 
 

@@ -1,6 +1,6 @@
 """Answers of the event log to `why`: why a job restarted, failed, is slow, or was slow to start. Pure.
 
-An answer is lines of codes with parameters. `Answer.text` renders them; the texts are in `Code` alone.
+An answer is lines of codes with parameters. `WhyAnswer.text` renders them; the texts are in `WhyCode` alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STRAGGLER_MARGIN = 0.1
 """A rank is slow if it waits for the others by at least this part of its time less than their median does."""
 
 
-class Code(ReasonCode):
+class WhyCode(ReasonCode):
     """What the log answers."""
 
     NO_ROUND = "no round has been formed"
@@ -81,7 +81,7 @@ class Code(ReasonCode):
     UNREAD = "{number:#line} of the log of {host} could not be read"
 
 
-register(Code, "why.")
+register(WhyCode, "why.")
 
 
 class Question(enum.StrEnum):
@@ -94,7 +94,7 @@ class Question(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class WhyAnswer:
     """What the log shows. Each line is a chain of reasons."""
 
     lines: tuple[Reasons, ...]
@@ -110,7 +110,7 @@ class Answer:
         return tuple(tuple(reason.code for reason in line) for line in self.lines)
 
 
-def explain(logs: Sequence[AgentLog], question: Question, until: datetime | None = None) -> Answer:
+def explain(logs: Sequence[AgentLog], question: Question, until: datetime | None = None) -> WhyAnswer:
     """Answer a question from the logs of all agents of a job, as far as they show. With `until`, agents without an end
     run, and that is now; without, their logs are all there is."""
     lines = {
@@ -119,7 +119,7 @@ def explain(logs: Sequence[AgentLog], question: Question, until: datetime | None
         Question.SLOW: lambda: _slow(logs, until),
         Question.START: lambda: _start(logs, until),
     }[question]()
-    return Answer((*lines, *_limits(logs, until is not None)))
+    return WhyAnswer((*lines, *_limits(logs, until is not None)))
 
 
 def _limits(logs: Sequence[AgentLog], running: bool) -> list[Reasons]:
@@ -127,10 +127,10 @@ def _limits(logs: Sequence[AgentLog], running: bool) -> list[Reasons]:
     lines: list[Reasons] = []
     for log in logs:
         if log.ended is None and not running:
-            lines.append((Code.TORN(host=log.opened.host, at=_at(log.last.time)),))
+            lines.append((WhyCode.TORN(host=log.opened.host, at=_at(log.last.time)),))
         # The last line of an agent that runs or was killed may be incomplete.
         if log.unread > (log.ended is None):
-            lines.append((Code.UNREAD(host=log.opened.host, number=log.unread),))
+            lines.append((WhyCode.UNREAD(host=log.opened.host, number=log.unread),))
     return lines
 
 
@@ -145,17 +145,17 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
         if isinstance(event, JobEnded):
             if event.phase == "failed":
                 failed = _last_task_failure(logs)[:1] if last_round is None else _failures(logs, last_round)
-                return [(Code.JOB_FAILED(at=_at(event.time)), *event.reasons), *failed]
-            return [(Code.JOB_SUCCEEDED(at=_at(event.time), number=event.restarts),)]
+                return [(WhyCode.JOB_FAILED(at=_at(event.time)), *event.reasons), *failed]
+            return [(WhyCode.JOB_SUCCEEDED(at=_at(event.time), number=event.restarts),)]
     if logs and all(log.ended is not None for log in logs):
         lines: list[Reasons] = []
         for entry in entries:
             if isinstance(end := entry.event, AgentEnded):
-                ended = Code.AGENT_ENDED(host=entry.opened.host, at=_at(end.time), code=end.exit_code)
+                ended = WhyCode.AGENT_ENDED(host=entry.opened.host, at=_at(end.time), code=end.exit_code)
                 lines.append((ended, *sentence(end.what or end.reason)))
         return lines
     waiting = [
-        (Code.WAITS(host=log.opened.host), *state.reasons)
+        (WhyCode.WAITS(host=log.opened.host), *state.reasons)
         for log in logs
         if log.ended is None and isinstance(state := _state(log), NodeWaiting)
     ]
@@ -165,7 +165,7 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
         return _tasks(logs)
     if last_round.round > 1:
         return _last_restart(logs)
-    return [(Code.TRAINS(round=last_round.round, at=_at(last_round.time)),)]
+    return [(WhyCode.TRAINS(round=last_round.round, at=_at(last_round.time)),)]
 
 
 def _state(log: AgentLog) -> RoundFormed | NodeWaiting | None:
@@ -187,7 +187,9 @@ def _stalls(logs: Sequence[AgentLog]) -> list[Reasons]:
                 case RoundFormed() | RoundClosed() | JobEnded() | AgentEnded():
                     found = {key: value for key, value in found.items() if key[0] != place}
     ordered = sorted(found.values(), key=lambda each: (not each[0].guilty, each[0].since, each[0].rank))
-    return [(Code.STALLED(name=event.name, host=host, at=_at(event.time)), *event.reasons) for event, host in ordered]
+    return [
+        (WhyCode.STALLED(name=event.name, host=host, at=_at(event.time)), *event.reasons) for event, host in ordered
+    ]
 
 
 def _last_round(logs: Sequence[AgentLog]) -> RoundFormed | None:
@@ -202,10 +204,10 @@ def _last_restart(logs: Sequence[AgentLog]) -> list[Reasons]:
         return _last_task_failure(logs)
     before = _round_before(logs, latest)
     if before is None:
-        return [(Code.NO_RESTART(),)]
-    head: Reasons = (Code.ROUND_FORMED(round=latest.round, at=_at(latest.time), nodes=latest.nodes),)
+        return [(WhyCode.NO_RESTART(),)]
+    head: Reasons = (WhyCode.ROUND_FORMED(round=latest.round, at=_at(latest.time), nodes=latest.nodes),)
     if latest.reasons:
-        head = (*head, Code.BECAUSE(), *latest.reasons)
+        head = (*head, WhyCode.BECAUSE(), *latest.reasons)
     return [head, *_failures(logs, before), *_cost(logs, latest)]
 
 
@@ -238,8 +240,8 @@ def _failures(logs: Sequence[AgentLog], of: RoundFormed) -> list[Reasons]:
 
 
 def _failure(opened: LogOpened, event: WorkerFailed, start: WorkerStarted | None) -> Reasons:
-    failed = Code.FAILED_WORKER(name=event.name, host=opened.host, pid=event.pid, what=event.what)
-    return (failed,) if start is None else (failed, Code.LIVED(seconds=event.mono - start.mono))
+    failed = WhyCode.FAILED_WORKER(name=event.name, host=opened.host, pid=event.pid, what=event.what)
+    return (failed,) if start is None else (failed, WhyCode.LIVED(seconds=event.mono - start.mono))
 
 
 def _last_task_failure(logs: Sequence[AgentLog]) -> list[Reasons]:
@@ -258,13 +260,13 @@ def _last_task_failure(logs: Sequence[AgentLog]) -> list[Reasons]:
             case WorkerFailed():
                 last, again = entry, None
     if last is None or not isinstance(last.event, WorkerFailed):
-        return [(Code.NO_RESTART(),) if has_run else (Code.NO_ROUND(),)]
+        return [(WhyCode.NO_RESTART(),) if has_run else (WhyCode.NO_ROUND(),)]
     failed = last.event
     head = _failure(last.opened, failed, began.get((last.opened.node_id, failed.pid)))
     if again is None:
-        return [head, (Code.TASK_STILL_DOWN(),)]
+        return [head, (WhyCode.TASK_STILL_DOWN(),)]
     # It may run on another node, whose clock the time of day has to stand for.
-    return [head, (Code.TASK_DOWN(seconds=max(0.0, (again - failed.time).total_seconds())),)]
+    return [head, (WhyCode.TASK_DOWN(seconds=max(0.0, (again - failed.time).total_seconds())),)]
 
 
 def _same_task(start: WorkerStarted, failed: Event) -> bool:
@@ -281,21 +283,21 @@ def _tasks(logs: Sequence[AgentLog]) -> list[Reasons]:
             case WorkerExited(pid=pid):
                 running.pop((entry.opened.node_id, pid), None)
     if not running:
-        return [(Code.NO_ROUND(),)]
+        return [(WhyCode.NO_ROUND(),)]
     version = max(start.round for start in running.values())
-    return [(Code.TASKS(number=len(running), version=version),)]
+    return [(WhyCode.TASKS(number=len(running), version=version),)]
 
 
 def _cost(logs: Sequence[AgentLog], latest: RoundFormed) -> list[Reasons]:
     """The time without workers before the latest round, on the node where it was longest, and the lost work."""
     lines: list[Reasons] = []
     down = [seconds for log in logs if (seconds := _down(log, latest)) is not None]
-    lines.append((Code.DOWN(seconds=max(down)),) if down else (Code.STILL_DOWN(),))
+    lines.append((WhyCode.DOWN(seconds=max(down)),) if down else (WhyCode.STILL_DOWN(),))
     ledger = build_ledger(logs)
     if not ledger.has_checkpoints:
-        return [*lines, (Code.LOST_UNKNOWN(),)]
+        return [*lines, (WhyCode.LOST_UNKNOWN(),)]
     lost = max((_lost_before(logs, log, latest) for log in logs), default=0)
-    return [*lines, (Code.LOST_WORK(seconds=lost / MICROSECONDS),)]
+    return [*lines, (WhyCode.LOST_WORK(seconds=lost / MICROSECONDS),)]
 
 
 def _down(log: AgentLog, latest: RoundFormed) -> float | None:
@@ -337,23 +339,23 @@ def _shares(ledger: Ledger) -> Reasons:
     totals = ledger.totals()
     trained, wall = totals.pop(TimePhase.TRAIN), max(1, ledger.wall)
     others = sorted((item for item in totals.items() if item[1]), key=lambda item: -item[1])
-    head: Reasons = (Code.TRAINED(percent=100 * trained / wall, seconds=ledger.wall / MICROSECONDS),)
+    head: Reasons = (WhyCode.TRAINED(percent=100 * trained / wall, seconds=ledger.wall / MICROSECONDS),)
     if others:
-        head = (*head, Code.SHARES())
-    return (*head, *(Code.SHARE(phase=phase.value, percent=100 * time / wall) for phase, time in others))
+        head = (*head, WhyCode.SHARES())
+    return (*head, *(WhyCode.SHARE(phase=phase.value, percent=100 * time / wall) for phase, time in others))
 
 
 def _straggler(logs: Sequence[AgentLog]) -> Reasons:
     """The rank for which the others wait: the one that waits least itself."""
     ratios = _wait_ratios(logs)
     if len(ratios) < 2:
-        return (Code.NO_PROGRESS(),)
+        return (WhyCode.NO_PROGRESS(),)
     ordered = sorted(ratios, key=lambda each: each[0])
     (own, rank, host), others = ordered[0], [each[0] for each in ordered[1:]]
     usual = others[len(others) // 2]
     if usual - own < STRAGGLER_MARGIN:
-        return (Code.NO_STRAGGLER(),)
-    return (Code.STRAGGLER(rank=rank, host=host, own=100 * own, others=100 * usual),)
+        return (WhyCode.NO_STRAGGLER(),)
+    return (WhyCode.STRAGGLER(rank=rank, host=host, own=100 * own, others=100 * usual),)
 
 
 def _wait_ratios(logs: Sequence[AgentLog]) -> list[tuple[float, int, str]]:
@@ -384,9 +386,9 @@ def _start(logs: Sequence[AgentLog], until: datetime | None) -> list[Reasons]:
             if slowest is None or (began is None, took) > slowest[:2]:
                 slowest = began is None, took, place
     if slowest is None:
-        return [(Code.NO_ROUND(),)]
+        return [(WhyCode.NO_ROUND(),)]
     missing, took, place = slowest
-    code = Code.NOT_TRAINING if missing else Code.START_TOOK
+    code = WhyCode.NOT_TRAINING if missing else WhyCode.START_TOOK
     head = code(seconds=took / MICROSECONDS, local_rank=place.local_rank, host=place.opened.host)
     lines = [(head, *_parts(place, took))]
     waits = _first_waits(logs)
@@ -400,7 +402,7 @@ def _parts(place: PlaceTimes, took: int) -> Iterable[Reason]:
         if each.start - place.segments[0].start < took:
             totals[each.phase] = totals.get(each.phase, 0) + each.end - each.start
     ordered = sorted(totals.items(), key=lambda item: -item[1])
-    return (Code.PART(phase=phase.value, seconds=time / MICROSECONDS) for phase, time in ordered)
+    return (WhyCode.PART(phase=phase.value, seconds=time / MICROSECONDS) for phase, time in ordered)
 
 
 def _first_waits(logs: Sequence[AgentLog]) -> list[Reasons]:
@@ -414,7 +416,7 @@ def _first_waits(logs: Sequence[AgentLog]) -> list[Reasons]:
             if isinstance(event, NodeWaiting):
                 waiting = event
         if waiting is not None and waiting.reasons:
-            lines.setdefault(waiting.reasons, (Code.WAITED(host=log.opened.host), *waiting.reasons))
+            lines.setdefault(waiting.reasons, (WhyCode.WAITED(host=log.opened.host), *waiting.reasons))
     return list(lines.values())
 
 

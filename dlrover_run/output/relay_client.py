@@ -52,7 +52,7 @@ class _Request:
 
 
 @dataclass
-class _Source:
+class _ShownOutput:
     """An output that the relay shows; its `message` is sent again to a replacement. `fds` are the memory file and the
     pipe of a worker's output; the pipe is closed when the source has `ended`. `tail` is the end of discarded output."""
 
@@ -76,7 +76,7 @@ class RelayClient:
         self._count = 0
         self._cursors = create_cursor_table()
         self._messages = os.memfd_create("dlrover-run messages", os.MFD_CLOEXEC)
-        self._sources: dict[int, _Source] = {}
+        self._sources: dict[int, _ShownOutput] = {}
         self._owned: list[str] = []
         self._hurried = False
         self._stuck = False
@@ -164,7 +164,7 @@ class RelayClient:
     def _add(self, key: str, message: dict[str, Any], start: int, *fds: int) -> None:
         number = next(number for number in itertools.count(OWN_MESSAGES + 1) if number not in self._sources)
         reset_cursor(self._cursors, number, start)
-        source = self._sources[number] = _Source(key, {**message, "source": number}, list(fds))
+        source = self._sources[number] = _ShownOutput(key, {**message, "source": number}, list(fds))
         self._process.send(source.message, *fds)
         if self._process.gave_up and fds:
             self._discard_from_now(source)
@@ -329,14 +329,14 @@ class RelayClient:
         if not request.done.done():
             request.done.set_result(None)
 
-    def _discard_from_now(self, source: _Source) -> None:
+    def _discard_from_now(self, source: _ShownOutput) -> None:
         """Read output that no relay can show, so that its worker does not wait for a full pipe for ever. The end of it
         is kept: it may have the reason why the worker died."""
         spool, pipe = source.fds
         source.tail = os.pread(spool, TAIL_BYTES + 1, max(0, os.fstat(spool).st_size - TAIL_BYTES - 1))
         asyncio.get_running_loop().add_reader(pipe, self._discard, source)
 
-    def _discard(self, source: _Source) -> int:
+    def _discard(self, source: _ShownOutput) -> int:
         pipe = source.fds[1]
         try:
             data = os.read(pipe, DISCARD_BYTES)

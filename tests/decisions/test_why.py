@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from dlrover_run.coordination.reasons import Code as CoreCode
-from dlrover_run.coordination.reasons import Reason
+from dlrover_run.coordination.reasons import Code, Reason
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
     AgentEnded,
@@ -27,7 +26,7 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
-from dlrover_run.events.why import Answer, Code, Question, explain
+from dlrover_run.events.why import Question, WhyAnswer, WhyCode, explain
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 
@@ -71,7 +70,7 @@ def failed(rank: int, number: int) -> WorkerFailed:
 
 
 END = AgentEnded(exit_code=0, reason="success")
-FAILURE = CoreCode.WORKER_FAILED(rank=1, node="node 1 (n02)", what="was killed by SIGKILL")
+FAILURE = Code.WORKER_FAILED(rank=1, node="node 1 (n02)", what="was killed by SIGKILL")
 
 RESTARTED = [
     log_of(
@@ -88,7 +87,7 @@ RESTARTED = [
 ]  # fmt: skip
 
 
-def params(answer: Answer, code: Code) -> list[dict[str, object]]:
+def params(answer: WhyAnswer, code: WhyCode) -> list[dict[str, object]]:
     """The parameters of each reason with that code."""
     return [dict(reason.params) for line in answer.lines for reason in line if reason.code == code.code]
 
@@ -101,15 +100,15 @@ def test_the_last_restart_has_a_cause_a_time_and_a_cost() -> None:
         ("why.down",),
         ("why.lost_work",),
     )
-    assert params(answer, Code.FAILED_WORKER)[0] | {"what": ""} == {
+    assert params(answer, WhyCode.FAILED_WORKER)[0] | {"what": ""} == {
         "name": "rank 1",
         "host": "n02",
         "pid": 51,
         "what": "",
     }
     # The node whose workers came back last, by the clock of that node alone.
-    assert params(answer, Code.DOWN)[0]["seconds"] == pytest.approx(3.0)
-    assert params(answer, Code.LOST_WORK)[0]["seconds"] == pytest.approx(4.2)
+    assert params(answer, WhyCode.DOWN)[0]["seconds"] == pytest.approx(3.0)
+    assert params(answer, WhyCode.LOST_WORK)[0]["seconds"] == pytest.approx(4.2)
     assert answer.text == (
         "round 2 was formed at 2026-11-22 04:00:11 UTC with 2 nodes, because: "
         "rank 1 on node 1 (n02) was killed by SIGKILL\n"
@@ -169,14 +168,14 @@ def test_a_stall_names_the_guilty_rank_first_and_ends_with_its_cause() -> None:
     logs = [log_of("n1", *first), log_of("n02", (0, formed(1)), (1, started(1, 1)), (9.1, stalled(1, True)))]
     now = BEGAN + timedelta(seconds=20)
     answer = explain(logs, Question.NOW, now)
-    assert [one["name"] for one in params(answer, Code.STALLED)] == ["rank 1", "rank 0"]
+    assert [one["name"] for one in params(answer, WhyCode.STALLED)] == ["rank 1", "rank 0"]
     resumed = log_of("n1", *first, (15, WorkerResumed(round=1, rank=0, local_rank=0)))
     assert explain([resumed], Question.NOW, now).codes == (("why.trains",),)
     assert explain([log_of("n1", *first, (15, formed(2)))], Question.NOW, now).codes[0][0] == "why.round_formed"
 
 
 def test_a_job_that_waits_names_what_for() -> None:
-    waiting = NodeWaiting(reasons=(CoreCode.NODES_OF(number=1, wanted=2),))
+    waiting = NodeWaiting(reasons=(Code.NODES_OF(number=1, wanted=2),))
     now = BEGAN + timedelta(seconds=20)
     assert explain([log_of("n1", (1, waiting))], Question.NOW, now).codes == (("why.waits", "nodes_of"),)
     log = log_of("n1", (0, formed(1)), (9, RoundClosed(round=1, epoch=1)), (10, waiting))
@@ -194,14 +193,14 @@ def test_slow_names_the_shares_of_the_time_and_the_rank_that_waits_least() -> No
 
     answer = explain([log(0, 4.0), log(1, 0.2), log(2, 4.1)], Question.SLOW)
     assert answer.codes == (("why.trained", "why.shares", "why.share", "why.share"), ("why.straggler",))
-    assert params(answer, Code.TRAINED)[0]["percent"] == pytest.approx(75.0)
-    assert params(answer, Code.STRAGGLER) == [{"rank": 1, "host": "n1", "own": pytest.approx(2), "others": 41.0}]
+    assert params(answer, WhyCode.TRAINED)[0]["percent"] == pytest.approx(75.0)
+    assert params(answer, WhyCode.STRAGGLER) == [{"rank": 1, "host": "n1", "own": pytest.approx(2), "others": 41.0}]
     assert explain([log(0, 4.0), log(1, 3.9)], Question.SLOW).codes[1] == ("why.no_straggler",)
     assert explain([log(0, 4.0)], Question.SLOW).codes[1] == ("why.no_progress",)
 
 
 def test_start_names_the_place_that_trained_last_and_what_its_node_waited_for() -> None:
-    waiting = NodeWaiting(reasons=(CoreCode.NODES_OF(number=1, wanted=2),))
+    waiting = NodeWaiting(reasons=(Code.NODES_OF(number=1, wanted=2),))
     quick = log_of("n1", (3, formed(1)), (3, started(0, 1)), (4, step(0, 1)), (9, END))
     slow = log_of("n02", (1, waiting), (3, formed(1)), (3, started(1, 1)), (8, step(1, 1)), (9, END))
     answer = explain([quick, slow], Question.START)
@@ -209,14 +208,14 @@ def test_start_names_the_place_that_trained_last_and_what_its_node_waited_for() 
         ("why.start_took", "why.part", "why.part", "why.part"),
         ("why.waited", "nodes_of"),
     )
-    assert params(answer, Code.START_TOOK) == [{"seconds": 8.0, "local_rank": 0, "host": "n02"}]
-    assert params(answer, Code.PART)[0] == {"phase": "import", "seconds": 5.0}
+    assert params(answer, WhyCode.START_TOOK) == [{"seconds": 8.0, "local_rank": 0, "host": "n02"}]
+    assert params(answer, WhyCode.PART)[0] == {"phase": "import", "seconds": 5.0}
 
 
 def test_a_start_that_is_not_over() -> None:
     log = log_of("n1", (3, formed(1)), (3, started(0, 1)))
     answer = explain([log], Question.START, BEGAN + timedelta(seconds=60))
-    assert params(answer, Code.NOT_TRAINING) == [{"seconds": 60.0, "local_rank": 0, "host": "n1"}]
+    assert params(answer, WhyCode.NOT_TRAINING) == [{"seconds": 60.0, "local_rank": 0, "host": "n1"}]
 
 
 def test_what_the_log_does_not_show_is_said() -> None:
@@ -239,9 +238,9 @@ def test_a_failure_that_another_one_explains_is_left_out() -> None:
 
     again = log_of("n3", (0, formed(1)), (11, formed(2)))
     logs = [broken("n1", 0, "lost_peer"), broken("n02", 1, "exception"), again]
-    assert [one["name"] for one in params(explain(logs, Question.LAST_RESTART), Code.FAILED_WORKER)] == ["rank 1"]
+    assert [one["name"] for one in params(explain(logs, Question.LAST_RESTART), WhyCode.FAILED_WORKER)] == ["rank 1"]
     logs = [broken("n1", 0, "lost_peer"), again]
-    assert [one["name"] for one in params(explain(logs, Question.LAST_RESTART), Code.FAILED_WORKER)] == ["rank 0"]
+    assert [one["name"] for one in params(explain(logs, Question.LAST_RESTART), WhyCode.FAILED_WORKER)] == ["rank 0"]
 
 
 class TestTasks:
@@ -263,10 +262,10 @@ class TestTasks:
         # It comes back on another node.
         logs.append(log_of("n02", (11, self.started(8, 2)), workers=0))
         answer = explain(logs, Question.LAST_RESTART, now)
-        assert params(answer, Code.TASK_DOWN) == [{"seconds": pytest.approx(2.0)}]
+        assert params(answer, WhyCode.TASK_DOWN) == [{"seconds": pytest.approx(2.0)}]
 
     def test_a_job_that_failed_and_one_that_runs(self) -> None:
         logs = [log_of("n1", (0, self.started(7)), (1, self.started(8)), workers=0)]
         answer = explain(logs, Question.NOW, BEGAN + timedelta(seconds=60))
-        assert params(answer, Code.TASKS) == [{"number": 2, "version": 1}]
+        assert params(answer, WhyCode.TASKS) == [{"number": 2, "version": 1}]
         assert explain(logs, Question.LAST_RESTART, BEGAN).codes == (("why.no_restart",),)
