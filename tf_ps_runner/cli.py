@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 from dlrover_run import cluster_environment
@@ -31,6 +32,7 @@ from tf_ps_runner.memory import MIB
 from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
 
 if TYPE_CHECKING:
+    from dlrover_run.agent.framework import AdapterFactory
     from dlrover_run.cluster_environment.records import Context
 
 
@@ -280,6 +282,12 @@ def _read_job(line: CommandLine, warn: Callable[[str], None]) -> PsJobSpec:
 
 
 def _launch(spec: PsJobSpec) -> int:
-    from tf_ps_runner.launch import launch
+    from dlrover_run import launch
 
-    return launch(spec)
+    def load_adapter() -> AdapterFactory:
+        # Imported only in the agent's process, so that the watchdog stays small.
+        from tf_ps_runner.agent.adapter import TensorFlowAdapter
+
+        return partial(TensorFlowAdapter, spec)
+
+    return launch.launch(spec.job, program=launch.LauncherProgram("tf-ps-run", "tf-ps-agent", load_adapter))

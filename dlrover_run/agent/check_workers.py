@@ -24,7 +24,7 @@ from dlrover_run.agent.worker_specs import Worker, WorkerSpec
 from dlrover_run.coordination.bounds import Name
 from dlrover_run.failures import describe_exit_code
 from dlrover_run.output.lines import TailBuffer
-from dlrover_run.policies.health.model import CheckKey, CheckTask, LinkEnd, Rate
+from dlrover_run.policies.health.model import CheckKey, CheckTask, DeviceSpeed, LinkEnd, Rate
 from dlrover_run.supervisor.group import ProcessGroup
 
 MAX_ANSWER = 65_536
@@ -50,6 +50,12 @@ class CheckReply(msgspec.Struct, frozen=True):
     problem: str = ""
     wrong: bool = False
     ends: bool = False
+
+
+def device_speeds(replies: Sequence[CheckReply]) -> list[DeviceSpeed]:
+    """The speeds of the local ranks whose devices computed."""
+    good = ((rank, reply) for rank, reply in enumerate(replies) if not reply.problem)
+    return [DeviceSpeed(rank, reply.device, reply.tflops) for rank, reply in good]
 
 
 class CheckWorkersLost(Exception):

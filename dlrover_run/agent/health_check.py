@@ -28,6 +28,7 @@ from dlrover_run.agent.check_workers import (
     CheckRequest,
     CheckWorkers,
     CheckWorkersLost,
+    device_speeds,
     link_requests,
     place_in_order,
 )
@@ -35,7 +36,6 @@ from dlrover_run.agent.environment import check_environments
 from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.model import NodeReport
-from dlrover_run.events.records import CheckEnded, CheckStarted, Events
 from dlrover_run.policies.health.model import (
     CPU,
     MAX_DEVICES,
@@ -44,9 +44,7 @@ from dlrover_run.policies.health.model import (
     CheckTask,
     ComputeResult,
     DeviceSpeed,
-    HealthAssignment,
     HealthReport,
-    HealthStatus,
     LinkResult,
     LinkResults,
     NodeHealth,
@@ -80,26 +78,6 @@ NO_TORCH = "torch cannot be imported: No module named 'torch'"
 
 PRELOAD = ("torch", "torch.distributed")
 """What a separate template of the check processes imports before it forks."""
-
-
-class CheckEvents:
-    """Emits when the coordinator begins to check this node, and what the check has found."""
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-        self._running = False
-
-    def follow(self, part: HealthAssignment) -> None:
-        """Take the latest assignment; the same one may come again. Between two rounds of a check the node may have
-        neither a task nor a result."""
-        health = part.health
-        if part.check_task is not None:
-            if not self._running:
-                self._events.emit(CheckStarted())
-            self._running = True
-        elif self._running and health is not None and health.status is not HealthStatus.PENDING:
-            self._events.emit(CheckEnded(status=health.status.value, reason=health.reason))
-            self._running = False
 
 
 class HealthCheckRunner:
@@ -272,11 +250,11 @@ class HealthCheckRunner:
                 return ComputeResult(key, problem=_clipped(f"it was not even tried: {problems[0]}"))
             requests = [request] * self._spec.workers_per_node
             answers = await self._ask(requests, deadline)
-            found, threshold = _speeds(answers), self._rules.straggler_threshold
+            found, threshold = device_speeds(answers), self._rules.straggler_threshold
             if not _first_problem(answers) and find_slow(found, threshold):
                 # A rising clock, or a burst of a neighbour, is over by then.
                 answers = await self._ask(requests, deadline)
-                found = quicker(found, _speeds(answers))
+                found = quicker(found, device_speeds(answers))
                 self._warn(describe_slow(found, threshold))
         except CheckWorkersLost as lost:
             return ComputeResult(key, problem=_clipped(str(lost)))
@@ -405,11 +383,6 @@ async def _end_all(work: Sequence[asyncio.Future[Any]]) -> None:
         each.cancel()
     if work:
         await asyncio.wait(work)
-
-
-def _speeds(answers: Sequence[CheckReply]) -> list[DeviceSpeed]:
-    good = ((rank, answer) for rank, answer in enumerate(answers) if not answer.problem)
-    return [DeviceSpeed(rank, answer.device, answer.tflops) for rank, answer in good]
 
 
 def _first_problem(answers: Sequence[CheckReply]) -> str:

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlrover_run import failures
+from dlrover_run.agent.event_log import CheckEvents
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
-from dlrover_run.agent.health_check import CheckEvents, HealthCheckRunner
+from dlrover_run.agent.health_check import HealthCheckRunner
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import EventLog, ProgressReporter
 from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState

@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dlrover_run.agent.event_log import changes, event_log_path
-from dlrover_run.agent.health_check import CheckEvents
+from dlrover_run.agent.event_log import CheckEvents, changes, event_log_path
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.events.records import (
