@@ -14,7 +14,7 @@ from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import RoundKey
-from dlrover_run.events.records import NO_EVENTS, Events, WorkerExited, WorkerFailed, WorkerStarted
+from dlrover_run.events.records import NO_EVENTS, CheckpointSeen, Events, WorkerExited, WorkerFailed, WorkerStarted
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.supervisor.group import ProcessGroup
@@ -72,6 +72,7 @@ class WorkerRound:
 
     async def start(self, starter: Starter) -> None:
         """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
+        self._specs.startup_probe.listen(self._note_checkpoint)
         self._starting = asyncio.ensure_future(self._start(starter))
         try:
             with contextlib.suppress(asyncio.CancelledError):
@@ -147,6 +148,8 @@ class WorkerRound:
 
     def _note_end(self, worker: Worker) -> None:
         self.lasted = time.monotonic() - self._started
+        # A checkpoint of this worker was before its end.
+        self._specs.startup_probe.read_marks()
         self._events.emit(self._exited(worker))
         self._ended.set()
         if worker.code != 0 and worker.stopped_with is None:
@@ -160,6 +163,9 @@ class WorkerRound:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.ensure_future(self._ask())
         self._on_end(worker)
+
+    def _note_checkpoint(self, step: int | None) -> None:
+        self._events.emit(CheckpointSeen(round=self.ranks.round, step=step))
 
     def _exited(self, worker: Worker) -> WorkerExited:
         return WorkerExited(

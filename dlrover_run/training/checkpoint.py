@@ -29,8 +29,9 @@ FOOTER_SIZE = hashlib.sha256().digest_size + LENGTH_BYTES + len(MAGIC)
 READ_SIZE = 1 << 20
 
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
-"""The variable with which `dlrover-run` names a file to which one byte is written with each checkpoint: a job that has
-written one is not stopped early when it fails. Nothing of the launcher is imported for this."""
+"""The variable with which `dlrover-run` names a file to which the step of each checkpoint is written, as a line: a job
+that has written one is not stopped early when it fails, and the event log shows how much work a failure cost. Nothing
+of the launcher is imported for this."""
 
 _NAME = re.compile(r"step-(\d{12,})\.pt")
 _TEMPORARY = ".step-*.tmp"
@@ -132,7 +133,7 @@ class CheckpointDirectory:
             self._files.remove(temporary)
             raise
         self._files.sync_directory(self.path)
-        _write_mark()
+        _write_mark(step)
         # Files of later steps are not counted: they are damaged, or of a run that this one was deliberately reset from.
         older = [number for number in self.steps() if number <= step]
         for number in older[: -self.keep]:
@@ -180,10 +181,10 @@ class CheckpointDirectory:
             self._files.sync_directory(path.parent)
 
 
-def _write_mark() -> None:
+def _write_mark(step: int) -> None:
     if path := os.environ.get(MARK_VARIABLE):
         with suppress(OSError), open(path, "wb") as mark:
-            mark.write(b"1")
+            mark.write(b"%d\n" % step)
 
 
 def _load(path: Path, map_location: str | torch.device) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -12,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WORKERS, Mailbox, finish, launch
+from harness import WAIT, WORKERS, Mailbox, finish, launch
 from scripted_agent import FINISHED, Answer, Play, gathering, over, seat, training
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.node_state import build_failure
 from dlrover_run.agent.result import JobEnd, resolve_result
-from dlrover_run.agent.startup_probe import store_clients
+from dlrover_run.agent.startup_probe import StartupProbe, store_clients
 from dlrover_run.agent.torch_adapter import worker_results
 from dlrover_run.coordination.bounds import MAX_TRACE
 from dlrover_run.coordination.model import (
@@ -219,6 +220,21 @@ class TestFailures:
     def test_a_checkpoint_is_evidence_of_work(self, stage: Path, mark: str, has_trained: bool) -> None:
         played = Play(stage, f"{mark} exit 3").on(WAITING, training(seat())).on(FAILED, FINISHED).run()
         assert [s.progressed for s in played.statuses if s.phase is FAILED] == [has_trained]
+
+    @pytest.mark.parametrize(("written", "step"), [(b"120\n", 120), (b"120\n180\n", 180), (b"1", None), (b"x\n", None)])
+    def test_a_checkpoint_is_noted_at_once_with_its_step(self, written: bytes, step: int | None) -> None:
+        async def noted() -> int | None:
+            found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+            probe = StartupProbe(seat())
+            probe.listen(found.set_result)
+            with open(probe.mark_path, "wb") as mark:
+                mark.write(written)
+            try:
+                return await asyncio.wait_for(found, WAIT)
+            finally:
+                probe.close()
+
+        assert asyncio.run(noted()) == step
 
     def test_workers_that_cannot_be_started_are_a_failure_of_this_node(self, stage: Path) -> None:
         from dlrover_run.spec import Entrypoint

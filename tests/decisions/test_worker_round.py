@@ -55,7 +55,7 @@ class Bed(Events):
             ranks=SimpleNamespace(round=1, nodes=1),
             workers=[],
             streams=SimpleNamespace(ranks=placed),
-            startup_probe=SimpleNamespace(has_trained=lambda: True, close=lambda: None),
+            startup_probe=SimpleNamespace(has_trained=lambda: True, read_marks=lambda: None, close=lambda: None),
             results=None,
         )
         self.round = WorkerRound(specs, None, self, lambda worker: None, self._note, self)  # type: ignore[arg-type]
