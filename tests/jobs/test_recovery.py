@@ -12,6 +12,10 @@ import psutil
 import pytest
 from harness import OURS, WAIT, WORKERS, Mailbox, finish, launch, start
 
+from dlrover_run.events.ledger import TimePhase, build_ledger
+from dlrover_run.events.reader import read_logs
+from dlrover_run.events.records import WorkerExited
+from dlrover_run.events.why import Question, explain
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
 
 pytestmark = pytest.mark.torchrun
@@ -61,13 +65,21 @@ def test_a_hundred_kills_a_hundred_recoveries(mailbox: Mailbox, method: str) -> 
 def test_a_budget_that_is_used_up_ends_the_job(mailbox: Mailbox) -> None:
     script = mailbox.directory / "fail.py"
     script.write_text("raise SystemExit(9)")
-    ended = finish(start(OURS, ["--max-restarts=2", script], cwd=mailbox.directory))
+    journal = mailbox.directory / "journal"
+    ended = finish(start(OURS, ["--max-restarts=2", f"--journal={journal}", script], cwd=mailbox.directory))
     assert ended.code == 9
     assert "2 of 2 restarts were used" in ended.err
     assert re.findall(r"rank 0 exited with code 9; (restart .*)$", ended.err, re.MULTILINE) == [
         "restart 1 of 2",
         "restart 2 of 2",
     ]
+    (log,) = logs = read_logs(journal)
+    assert [event.code for event in log.events if isinstance(event, WorkerExited)] == [9, 9, 9]
+    assert explain(logs, Question.NOW).codes == (
+        ("why.job_failed", "worker_failed", "restarts_used"),
+        ("why.failed_worker", "why.lived"),
+    )
+    assert build_ledger(logs).totals()[TimePhase.UNKNOWN] == 0
 
 
 def test_a_script_that_never_gets_to_work_stops_early_and_says_so(mailbox: Mailbox) -> None:
