@@ -29,6 +29,7 @@ from dlrover_run.events.records import (
 )
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.health.model import HealthAssignment, HealthStatus
+from dlrover_run.process_tree import tree
 from dlrover_run.spec import JobSpec
 
 TASK_STAGES = ("store", "step")
@@ -45,32 +46,23 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
 
     policy = job.rules.policy
     has_rounds = policy is None or policy.has_rounds
+    now = time.monotonic()
+    # The launcher had read the command line before it forked this process.
+    began = tree.start_of(os.getppid())
     opened = LogOpened(
         time=datetime.now(UTC),
-        mono=round(time.monotonic(), 6),
+        mono=round(now, 6),
         schema=SCHEMA,
         job=job.run_id,
         host=display_name(job),
         node_id=job.node_id or str(os.getpid()),
         pid=os.getpid(),
         workers=job.workers_per_node if has_rounds else 0,
-        began=round(launcher_start(), 6),
+        began=round(now if began is None else began, 6),
         program=program,
         stages=() if has_rounds else TASK_STAGES,
     )
     return EventWriter(EventFile(path, opened), warn)
-
-
-def launcher_start() -> float:
-    """When the process of the launcher began, on this host's monotonic clock, to 10 ms: it is the parent of the agent,
-    and had read the command line before it forked it."""
-    try:
-        with open(f"/proc/{os.getppid()}/stat", "rb") as stat:
-            ticks = int(stat.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError):
-        return time.monotonic()
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.monotonic() - max(0.0, age)
 
 
 def event_log_path(job: JobSpec, run_dir: RunDir) -> Path | None:

@@ -17,6 +17,7 @@ from dlrover_run.coordination.model import RoundKey
 from dlrover_run.events.records import NO_EVENTS, CheckpointSeen, Events, WorkerExited, WorkerFailed, WorkerStarted
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.process_tree import tree
 from dlrover_run.supervisor.group import ProcessGroup
 from dlrover_run.supervisor.ports import HeldPort
 
@@ -87,7 +88,13 @@ class WorkerRound:
         async def start_one(spec: WorkerSpec) -> int:
             pid = await starter.start(spec)
             self._events.emit(
-                WorkerStarted(round=self.ranks.round, rank=spec.rank, local_rank=spec.local_rank, pid=pid)
+                WorkerStarted(
+                    round=self.ranks.round,
+                    rank=spec.rank,
+                    local_rank=spec.local_rank,
+                    pid=pid,
+                    since=tree.start_of(pid),
+                )
             )
             return pid
 

@@ -265,12 +265,11 @@ class _Account:
             case WorkerStarted():
                 self._start(event)
             case WorkerReady(local_rank=local_rank, stage=stage, since=since) if stage in self._ready_phases:
-                at = self.now if since is None else min(self.now, microseconds(since))
                 for place in self._working(local_rank):
-                    place.enter(max(place.since, at), self._ready_phases[stage])
+                    place.enter(self._at(since), self._ready_phases[stage])
             case WorkerStalled(local_rank=local_rank, since=since):
                 for place in self._working(local_rank):
-                    place.enter(max(place.since, min(self.now, microseconds(since))), TimePhase.STALLED)
+                    place.enter(self._at(since), TimePhase.STALLED)
             case WorkerResumed(local_rank=local_rank):
                 self._enter(self._working(local_rank), TimePhase.TRAIN)
             case WorkerProgress(local_rank=local_rank):
@@ -286,6 +285,10 @@ class _Account:
             place.enter(self.now, place.phase if known else TimePhase.UNKNOWN)
             place.enter(end, place.phase)
 
+    def _at(self, since: float | None) -> int:
+        """A time before this event."""
+        return self.now if since is None else min(self.now, microseconds(since))
+
     def _start(self, event: WorkerStarted) -> None:
         if self._grows and event.local_rank == len(self.places):
             if self._first_version is None:
@@ -296,7 +299,7 @@ class _Account:
                 self.places.append(_Place(self.now, TimePhase.START))
         for place in self._place(event.local_rank):
             place.live, place.role, place.trains = True, event.role, event.trains
-            place.enter(self.now, self._first_phase)
+            place.enter(self._at(event.since), self._first_phase)
 
     def _exit(self, event: WorkerExited) -> None:
         for place in self._place(event.local_rank):

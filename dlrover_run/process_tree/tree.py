@@ -140,6 +140,18 @@ def ancestors(limit: int) -> list[int]:
     return found
 
 
+def start_of(pid: int) -> float | None:
+    """When a process began, on this host's monotonic clock, to 10 ms; None for one that has been reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            ticks = int(stat.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return None
+    # The kernel's clock of processes, unlike the monotonic one, goes on while the machine is suspended.
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - max(0.0, age)
+
+
 def kill(processes: Iterable[ProcessInfo], spared: Iterable[int]) -> None:
     """Kill those of `processes` that still run below this process, and their descendants."""
     here = descendants(spared)

@@ -19,6 +19,7 @@ from dlrover_run.events.records import (
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.rules import ROLES
+from dlrover_run.process_tree import tree
 from dlrover_run.supervisor.process import ManagedProcess
 from tf_ps_runner.agent.protocol import Ready, Restored, Saved, Step, TaskEvent
 
@@ -39,7 +40,7 @@ class TaskEvents:
     def started(self, task: PlannedTask, pid: int) -> None:
         """Its process runs."""
         trains = not ROLES[task.role].outlives_versions
-        self._events.emit(WorkerStarted(**self._worker(task), pid=pid, trains=trains))
+        self._events.emit(WorkerStarted(**self._worker(task), pid=pid, since=tree.start_of(pid), trains=trains))
 
     def message(self, task: PlannedTask, event: TaskEvent) -> None:
         """Its process has sent this."""
