@@ -18,11 +18,12 @@ from simulation.etcd import EXPIRY_TICK, EtcdCluster
 from simulation.etcd_client import Client
 from simulation.etcd_faults import EtcdFaults
 from simulation.etcd_laws import Store
-from simulation.laws import Laws
 from simulation.network import Weather
 from simulation.nodes import Node, NodeClient, ReachWatch
-from simulation.scenario import TROUBLES, Outcome, Scenario
+from simulation.program import Outcome, Program
+from simulation.scenario import TROUBLES, Scenario
 from simulation.timeline import Timeline, demand, demand_no_internal_error
+from simulation.torch.program import TorchProgram
 
 SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
 
@@ -112,13 +113,15 @@ class EtcdScenario(Scenario):
 
     flag = " --etcd"
 
-    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
-        super().__init__(seed, tell)
+    def __init__(
+        self, seed: int, tell: Callable[[str], None] | None = None, program: type[Program] = TorchProgram
+    ) -> None:
+        super().__init__(seed, tell, program)
         random = self.timeline.random
         # The product's default with etcd is 0.
         self.rules = replace(self.rules, lost_after=random.choice((0.0, 0.0, 1.0)))
         self.trouble = random.choice(TROUBLES)
-        self.durable = self.trouble == "gentle" or random.random() < 0.8
+        self.durable = self.trouble == "gentle" or random.random() < 0.8 or self.program.always_durable
         if self.trouble == "gentle":
             # No echo, for the late echo of a renewal has the lease of a dead node live on.
             weather = Weather(slowness=0.05, echo=0.0, lag=random.choice((0.0, 0.05)))
@@ -128,7 +131,7 @@ class EtcdScenario(Scenario):
                 echo=random.choice((0.0, 0.1, 0.6)),
                 lag=random.choice((0.0, 0.5, 3.0)),
             )
-        self.laws = Laws(self.rules, self.durable, nodes_stay=False)
+        self.laws = self.program.make_laws(self.durable, nodes_stay=False)
         # What is decided waits for an answer of etcd, which may take its time.
         self.laws.slow_disk = self.trouble != "gentle"
         self.cluster = EtcdCluster(self.timeline)
@@ -139,9 +142,8 @@ class EtcdScenario(Scenario):
         self.clients: dict[Node, Client] = {}
         self._furnish(weather)
         if random.random() < 0.2:
-            # Workers that take longer to end than the result of a job is kept, and whose peers wait for that.
-            self.place = replace(self.place, slow_stop=2 * RESULT_RETENTION)
-            self.workers.patience += self.place.slow_stop
+            # Longer than the result of a job is kept.
+            self.program.slow_stops(2 * RESULT_RETENTION)
         self.faults = EtcdFaults(self)
         self._describe("etcd keeps its data" if self.durable else "etcd may lose its data")
 

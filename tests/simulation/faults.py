@@ -24,7 +24,7 @@ class Faults:
         self._timeline = scenario.timeline
         self._random = scenario.timeline.random
         self.over = False
-        workers = [self._fail_worker, self._kill_worker]
+        tasks = scenario.program.faults()
         gentle, place = self._gentle(), self._place()
         rough = [self._lose_machine, self._stop_node, self._twin]
         network = [self._cut_off, self._cut_one_way, self._break_stream, self._break_all_streams]
@@ -36,7 +36,7 @@ class Faults:
             "all": gentle + rough + network + place,
         }[scenario.trouble]
         self._taste = [(kind, self._random.choice((0, 1, 1, 4))) for kind in kinds]
-        self._taste += [(kind, self._random.choice((0, 1, 3))) for kind in workers]
+        self._taste += [(kind, self._random.choice((0, 1, 3))) for kind in tasks]
         self._pause = self._random.choice((1.0, 4.0, 15.0, 15.0))
 
     def begin(self, until: float) -> None:
@@ -62,22 +62,11 @@ class Faults:
             self._next()
 
     def _node(self) -> Node | None:
-        living = self._scenario.living
-        return self._random.choice(living) if living else None
+        return self._scenario.any_node()
 
     def _later(self, most: float, act: Fault) -> None:
         """Undo something, unless everything has been undone by then."""
         self._timeline.after(self._random.uniform(0.05, most), lambda: None if self.over else act())
-
-    def _fail_worker(self) -> None:
-        node = self._node()
-        if node is not None and node.group is not None:
-            node.group.fail()
-
-    def _kill_worker(self) -> None:
-        node = self._node()
-        if node is not None and node.group is not None:
-            node.group.fail(killed=True)
 
     def _kill_node(self) -> None:
         node = self._node()

@@ -1,36 +1,16 @@
-"""What must hold in every run, at every step: each law is checked where it could be broken."""
+"""What must hold in every run of every program, at every step: each law is checked where it could be broken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-from policy_parts import check_rules, check_state
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import (
-    OVER,
-    Assignment,
-    Failure,
-    NodeKey,
-    NodePhase,
-    NodeReport,
-    Plan,
-    PlanPhase,
-    RankAssignment,
-    RoundKey,
-    rank_assignments,
-)
+from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, RoundKey
 from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
-from dlrover_run.policies.health.model import HealthCheck, HealthStatus, NodeHealth
-from dlrover_run.policies.health.pairing import MAX_ROUNDS
-from dlrover_run.policies.health.round import CHECK_MARGIN, key_of
-from simulation.checks import HOPELESS, VERDICTS, Health, health_of
 from simulation.timeline import demand
 
 UNSEEN_SLEEP = 0.4
@@ -44,38 +24,21 @@ class Laws:
     job is over.
 
     `nodes_stay` says that no node goes or is cut off, whatever happens to masters, so far; `calm` that whoever is
-    silent is gone, and that all others answer in time. `told` are the kinds of trouble that some check had to find.
+    silent is gone, and that all others answer in time.
     """
 
     def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool) -> None:
         self._rules = rules
         self._durable = durable
         self.nodes_stay = nodes_stay
-        self._heard: dict[NodeKey, RoundKey] = {}
-        self._charged: set[RoundKey] = set()
-        self._charge_times: list[float] = []
-        self._taken: dict[RoundKey, tuple[int, int, str, int]] = {}
-        self._seats: dict[RoundKey, dict[int, tuple[NodeKey, int, int]]] = {}
-        self._stores: dict[tuple[str, int], RoundKey] = {}
-        self._numbers: dict[int, RoundKey] = {}
-        self._held: dict[NodeKey, list[RoundKey | None]] = {}
-        self._obeyed: dict[NodeKey, int] = {}
-        self._succeeded: set[tuple[RoundKey, NodeKey]] = set()
-        self.blamed: set[RoundKey] = set()
-        self.rounds = 0
-        self.restarts = 0
         self.over: Plan | None = None
         self.slow_disk = False
-        self._due: dict[int, float | None] = {}
-        self.health: Health = health_of(0)
-        self._checks: dict[tuple[int, int], float] = {}
-        self.checks = 0
-        self.dismissed: set[NodeKey] = set()
-        self._reached: dict[NodeKey, float] = {}
-        self.cut_off: set[NodeKey] = set()
         self.calm = False
-        self._disturbed: set[tuple[int, int]] = set()
-        self.told: set[str] = set()
+        self.cut_off: set[NodeKey] = set()
+        self._due: dict[int, float | None] = {}
+        self._heard: dict[NodeKey, RoundKey] = {}
+        self._obeyed: dict[NodeKey, int] = {}
+        self._reached: dict[NodeKey, float] = {}
 
     def reaching(self, node: NodeKey, now: float) -> None:
         """The node has reached the coordinator or the machine of another node."""
@@ -95,85 +58,23 @@ class Laws:
         demand(again.plan == after, "deciding twice gives the same plan")
         demand(again.wake_at is None or again.wake_at > now, "nobody is to be woken at a time that has passed")
         self._check_promptness(after.epoch, again, present, now)
-        self._check_health(plan, after, present, now)
+        self._check_state(plan, after, present, now)
         if after is plan:
             return decision
         demand(plan.phase not in OVER, "a job that is over stays so")
         demand(after.epoch == plan.epoch, "a coordinator decides in its own epoch")
         demand(after.clock == now, "a plan says when it was written")
         demand(bool(after.reasons), "a plan says why")
-        self._check_budget(plan, after, present)
-        if after.phase is PlanPhase.FAILED:
-            self._check_failure(plan, after, present, now)
-        if after.phase in OVER:
-            self.over = after
-        if after.key != plan.key and after.phase is PlanPhase.TRAINING:
-            self._check_round(plan, after, present, now)
-        elif after.key != plan.key:
-            heard = any(p.report.known_round == after.key for p in present.values())
-            demand(
-                heard and not self._durable and bool(check_rules(self._rules).check),
-                "no round is skipped that nobody knows of",
-            )
-        self._check_rest(plan, after, present)
-        if after.phase is PlanPhase.FINISHED:
-            lacking = [m.host for m in plan.members if (plan.key, m.key) not in self._succeeded]
-            demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
+        self._check_change(plan, after, present, now)
         return decision
 
-    def _check_health(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
-        """A check ends in time, and names those with something wrong, and nobody else."""
-        if not check_rules(self._rules).check:
-            demand(after.policy is None, "nobody is checked without a reason")
-            return
-        before, state = check_state(plan), check_state(after)
-        if state.check is not None:
-            begun = self._checks.setdefault((after.epoch, state.check.key.number), now)
-            longest = (MAX_ROUNDS + MIN_WITNESSES) * (check_rules(self._rules).check_timeout + CHECK_MARGIN)
-            demand(now <= begun + longest, "a check comes to its end")
-            if not all(
-                (p := present.get(key_of(node))) and p.connected and not p.is_draining for node in state.check.nodes
-            ):
-                self._disturbed.add((after.epoch, state.check.key.number))
-        demand(state.check is None or after.phase not in OVER, "a job that is over checks nobody")
-        for checkup in state.health:
-            if checkup not in before.health:
-                self._check_verdict(checkup)
-        if before.check is not None and (state.check is None or state.check.key.number != before.check.key.number):
-            self._check_what_can_be_told(before.check, after)
-        self.checks += state.check_count > before.check_count
+    def _check_state(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+        """What holds of each decision, also of one that changes nothing."""
 
-    def _check_verdict(self, checkup: NodeHealth) -> None:
-        key, verdict = key_of(checkup), checkup.status
-        kind = self.health.planted.get(key, "")
-        demand(verdict in VERDICTS[kind], f"{checkup.host} is {kind or 'healthy'}, not a {verdict}: {checkup.reason}")
-        demand(not self.calm or kind != "flaky" or verdict is HealthStatus.PASSED, "one failure is no fault")
-        leaves = verdict is HealthStatus.FAULT or (
-            verdict is HealthStatus.STRAGGLER and bool(check_rules(self._rules).exclude_stragglers)
-        )
-        demand(checkup.dismissed == leaves, f"a {verdict} is dismissed or not as was asked for")
-
-    def _check_what_can_be_told(self, check: HealthCheck, after: Plan) -> None:
-        """Where nobody goes during a check and no node is silent, it names all that a comparison shows."""
-        if not self.calm or (after.epoch, check.key.number) in self._disturbed:
-            return
-        kinds = {key_of(node): self.health.planted.get(key_of(node), "") for node in check.nodes}
-        verdicts = {key_of(checkup): checkup.status for checkup in check_state(after).health}
-        for node in check.nodes:
-            if node.already_passed or key_of(node) not in verdicts:
-                continue
-            verdict = verdicts[key_of(node)]
-            kind = kinds[key_of(node)]
-            others = [key_of(other) for other in check.nodes if kinds[key_of(other)] not in HOPELESS]
-            kin = [key_of(other) for other in check.nodes if key_of(other) in others and other.workers == node.workers]
-            if kind == "cut" and not check.during_training:
-                witnesses = sum(kinds[other] != "cut" for other in others)
-                demand(witnesses < ENOUGH_WITNESSES or verdict is HealthStatus.FAULT, "who reaches nobody is found")
-                self.told.add(kind)
-            slow = sum(kinds[other] == "slow" for other in kin)
-            if kind == "slow" and (len(kin) == 2 > slow or slow < len(kin) - slow):
-                demand(verdict is HealthStatus.STRAGGLER, "who computes slowly is found")
-                self.told.add(kind)
+    def _check_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+        """What holds of a decision that changes the plan."""
+        if after.phase in OVER:
+            self.over = after
 
     def adopting(self, fresh: Plan, *given: Any, real: Any) -> Plan | None:
         """`recover_plan`: until it has returned a plan no other deadline falls due."""
@@ -191,118 +92,20 @@ class Laws:
         times += [] if decision.wake_at is None else [decision.wake_at]
         self._due[epoch] = min(times, default=None)
 
-    def _check_budget(self, plan: Plan, after: Plan, present: Members) -> None:
-        failed = [p.report for p in present.values() if p.report.in_round(plan.key) and p.report.failure is not None]
-        if not failed:
-            demand(after.restart_count == plan.restart_count, "a change of membership costs no restart")
-        if after.restart_count > plan.restart_count or (after.phase is PlanPhase.FAILED and after.failure is not None):
-            self.blamed.add(plan.key)
-        if after.restart_count == plan.restart_count:
-            members = [present.get(member.key) for member in plan.members if not member.done]
-            undisturbed = all(p is not None and p.connected and not p.is_draining for p in members)
-            own = [failure for p in members if p and (failure := failure_in(p, plan.key)) and not failure.lost_peer]
-            free = plan.phase is PlanPhase.TRAINING and undisturbed and own and after.phase is not PlanPhase.FAILED
-            demand(not free, "the failure of a worker costs a restart when nobody went")
-            return
-        demand(after.restart_count == plan.restart_count + 1, "one failure costs one restart")
-        demand(plan.phase is PlanPhase.TRAINING, "only a round that trains can fail")
-        if not self._rules.restart_window:
-            demand(after.restart_count <= self._rules.max_restarts, "no more restarts than were granted")
-
-    def _check_rest(self, plan: Plan, after: Plan, present: Members) -> None:
-        """Where all nodes stay, a round ends only by its end, by a failure, or for a larger one."""
-        if not self.nodes_stay or plan.phase is not PlanPhase.TRAINING or after.phase in OVER or self.over is not None:
-            return
-        if any(member.incarnation == "unknown" for member in plan.members):
-            # Without a journal: the last master had told only some of them.
-            return
-        failed = any(p.report.failure is not None and p.report.in_round(plan.key) for p in present.values())
-        checks = check_state(after).check is not None and not check_state(after).check.during_training
-        goes_on = checks or (after.phase is PlanPhase.TRAINING and after.key == plan.key)
-        demand(failed or goes_on or len(after.members) > len(plan.members), "no round ends because its master was away")
-
-    def _check_failure(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
-        rules = self._rules
-        if any(p.has_left for p in present.values()) and all(p.has_left or p.is_lost(now) for p in present.values()):
-            # The last ones who were here have gone of their own will.
-            return
-        if plan.phase is PlanPhase.TRAINING:
-            used = len(after.restart_times) if rules.restart_window else after.restart_count
-            barren = 0 < rules.early_failure_limit <= after.early_failures
-            demand(used >= rules.max_restarts or barren, "a job fails only when its restarts are used up")
-            demand(after.failure is not None, "a job that failed says what of")
-            return
-        patience = rules.pend_timeout if plan.key.number or check_state(after).check_count else rules.join_timeout
-        demand(now >= plan.since + patience, "a job waits as long as it was told to")
-        living = {key for key, p in present.items() if p.is_available} - dismissed_in(after)
-        demand(not rules.size(len(living)), "a job with enough nodes does not fail for want of nodes")
-        missing = [member.host for member in plan.members if member.key not in living]
-        demand(not missing or Code.MISSING.within(after.reasons), "a job that failed for want of nodes names them")
-
-    def _check_round(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
-        self.rounds += 1
-        rules = self._rules
-        demand(after.key > plan.key and after.key.number == plan.key.number + 1, "rounds are numbered one by one")
-        demand(after.key.epoch == after.epoch, "a round carries the epoch of the coordinator that formed it")
-        nodes = len(after.members)
-        demand(
-            rules.min_nodes <= nodes <= rules.max_nodes and nodes % rules.node_unit == 0,
-            f"{nodes} nodes are no size of a round",
-        )
-        able = {key for key, p in present.items() if p.is_available}
-        if check_rules(rules).check:
-            able &= {key_of(checkup) for checkup in check_state(after).health if not checkup.dismissed}
-        living = min(len(able), rules.max_nodes)
-        demand(nodes == living // rules.node_unit * rules.node_unit, f"{nodes} nodes train while {living} could")
-        keys = [member.key for member in after.members]
-        demand(len({key.node_id for key in keys}) == nodes, "no node has two seats")
-        for key in keys:
-            p = present.get(key)
-            demand(key in able, "nobody trains unchecked, or after he was dismissed")
-            demand(not self._durable or key not in self.dismissed, "who was dismissed never trains")
-            demand(self.health.planted.get(key) not in HOPELESS, "a node that cannot compute never trains")
-            demand(p is not None and p.connected, "only a node that is here gets a seat")
-            demand(p is not None and p.report.phase not in (NodePhase.LEAVING, NodePhase.LEFT), "who goes gets no seat")
-        before = {member.key: rank for rank, member in enumerate(plan.members)}
-        for rank, key in enumerate(keys):
-            old = before.get(key, nodes)
-            wished = present[key].report.preferred_rank == rank and (
-                rank >= len(plan.members) or plan.members[rank].key not in keys
-            )
-            demand(old >= nodes or old == rank or wished, f"{key.node_id} survives as rank {old} and is given {rank}")
-        for member in plan.members:
-            p = present.get(member.key)
-            suspect = p is not None and not p.connected and not p.is_lost(now) and not p.is_draining
-            demand(not suspect, "no round is formed while it is unknown whether a member lives")
-        if any(p.succeeded_in(plan.key) for p in present.values()) and plan.phase is PlanPhase.TRAINING:
-            gone = [m for m in plan.members if m.key not in present or not present[m.key].is_available]
-            failed = any(p.report.failure is not None and p.report.in_round(plan.key) for p in present.values())
-            demand(bool(gone) or failed, "no round is started for a newcomer after the first success")
-        check_ranks(list(rank_assignments(after).values()))
-
     def writing(self, owns: bool) -> None:
         """A master writes to the journal; `owns` says whether no other one has taken it over."""
         demand(owns, "only the master that took over the journal last writes to it")
 
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         """A plan has become durable; `now` is everybody's time."""
-        self.dismissed |= dismissed_in(after)
-        if before is None:
-            # Perhaps of another job of that name.
-            self._charge_times.clear()
-            return
-        if after.restart_count == before.restart_count:
-            return
-        if (not self._durable and after.epoch != before.epoch) or before.key == RoundKey():
-            # The count of a plan that was lost, as the nodes know it.
-            return
-        self.restarts += 1
-        demand(before.key not in self._charged, f"the failure of round {before.key.number} is charged once")
-        self._charged.add(before.key)
-        window = self._rules.restart_window
-        if window and not self.slow_disk:
-            self._charge_times = [time for time in self._charge_times if now < time + window] + [now]
-            demand(len(self._charge_times) <= self._rules.max_restarts, "no more restarts in the window than granted")
+
+    def sending(self, known: Plan | None, wanted: Assignment) -> None:
+        """A coordinator sends an assignment; `known` is the plan that is durable."""
+        if wanted.key.number or wanted.phase in OVER:
+            demand(known is not None, "a plan is stored before anybody is told")
+            assert known is not None
+            same = (known.key, known.phase, known.restart_count) == (wanted.key, wanted.phase, wanted.restart_count)
+            demand(same, "a plan is stored before anybody is told")
 
     def forgetting(self, all_have_left: bool = False) -> None:
         """The journal is removed. Who comes after the end begins another job, with what he still knows of the last."""
@@ -319,54 +122,8 @@ class Laws:
         """A node does what a coordinator wants."""
         demand(wanted.epoch >= self._obeyed.get(key, 0), "nobody obeys a coordinator that has a successor")
         self._obeyed[key] = wanted.epoch
-        seat = wanted.ranks
-        if wanted.phase not in OVER:
-            held = self._held.setdefault(key, [])
-            if not held or held[-1] != (seat and seat.key):
-                demand(seat is None or seat.key not in held, "no seat is taken from a node and given back")
-                held.append(seat and seat.key)
-        if seat is None:
-            return
-        layout = (seat.nodes, seat.world_size, seat.store_address, seat.store_port)
-        demand(self._taken.setdefault(seat.key, layout) == layout, f"two worlds in round {seat.key}")
-        others = self._seats.setdefault(seat.key, {})
-        mine = (key, seat.first_rank, seat.workers)
-        demand(others.setdefault(seat.node_rank, mine) == mine, f"two nodes with rank {seat.node_rank}")
-        taken = sorted((first, first + workers) for _, first, workers in others.values())
-        apart = all(taken[index - 1][1] <= taken[index][0] for index in range(1, len(taken)))
-        demand(apart and taken[-1][1] <= seat.world_size, "two workers with one rank")
-        if self._rules.store is None:
-            store = (seat.store_address, seat.store_port)
-            demand(self._stores.setdefault(store, seat.key) == seat.key, f"two rounds at the store {store}")
-        if self._durable and self.over is None:
-            demand(self._numbers.setdefault(seat.key.number, seat.key) == seat.key, "two rounds of one number")
-
-    def succeeding(self, key: NodeKey, seat: RankAssignment) -> None:
-        """All workers of a node have really succeeded."""
-        self._succeeded.add((seat.key, key))
 
     def admitting(self, status: NodeReport, present: Members) -> None:
         """A coordinator has taken a status: of two processes with one id at most one is connected."""
         twins = [key for key, p in present.items() if key.node_id == status.node_id and p.connected]
         demand(len(twins) <= 1, f"two processes are the node {status.node_id}")
-
-
-def dismissed_in(plan: Plan) -> set[NodeKey]:
-    """Whom a check has dismissed."""
-    return {key_of(checkup) for checkup in check_state(plan).health if checkup.dismissed}
-
-
-def failure_in(p: MemberState, key: RoundKey) -> Failure | None:
-    """Why the workers of a node failed in that round, if they did."""
-    failed = p.report.phase is NodePhase.FAILED and p.report.in_round(key) and not p.succeeded_in(key)
-    return p.report.failure if failed else None
-
-
-def check_ranks(seats: Sequence[RankAssignment]) -> None:
-    """Ranks of nodes and of workers are dense and unique, in the world and in each role."""
-    next_rank = 0
-    for rank, seat in enumerate(seats):
-        demand(seat.node_rank == rank and seat.first_rank == next_rank, "ranks are dense and unique")
-        demand(seat.nodes == len(seats), "everybody knows the number of nodes")
-        next_rank += seat.workers
-    demand(all(seat.world_size == next_rank for seat in seats), "everybody knows the size of the world")

@@ -7,9 +7,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from policy_parts import check_part, check_state
-
-from dlrover_run.coordination.model import OVER, Assignment, NodeReport
+from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.session import NodeSession
@@ -19,7 +17,7 @@ from simulation.disk import Disk, DiskJournal
 from simulation.laws import Laws
 from simulation.loop import LoopProcess
 from simulation.network import END, TO_MASTER, TO_NODE, Stream, is_repeatable
-from simulation.timeline import Killed, Timeline, demand, demand_no_internal_error
+from simulation.timeline import Killed, Timeline, demand_no_internal_error
 
 JOB = "job"
 
@@ -97,21 +95,7 @@ class Master(LoopProcess):
         if job is None or job._coordinator._recovering_until is not None or not isinstance(job._journal, DiskJournal):
             # No journal, or nobody is told anything new.
             return
-        part = check_part(wanted)
-        if part.check_task is not None or part.health is not None:
-            known = job._journal.durable
-            demand(known is not None, "a check is stored before anybody is told")
-            assert known is not None
-            state, task = check_state(known), part.check_task
-            asked = state.check is not None and task is not None and state.check.key == task.key
-            demand(asked or part.check_task is None, "a check is stored before anybody is told")
-            demand(part.health is None or part.health in state.health, "a verdict is stored before it is told")
-        if wanted.key.number or wanted.phase in OVER:
-            known = job._journal.durable
-            demand(known is not None, "a plan is stored before anybody is told")
-            assert known is not None
-            same = (known.key, known.phase, known.restart_count) == (wanted.key, wanted.phase, wanted.restart_count)
-            demand(same, "a plan is stored before anybody is told")
+        self.laws.sending(job._journal.durable, wanted)
 
     def _begin(self, disk: Disk | None, started_ms: int) -> None:
         # A stand-in takes the place of the journal, and with it of the directory.

@@ -36,13 +36,13 @@ from dlrover_run.rendezvous.cut_off import CutOffDetector
 from dlrover_run.rendezvous.etcd_client import EtcdClient
 from dlrover_run.rendezvous.etcd_election import Election
 from dlrover_run.rendezvous.etcd_leader import EtcdLeader
-from simulation import scenario
 from simulation.disk import DiskJournal
 from simulation.etcd_scenario import EtcdScenario
 from simulation.etcd_watch import Watch
 from simulation.scenario import MasterScenario, Scenario, simulate
 from simulation.seeds import Variant, patched, run_seeds
 from simulation.timeline import Broken
+from simulation.torch import program as torch_program
 
 SEEDS: dict[type[Scenario], int] = {MasterScenario: 120, EtcdScenario: 40}
 """Seeds of the ordinary run; `make test-long` runs 10,000 of each. A seed with etcd takes about four times as long."""
@@ -162,7 +162,7 @@ def end_whenever_the_coordinator_is_gone() -> Iterator[None]:
     """Takes no answer of another node into account, in runs that all have little time."""
     with (
         patch.object(CutOffDetector, "note_answer", lambda self, now: None),
-        patch.object(scenario, "SHARE_OF_SHORT_CUT_OFFS", 1.0),
+        patch.object(torch_program, "SHARE_OF_SHORT_CUT_OFFS", 1.0),
     ):
         yield
 

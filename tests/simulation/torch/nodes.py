@@ -1,0 +1,137 @@
+"""Nodes of a torch job: the product's `NodeState`, `build_report` and `reconcile`, with simulated workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from policy_parts import check_part, check_rules
+
+from dlrover_run.agent.node_state import build_report, leave_report
+from dlrover_run.agent.reconcile import DesiredTask, Start, TaskState, reconcile
+from dlrover_run.coordination.model import OVER, RoundKey
+from dlrover_run.spec import JobSpec
+from simulation.nodes import Node
+from simulation.torch.checks import CheckPart
+from simulation.torch.workers import Group
+
+if TYPE_CHECKING:
+    from simulation.torch.program import TorchProgram
+
+
+class TorchNode(Node):
+    """One agent with the workers of a round."""
+
+    def __init__(self, program: TorchProgram, spec: JobSpec, host: str, incarnation: str) -> None:
+        self._program = program
+        self.group: Group | None = None
+        self._epoch = 0
+        self._busy = False
+        super().__init__(program.scenario.place, spec, host, incarnation)
+
+    @property
+    def works(self) -> bool:
+        """Whether the workers of its round run."""
+        return self.group is not None and self.group.live and self.group.key == self._state.round
+
+    @property
+    def seated_in(self) -> RoundKey | None:
+        """The round in which it has a seat."""
+        return self._state.round
+
+    def _begin(self, spec: JobSpec) -> None:
+        self._check = CheckPart(self, self._program.health, self.address, lambda: self._hear())
+        super()._begin(spec)
+        if check_rules(spec.rules).check:
+            self._check.begin()
+
+    def _hear(self) -> None:
+        # Also while workers start or end, an assignment is accepted and reported.
+        self.call_soon(self._report)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._busy:
+            self.call_soon(self._follow)
+
+    def _end_tasks(self) -> None:
+        if self.group is not None:
+            self.group.stop()
+
+    def _report(self) -> None:
+        if self.left:
+            return
+        wanted = self.rendezvous.assignment
+        if not self._leaving:
+            self._program.laws.taking(self.key, wanted)
+            if wanted.epoch != self._epoch:
+                self._epoch = wanted.epoch
+                self.note(f"obeys the coordinator of epoch {wanted.epoch}")
+            self._state.accept(wanted)
+            self._check.follow(check_part(wanted).check_task)
+        self.rendezvous.report(self._check.said(build_report(self._state, cast(Any, self.group), self._leaving)))
+
+    def _follow(self) -> None:
+        if self._busy or self.left:
+            return
+        self._report()
+        group = self.group
+        ends = self._leaving or self._is_over or self.rendezvous.problem is not None
+        live, wanted = group is not None and group.live, self._state.round
+        if ends and not live:
+            self._leave()
+            return
+        desired = [] if wanted is None else [DesiredTask(wanted, "devices")]
+        states = [] if group is None else [TaskState(group.key, "devices", live=live, ended=not live)]
+        here = [state for state in states if live or state.key == wanted]
+        for action in reconcile(desired, here, ends):
+            if isinstance(action, Start):
+                self._start()
+            else:
+                assert group is not None, "only workers can be stopped"
+                random = self.timeline.random
+                self._after(random.uniform(0, self._program.slow_stop) * random.random(), group.stop)
+
+    @property
+    def _is_over(self) -> bool:
+        wanted = self.rendezvous.assignment
+        dismissed = check_part(wanted).health is not None and check_part(wanted).health.dismissed
+        return wanted.phase in OVER or (dismissed and self.key not in self._program.health.stubborn)
+
+    def _start(self) -> None:
+        seat = self._state.ranks
+        assert seat is not None, "only a seat is a reason to start"
+        self._state.take_port()
+        group = self.group = Group(self._program.workers, seat, self._note_end)
+
+        def start() -> None:
+            if self._state.round == seat.key and not self._leaving:
+                self.note(f"starts the workers of round {seat.key.number}, rank {seat.node_rank} of {seat.nodes}")
+                group.start()
+
+        self._after(self.timeline.random.uniform(0.01, self._program.slow_start), start)
+
+    def _after(self, delay: float, act: Callable[[], None]) -> None:
+        def go_on() -> None:
+            act()
+            self._busy = False
+            self._wake()
+
+        self._busy = True
+        self.call_later(delay, go_on)
+
+    def _note_end(self) -> None:
+        group = self.group
+        assert group is not None, "workers that end were started"
+        if group.succeeded:
+            self._program.laws.succeeding(self.key, group.seat)
+        self.note("its workers succeed" if group.succeeded else "a worker fails")
+        self.run(self._hear)
+
+    def _leave(self) -> None:
+        self.note(f"leaves: {self.rendezvous.problem or self.rendezvous.assignment.reason}")
+        over = self._is_over
+        if over or self.group is None or not self.group.succeeded:
+            gave_up = None if over or self._leaving else RuntimeError(self.rendezvous.problem)
+            self.rendezvous.report(leave_report(self._state, gave_up))
+        self._close()

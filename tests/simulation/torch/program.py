@@ -1,0 +1,186 @@
+"""A torch job as the program of a scenario: its rules, its nodes, and what has to come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from policy_parts import check_rules
+
+from dlrover_run.coordination.coordinator import RETURN_GRACE
+from dlrover_run.coordination.model import NodeKey
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.diagnosis import MIN_WITNESSES
+from dlrover_run.policies.health.pairing import MAX_ROUNDS
+from dlrover_run.policies.health.round import CHECK_MARGIN
+from dlrover_run.policies.health.rules import HealthRules
+from simulation.nodes import job_spec
+from simulation.program import Outcome, Program
+from simulation.timeline import demand
+from simulation.torch.checks import CHECK_TIMEOUT, health_of
+from simulation.torch.laws import TorchLaws
+from simulation.torch.nodes import TorchNode
+from simulation.torch.workers import Workers
+
+if TYPE_CHECKING:
+    from simulation.scenario import Scenario
+
+HUNG = 30.0
+"""Seconds after which workers that wait for a peer in vain give up by themselves."""
+
+SHARE_OF_SHORT_CUT_OFFS = 0.3
+"""In how many runs a node that is cut off ends while the network may still be cut."""
+
+
+def random_rules(random: Random) -> JobRules:
+    """The rules of a job of at most six nodes."""
+    unit = random.choice((1, 1, 1, 2, 3))
+    most = random.randint(unit, 6)
+    least = random.randint(1, max(1, most // unit * unit))
+    return JobRules(
+        min_nodes=least,
+        max_nodes=most,
+        node_unit=unit,
+        spares=random.randint(0, 2),
+        max_restarts=random.randint(0, 6),
+        restart_window=random.choice((0.0, 0.0, 30.0, 120.0)),
+        early_failure_limit=random.choice((0, 5)),
+        last_call_timeout=random.choice((1.0, 5.0, 30.0)),
+        join_timeout=random.choice((60.0, 600.0)),
+        pend_timeout=random.choice((20.0, 60.0, 600.0)),
+        scale_up_delay=random.choice((0.0, 0.0, 3.0)),
+        keep_alive_interval=random.choice((1.0, 3.0)),
+        store=("10.0.0.1", 29500) if random.random() < 0.1 else None,
+    )
+
+
+class TorchProgram(Program):
+    """Workers of one round at a time, in some runs after a health check. `slow_stop` and `slow_start` are the seconds
+    that workers take at most."""
+
+    laws: TorchLaws
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        super().__init__(scenario, seed)
+        self._seed = seed
+        self.health = health_of(seed)
+
+    def rules(self, random: Random) -> JobRules:
+        rules = replace(
+            random_rules(random),
+            policy=HealthRules(
+                check=self.health.mode, check_timeout=CHECK_TIMEOUT, exclude_stragglers=self.health.exclude
+            ),
+        )
+        # Of a generator of its own: the runs of seeds without it stay as they are.
+        short = Random(f"cut off {self._seed}")
+        if short.random() < SHARE_OF_SHORT_CUT_OFFS:
+            rules = replace(rules, cut_off_timeout=short.choice((2.0, 5.0, 15.0)))
+        return rules
+
+    def make_laws(self, durable: bool, nodes_stay: bool) -> TorchLaws:
+        self.laws = TorchLaws(self.scenario.rules, durable, nodes_stay, self.health)
+        return self.laws
+
+    def furnish(self) -> None:
+        random = self.timeline.random
+        self.workers = Workers(self.timeline, work=random.uniform(3, 60), patience=HUNG)
+        self.workers.fixed_store = self.scenario.rules.store is not None
+        self.slow_stop = random.choice((0.1, 2.0, 15.0))
+        self.slow_start = random.choice((0.1, 3.0))
+
+    def slow_stops(self, seconds: float) -> None:
+        self.slow_stop = seconds
+        # Their peers wait for that.
+        self.workers.patience += seconds
+
+    def first_nodes(self) -> int:
+        return self.timeline.random.randint(1, self.scenario.rules.max_nodes + 2)
+
+    def new_node(self, name: str, number: int, is_return: bool) -> TorchNode:
+        random, rules = self.timeline.random, self.scenario.rules
+        wish = random.randint(0, rules.max_nodes) if random.random() < 0.2 else None
+        role = random.choice(("default", "default", "reader"))
+        spec = job_spec(name, f"10.1.0.{number}", random.randint(1, 4), role, wish, rules)
+        self.health.plant(NodeKey(name, f"i{number}"), f"10.1.0.{number}")
+        return TorchNode(self, spec, f"{name}.{number}" if is_return else name, f"i{number}")
+
+    def faults(self) -> list[Callable[[], None]]:
+        return [self._fail_worker, self._kill_worker]
+
+    def calm(self) -> None:
+        self.health.over = True
+
+    def replenish(self, staying: set[str]) -> None:
+        staying -= {key.node_id for key in self.health.planted}
+        if not self.scenario.is_short and self.laws.over is None:
+            for _ in range(self.scenario.rules.min_size - len(staying)):
+                self.scenario.add_node()
+
+    def demand_progress(self) -> None:
+        """Within a bounded time a round has formed and all its members train in it, or the job is over."""
+        rules = self.scenario.rules
+        known = 2 * rules.heartbeat_timeout + rules.lost_after + RETURN_GRACE + self.workers.patience
+        formed = rules.last_call_timeout + rules.scale_up_delay + 2 * (self.slow_stop + self.slow_start)
+        bound = self.timeline.now + known + formed + 2 * HUNG
+        if check_rules(rules).check:
+            bound += (MAX_ROUNDS + MIN_WITNESSES + 2) * (check_rules(rules).check_timeout + CHECK_MARGIN)
+        if self.scenario.is_short:
+            bound += rules.join_timeout + rules.pend_timeout
+        self.timeline.run_until(bound, lambda: self._is_settled)
+        demand(self._is_settled, "with enough living nodes a round forms, and trains")
+
+    @property
+    def _is_settled(self) -> bool:
+        return self.laws.over is not None or not self._living or self._trains()
+
+    def _trains(self) -> bool:
+        plan = self.scenario.plan
+        if plan is None or not self.workers.completed:
+            return False
+        members = [node for node in self._living if node.works and plan.key == node.seated_in]
+        return self.workers.completed[-1] == plan.key and len(members) == len(plan.members)
+
+    def demand_end(self) -> None:
+        """The job ends, well or not, and all who took part in it learn of that."""
+        rules = self.scenario.rules
+        bound = self.timeline.now + 3 * self.workers.patience + 600 + rules.join_timeout + rules.pend_timeout
+        self.timeline.run_until(bound, lambda: not self._living)
+        names = ", ".join(node.name for node in self._living)
+        demand(not self._living, f"a job that nothing disturbs comes to its end, and {names} learns of that")
+        blamed = self.laws.blamed - self.workers.failed
+        gentle = self.scenario.trouble == "gentle"
+        demand(not gentle or not blamed, f"a change of membership costs nothing, but {blamed} did")
+
+    def outcome(self) -> Outcome:
+        laws, over = self.laws, self.laws.over
+        return Outcome(
+            over.phase.value if over else "",
+            self.scenario.coordinators,
+            self.timeline.now,
+            restarts=laws.restarts,
+            rounds=laws.rounds,
+            completed=len(self.workers.completed),
+            checks=laws.checks,
+            dismissed=len(laws.dismissed),
+        )
+
+    @property
+    def _living(self) -> list[TorchNode]:
+        return [node for node in self.scenario.living if isinstance(node, TorchNode)]
+
+    def _any_node(self) -> TorchNode | None:
+        node = self.scenario.any_node()
+        return node if isinstance(node, TorchNode) else None
+
+    def _fail_worker(self) -> None:
+        node = self._any_node()
+        if node is not None and node.group is not None:
+            node.group.fail()
+
+    def _kill_worker(self) -> None:
+        node = self._any_node()
+        if node is not None and node.group is not None:
+            node.group.fail(killed=True)
