@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from policy_parts import order_of
+from simulation.parameter_servers.tensorflow import LEFT, Process
 from simulation.timeline import demand
 
-from cluster_simulation.tensorflow import LEFT, Process
 from dlrover_run.agent.reconcile import (
     Action,
     Release,
@@ -80,7 +80,7 @@ class Node:
     def note(self, what: str) -> None:
         self.world.timeline.note(f"{self.key.node_id}.{self.key.incarnation}", what)
 
-    def reaches(self, other: Node) -> bool:
+    def talks_to(self, other: Node) -> bool:
         return self is other or not (self.cut or other.cut)
 
     def order_for(self, task: PlannedTask) -> NodeOrder | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simulation.parameter_servers.tensorflow import LEFT
 from simulation.timeline import demand
 
 from cluster_simulation.nodes import FORCED, Node
-from cluster_simulation.tensorflow import LEFT
 from cluster_simulation.world import ALL_ROOMS, PATIENCE, TROUBLE, Outcome, World
 from dlrover_run.coordination.model import OVER
 from dlrover_run.policies.parameter_servers.model import Capacity, DesiredReplicas, EndCause, Role, TaskEnd

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from policy_parts import cluster_of
+from policy_parts import cluster_of, cluster_rules
+from simulation.parameter_servers.laws import ClusterLaws
+from simulation.parameter_servers.tensorflow import Disk, Process
 from simulation.timeline import Broken, Timeline, demand
 
-from cluster_simulation.laws import Laws
 from cluster_simulation.network import Network
 from cluster_simulation.nodes import Node
-from cluster_simulation.tensorflow import Disk, Process
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, NodeReport, Plan
 from dlrover_run.coordination.rules import JobRules
@@ -47,7 +47,7 @@ class World:
         random = self.timeline.random
         self.rules = _rules(random.random() < 0.3, random.randint(1, 2), random.randint(0, 2), random.randint(1, 6))
         self.network = Network(self)
-        self.laws = Laws(self)
+        self.laws = ClusterLaws(self)
         self.disk = Disk()
         self.listening: dict[str, Process] = {}
         self.nodes: list[Node] = []
@@ -63,6 +63,14 @@ class World:
         self._incarnations = itertools.count(1)
         self._told: dict[Node, object] = {}
         self._woken: float | None = None
+
+    @property
+    def limits(self) -> ClusterRules:
+        return cluster_rules(self.rules)
+
+    @property
+    def cluster_laws(self) -> ClusterLaws:
+        return self.laws
 
     def fresh_port(self) -> int:
         return next(self._ports)

@@ -8,8 +8,10 @@ import time
 from collections import Counter
 
 from simulation.etcd_scenario import EtcdScenario
+from simulation.parameter_servers.program import ServersProgram
 from simulation.scenario import MasterScenario, Scenario, simulate
 from simulation.timeline import Broken
+from simulation.torch.program import TorchProgram
 
 
 def main() -> int:
@@ -18,24 +20,28 @@ def main() -> int:
     parser.add_argument("seed", type=int, help="the seed, or the first of several")
     parser.add_argument("--count", type=int, default=1, help="run that many seeds, without a trace")
     parser.add_argument("--etcd", action="store_true", help="let the records live in etcd, not in a master")
+    servers = "run a job with parameter servers, not one of torch"
+    parser.add_argument("--parameter-servers", action="store_true", help=servers)
     arguments = parser.parse_args()
+    program = ServersProgram if arguments.parameter_servers else TorchProgram
     kind: type[Scenario] = EtcdScenario if arguments.etcd else MasterScenario
     failed = 0
     phases: Counter[str] = Counter()
     began = time.monotonic()
-    rounds = restarts = 0
+    rounds = versions = restarts = 0
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         try:
-            outcome = simulate(seed, print if arguments.count == 1 else None, kind)
+            outcome = simulate(seed, print if arguments.count == 1 else None, kind, program)
         except Broken as broken:
             failed += 1
             print(broken)
             continue
         phases[outcome.phase] += 1
         rounds += outcome.rounds
+        versions += outcome.versions
         restarts += outcome.restarts
     took = time.monotonic() - began
-    worth = f"{dict(phases)}, {rounds} rounds, {restarts} restarts"
+    worth = f"{dict(phases)}, {rounds} rounds, {versions} versions, {restarts} restarts"
     print(f"{arguments.count} seeds in {took:.1f} s: {worth}, {failed} failed")
     return min(failed, 100)
 

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd
 from simulation.timeline import demand
 
-from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd
-
 if TYPE_CHECKING:
-    from cluster_simulation.nodes import Node
-    from cluster_simulation.world import World
+    from simulation.parameter_servers.nodes import ServerNode as Node
+    from simulation.parameter_servers.program import ServersProgram as World
 
 SUCCESS = TaskEnd(EndCause.SUCCESS, "exited with code 0")
 LEFT = TaskEnd(EndCause.RESHAPED, "left, for the cluster has changed")
@@ -93,7 +92,7 @@ class Process:
         """The servers of its `TF_CONFIG`, if each of them answers and can be reached."""
         found = [self.world.listening.get(address) for address in self.servers]
         peers = [one for one in found if one is not None and one.alive and one.ready and not one.hangs]
-        if len(peers) < len(self.servers) or not all(self.node.reaches(one.node) for one in peers):
+        if len(peers) < len(self.servers) or not all(self.node.talks_to(one.node) for one in peers):
             return None
         return peers
 
@@ -113,11 +112,11 @@ class Process:
             demand(one.model in (None, version), f"{self.task.key} begins with what was left of version {one.model}")
         if any(one.model is None for one in peers):
             peers[0].model_step = self.world.disk.step
-            self.world.laws.restored(self, self.world.disk.step)
+            self.world.cluster_laws.restored(self, self.world.disk.step)
         for one in peers:
             one.model = version
         self.restored = self.step = peers[0].model_step
-        self.world.laws.chief_ready(self)
+        self.world.cluster_laws.chief_ready(self)
         self._become_ready()
         self.saved_at = self.world.timeline.now
         self._again(self._lead)
@@ -129,7 +128,7 @@ class Process:
         if order is not None and order.save:
             if peers is not None:
                 self._save(peers[0])
-                self.world.laws.saved_and_left(self)
+                self.world.cluster_laws.saved_and_left(self)
                 self.end(LEFT)
             else:
                 self._again(self._lead)
@@ -152,7 +151,7 @@ class Process:
         self.saved_at = self.world.timeline.now
 
     def _train(self, server: Process) -> None:
-        self.world.laws.trains(self)
+        self.world.cluster_laws.trains(self)
         server.model_step += 1
         if server.model_step % 10 == 0:
             self.step = server.model_step
@@ -167,7 +166,7 @@ class Process:
         if order is None or not order.open or peers is None or any(one.model is None for one in peers):
             self._again(self._wait_at_gate)
             return
-        self.world.laws.passes_gate(self)
+        self.world.cluster_laws.passes_gate(self)
         self.trains = True
         self._become_ready()
         self._again(self._work)

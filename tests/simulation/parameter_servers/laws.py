@@ -1,11 +1,10 @@
-"""What must hold in every run, whatever happens."""
+"""What must hold in every run of a job with parameter servers: of its processes, and of each plan that is stored."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from policy_parts import cluster_of, cluster_rules, tasks_of
-from simulation.timeline import demand
+from policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import Plan, PlanPhase
@@ -22,19 +21,20 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStatus,
 )
 from dlrover_run.policies.parameter_servers.view import host_of
+from simulation.timeline import demand
 
 if TYPE_CHECKING:
-    from cluster_simulation.nodes import Node
-    from cluster_simulation.tensorflow import Process
-    from cluster_simulation.world import World
+    from simulation.parameter_servers.nodes import ServerNode as Node
+    from simulation.parameter_servers.program import ServersProgram as World
+    from simulation.parameter_servers.tensorflow import Process
 
 COSTLY = frozenset({EndCause.FAILURE, EndCause.SILENT, EndCause.REPEATED})
 SERVED = (Stage.TRAINING, Stage.CHANGING, Stage.PAUSING, Stage.SAVING)
 
 
-class Laws:
-    """Looks at what processes do and at what is decided. A node that the network has cut off may do what it was told
-    before, until it hears again: nobody can stop it."""
+class ClusterLaws:
+    """Looks at what processes do and at what is stored. A node that is out of touch may do what it was told before,
+    until it hears again: nobody can stop it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -115,8 +115,7 @@ class Laws:
         return [p for node in self.world.living() if not _cut_off(node) for p in node.processes()]
 
     def _look_at_tasks(self, plan: Plan, cluster: Cluster, present: Members) -> None:
-        limits = cluster_rules(self.world.rules)
-        assert limits is not None
+        limits = self.world.limits
         for task in (*cluster.tasks, *cluster.next_servers):
             known = self._tasks.setdefault(task.key, task)
             same = (known.rank, known.version, host_of(known)) == (task.rank, task.version, host_of(task))
@@ -176,7 +175,7 @@ class Laws:
 
     def settled(self, plan: Plan, present: Members, now: float) -> None:
         """Nothing is left to decide at job time `now`: so nothing is left undone that could be done."""
-        cluster, limits = cluster_of(plan), cluster_rules(self.world.rules)
+        cluster, limits = cluster_of(plan), self.world.limits
         if plan.phase is not PlanPhase.TRAINING or cluster is None or limits is None:
             return
         if not all(p.connected and not p.is_draining for p in present.values()):
@@ -197,8 +196,7 @@ class Laws:
 
     def _full(self, cluster: Cluster, present: Members) -> None:
         """Whoever there is room for is there."""
-        limits = cluster_rules(self.world.rules)
-        assert limits is not None
+        limits = self.world.limits
         most = limits.max_workers
         if cluster.desired.workers is not None:
             most = max(limits.min_workers, min(most, cluster.desired.workers))
@@ -247,8 +245,7 @@ class Laws:
     def _may_charge(self, task: PlannedTask, present: Members) -> bool:
         told = _told(present, task)
         if told is None or told.end is None:
-            limits = cluster_rules(self.world.rules)
-            assert limits is not None
+            limits = self.world.limits
             return self.world.timeline.now >= task.since + limits.ready_timeout
         return told.end.cause is not EndCause.MEMORY
 
