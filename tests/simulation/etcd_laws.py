@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+from policy_parts import tasks_of
+
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.etcd.operations import KeyValue
 from dlrover_run.rendezvous.etcd_records import Keys, StoredPlan, decode_record
@@ -50,6 +53,7 @@ class Store:
     def publishing(self, status: NodeReport) -> None:
         """A node wants this to stand there."""
         said = self._said.setdefault(status.key, {})
+        status = _without_memory(status)
         said[status] = max(said.values(), default=0) + 1
 
     def _owner(self, current: KeyValue | None) -> Process | None:
@@ -78,8 +82,8 @@ class Store:
             self._laws.forgetting(all_have_left)
 
     def _check_status(self, before: KeyValue | None, after: KeyValue) -> None:
-        now = decode_record(after.value, NodeReport)
-        last = now if before is None else decode_record(before.value, NodeReport)
+        now = _without_memory(decode_record(after.value, NodeReport))
+        last = now if before is None else _without_memory(decode_record(before.value, NodeReport))
         said = self._said[now.key]
         demand(last.key != now.key or said[last] <= said[now], "no older status of a node comes back over a newer one")
 
@@ -88,6 +92,12 @@ class Store:
         demand(before is None or after.epoch >= before.epoch, "epochs grow")
         self._laws.storing(before, after, self._cluster.timeline.now)
         self._told.add((after.key, after.phase, after.restart_count))
+
+
+def _without_memory(report: NodeReport) -> NodeReport:
+    """The report as the agent made it: the client adds what a coordinator without records would need."""
+    tasks = tasks_of(report)
+    return report if tasks is None else replace(report, policy=replace(tasks, hint=None))
 
 
 def _plan_of(current: KeyValue | None) -> Plan | None:

@@ -154,7 +154,7 @@ class ServersProgram(Program):
 
     def furnish(self) -> None:
         random = self.timeline.random
-        self.goal = random.randint(200, 600)
+        self.goal = random.randint(200, 1000)
         self.share_done = random.choice((0, 0, 0.002))
         self.hanging = random.choice((0, 0, 0.02))
         self.crashing = random.choice((0, 0.02, 0.1))
