@@ -82,6 +82,7 @@ class Node(LoopProcess, ABC):
         self.on_fuse: Callable[[], None] = self.kill
         self._state = NodeState(spec)
         self._state._incarnation = incarnation
+        self._state.host = host
         self._leaving = False
         self.rendezvous: NodeClient
         self.run(lambda: self._begin(spec))

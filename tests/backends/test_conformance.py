@@ -1,0 +1,295 @@
+"""One list of facts, asked of each rendezvous backend: what a node is assigned does not depend on where it is decided.
+
+Each runs with the product's own client and coordinator in virtual time. What only one backend has (its messages, its
+authentication, its processes) is in the modules of that backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from node_truth import Truth
+from policy_parts import check_part, order_of
+from simulation.backends import Backend, WrittenNode
+from virtual_job import rules
+
+from dlrover_run.coordination.model import Assignment, Failure, NodePhase, PlanPhase
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.model import HealthReport
+from dlrover_run.policies.health.rules import CHECK_ONCE
+from dlrover_run.policies.parameter_servers.model import Capacity, EndCause, Role, TaskEnd, TaskStage, TaskStatus
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
+
+ALL = ("local", "master", "etcd")
+SEVERAL = ("master", "etcd")
+"""The backends over which several nodes meet."""
+
+ONE = rules(1, 1, last_call_timeout=1.0, lost_after=1.0)
+TWO = rules(1, 2, last_call_timeout=1.0, lost_after=1.0)
+
+WHAT = "was killed by SIGKILL"
+
+Fact = Callable[[Backend], None]
+
+
+def killed(node: WrittenNode) -> Failure:
+    """The first worker of that node is killed."""
+    ranks = node.assignment.ranks
+    assert ranks is not None
+    return Failure(ranks.first_rank, node.name, WHAT)
+
+
+def train(backend: Backend, *nodes: WrittenNode, number: int = 1) -> Assignment:
+    """Let the nodes get their ranks in that round, and report that their workers run."""
+    for node in nodes:
+        if not node.assignment.epoch and node.assignment.ranks is None:
+            node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: all(node.assignment.ranks and node.assignment.key.number == number for node in nodes))
+    for node in nodes:
+        node.report(phase=NodePhase.RUNNING)
+    backend.wait(1)
+    return nodes[0].assignment
+
+
+def one_node_gets_the_first_rank(backend: Backend) -> None:
+    ranks = train(backend, backend.node()).ranks
+    assert ranks is not None
+    assert (ranks.node_rank, ranks.nodes, ranks.first_rank, ranks.workers, ranks.world_size) == (0, 1, 0, 2, 2)
+
+
+def the_same_report_again_changes_nothing(backend: Backend) -> None:
+    node = backend.node()
+    before = train(backend, node)
+    changes = node.changes
+    node.report(phase=NodePhase.RUNNING)
+    backend.wait(100)
+    assert (node.assignment, node.changes) == (before, changes)
+
+
+def a_failure_costs_a_restart_and_begins_the_next_round(backend: Backend) -> None:
+    node = backend.node()
+    first = train(backend, node)
+    node.report(phase=NodePhase.FAILED, failure=killed(node), progressed=True)
+    second = train(backend, node, number=2)
+    assert (first.restart_count, second.restart_count) == (0, 1)
+    assert second.epoch == first.epoch
+
+
+def a_failure_without_a_restart_ends_the_job(backend: Backend) -> None:
+    node = backend.node()
+    train(backend, node)
+    node.report(phase=NodePhase.FAILED, failure=killed(node), progressed=True)
+    backend.until(lambda: node.assignment.phase is PlanPhase.FAILED)
+    assert node.assignment.failure is not None
+    assert node.assignment.failure.exit_text == WHAT
+
+
+def the_success_of_all_workers_ends_the_job_for_good(backend: Backend) -> None:
+    node = backend.node()
+    train(backend, node)
+    node.report(phase=NodePhase.SUCCEEDED, progressed=True)
+    backend.until(lambda: node.assignment.phase is PlanPhase.FINISHED)
+    node.report(phase=NodePhase.FAILED, failure=Failure(0, node.name, WHAT))
+    backend.wait(1)
+    assert node.assignment.phase is PlanPhase.FINISHED
+
+
+def a_node_is_checked_before_it_trains(backend: Backend) -> None:
+    truth = Truth()
+    node = backend.node(policy=HealthReport(check_port=2))
+    node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: node.assignment.waiting)
+    assert node.assignment.ranks is None
+    node.policy = HealthReport(compute_result=truth.compute(node.address), check_port=2)
+    node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: check_part(node.assignment).check_task)
+    task = check_part(node.assignment).check_task
+    assert task is not None
+    node.policy = msgspec.structs.replace(node.policy, link_result=truth.link(node.address, task))
+    node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: node.assignment.ranks)
+    assert check_part(node.assignment).health is not None
+
+
+def a_node_that_never_computes_is_found_without_another_report(backend: Backend) -> None:
+    node = backend.node(policy=HealthReport(check_port=2))
+    node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: check_part(node.assignment).health)
+    assert check_part(node.assignment).health.dismissed
+
+
+ROOM = (Capacity(Role.PS, 1), Capacity(Role.CHIEF, 1))
+
+
+def servers(**changes: Any) -> JobRules:
+    cluster = ClusterRules(min_ps=1, max_ps=1, **changes)
+    return JobRules(max_nodes=2, last_call_timeout=1.0, join_timeout=30.0, lost_after=1.0, policy=cluster)
+
+
+def hosted(node: WrittenNode, stage: TaskStage, end: TaskEnd | None = None) -> NodeTasks:
+    """The tasks of the node's order, all of them at one stage."""
+    order = order_of(node.assignment)
+    assert order is not None
+    tasks = tuple(
+        TaskStatus(key=task.key, stage=stage, port=1000 + place, end=end if task.role is Role.CHIEF else None)
+        for place, task in enumerate(order.tasks)
+    )
+    return NodeTasks(capacity=ROOM, tasks=tasks)
+
+
+def a_node_gets_the_tasks_for_which_it_has_room(backend: Backend) -> None:
+    node = backend.node(policy=NodeTasks(capacity=ROOM))
+    node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: order_of(node.assignment))
+    assert {str(task.key) for task in order_of(node.assignment).tasks} == {"ps-0", "chief-0"}
+    assert not order_of(node.assignment).servers
+    node.policy = hosted(node, TaskStage.HELD)
+    node.report(phase=NodePhase.RUNNING)
+    backend.until(lambda: order_of(node.assignment).servers)
+    assert order_of(node.assignment).servers[0].startswith(f"{node.address}:")
+    node.policy = hosted(node, TaskStage.READY)
+    node.report(phase=NodePhase.RUNNING)
+    backend.until(lambda: order_of(node.assignment).open)
+
+
+def the_success_of_the_chief_ends_the_job(backend: Backend) -> None:
+    a_node_gets_the_tasks_for_which_it_has_room(backend)
+    (node,) = backend.nodes
+    ended = TaskEnd(EndCause.SUCCESS, "has succeeded")
+    status = hosted(node, TaskStage.READY)
+    tasks = tuple(
+        msgspec.structs.replace(one, stage=TaskStage.ENDED, end=ended) if one.key.role is Role.CHIEF else one
+        for one in status.tasks
+    )
+    node.policy = msgspec.structs.replace(status, tasks=tasks)
+    node.report(phase=NodePhase.RUNNING)
+    backend.until(lambda: node.assignment.phase is PlanPhase.FINISHED)
+
+
+def a_deadline_of_tasks_passes_without_another_report(backend: Backend) -> None:
+    node = backend.node(policy=NodeTasks(capacity=ROOM))
+    node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: order_of(node.assignment))
+    node.policy = hosted(node, TaskStage.HELD)
+    node.report(phase=NodePhase.RUNNING)
+    backend.until(lambda: node.assignment.phase is PlanPhase.FAILED)
+
+
+def a_node_without_tasks_reads_what_is_missing(backend: Backend) -> None:
+    node = backend.node(policy=NodeTasks(capacity=ROOM[:1]))
+    node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: node.assignment.waiting)
+    waiting = node.assignment.waiting
+    assert waiting is not None
+    assert "room for no chief" in waiting.text
+    assert waiting.seconds is not None
+
+
+FACTS: dict[Fact, JobRules] = {
+    one_node_gets_the_first_rank: ONE,
+    the_same_report_again_changes_nothing: ONE,
+    a_failure_costs_a_restart_and_begins_the_next_round: ONE,
+    a_failure_without_a_restart_ends_the_job: rules(1, 1, last_call_timeout=1.0, max_restarts=0),
+    the_success_of_all_workers_ends_the_job_for_good: ONE,
+    a_node_is_checked_before_it_trains: rules(1, 1, last_call_timeout=1.0, check=CHECK_ONCE),
+    a_node_that_never_computes_is_found_without_another_report: rules(
+        1, 1, last_call_timeout=1.0, check=CHECK_ONCE, check_timeout=5.0
+    ),
+    a_node_gets_the_tasks_for_which_it_has_room: servers(),
+    the_success_of_the_chief_ends_the_job: servers(),
+    a_deadline_of_tasks_passes_without_another_report: servers(ready_timeout=5.0, max_restarts=0),
+    a_node_without_tasks_reads_what_is_missing: servers(),
+}
+
+
+def two_nodes_meet_at_one_store(backend: Backend) -> None:
+    a, b = backend.node("a"), backend.node("b")
+    train(backend, a, b)
+    mine, other = a.assignment.ranks, b.assignment.ranks
+    assert mine is not None
+    assert other is not None
+    assert {mine.node_rank, other.node_rank} == {0, 1}
+    assert {mine.first_rank, other.first_rank} == {0, 2}
+    assert (mine.store_address, mine.store_port) == (other.store_address, other.store_port)
+    assert a.assignment.key == b.assignment.key
+
+
+def the_loss_of_a_node_costs_no_restart(backend: Backend) -> None:
+    a, b = backend.node("a"), backend.node("b")
+    train(backend, a, b)
+    b.kill(silent=True)
+    after = train(backend, a, number=2)
+    assert after.restart_count == 0
+    assert after.ranks is not None
+    assert after.ranks.nodes == 1
+
+
+def a_node_that_leaves_is_not_waited_for(backend: Backend) -> None:
+    a, b = backend.node("a"), backend.node("b")
+    train(backend, a, b)
+    b.leave(phase=NodePhase.LEFT)
+    left = backend.timeline.now
+    backend.until(lambda: a.assignment.key.number == 2)
+    assert backend.timeline.now - left < TWO.heartbeat_timeout
+    assert a.assignment.restart_count == 0
+
+
+def a_failure_reaches_all_nodes(backend: Backend) -> None:
+    a, b = backend.node("a"), backend.node("b")
+    train(backend, a, b)
+    b.report(phase=NodePhase.FAILED, failure=killed(b), progressed=True)
+    backend.until(lambda: a.assignment.phase is PlanPhase.FAILED and b.assignment.phase is PlanPhase.FAILED)
+    assert a.assignment.failure is not None
+    assert a.assignment.failure.exit_text == WHAT
+    assert b.assignment.failure == a.assignment.failure
+
+
+def too_few_nodes_wait_and_then_give_up(backend: Backend) -> None:
+    a = backend.node("a")
+    a.report(phase=NodePhase.WAITING)
+    backend.until(lambda: a.assignment.waiting and a.assignment.waiting.seconds)
+    backend.until(lambda: a.assignment.phase is PlanPhase.FAILED)
+    assert backend.timeline.now >= TOO_FEW.join_timeout
+
+
+def a_node_finds_the_coordinator_again(backend: Backend) -> None:
+    a, b = backend.node("a"), backend.node("b")
+    before = train(backend, a, b)
+    for _ in range(3):
+        a.rendezvous.cut()
+        backend.wait(20)
+    assert (a.assignment.key, a.assignment.ranks) == (before.key, before.ranks)
+
+
+TOO_FEW = rules(2, 2, join_timeout=30.0, last_call_timeout=1.0)
+
+FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
+    two_nodes_meet_at_one_store: TWO,
+    the_loss_of_a_node_costs_no_restart: TWO,
+    a_node_that_leaves_is_not_waited_for: TWO,
+    a_failure_reaches_all_nodes: rules(2, 2, last_call_timeout=1.0, lost_after=1.0, max_restarts=0),
+    too_few_nodes_wait_and_then_give_up: TOO_FEW,
+    a_node_finds_the_coordinator_again: TWO,
+}
+
+
+def named(fact: object) -> str | None:
+    return fact.__name__ if callable(fact) else None
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("fact", FACTS, ids=named)
+def test_a_fact_holds_on_every_backend(fact: Fact, name: str) -> None:
+    with Backend(name, FACTS[fact]) as backend:
+        fact(backend)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("fact", FACTS_OF_SEVERAL, ids=named)
+def test_a_fact_of_several_nodes_holds_on_every_backend(fact: Fact, name: str) -> None:
+    with Backend(name, FACTS_OF_SEVERAL[fact]) as backend:
+        fact(backend)

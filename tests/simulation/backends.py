@@ -1,0 +1,163 @@
+"""The three rendezvous backends in virtual time, and nodes of which a test writes each report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.policy_records import PolicyReport
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.rendezvous.etcd_records import Keys
+from dlrover_run.rendezvous.local import LocalClient
+from dlrover_run.spec import JobSpec
+from simulation.etcd import EtcdCluster
+from simulation.etcd_client import Client
+from simulation.etcd_laws import Store
+from simulation.etcd_scenario import SPEC, ClientInEtcd
+from simulation.laws import Laws
+from simulation.master_client import ClientOfMaster
+from simulation.masters import Masters
+from simulation.network import Weather
+from simulation.nodes import Node, NodeClient, Place, job_spec
+from simulation.scenario import stand_ins
+from simulation.timeline import Timeline
+
+MAX_WAIT = 3600.0
+"""Seconds of virtual time after which something has not happened."""
+
+
+class ClientAlone:
+    """The client of the local backend as a simulated agent sees it."""
+
+    may_give_up = False
+
+    def __init__(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> None:
+        self._client = LocalClient(spec.rules, None, on_change, node.note)
+        self._node = node
+
+    @property
+    def assignment(self) -> Assignment:
+        return self._client.assignment
+
+    @property
+    def problem(self) -> str | None:
+        return self._client.problem
+
+    def report(self, status: NodeReport) -> None:
+        self._client.report(status)
+
+    def close(self, on_closed: Callable[[], None]) -> None:
+        self._node.create_task(self._client.close()).add_done_callback(lambda _: on_closed())
+
+    def break_off(self, silent: bool) -> None:
+        pass
+
+    def cut(self) -> None:
+        pass
+
+
+class WrittenNode(Node):
+    """A node that reports what a test writes. `policy` is the part of its policy, and `changes` counts how often its
+    client had something new."""
+
+    def __init__(self, place: Place, spec: JobSpec, host: str, incarnation: str, policy: PolicyReport | None) -> None:
+        self.changes = 0
+        self.policy = policy
+        self._fields: dict[str, Any] | None = None
+        super().__init__(place, spec, host, incarnation)
+
+    @property
+    def assignment(self) -> Assignment:
+        """The one in force."""
+        return self.rendezvous.assignment
+
+    def report(self, **changes: Any) -> None:
+        """Report that, now and after each assignment of the same round, as an agent does."""
+        self._fields = changes
+        self.run(self._send)
+
+    def leave(self, **changes: Any) -> None:
+        """Report for the last time, and end."""
+        self.report(**changes)
+        self.run(self._close)
+
+    def _hear(self) -> None:
+        self.changes += 1
+        if self._fields is not None:
+            self.call_soon(self._send)
+
+    def _send(self) -> None:
+        if self.left:
+            return
+        before = self._state.round
+        self._state.accept(self.assignment)
+        if self._state.round != before:
+            self._fields = {"phase": NodePhase.WAITING}
+        self.rendezvous.report(msgspec.structs.replace(self._state.report(**self._fields), policy=self.policy))
+
+    def _follow(self) -> None:
+        pass
+
+    def _end_tasks(self) -> None:
+        pass
+
+
+class Backend:
+    """One job over one backend: `local`, `master` or `etcd`. A context manager."""
+
+    def __init__(self, name: str, rules: JobRules) -> None:
+        self.rules = rules
+        self.timeline = Timeline(1)
+        self.nodes: list[WrittenNode] = []
+        self._laws = Laws(rules, durable=False, nodes_stay=False)
+        self._stack = ExitStack()
+        self._open = {"local": self._alone, "master": self._at_master, "etcd": self._in_etcd}[name]
+        self._weather = Weather(0.01, 0.0)
+        self._place = Place(self.timeline, self._open, self._laws, self._weather, lambda node, address: True)
+
+    def __enter__(self) -> Backend:
+        self._stack.enter_context(stand_ins(lambda: self._laws))
+        self._masters = Masters(self.timeline, self._laws, None, two_places=False, clock_jumps=False)
+        self._cluster = EtcdCluster(self.timeline)
+        self._store = Store(self._cluster, self._laws, Keys(SPEC.prefix, "job"))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        for process in (*self.nodes, *self._masters.all):
+            process.dispose()
+        self._stack.close()
+
+    def node(self, name: str = "a", policy: PolicyReport | None = None) -> WrittenNode:
+        """A process begins to be a node of the job, and reports that it waits."""
+        number = len(self.nodes) + 1
+        spec = job_spec(name, f"10.1.0.{number}", 2, "default", None, self.rules)
+        node = WrittenNode(self._place, spec, name, f"i{number}", policy)
+        self.nodes.append(node)
+        return node
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.timeline.now + seconds
+        self.timeline.run_until(end, lambda: False)
+        self.timeline.now = end
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Let time pass until something is so."""
+        self.timeline.run_until(self.timeline.now + MAX_WAIT, lambda: bool(holds()))
+        assert holds(), [(node.key.node_id, node.rendezvous.problem, node.assignment) for node in self.nodes]
+
+    def _alone(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
+        return ClientAlone(node, spec, on_change)
+
+    def _at_master(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
+        return ClientOfMaster(node, spec, on_change, self._masters)
+
+    def _in_etcd(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
+        client = Client(node, node.link, self._cluster, self._weather, node.burn)
+        return ClientInEtcd(node, replace(spec, backend="etcd", etcd=SPEC), on_change, self._store, client)
