@@ -193,6 +193,8 @@ class ClusterLaws:
             demand(now <= cluster.since + 2 * limits.save_timeout + 1, "a planned change takes for ever")
         if cluster.stage in (Stage.STARTING, Stage.TRAINING):
             self._full(cluster, present)
+            ended = [task.key for task in cluster.tasks if (one := told[task.key]) is not None and one.end is not None]
+            demand(not ended, f"{ended and ended[0]} has ended, and stays in the plan")
 
     def _full(self, cluster: Cluster, present: Members) -> None:
         """Whoever there is room for is there."""

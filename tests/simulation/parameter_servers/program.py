@@ -68,11 +68,16 @@ class ServersLaws(Laws):
         return node.key in self._lost
 
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
-        made = self._made.pop(after.epoch, [])
-        for place, (former, following, present) in enumerate(made):
-            if following.clock > after.clock:
-                self._made[after.epoch] = made[place:]
-                break
+        # A coordinator that was replaced before it stored anything may have had the same epoch, so these may be of two.
+        made, wanted = self._made.pop(after.epoch, []), after
+        place = next((place for place in reversed(range(len(made))) if made[place][1] == after), -1)
+        self._made[after.epoch] = made[place + 1 :]
+        steps = []
+        for step in reversed(made[: place + 1]):
+            if step[1] == wanted:
+                steps.append(step)
+                wanted = step[0]
+        for former, following, present in reversed(steps):
             self.cluster.decided(former, following, present)
         self.plan = after
 
