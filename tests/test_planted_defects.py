@@ -1,7 +1,7 @@
 """Defects that are planted in the agent, and the tests of `make test` that find each of them.
 
-The simulations plant defects in decisions (see `simulation` and `cluster_simulation`). What talks to the kernel is not
-simulated, so its defects are planted in a copy of the packages, which the test named here is run against.
+The simulation plants its own in decisions. What talks to the kernel is not simulated, so its defects are planted in a
+copy of the packages, which the test named here is run against.
 """
 
 from __future__ import annotations

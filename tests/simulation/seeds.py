@@ -1,22 +1,50 @@
-"""What the tests of both simulations share: a range of seeds in which every law holds, and variants of the product."""
+"""What the tests of all programs share: a range of seeds in which every law holds, and planted defects."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
+import pytest
+
+from simulation.etcd_scenario import EtcdScenario
+from simulation.program import Outcome
+from simulation.scenario import MasterScenario, Scenario
 from simulation.timeline import Broken
 
-Outcome = TypeVar("Outcome")
+PLACES: dict[str, type[Scenario]] = {"master": MasterScenario, "etcd": EtcdScenario}
+"""Where the records of a job may be."""
+
+LONG_CHUNK = 1000
+"""Seeds of one of the long tests."""
+
+NEAR = 10
+"""How many seeds are tried for a planted defect. A change of the product may make a seed another run."""
+
+ENOUGH = 2000
+"""Seeds among which another one is looked for when those do not find it."""
+
+Simulate = Callable[[int], Outcome]
 
 Variant = Callable[[], AbstractContextManager[None]]
 """A variant of the product, as long as the context is open."""
 
 
-def run_seeds(simulate: Callable[[int], Outcome], first: int, count: int) -> list[Outcome]:
+@dataclass(frozen=True)
+class Defect:
+    """A variant of the product that breaks a law, and a seed that finds it: with a master, and with etcd. None is a
+    place where it is not planted."""
+
+    variant: Variant
+    master: int | None = None
+    etcd: int | None = None
+
+
+def run_seeds(simulate: Simulate, first: int, count: int) -> list[Outcome]:
     """The outcomes of seeds in which every law holds."""
     outcomes, broken = [], []
     for seed in range(first, first + count):
@@ -40,3 +68,31 @@ def patched(*places: tuple[Any, str], by: Any) -> Variant:
             yield
 
     return variant
+
+
+def cases(defects: dict[str, Defect]) -> list[Any]:
+    """The parameters of a test: each defect in each place, with its seed."""
+    return [
+        pytest.param(defect, place, seed, id=f"{name}-{place}")
+        for name, defect in defects.items()
+        for place in PLACES
+        if (seed := getattr(defect, place)) is not None
+    ]
+
+
+def demand_found(variant: Variant, simulate: Simulate, seed: int) -> None:
+    """That seed, or one soon after it, breaks a law. Otherwise the message names a seed that does."""
+    with variant():
+        law = next(filter(None, (_broken(simulate, near) for near in range(seed, seed + NEAR))), None)
+        other = None if law else next((other for other in range(ENOUGH) if _broken(simulate, other)), None)
+    assert law is not None, f"seeds {seed} to {seed + NEAR - 1} break no law; of {ENOUGH} seeds the first is {other}"
+    # A variant that does not fit the product any more raises: that shows nothing of the laws.
+    assert "Error(" not in law, law
+
+
+def _broken(simulate: Simulate, seed: int) -> str | None:
+    try:
+        simulate(seed)
+    except Broken as broken:
+        return str(broken)
+    return None

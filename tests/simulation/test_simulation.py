@@ -37,25 +37,18 @@ from dlrover_run.rendezvous.etcd_client import EtcdClient
 from dlrover_run.rendezvous.etcd_election import Election
 from dlrover_run.rendezvous.etcd_leader import EtcdLeader
 from simulation.disk import DiskJournal
-from simulation.etcd_scenario import EtcdScenario
 from simulation.etcd_watch import Watch
-from simulation.scenario import MasterScenario, Scenario, simulate
-from simulation.seeds import Variant, patched, run_seeds
-from simulation.timeline import Broken
+from simulation.scenario import simulate
+from simulation.seeds import LONG_CHUNK, PLACES, Defect, cases, demand_found, patched, run_seeds
 from simulation.torch import program as torch_program
 
-SEEDS: dict[type[Scenario], int] = {MasterScenario: 120, EtcdScenario: 40}
-"""Seeds of the ordinary run; `make test-long` runs 10,000 of each. A seed with etcd takes about four times as long."""
-
-NAMES = ["master", "etcd"]
-LONG_CHUNK = 1000
-ENOUGH = 2000
-"""Seeds within which every broken variant has to be found."""
+SEEDS = {"master": 120, "etcd": 40}
+"""Seeds of the ordinary run; `make test-long` runs 10,000 of each."""
 
 
-@pytest.mark.parametrize(("kind", "seeds"), SEEDS.items(), ids=NAMES)
-def test_every_law_holds_whatever_happens(kind: type[Scenario], seeds: int) -> None:
-    outcomes = run_seeds(partial(simulate, kind=kind), 0, seeds)
+@pytest.mark.parametrize(("place", "seeds"), SEEDS.items())
+def test_every_law_holds_whatever_happens(place: str, seeds: int) -> None:
+    outcomes = run_seeds(partial(simulate, kind=PLACES[place]), 0, seeds)
     # The laws say something only of jobs in which something has happened.
     assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
     assert sum(outcome.rounds for outcome in outcomes) > seeds
@@ -69,17 +62,18 @@ def test_every_law_holds_whatever_happens(kind: type[Scenario], seeds: int) -> N
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("chunk", range(10))
-@pytest.mark.parametrize("kind", SEEDS, ids=NAMES)
-def test_every_law_holds_for_ten_thousand_seeds(kind: type[Scenario], chunk: int) -> None:
-    run_seeds(partial(simulate, kind=kind), SEEDS[kind] + chunk * LONG_CHUNK, LONG_CHUNK)
+@pytest.mark.parametrize("place", SEEDS)
+def test_every_law_holds_for_ten_thousand_seeds(place: str, chunk: int) -> None:
+    run_seeds(partial(simulate, kind=PLACES[place]), SEEDS[place] + chunk * LONG_CHUNK, LONG_CHUNK)
 
 
-@pytest.mark.parametrize("flags", [[], ["--etcd"]], ids=NAMES)
-def test_a_seed_replays_exactly_in_another_process(flags: list[str]) -> None:
+@pytest.mark.parametrize("program", ["", "--parameter-servers"], ids=["torch", "parameter_servers"])
+@pytest.mark.parametrize("place", ["", "--etcd"], ids=["master", "etcd"])
+def test_a_seed_replays_exactly_in_another_process(place: str, program: str) -> None:
     def trace(hash_seed: str) -> str:
         here = Path(__file__).parents[1]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(here.parent)}
-        command = [sys.executable, "-m", "simulation", "4", *flags]
+        command = [sys.executable, "-m", "simulation", "4", *filter(None, (place, program))]
         done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout.rpartition("1 seeds in")[0]
@@ -98,7 +92,7 @@ def take_without_another_port(self: Any, wanted: Assignment) -> None:
     """Offers the same port until a round is known to use it."""
     is_known = wanted.ranks is not None and wanted.ranks.store_port == self._next_port.number
     if not is_known:
-        self._heard, self._epoch = wanted.key, wanted.epoch
+        self._known_round, self._epoch = wanted.key, wanted.epoch
     real_take(self, wanted)
 
 
@@ -167,57 +161,86 @@ def end_whenever_the_coordinator_is_gone() -> Iterator[None]:
         yield
 
 
-BROKEN = {
-    "a node whose coordinator is gone ends though others answer": end_whenever_the_coordinator_is_gone,
-    "a failure is charged twice": patched((running, "_restart"), by=charge_without_ending),
-    "a failure is charged to nobody": patched(
-        (running, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan
+DEFECTS = {
+    "a node whose coordinator is gone ends though others answer": Defect(
+        end_whenever_the_coordinator_is_gone, master=48, etcd=17
     ),
-    "a round may use a port that another one used": patched(
-        (gathering, "offers_a_fresh_port"), (running, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
+    "a failure is charged twice": Defect(patched((running, "_restart"), by=charge_without_ending), master=0),
+    "a failure is charged to nobody": Defect(
+        patched((running, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan), master=0
     ),
-    "a node offers a port again": patched((NodeState, "accept"), by=take_without_another_port),
-    "nodes are told before the journal is": patched((DiskJournal, "append"), by=lambda self, plan: None),
-    "a node obeys whoever spoke last": obey_whoever_spoke_last,
-    "an old master does not notice its successor": patched((DiskJournal, "_look"), by=lambda self: None),
-    "a round is formed while it is unknown who lives": patched(
-        (gathering, "disconnects_resolved_at"),
-        (running, "disconnects_resolved_at"),
-        by=lambda plan, present, now: None,
+    "a round may use a port that another one used": Defect(
+        patched(
+            (gathering, "offers_a_fresh_port"), (running, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
+        ),
+        master=76,
     ),
-    "survivors get other ranks": patched(
-        (gathering, "assign_ranks"),
-        (running, "assign_ranks"),
-        by=lambda before, living, size: assign_ranks((), living, size),
+    "a node offers a port again": Defect(patched((NodeState, "accept"), by=take_without_another_port), master=164),
+    "nodes are told before the journal is": Defect(
+        patched((DiskJournal, "append"), by=lambda self, plan: None), master=0
     ),
-    "the unit of nodes is forgotten": patched(
-        (JobRules, "size"), by=lambda self, nodes: min(nodes, self.max_nodes) if nodes >= self.min_nodes else 0
+    "a node obeys whoever spoke last": Defect(obey_whoever_spoke_last, master=125),
+    "an old master does not notice its successor": Defect(
+        patched((DiskJournal, "_look"), by=lambda self: None), master=144
     ),
-    "no more nodes train than have to": patched(
-        (JobRules, "size"), by=lambda self, nodes: self.min_size if nodes >= self.min_size else 0
+    "a round is formed while it is unknown who lives": Defect(
+        patched(
+            (gathering, "disconnects_resolved_at"),
+            (running, "disconnects_resolved_at"),
+            by=lambda members, now: None,
+        ),
+        master=23,
     ),
-    "one success is enough": patched((running, "all"), by=any),
-    "nobody looks when something falls due": patched((Coordinator, "wake_at"), by=lambda self: None),
-    "the loss of a node changes nothing": patched(
-        (running, "_regroup_without"), by=lambda rules, policy, plan, present, gone, now: Decision(plan)
+    "survivors get other ranks": Defect(
+        patched(
+            (gathering, "assign_ranks"),
+            (running, "assign_ranks"),
+            by=lambda before, living, size: assign_ranks((), living, size),
+        ),
+        master=0,
     ),
-    "a broken connection goes unnoticed": patched((Coordinator, "disconnect"), by=lambda self, key, now: None),
-    "a round that is adopted is ended first": patched(
-        (Coordinator, "assignment"),
-        by=lambda self, key, waiting=None: common_assignment(self.plan, self.ranks(key), waiting),
+    "the unit of nodes is forgotten": Defect(
+        patched(
+            (JobRules, "size"), by=lambda self, nodes: min(nodes, self.max_nodes) if nodes >= self.min_nodes else 0
+        ),
+        master=0,
     ),
-    "nobody waits for what others failed of": patched((JobRules, "blame_delay"), by=0.0),
-    "two processes may have one id": patched((Coordinator, "refusal"), by=lambda self, key: None),
-    "newcomers take part unchecked": patched(
-        (health_steps, "admitted_nodes"),
-        by=lambda plan, living: [p for p in living if check_report(p.report).compute_result is not None],
+    "no more nodes train than have to": Defect(
+        patched((JobRules, "size"), by=lambda self, nodes: self.min_size if nodes >= self.min_size else 0), master=4
     ),
-    "nobody is ever at fault": patched((health_steps, "diagnose"), by=diagnose_nobody),
-    "a partner is blamed for a link": patched((health_steps, "diagnose"), by=diagnose_both_ends),
-    "who reaches nobody trains": patched((health_steps, "diagnose"), by=diagnose_alone),
-    "who is slow is not named": patched((health_steps, "diagnose"), by=diagnose_links_alone),
-    "a node that takes no part in checks is blamed": patched((health_steps, "without_check"), by=lambda p: False),
-    "a check has no deadline": patched((health_steps, "CHECK_MARGIN"), by=1e9),
+    "one success is enough": Defect(patched((running, "all"), by=any), master=1),
+    "nobody looks when something falls due": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=1),
+    "the loss of a node changes nothing": Defect(
+        patched((running, "_regroup_without"), by=lambda rules, policy, plan, present, gone, now: Decision(plan)),
+        master=0,
+    ),
+    "a broken connection goes unnoticed": Defect(
+        patched((Coordinator, "disconnect"), by=lambda self, key, now: None), master=7
+    ),
+    "a round that is adopted is ended first": Defect(
+        patched(
+            (Coordinator, "assignment"),
+            by=lambda self, key, waiting=None: common_assignment(self.plan, self.ranks(key), waiting),
+        ),
+        master=16,
+    ),
+    "nobody waits for what others failed of": Defect(patched((JobRules, "blame_delay"), by=0.0), master=9),
+    "two processes may have one id": Defect(patched((Coordinator, "refusal"), by=lambda self, key: None), master=48),
+    "newcomers take part unchecked": Defect(
+        patched(
+            (health_steps, "admitted_nodes"),
+            by=lambda plan, living: [p for p in living if check_report(p.report).compute_result is not None],
+        ),
+        master=799,
+    ),
+    "nobody is ever at fault": Defect(patched((health_steps, "diagnose"), by=diagnose_nobody), master=19),
+    "a partner is blamed for a link": Defect(patched((health_steps, "diagnose"), by=diagnose_both_ends), master=19),
+    "who reaches nobody trains": Defect(patched((health_steps, "diagnose"), by=diagnose_alone), master=157),
+    "who is slow is not named": Defect(patched((health_steps, "diagnose"), by=diagnose_links_alone), master=393),
+    "a node that takes no part in checks is blamed": Defect(
+        patched((health_steps, "without_check"), by=lambda p: False), master=22
+    ),
+    "a check has no deadline": Defect(patched((health_steps, "CHECK_MARGIN"), by=1e9), master=19),
 }
 
 
@@ -273,61 +296,39 @@ def leave_everything_behind() -> Iterator[None]:
 real_after = Watch.after
 real_take_over = EtcdLeader._take_over
 
-BROKEN_IN_ETCD = {
-    "a node that lost etcd ends though others answer": end_whenever_the_coordinator_is_gone,
-    "an agent writes though another one is elected": patched(
-        (fenced_writer, "CreateRevisionIs"), (fenced_writer, "LeaseIs"), by=always
+DEFECTS_IN_ETCD = {
+    "an agent writes though another one is elected": Defect(
+        patched((fenced_writer, "CreateRevisionIs"), (fenced_writer, "LeaseIs"), by=always), etcd=3
     ),
-    "an older write comes after a newer one": patched((fenced_writer, "ModRevisionIs"), by=always),
-    "an older status comes after a newer one": patched((etcd_client, "ModRevisionIs"), by=always),
-    "nodes are told before the plan is stored": patched((FencedWriter, "write"), by=tell_and_then_store),
-    "a watch begins one revision too late": patched(
-        (Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)
+    "an older write comes after a newer one": Defect(patched((fenced_writer, "ModRevisionIs"), by=always), etcd=26),
+    "an older status comes after a newer one": Defect(patched((etcd_client, "ModRevisionIs"), by=always), etcd=26),
+    "nodes are told before the plan is stored": Defect(
+        patched((FencedWriter, "write"), by=tell_and_then_store), etcd=0
     ),
-    "a node does not notice that its lease is gone": patched((EtcdClient, "_renew"), by=renew_and_hope),
-    "nobody stands for election": patched((Election, "_campaign"), by=do_nothing),
-    "two processes may have one id": patched((EtcdClient, "_join_txn"), by=enter_without_asking),
-    "the last one leaves everything behind": leave_everything_behind,
-    "the last one takes another job along": patched((EtcdClient, "_leave"), by=sweep),
-    "a coordinator counts epochs by revisions alone": patched(
-        (EtcdLeader, "_first_epoch"), by=property(lambda self: self.leader.created)
+    "a watch begins one revision too late": Defect(
+        patched((Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)), etcd=4
     ),
-    "the elected agent forgets who was seated when it was elected": patched(
-        (EtcdLeader, "_take_over"), by=lambda self, stored, now: real_take_over(self, None, now)
+    "a node does not notice that its lease is gone": Defect(
+        patched((EtcdClient, "_renew"), by=renew_and_hope), etcd=11
     ),
-    "the end of a node's lease goes unnoticed": patched((Coordinator, "disconnect"), by=lambda self, key, now: None),
+    "nobody stands for election": Defect(patched((Election, "_campaign"), by=do_nothing), etcd=15),
+    "two processes may write the report of one node": Defect(
+        patched((EtcdClient, "_join_txn"), by=enter_without_asking), etcd=49
+    ),
+    "the last one leaves everything behind": Defect(leave_everything_behind, etcd=0),
+    "the last one takes another job along": Defect(patched((EtcdClient, "_leave"), by=sweep), etcd=0),
+    "a coordinator counts epochs by revisions alone": Defect(
+        patched((EtcdLeader, "_first_epoch"), by=property(lambda self: self.leader.created)), etcd=395
+    ),
+    "the elected agent forgets who was seated when it was elected": Defect(
+        patched((EtcdLeader, "_take_over"), by=lambda self, stored, now: real_take_over(self, None, now)), etcd=0
+    ),
+    "the end of a node's lease goes unnoticed": Defect(
+        patched((Coordinator, "disconnect"), by=lambda self, key, now: None), etcd=0
+    ),
 }
 
 
-LATER = {
-    "a node whose coordinator is gone ends though others answer": 40,
-    "a coordinator counts epochs by revisions alone": 200,
-    "a node obeys whoever spoke last": 115,
-    "a node offers a port again": 755,
-    "a round may use a port that another one used": 70,
-    "an old master does not notice its successor": 140,
-    "newcomers take part unchecked": 790,
-    "two processes may have one id": 44,
-    "who is slow is not named": 390,
-    "who reaches nobody trains": 150,
-}
-"""Where to begin with variants that need much to come together, to save time."""
-
-
-def find(variant: Variant, kind: type[Scenario], first: int = 0) -> None:
-    """Raise Broken as soon as a seed breaks a law."""
-    with variant():
-        for seed in range(first, ENOUGH):
-            simulate(seed, None, kind)
-
-
-@pytest.mark.parametrize("variant", BROKEN)
-def test_a_broken_rule_is_found(variant: str) -> None:
-    with pytest.raises(Broken):
-        find(BROKEN[variant], MasterScenario, LATER.get(variant, 0))
-
-
-@pytest.mark.parametrize("variant", BROKEN_IN_ETCD)
-def test_a_broken_rule_is_found_in_etcd(variant: str) -> None:
-    with pytest.raises(Broken):
-        find(BROKEN_IN_ETCD[variant], EtcdScenario, LATER.get(variant, 0))
+@pytest.mark.parametrize(("defect", "place", "seed"), cases({**DEFECTS, **DEFECTS_IN_ETCD}))
+def test_a_planted_defect_is_found(defect: Defect, place: str, seed: int) -> None:
+    demand_found(defect.variant, partial(simulate, kind=PLACES[place]), seed)
