@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,17 +49,15 @@ def worker(number: int) -> TaskKey:
     return TaskKey(Role.WORKER, number)
 
 
-def rules(max_ps: int = 2, workers: int = 1, **changes: Any) -> JobRules:
-    """One server or more, and a worker beside the chief; nobody waits for what the test knows."""
-    cluster = ClusterRules(
-        min_ps=1,
-        max_ps=max_ps,
-        min_workers=0,
-        max_workers=workers,
-        **{name: changes.pop(name) for name in ("ready_timeout", "save_timeout", "max_restarts") if name in changes},
+def rules(**changes: Any) -> JobRules:
+    """One server or two, and a worker beside the chief; nobody waits for what the test knows."""
+    return JobRules(
+        policy=ClusterRules(min_ps=1, max_ps=2, min_workers=0, max_workers=1, **changes),
+        max_nodes=8,
+        lost_after=0.2,
+        last_call_timeout=0.1,
+        keep_alive_interval=0.3,
     )
-    plain = {"min_nodes": 1, "max_nodes": 8, "lost_after": 0.2, "last_call_timeout": 0.1, "keep_alive_interval": 0.3}
-    return JobRules(policy=cluster, **{**plain, **changes})
 
 
 def room(**tasks: int) -> tuple[Capacity, ...]:
@@ -71,8 +69,7 @@ ports = itertools.count(20_000)
 
 
 class PretendNode:
-    """One node of the job. `never` are the roles whose tasks never become ready. With `trains` it is a node of
-    dlrover-run, which hosts nothing."""
+    """One node of the job. With `trains` it is a node of dlrover-run, which hosts nothing."""
 
     def __init__(
         self,
@@ -80,14 +77,12 @@ class PretendNode:
         name: str,
         rooms: tuple[Capacity, ...] = (),
         wish: DesiredReplicas | None = None,
-        never: Sequence[Role] = (),
         trains: bool = False,
     ) -> None:
         self.name = name
         self.said: list[str] = []
         self.tasks: dict[TaskKey, TaskStatus] = {}
         self.begun: list[TaskKey] = []
-        self._never = never
         self._trains = trains
         self._rooms, self._wish = rooms, wish
         self._news = asyncio.Event()
@@ -180,7 +175,7 @@ class PretendNode:
             self.begun.append(task.key)
             told = msgspec.structs.replace(told, stage=TaskStage.STARTED)
         may = task.role is not Role.WORKER or order.open
-        if told.stage is TaskStage.STARTED and may and task.role not in self._never:
+        if told.stage is TaskStage.STARTED and may:
             told = msgspec.structs.replace(told, stage=TaskStage.READY, restored=0 if task.role is Role.CHIEF else -1)
         if told.stage is TaskStage.READY:
             if (order.pause and task.role is Role.WORKER) or (order.save and task.role is Role.CHIEF):

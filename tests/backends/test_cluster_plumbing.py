@@ -1,6 +1,6 @@
-"""A job with parameter servers over all that carries its records: memory, a real master, a real etcd.
+"""A job with parameter servers over what carries its records: a real master, a real etcd.
 
-The nodes are real boards whose tasks are pretended.
+The nodes are real boards whose tasks are pretended. Whole jobs with every fault are in `simulation/`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +20,6 @@ from pretend_tasks import CHIEF, SUCCESS, Job, PretendNode, playing, ps, room, r
 
 from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.parameter_servers.model import Role
 from dlrover_run.spec import EtcdSpec, MasterSpec
 
 SERVERS, TRAINERS = room(ps=2), room(chief=1, worker=1, ps=1)
@@ -100,56 +98,6 @@ def test_nodes_that_meet_at_a_master_train_until_the_chief_is_done() -> None:
 def test_nodes_that_meet_in_etcd_train_until_the_chief_is_done(shared_etcd: Etcd) -> None:
     play(whole_life, rules(), **in_etcd(shared_etcd, "life"))
     assert shared_etcd.ctl("get", "--prefix", "/dlrover-run-life/", "--keys-only").split() == []
-
-
-def test_one_node_hosts_everything_in_memory() -> None:
-    async def scene(job: Job) -> None:
-        node = job.node("a", room(ps=2, chief=1, worker=1))
-        await node.runs("ps-0", "ps-1", "chief-0", "worker-0")
-        node.end(ps(1))
-        await node.runs("ps-2", "ps-3", "chief-1", "worker-1")
-        node.end(msgspec.structs.replace(CHIEF, id=1), SUCCESS)
-        assert (await node.over()).phase is PlanPhase.FINISHED
-
-    play(scene, rules())
-
-
-def test_in_memory_a_deadline_passes_though_nobody_says_a_word() -> None:
-    async def scene(job: Job) -> None:
-        node = job.node("a", room(ps=1, chief=1), never=[Role.PS])
-        over = await node.over()
-        assert over.phase is PlanPhase.FAILED
-        assert "was not ready after 0.2 s" in over.reason
-
-    play(scene, rules(max_ps=1, workers=0, ready_timeout=0.2, max_restarts=1))
-
-
-def test_a_node_that_hosts_nothing_is_told_what_there_is_no_room_for() -> None:
-    async def scene(job: Job) -> None:
-        node = job.node("a", room(ps=1))
-        await node.until(lambda: node.assignment.waiting)
-        assert node.assignment.waiting is not None
-        assert node.assignment.waiting.text == "1 node is here: host-a; there is room for no chief"
-        assert node.assignment.waiting.seconds is not None
-
-    play(scene, rules())
-
-
-def test_a_master_that_has_a_journal_goes_on_with_its_cluster(tmp_path: Path) -> None:
-    async def scene() -> None:
-        with master("--state-dir", tmp_path) as first:
-            async with playing(rules(), **at(first)) as job:
-                a, b = await begin(job)
-                begun = len(a.begun) + len(b.begun)
-                epochs = await killed(first, a, b)
-                with master("--state-dir", tmp_path, listen=first.address):
-                    await obey_another(epochs)
-                    assert (a.keys, b.keys) == ({"ps-0"}, {"ps-1", "chief-0", "worker-0"})
-                    assert len(a.begun) + len(b.begun) == begun
-                    await lose_a_server(a, b)
-                    await succeed(a, b, chief=1)
-
-    asyncio.run(scene())
 
 
 def test_a_master_without_a_journal_rebuilds_its_cluster_from_what_nodes_repeat() -> None:
@@ -319,29 +267,6 @@ def test_a_node_with_servers_is_refused_by_the_master_of_a_job_that_trains() -> 
 
 def test_a_node_with_servers_gives_up_where_etcd_has_a_job_that_trains(shared_etcd: Etcd) -> None:
     play(meet_servers, rules(), **in_etcd(shared_etcd, "servers"))
-
-
-def test_a_worker_of_a_node_that_is_lost_moves_to_one_that_waits() -> None:
-    async def scene() -> None:
-        with master() as process:
-            link = Link(int(process.address.rpartition(":")[2]))
-            async with playing(rules(max_ps=1, workers=2), **at(process)) as job:
-                apart = replace(job.spec, master=MasterSpec("127.0.0.1", link.port, is_host=False))
-                a, b = job.node("a", room(worker=1), spec=apart), job.node("b", room(ps=1, chief=1, worker=1))
-                await a.until(lambda: a.keys and a.order.open)
-                await b.until(lambda: len(b.keys) == 3 and b.order.open)
-                spare = job.node("spare", room(worker=1))
-                await spare.until(lambda: spare.assignment.waiting)
-                assert spare.assignment.waiting is not None
-                size = "1 parameter server, a chief and 2 workers train"
-                assert spare.assignment.waiting.text == f"{size}; this node waits as a spare"
-                kept = set(b.keys)
-                link.close()
-                await spare.runs("worker-2")
-                assert b.keys == kept
-                assert b.order.version == 1
-
-    asyncio.run(scene())
 
 
 def test_each_node_that_comes_to_a_job_in_etcd_is_told_that_it_trains(shared_etcd: Etcd) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from node_truth import Truth
+from node_truth import USUAL, Truth
 from policy_parts import check_part, order_of
 from simulation.backends import Backend, WrittenNode
 from virtual_job import rules
@@ -56,8 +56,10 @@ def train(backend: Backend, *nodes: WrittenNode, number: int = 1) -> Assignment:
 
 
 def one_node_gets_the_first_rank(backend: Backend) -> None:
-    ranks = train(backend, backend.node()).ranks
+    node = backend.node()
+    ranks = train(backend, node).ranks
     assert ranks is not None
+    assert node.changes, "the agent is called when its assignment has changed"
     assert (ranks.node_rank, ranks.nodes, ranks.first_rank, ranks.workers, ranks.world_size) == (0, 1, 0, 2, 2)
 
 
@@ -112,7 +114,9 @@ def a_node_is_checked_before_it_trains(backend: Backend) -> None:
     node.policy = msgspec.structs.replace(node.policy, link_result=truth.link(node.address, task))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: node.assignment.ranks)
-    assert check_part(node.assignment).health is not None
+    health = check_part(node.assignment).health
+    assert health is not None
+    assert health.gigabytes == USUAL
 
 
 def a_node_that_never_computes_is_found_without_another_report(backend: Backend) -> None:
@@ -130,15 +134,24 @@ def servers(**changes: Any) -> JobRules:
     return JobRules(max_nodes=2, last_call_timeout=1.0, join_timeout=30.0, lost_after=1.0, policy=cluster)
 
 
-def hosted(node: WrittenNode, stage: TaskStage, end: TaskEnd | None = None) -> NodeTasks:
+def hosted(node: WrittenNode, stage: TaskStage) -> NodeTasks:
     """The tasks of the node's order, all of them at one stage."""
-    order = order_of(node.assignment)
-    assert order is not None
     tasks = tuple(
-        TaskStatus(key=task.key, stage=stage, port=1000 + place, end=end if task.role is Role.CHIEF else None)
-        for place, task in enumerate(order.tasks)
+        TaskStatus(key=task.key, stage=stage, port=1000 + place)
+        for place, task in enumerate(order_of(node.assignment).tasks)
     )
     return NodeTasks(capacity=ROOM, tasks=tasks)
+
+
+def end_task(node: WrittenNode, role: Role, end: TaskEnd) -> None:
+    """Report that the task with that role has ended; the other one is ready."""
+    status = hosted(node, TaskStage.READY)
+    tasks = tuple(
+        msgspec.structs.replace(one, stage=TaskStage.ENDED, end=end) if one.key.role is role else one
+        for one in status.tasks
+    )
+    node.policy = msgspec.structs.replace(status, tasks=tasks)
+    node.report(phase=NodePhase.RUNNING)
 
 
 def a_node_gets_the_tasks_for_which_it_has_room(backend: Backend) -> None:
@@ -159,15 +172,17 @@ def a_node_gets_the_tasks_for_which_it_has_room(backend: Backend) -> None:
 def the_success_of_the_chief_ends_the_job(backend: Backend) -> None:
     a_node_gets_the_tasks_for_which_it_has_room(backend)
     (node,) = backend.nodes
-    ended = TaskEnd(EndCause.SUCCESS, "has succeeded")
-    status = hosted(node, TaskStage.READY)
-    tasks = tuple(
-        msgspec.structs.replace(one, stage=TaskStage.ENDED, end=ended) if one.key.role is Role.CHIEF else one
-        for one in status.tasks
-    )
-    node.policy = msgspec.structs.replace(status, tasks=tasks)
-    node.report(phase=NodePhase.RUNNING)
+    end_task(node, Role.CHIEF, TaskEnd(EndCause.SUCCESS, "has succeeded"))
     backend.until(lambda: node.assignment.phase is PlanPhase.FINISHED)
+
+
+def the_end_of_a_server_begins_the_next_version(backend: Backend) -> None:
+    a_node_gets_the_tasks_for_which_it_has_room(backend)
+    (node,) = backend.nodes
+    end_task(node, Role.PS, TaskEnd(EndCause.FAILURE, WHAT))
+    backend.until(lambda: order_of(node.assignment).version == 2)
+    assert {str(task.key) for task in order_of(node.assignment).tasks} == {"ps-1", "chief-1"}
+    assert not order_of(node.assignment).open
 
 
 def a_deadline_of_tasks_passes_without_another_report(backend: Backend) -> None:
@@ -201,6 +216,7 @@ FACTS: dict[Fact, JobRules] = {
     ),
     a_node_gets_the_tasks_for_which_it_has_room: servers(),
     the_success_of_the_chief_ends_the_job: servers(),
+    the_end_of_a_server_begins_the_next_version: servers(),
     a_deadline_of_tasks_passes_without_another_report: servers(ready_timeout=5.0, max_restarts=0),
     a_node_without_tasks_reads_what_is_missing: servers(),
 }
@@ -293,3 +309,17 @@ def test_a_fact_holds_on_every_backend(fact: Fact, name: str) -> None:
 def test_a_fact_of_several_nodes_holds_on_every_backend(fact: Fact, name: str) -> None:
     with Backend(name, FACTS_OF_SEVERAL[fact]) as backend:
         fact(backend)
+
+
+@pytest.mark.parametrize(
+    ("fact", "lines"),
+    [
+        (a_node_is_checked_before_it_trains, []),
+        (a_node_that_never_computes_is_found_without_another_report, ["Fault nodes are: [0] and stragglers are: []."]),
+    ],
+    ids=["passed", "dismissed"],
+)
+def test_a_node_alone_logs_the_result_of_a_check_unless_its_agent_does(fact: Fact, lines: list[str]) -> None:
+    with Backend("local", FACTS[fact]) as backend:
+        fact(backend)
+        assert [line[line.index("Fault") :] for line in backend.lines if "Fault nodes" in line] == lines

@@ -109,11 +109,15 @@ class WrittenNode(Node):
 
 
 class Backend:
-    """One job over one backend: `local`, `master` or `etcd`. A context manager."""
+    """One job over one backend: `local`, `master` or `etcd`. A context manager.
+
+    `lines` is the trace of its events, with what its clients log.
+    """
 
     def __init__(self, name: str, rules: JobRules) -> None:
         self.rules = rules
-        self.timeline = Timeline(1)
+        self.lines: list[str] = []
+        self.timeline = Timeline(1, self.lines.append)
         self.nodes: list[WrittenNode] = []
         self._laws = Laws(rules, durable=False, nodes_stay=False)
         self._stack = ExitStack()
