@@ -24,6 +24,10 @@ TOO_FEW_NODES = 75
 """The job has fewer nodes than it needs (sysexits' EX_TEMPFAIL): a later start may find more."""
 
 
+STOPPED_ON_REQUEST = 143
+"""`stop` ended the job: as if SIGTERM had ended each of its launchers."""
+
+
 def of_signal(number: int) -> int:
     """The exit code for a process that a signal ended, as a shell reports it."""
     return 128 + number

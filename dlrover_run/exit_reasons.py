@@ -25,6 +25,8 @@ class ExitReason(enum.StrEnum):
     STRAGGLER = "straggler"
     TOO_FEW_NODES = "too few nodes"
     CUT_OFF = "cut off"
+    STOPPED_ON_REQUEST = "stopped on request"
+    """An operator has stopped the job on all nodes."""
 
 
 ExitScheme = Literal["precise", "torchrun", "kubernetes"]
@@ -48,8 +50,10 @@ _KUBERNETES: Mapping[ExitReason, int] = {
     ExitReason.STRAGGLER: RETRY,
     ExitReason.TOO_FEW_NODES: RETRY,
     ExitReason.CUT_OFF: RETRY,
+    ExitReason.STOPPED_ON_REQUEST: exit_codes.COMPAT_FAILURE,
 }
-"""The reasons for which another attempt, often on another machine, may go well."""
+"""The reasons for which another attempt, often on another machine, may go well; and the stop of the whole job, which an
+operator of the cluster must not undo."""
 
 
 def in_scheme(reason: ExitReason, code: int, scheme: ExitScheme, peer_status: int = 0) -> int:

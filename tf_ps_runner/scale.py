@@ -17,6 +17,7 @@ from dlrover_run.command_line.application import flag_option
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.options import OTHER
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError
+from dlrover_run.operate.sockets import peer_uid, socket_names
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, DesiredReplicas
 from tf_ps_runner import scale_protocol
 from tf_ps_runner.command_line.options import CLUSTER, RENDEZVOUS_FLAGS, TF_PS_RUN
@@ -119,7 +120,7 @@ def _request_here(request: ScaleRequest, run_id: str) -> Reply:
         try:
             connection.settimeout(request.timeout)
             connection.connect(scale_protocol.socket_address(os.geteuid(), run_id))
-            if scale_protocol.peer_uid(connection) != os.geteuid():
+            if peer_uid(connection) != os.geteuid():
                 raise ScaleFailed(f"the process that answers for the job {run_id!r} belongs to another user.")
             connection.sendall(scale_protocol.request_line(request.targets))
             line = _read_line(connection, time.monotonic() + request.timeout)
@@ -175,12 +176,7 @@ def only_job(uid: int, proc: Path = Path("/proc")) -> str:
 
 def job_names(uid: int, proc: Path) -> set[str]:
     """The names of the jobs whose agents accept requests of this user on this machine."""
-    mark = f"@{scale_protocol.socket_prefix(uid)}"
-    # The eighth column is the socket's name, which may contain spaces; `@` stands for the byte that makes it abstract.
-    columns = (line.split(None, 7) for line in (proc / "net" / "unix").read_text(errors="replace").splitlines())
-    names = {fields[7].removeprefix(mark) for fields in columns if len(fields) == 8 and fields[7].startswith(mark)}
-    # Any user can choose such a socket name, which must not control a terminal; no job has an unprintable name.
-    return {name for name in names if name.isprintable()}
+    return socket_names(scale_protocol.socket_prefix(uid), proc)
 
 
 def _request_remotely(request: ScaleRequest, flags: FlagValues, environ: Mapping[str, str]) -> tuple[str, Reply]:

@@ -7,8 +7,6 @@ has no owner in the file system, so each side asks the kernel for the peer's use
 from __future__ import annotations
 
 import hashlib
-import socket
-import struct
 
 import msgspec
 
@@ -19,8 +17,6 @@ MAX_BYTES = 4096
 
 MAX_NAME = 107
 """Bytes of a unix socket's name after the first."""
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,12 +42,6 @@ def socket_address(uid: int, run_id: str) -> bytes:
     if len(name.encode()) > MAX_NAME:
         name = f"{socket_prefix(uid)}sha256:{hashlib.sha256(run_id.encode()).hexdigest()}"
     return b"\0" + name.encode()
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """The user of the process at the other end, as the kernel knows it."""
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(peer)[1])
 
 
 def request_line(request: DesiredReplicas) -> bytes:

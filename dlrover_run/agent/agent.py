@@ -11,9 +11,10 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from dlrover_run.agent.environment import requeue_count
-from dlrover_run.agent.event_log import AssignmentEvents
+from dlrover_run.agent.event_log import AssignmentEvents, event_log_path
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import reconcile
@@ -23,7 +24,9 @@ from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
+from dlrover_run.coordination.policy_records import PROGRAM
 from dlrover_run.events.records import NO_EVENTS, AgentEnded, Events, StopRequested
+from dlrover_run.operate.agent_socket import AgentSocket
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.process_tree import tree
@@ -31,6 +34,9 @@ from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.supervisor.process import StuckProcess
+
+if TYPE_CHECKING:
+    from dlrover_run.operate.protocol import AgentInfo
 
 OpenClient = Callable[[OnChange, Callable[[str], None]], RendezvousClient]
 """Opens the rendezvous client, which gets a listener and a function that prints a line about the job."""
@@ -68,6 +74,7 @@ class Agent:
             )
         )
         self._client = open_client(self._wake.set, self._print_job_line)
+        self._operator = AgentSocket(lambda: self._info(run_dir), lambda request: self._client.ask(request))
 
     @property
     def pids_to_spare(self) -> set[int]:
@@ -81,6 +88,7 @@ class Agent:
         if requeues := requeue_count(os.environ):
             self._console.info(f"attempt {requeues + 1} of job {self._job.run_id}: its scheduler has started it again")
         try:
+            await self._listen_to_operators()
             await self._adapter.open()
             await self._reconcile_until_done()
         except (StuckProcess, SpecError, OSError) as error:
@@ -93,6 +101,8 @@ class Agent:
             self._wake.clear()
             if self._adapter.problem is not None:
                 raise self._adapter.problem
+            if self._client.assignment.drains:
+                self._shutdown.drain()
             adapter, leaving = self._adapter, self._shutdown.wanted
             assignment, over = self._client.assignment, self._is_over
             self._assignment_events.follow(assignment)
@@ -107,6 +117,27 @@ class Agent:
             if (over or leaving) and adapter.idle:
                 return
             await self._wake.wait()
+
+    async def _listen_to_operators(self) -> None:
+        try:
+            await self._operator.open()
+        except OSError as error:
+            # The job does not need it.
+            self._console.info(f"warning: `status` does not find this node from here: {error.strerror or error}")
+
+    def _info(self, run_dir: RunDir) -> AgentInfo:
+        from dlrover_run.operate.protocol import AgentInfo
+
+        job, log = self._job, event_log_path(self._job, run_dir)
+        return AgentInfo(
+            job=job.run_id,
+            program=PROGRAM if job.rules.policy is None else job.rules.policy.program,
+            backend=job.backend,
+            host=self._node_state.host,
+            node_id=self._node_state.node_id,
+            pid=os.getpid(),
+            log="" if log is None else str(log),
+        )
 
     @property
     def _is_over(self) -> bool:
@@ -139,6 +170,7 @@ class Agent:
         self._assignment_events.follow(assignment)
         await self._adapter.close(assignment, result)
         self._orphans.close()
+        self._operator.close()
         await self._client.close()
         self._node_state.close()
         what = (result.error or result.reason)[:MAX_WHAT]
@@ -155,9 +187,11 @@ class Agent:
 
     def _on_stop_signal(self, number: signal.Signals, for_tasks: signal.Signals, delivered_at: float | None) -> None:
         first = self._shutdown.signal is None
+        drained = first and self._shutdown.drained
         if first:
-            self._node_state.leave_signal = number.name
-            self._events.emit(StopRequested(signal=number.name))
+            # A node that is drained leaves as it was asked to; a signal ends it.
+            self._node_state.leave_signal = "" if drained else number.name
+            self._events.emit(StopRequested(signal=number.name, drained=drained))
         self._stop_waiting()
         if first:
             key = number is signal.SIGINT
@@ -167,7 +201,7 @@ class Agent:
             if then is None:
                 seconds = self._shutdown.grace if self._adapter.running else None
                 then = render_shutdown(self._adapter.noun, seconds, alone=self._job.single_node, again=key)
-            self._console.info(f"{received_text(number, for_tasks, self._job.preemption)}: {then}")
+            self._console.info(f"{received_text(number, for_tasks, self._job.preemption, drained)}: {then}")
         # After the first signal, the next turn of the loop stops the tasks with it; those that it finds stopping
         # already would not get it.
         self._adapter.send(for_tasks, delivered_at, only_stopping=first)

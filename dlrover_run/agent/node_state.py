@@ -30,7 +30,7 @@ class NodeState:
         self._spec = spec
         self.host = display_name(spec)
         self._incarnation = uuid.uuid4().hex
-        self._node_id = spec.node_id or f"{os.getpid()}-{self._incarnation[:12]}"
+        self.node_id = spec.node_id or f"{os.getpid()}-{self._incarnation[:12]}"
         self._next_port = HeldPort()
         self._port: HeldPort | None = None
         self._known_round = RoundKey()
@@ -90,7 +90,7 @@ class NodeState:
     def report(self, phase: NodePhase, failure: Failure | None = None, progressed: bool = False) -> NodeReport:
         """A report of this node."""
         return NodeReport(
-            node_id=self._node_id,
+            node_id=self.node_id,
             incarnation=self._incarnation,
             host=self.host,
             address=self._spec.local_addr or "127.0.0.1",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
 from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase
+from dlrover_run.coordination.reasons import Code
 from dlrover_run.exit_reasons import ExitReason, ExitScheme, in_scheme
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.health import model as check_records
@@ -150,6 +151,8 @@ def _exit(end: JobEnd, root: WorkerExit | None) -> tuple[ExitReason, int]:
         if root is not None:
             # A task whose success is a failure of the job, as of a chief without a session, has exit status 0.
             return ExitReason.WORKER_FAILED, root.exit_status or exit_codes.PEER_FAILED
+        if Code.STOPPED_ON_REQUEST.within(end.assignment.reasons):
+            return ExitReason.STOPPED_ON_REQUEST, exit_codes.STOPPED_ON_REQUEST
         if end.assignment.failure is None:
             return ExitReason.TOO_FEW_NODES, exit_codes.TOO_FEW_NODES
         return ExitReason.PEER_FAILED, exit_codes.PEER_FAILED
@@ -175,7 +178,8 @@ def _error(end: JobEnd) -> str | None:
         return _explain_dismissal(checkup)
     assignment = end.assignment
     if assignment.phase is PlanPhase.FAILED and assignment.failure is None:
-        return f"the job failed: {assignment.reason}"
+        stopped = Code.STOPPED_ON_REQUEST.within(assignment.reasons)
+        return assignment.reason if stopped else f"the job failed: {assignment.reason}"
     if assignment.phase in OVER or end.problem is None:
         return None
     return f"{end.problem}; all {end.noun} of this node had succeeded by then" if end.tasks.succeeded else end.problem

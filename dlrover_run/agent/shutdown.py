@@ -134,6 +134,8 @@ class ShutdownRequest:
         """The seconds that its workers have then."""
         self.orphaned = False
         """Whether the process that this node works for has ended."""
+        self.drained = False
+        """Whether an operator has asked this node to leave, and no signal."""
 
     @property
     def wanted(self) -> bool:
@@ -148,6 +150,14 @@ class ShutdownRequest:
         if self.signal is None:
             return signal.SIGTERM, grace, None
         return self.stop_signal, self.grace, self.delivered_at
+
+    def drain(self) -> None:
+        """Leave because an operator asks for it: as on a notice of the scheduler, or else on SIGTERM. Only the first
+        request to leave counts."""
+        if not self.wanted:
+            self.drained = True
+            notice = self._spec.preemption
+            self._take(signal.SIGTERM if notice is None else notice.signal, None)
 
     def listen(self, parent_pipes: Sequence[int]) -> None:
         """Receive signals and the ends of parent-death pipes from now on. The signals have been blocked since before
@@ -219,8 +229,13 @@ class ShutdownRequest:
         self.signal = self.signal or number
 
 
-def received_text(number: signal.Signals, for_workers: signal.Signals, notice: PreemptionNotice | None) -> str:
-    """The beginning of the line about a signal that ends the launcher; `for_workers` is what the workers are sent."""
+def received_text(
+    number: signal.Signals, for_workers: signal.Signals, notice: PreemptionNotice | None, drained: bool = False
+) -> str:
+    """The beginning of the line about a signal that ends the launcher; `for_workers` is what the workers are sent. If
+    the node is `drained`, there was no signal."""
+    if drained:
+        return "an operator drains this node"
     if notice is not None and number is notice.signal:
         return f"{number.name} received, which announces the end of this node in {notice.seconds:g} s"
     if for_workers in (number, signal.SIGKILL):

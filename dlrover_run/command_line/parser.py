@@ -72,6 +72,11 @@ class Program:
         return tuple(map(tuple, groups))
 
 
+OPERATOR_COMMANDS = {
+    name: f"dlrover_run.operate.commands:{name}" for name in ("status", "top", "why", "events", "drain", "stop")
+}
+"""The subcommands for operators, which both programs have."""
+
 DLROVER_RUN = Program(
     name="dlrover-run",
     table=TABLE,
@@ -89,6 +94,7 @@ A drop-in for torchrun: every flag of torchrun 2.13 to 2.15 means the same here.
             "First of two, by hand: [b]dlrover-run --nnodes=2 --node-rank=0 --master-addr=node0 train.py[/]",
         )
     ),
+    subcommands=OPERATOR_COMMANDS,
     unsupported=UNSUPPORTED_DLROVER_FLAGS,
 )
 

@@ -30,6 +30,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ranks: RankAssignment | None = None
     policy: PolicyAssignment | None = None
     peers: Peers = ()
+    drains: bool = False
 
     @property
     def waits(self) -> bool:
@@ -45,7 +46,11 @@ def node_views(policy: Policy, plan: Plan) -> dict[NodeKey, NodeView]:
     """The part of each node that has one."""
     ranks = rank_assignments(plan) if policy.has_rounds else {}
     given = policy.tasks(plan, ranks)
-    return {key: NodeView(ranks=ranks.get(key), policy=given.get(key)) for key in dict.fromkeys([*ranks, *given])}
+    drained = frozenset(plan.draining)
+    return {
+        key: NodeView(ranks=ranks.get(key), policy=given.get(key), drains=key in drained)
+        for key in dict.fromkeys([*ranks, *given, *plan.draining])
+    }
 
 
 def choose_peers(keys: Sequence[NodeKey], members: Members) -> dict[NodeKey, tuple[Peer, ...]]:
@@ -75,7 +80,7 @@ def view_of(policy: Policy, plan: Plan, found: Mapping[NodeKey, NodeView], key: 
     """The part of one node among those of the plan, or the answer to a request of a node that has none."""
     part = found.get(key, EMPTY_VIEW)
     answer = policy.answer(plan, key) if part.policy is None else None
-    return part if answer is None else NodeView(policy=answer)
+    return part if answer is None else msgspec.structs.replace(part, policy=answer)
 
 
 def build_assignment(plan: Plan, part: NodeView, waiting: Waiting | None) -> Assignment:
@@ -86,4 +91,6 @@ def build_assignment(plan: Plan, part: NodeView, waiting: Waiting | None) -> Ass
 
 def with_view(common: Assignment, part: NodeView, waiting: Waiting | None) -> Assignment:
     """The assignment that all nodes have in common, with one node's part in it."""
-    return msgspec.structs.replace(common, ranks=part.ranks, waiting=waiting, policy=part.policy, peers=part.peers)
+    return msgspec.structs.replace(
+        common, ranks=part.ranks, waiting=waiting, policy=part.policy, peers=part.peers, drains=part.drains
+    )

@@ -7,9 +7,11 @@ of one monotonic clock; the coordinator converts them to job time, which a succe
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,9 +34,13 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.recovery import knows_a_round, latest_round
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, apply_request
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.waiting import wait_status
 from dlrover_run.policies.registry import policy_of
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.status import JobStatus
 
 RETURN_GRACE = 6.0
 """Seconds that nodes have to reconnect to a coordinator that takes over, or that was stalled for longer than
@@ -81,6 +87,7 @@ class Coordinator:
         self._processes: dict[str, list[NodeKey]] = {}
         self._views = node_views(self.policy, self.plan)
         self._lines: list[str] = []
+        self._requests: list[OperatorRequest] = []
         # Store the plan on the first `advance` even if it does not change, before it is sent to any node.
         self._is_new = self.policy.is_active(self.plan)
         self._deadlines: tuple[Deadline, ...] = ()
@@ -195,7 +202,7 @@ class Coordinator:
         before, is_new = self.plan, self._is_new
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
-            decision = decide(self.policy, self.plan, self._members, time)
+            decision = decide(self.policy, self._requested(time), self._members, time)
             self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
             self._lines += decision.log_lines
             self._forget(time)
@@ -244,6 +251,33 @@ class Coordinator:
     def waiting(self, now: float) -> Waiting:
         """What nodes without ranks wait for."""
         return wait_status(self.policy, self.plan, self._members, self._deadlines, self._job_time(now))
+
+    def request(self, request: OperatorRequest, now: float) -> None:
+        """Take a request of an operator, which the next `advance` carries out. Raises RequestFailed."""
+        if self._recovering_until is not None or self.superseded:
+            raise RequestFailed("the coordinator of the job has just begun; try again in a moment")
+        apply_request(self.policy, self.plan, self._members, request, self._job_time(now))
+        self._requests.append(request)
+
+    def status(self, name: str, now: float, *, aged: bool = True) -> JobStatus:
+        """The status of the job of that name for an operator; see `JobView` for `aged`."""
+        # Imported only here: a launch does not wait for it.
+        from dlrover_run.coordination.status import JobView, job_status
+
+        time = self._job_time(now)
+        views = {key: self.view(key) for key in self._members}
+        waiting = None if self.plan.phase in OVER else self.waiting(now)
+        return job_status(JobView(name, self.rules, self.plan, self.members, views, waiting, time, aged))
+
+    def _requested(self, time: float) -> Plan:
+        """The plan after the requests that have been taken since the last decision."""
+        plan, requests = self.plan, self._requests
+        self._requests = []
+        for request in requests:
+            # What was possible when it was taken may not be any more, after another request.
+            with contextlib.suppress(RequestFailed):
+                plan = apply_request(self.policy, plan, self._members, request, time)
+        return plan
 
     @property
     def _is_fresh(self) -> bool:

@@ -198,7 +198,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
     times `restart_times`. `early_failures` rounds in succession failed before any worker made progress. `failure` is
     what ended the last round, if a worker did. `reasons` are the codes of why the plan is as it is. `policy` is
-    the state of the job's policy.
+    the state of the job's policy. `draining` are nodes that an operator has asked to leave.
     """
 
     epoch: int = 0
@@ -215,6 +215,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
     reasons: BoundedReasons = (Code.NO_REPORT_YET(),)
     policy: PolicyState | None = None
+    draining: tuple[NodeKey, ...] = ()
 
     @property
     def reason(self) -> str:
@@ -252,7 +253,8 @@ Peers = Annotated[tuple[Peer, ...], Meta(max_length=MAX_PEERS)]
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The part of the plan that one node needs. `ranks` is None for a node without ranks in the round, which waits.
-    `policy` is what the job's policy assigns to the node. `peers` are some other nodes on other machines."""
+    `policy` is what the job's policy assigns to the node. `peers` are some other nodes on other machines. `drains` asks
+    the node to leave."""
 
     epoch: int = 0
     phase: PlanPhase = PlanPhase.GATHERING
@@ -264,6 +266,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     waiting: Waiting | None = None
     policy: PolicyAssignment | None = None
     peers: Peers = ()
+    drains: bool = False
 
     @property
     def reason(self) -> str:

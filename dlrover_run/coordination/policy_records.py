@@ -113,6 +113,21 @@ class PolicyAssignment(PolicyRecord):
         return False
 
     @property
+    def is_checking(self) -> bool:
+        """Whether the node has something to try before it may train."""
+        return False
+
+    @property
+    def note(self) -> str:
+        """What an operator should know of the node, a clause; empty where there is nothing to say."""
+        return ""
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The names of the tasks of the node, where it has no ranks."""
+        return ()
+
+    @property
     def job_processes(self) -> int:
         """How many processes the job has, as far as the part has that."""
         return 0

@@ -111,6 +111,7 @@ class Code(ReasonCode):
         "{number} rounds in succession failed before any worker had got through init_process_group or written a "
         "checkpoint, so the job stops early (--rdzv-conf early_failure_limit=0 goes on)"
     )
+    STOPPED_ON_REQUEST = "{by} stopped the job"
     SCALED_UP = "{names:join} joined, so {after} nodes train instead of {before}"
 
     # Members that are gone.

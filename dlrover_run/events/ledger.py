@@ -17,6 +17,7 @@ from datetime import datetime
 
 import msgspec
 
+from dlrover_run.coordination.reasons import Code
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
     AgentEnded,
@@ -50,7 +51,7 @@ class TimePhase(enum.StrEnum):
     nodes or for its coordinator. CHECK: the health check. IMPORT: a worker runs, and has not reached its store. INIT:
     it has, and its first step is not done. TRAIN: it works. STALLED: it makes no progress. LOST: it worked, and the
     result was lost, as the last checkpoint is older. RESTART: its round has ended, and the worker of the next one does
-    not run yet. STOP: its work is done or has to end.
+    not run yet. STOP: its work is done or has to end. SPARE: the others train, and it waits to step in.
     """
 
     START = "start"
@@ -63,6 +64,7 @@ class TimePhase(enum.StrEnum):
     LOST = "lost"
     RESTART = "restart"
     STOP = "stop"
+    SPARE = "spare"
     UNKNOWN = "unknown"
 
 
@@ -117,8 +119,11 @@ class Ledger:
 
     @property
     def ettr(self) -> float | None:
-        """The effective training time ratio: the part of the time in which work was done that was not lost."""
-        return self.totals()[TimePhase.TRAIN] / self.wall if self.wall else None
+        """The effective training time ratio: the part of the time in which work was done that was not lost. The time of
+        spares is left out."""
+        totals = self.totals()
+        wall = self.wall - totals[TimePhase.SPARE]
+        return totals[TimePhase.TRAIN] / wall if wall else None
 
 
 def build_ledger(logs: Sequence[AgentLog], until: datetime | None = None, running: bool = False) -> Ledger:
@@ -250,6 +255,8 @@ class _Account:
                 self._exit(event)
             case _ if self._stops:
                 pass
+            case NodeWaiting() if _is_spare(event):
+                self._enter(self._idle(), TimePhase.SPARE)
             case NodeWaiting() | CheckEnded():
                 self._enter(self._idle(), TimePhase.RENDEZVOUS)
             case CheckStarted():
@@ -386,6 +393,11 @@ def _ready_phases(log: AgentLog) -> dict[str, TimePhase]:
     observed = _observed(log)
     last = observed == {"store"}
     return {stage: TimePhase.TRAIN if last else _STAGES[stage] for stage in observed}
+
+
+def _is_spare(event: NodeWaiting) -> bool:
+    """Whether a node without ranks waits while the others train, and joins no round that is due."""
+    return Code.TRAINING.within(event.reasons) and not Code.JOINS_NEXT_ROUND.within(event.reasons)
 
 
 def _joined(segments: Sequence[TimeSegment]) -> tuple[TimeSegment, ...]:

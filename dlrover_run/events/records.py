@@ -207,9 +207,10 @@ class CoordinatorChanged(Event, frozen=True, kw_only=True, tag="dlrover.coordina
 
 
 class StopRequested(Event, frozen=True, kw_only=True, tag="dlrover.stop.requested"):
-    """A signal asks this node to leave."""
+    """A signal asks this node to leave, or an operator: then it is `drained`, and its workers are sent that signal."""
 
     signal: str
+    drained: bool = False
 
 
 class JobEnded(Event, frozen=True, kw_only=True, tag="dlrover.job.ended"):

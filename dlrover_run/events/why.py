@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from dlrover_run.coordination.reasons import Reason, ReasonCode, Reasons, register, render, sentence
+from dlrover_run.coordination.reasons import Code, Reason, ReasonCode, Reasons, register, render, sentence
 from dlrover_run.events.ledger import (
     MICROSECONDS,
     Ledger,
@@ -72,6 +72,7 @@ class WhyCode(ReasonCode):
 
     STALLED = "{name} on {host} has made no progress since {at}"
     JOB_FAILED = "the job failed at {at}:"
+    JOB_STOPPED = "the job ended at {at}:"
     JOB_SUCCEEDED = "the job succeeded at {at}, after {number:#restart}"
     AGENT_ENDED = "the launcher on {host} ended at {at} with exit code {code}:"
     WAITS = "{host} waits, because:"
@@ -144,6 +145,8 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
         event = entry.event
         if isinstance(event, JobEnded):
             if event.phase == "failed":
+                if Code.STOPPED_ON_REQUEST.within(event.reasons):
+                    return [(WhyCode.JOB_STOPPED(at=_at(event.time)), *event.reasons)]
                 failed = _last_task_failure(logs)[:1] if last_round is None else _failures(logs, last_round)
                 return [(WhyCode.JOB_FAILED(at=_at(event.time)), *event.reasons), *failed]
             return [(WhyCode.JOB_SUCCEEDED(at=_at(event.time), number=event.restarts),)]

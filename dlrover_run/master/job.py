@@ -16,7 +16,9 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodePhase, NodeReport, PlanPhase, Waiting
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import sentence
+from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
+from dlrover_run.coordination.status import JobStatus
 from dlrover_run.coordination.text import counted
 from dlrover_run.coordination.validation import config_mismatch, validate_report, wrong_job_kind
 from dlrover_run.coordination.waiting_throttle import WaitingThrottle
@@ -182,6 +184,15 @@ class Job:
         elif not self._nodes:
             times.append(self._over_at + RESULT_RETENTION)
         return min((time for time in times if time is not None), default=None)
+
+    def request(self, request: OperatorRequest, now: float) -> None:
+        """Take a request of an operator; `step` is needed. Raises RequestFailed."""
+        self._coordinator.request(request, now)
+        self._log(f"{request.by or 'an operator'} requests: {request.action.value} {request.node}".rstrip())
+
+    def status(self, now: float) -> JobStatus:
+        """The status of the job for an operator."""
+        return self._coordinator.status(self.name, now)
 
     def is_unneeded(self, now: float) -> bool:
         """Whether no node can need this job any more."""

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import NodeKey, NodeReport
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.job import Job, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
 from dlrover_run.rendezvous.failure_detector import StallDetector
-from dlrover_run.transport.messages import InvalidMessage, Join, Refused, Welcome, decode_rules
+from dlrover_run.transport.messages import Answered, InvalidMessage, Join, Refused, Welcome, decode_rules
 
 MAX_JOBS = 1000
 """Maximum jobs that a master coordinates at a time."""
@@ -95,6 +96,23 @@ class Jobs:
         if self._jobs.get(job.name) is job:
             self._schedule(job.name)
             self._on_change()
+
+    def answer(self, name: str, request: OperatorRequest | None) -> Answered:
+        """Answer an operator, after taking the request, if there is one."""
+        now = self._now()
+        job = self._jobs.get(name)
+        if job is None:
+            known = ", ".join(map(repr, sorted(self._jobs)[:3]))
+            return Answered(refusal=f"no job {name!r} runs here" + (f", but {known}" if known else ""))
+        refusal = ""
+        if request is not None:
+            try:
+                job.request(request, now)
+            except RequestFailed as failed:
+                refusal = str(failed)
+            else:
+                self._schedule(name)
+        return Answered(job.status(now), refusal)
 
     def close(self, reason: str) -> None:
         """End every stream; the journals stay, for a successor."""

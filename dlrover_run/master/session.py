@@ -14,6 +14,7 @@ from dlrover_run.transport import auth
 from dlrover_run.transport.connection import ConnectionLost, ServerConnection
 from dlrover_run.transport.messages import (
     PROTOCOL,
+    Ask,
     Assigned,
     Challenge,
     Hello,
@@ -36,6 +37,9 @@ A node needs two round trips. This limits how long an unauthenticated client can
 
 MAX_HANDSHAKE_MESSAGE = 16 * 1024
 """Maximum bytes of a message from an unauthenticated client: several times the longest valid one."""
+
+ASK_TIMEOUT = 60.0
+"""Seconds from one question of an operator's program to the next; then its connection is ended."""
 
 LAST_MESSAGE_TIMEOUT = 5.0
 """Seconds that a node gets to read a connection's last message before the connection ends without it."""
@@ -96,7 +100,12 @@ class NodeSession:
 
     async def _read(self, on_joined: Callable[[], None], on_refused: Callable[[str], None]) -> None:
         try:
-            job = await self._join()
+            hello = await self._authenticate()
+            first: Join | Ask = await self._receive(Join, Ask)
+            if isinstance(first, Ask):
+                on_joined()
+                return await self._answer(hello.job, first)
+            job = self._join(hello, first)
             on_joined()
             while True:
                 self._jobs.receive(job, self, (await self._receive(Report)).report)
@@ -111,18 +120,17 @@ class NodeSession:
             on_refused(text)
             self.end(Refused(text, retry=True))
 
-    async def _join(self) -> Job:
-        """Authenticate in both directions and take the node into its job. Raises RequestRefused, InvalidMessage and
-        ConnectionLost."""
+    async def _authenticate(self) -> Hello:
+        """Authenticate in both directions. Raises RequestRefused, InvalidMessage and ConnectionLost."""
         nonce = auth.new_nonce()
-        hello = await self._receive(Hello, MAX_HANDSHAKE_MESSAGE)
+        hello = await self._receive(Hello, max_bytes=MAX_HANDSHAKE_MESSAGE)
         if hello.protocol != PROTOCOL:
             raise RequestRefused(
                 f"this master speaks protocol {PROTOCOL} and the node {str(hello.protocol)[:20]}: install one "
                 "version of dlrover-run on all nodes"
             )
         self._reply(Challenge(nonce))
-        proof = await self._receive(Proof, MAX_HANDSHAKE_MESSAGE)
+        proof = await self._receive(Proof, max_bytes=MAX_HANDSHAKE_MESSAGE)
         if not auth.macs_equal(proof.mac, auth.node_mac(self._token, hello, nonce)):
             if not self._token:
                 problem = "this node has a token and the master has none"
@@ -132,7 +140,10 @@ class NodeSession:
                 problem = "this node's token is not the master's"
             raise RequestRefused(f"{problem}: {TOKEN_REMEDY}")
         self._reply(Proof(auth.master_mac(self._token, hello, nonce)))
-        join = await self._receive(Join)
+        return hello
+
+    def _join(self, hello: Hello, join: Join) -> Job:
+        """Take the node into its job. Raises RequestRefused."""
         if join.report.key != (hello.node_id, hello.incarnation):
             raise RequestRefused("a node may only report itself, and this one sent hello under another id")
         job, welcome = self._jobs.join(hello.job, self, join)
@@ -141,7 +152,17 @@ class NodeSession:
         self._reply(welcome)
         return job
 
-    async def _receive(self, kind: type[Message], max_bytes: int | None = None) -> Message:
+    async def _answer(self, job: str, ask: Ask) -> None:
+        """Answer the questions of an operator, who is no node, until that connection ends. Raises RequestRefused,
+        InvalidMessage and ConnectionLost."""
+        while True:
+            self._timer.cancel()
+            self._reply(self._jobs.answer(job, ask.request))
+            idle = Refused(f"no question was asked for {ASK_TIMEOUT:g} s")
+            self._timer = self._loop.call_later(ASK_TIMEOUT, self.end, idle)
+            ask = await self._receive(Ask)
+
+    async def _receive(self, *kinds: type[Message], max_bytes: int | None = None) -> Message:
         data = await self._connection.receive()
         # After its last message the master ignores what the node sends.
         if self._ending:
@@ -151,8 +172,8 @@ class NodeSession:
                 f"a message of {len(data)} bytes, longer than the {max_bytes} allowed before the proof"
             )
         message = decode_from_node(data)
-        if not isinstance(message, kind):
-            sent, expected = type(message).__name__.lower(), kind.__name__.lower()
+        if not isinstance(message, kinds):
+            sent, expected = type(message).__name__.lower(), kinds[0].__name__.lower()
             raise RequestRefused(f"the node sent {sent} where {expected} was expected")
         return message
 

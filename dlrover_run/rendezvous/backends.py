@@ -28,4 +28,5 @@ def open_client(spec: JobSpec, on_change: OnChange, log: Callable[[str], None]) 
         return EtcdClient(spec, on_change, log, store)
     from dlrover_run.rendezvous.local import LocalClient
 
-    return LocalClient(spec.rules, spec.node_rank if spec.backend == "static" else None, on_change, log)
+    node_rank = spec.node_rank if spec.backend == "static" else None
+    return LocalClient(spec.rules, node_rank, on_change, log, spec.run_id)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Waiting
 from dlrover_run.coordination.policy_records import PolicyMemory
 
+if TYPE_CHECKING:
+    from dlrover_run.coordination.requests import OperatorRequest
+    from dlrover_run.coordination.status import JobStatus
+
 OnChange = Callable[[], None]
 """Called when the assignment or the problem of a client has changed."""
+
+
+class AskFailed(Exception):
+    """A question about a job without an answer; the message is a clause. `no_job`: there is no such job there."""
+
+    def __init__(self, reason: str, no_job: bool = False) -> None:
+        super().__init__(reason)
+        self.no_job = no_job
 
 
 class RendezvousClient(Protocol):
@@ -40,6 +52,11 @@ class RendezvousClient(Protocol):
 
     def report(self, report: NodeReport) -> None:
         """Send the latest report of this node, as soon as a coordinator can be reached."""
+        ...
+
+    async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        """The status of the job, after a request of an operator was taken, if there is one. The caller limits the time.
+        Raises AskFailed."""
         ...
 
     async def close(self) -> None:

@@ -13,9 +13,11 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
 from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
+from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch, wrong_job_kind
 from dlrover_run.etcd.operations import (
@@ -44,6 +46,10 @@ from dlrover_run.rendezvous.reconnect import ID_IN_USE_TIMEOUT, Reaches, RemoteC
 from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
 from dlrover_run.transport.messages import InvalidMessage, decode_rules
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.status import JobStatus
+
 
 MIN_LEASE = 2
 """Seconds of the shortest lease that etcd grants with its default election timeout. It prolongs shorter ones."""
@@ -98,6 +104,11 @@ class EtcdClient(RemoteClient):
         # A dead process with this node's id blocks the id until its lease has expired.
         super().__init__(spec, server, on_change, log, rng, max(ID_IN_USE_TIMEOUT, 2.0 * self._ttl), reaches)
         self._election = Election(store, self._keys, self._rules, self._assignments, rng, self._log_once)
+
+    async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        from dlrover_run.rendezvous.etcd_requests import ask_etcd
+
+        return await ask_etcd(self._store, self._keys, self._spec.run_id, request)
 
     async def close(self) -> None:
         """Wait until the last report is stored, if etcd can be reached now, and disconnect."""

@@ -7,16 +7,29 @@ agent that was replaced during a stall writes nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, NodeKey, NodePhase, NodeReport, Plan
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import validate_report, wrong_job_kind
 from dlrover_run.coordination.waiting_throttle import WaitingThrottle
 from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
-from dlrover_run.etcd.operations import Change, Compacted, KeyValue, KeyValueStore, LeaseExpired, Range, Watch
+from dlrover_run.etcd.operations import (
+    Change,
+    Compacted,
+    Delete,
+    KeyValue,
+    KeyValueStore,
+    LeaseExpired,
+    ModRevisionIs,
+    Range,
+    Txn,
+    Watch,
+)
 from dlrover_run.rendezvous.etcd_records import Keys, StoredPlan, decode_record, encode_record, messages_by_bucket
 from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.rendezvous.reconnect import wait_for_event
@@ -120,6 +133,8 @@ class EtcdLeader:
         self._membership = MembershipWatch(keys, log)
         self._stalls = StallDetector(self._loop.time())
         self._coordinator: Coordinator | None = None
+        self._requests = Range(keys.requests, prefix=True)
+        self._taken: list[KeyValue] = []
         self._changes: list[Change] = []
         self._changed = asyncio.Event()
         self._lease = 0
@@ -137,7 +152,7 @@ class EtcdLeader:
         try:
             was_away = self._coordinator is not None
             while not self._done:
-                async with self._store.watch([Range(self._keys.nodes, prefix=True)]) as watch:
+                async with self._store.watch([Range(self._keys.nodes, prefix=True), self._requests]) as watch:
                     revision, coordinator = await self._read_all(was_away)
                     was_away = False
                     watching = asyncio.ensure_future(self._listen(watch, revision))
@@ -156,7 +171,7 @@ class EtcdLeader:
     async def _read_all(self, was_away: bool) -> tuple[int, Coordinator]:
         """Read all keys at one revision; `was_away`: etcd was unavailable before. Raises NotElected."""
         self._changes.clear()
-        outcome = await self._writer.read(Range(self._keys.plan), Range(self._keys.nodes, prefix=True))
+        outcome = await self._writer.read(Range(self._keys.plan), Range(self._keys.nodes, prefix=True), self._requests)
         now = self._loop.time()
         coordinator = self._coordinator
         if coordinator is None:
@@ -168,6 +183,9 @@ class EtcdLeader:
             coordinator.extend_grace(now)
         nodes = (current for key, current in outcome.found.items() if key.startswith(self._keys.nodes))
         self._membership.receive_all(coordinator, nodes, now)
+        for key, current in outcome.found.items():
+            if key.startswith(self._keys.requests):
+                self._take_request(coordinator, current, now)
         self._write_due = self._progress.outdated = True
         return outcome.revision, coordinator
 
@@ -208,10 +226,13 @@ class EtcdLeader:
             self._compensate_stall(coordinator, now)
             changes, self._changes = self._changes, []
             for change in changes:
-                if self._membership.receive(coordinator, change, now):
+                if change.key.startswith(self._keys.requests):
+                    self._take_request(coordinator, change.now, now)
+                elif self._membership.receive(coordinator, change, now):
                     self._progress.outdated = True
             await self._renew_job_lease(now)
             coordinator = await self._step(coordinator)
+            await self._delete_requests()
             if coordinator.plan.phase in OVER or self._membership.has_left(self._own):
                 self._done = True
                 return
@@ -220,6 +241,23 @@ class EtcdLeader:
             if not self._changes:
                 self._changed.clear()
                 await wait_for_event(self._changed, self._wake_at(coordinator) - self._loop.time())
+
+    def _take_request(self, coordinator: Coordinator, current: KeyValue | None, now: float) -> None:
+        """Take a request of an operator. One that cannot be carried out is only deleted: its program has looked at the
+        same records, and said so."""
+        if current is None:
+            return
+        self._taken.append(current)
+        with contextlib.suppress(InvalidMessage, RequestFailed):
+            request = decode_record(current.value, OperatorRequest)
+            coordinator.request(request, now)
+            self._log(f"{request.by or 'an operator'} requests: {request.action.value} {request.node}".rstrip())
+
+    async def _delete_requests(self) -> None:
+        """Delete the requests that the stored plan contains, which shows that they are carried out."""
+        taken, self._taken = self._taken, []
+        for request in taken:
+            await self._store.commit(Txn((ModRevisionIs(request.key, request.changed),), (Delete(Range(request.key)),)))
 
     def _wake_at(self, coordinator: Coordinator) -> float:
         times = (coordinator.wake_at(), self._progress.due, self._renew_at, self._stalls.next_check)

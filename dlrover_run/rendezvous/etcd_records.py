@@ -8,6 +8,7 @@
 | `messages/BUCKET` | the leader: the assignments of the nodes of that bucket | that of the plan |
 | `over` | the leader, once the job is over | the same |
 | `unaware` | the leader, if a disconnected member may come back to learn of the end | the same |
+| `requests/ID` | an operator's program: its request; the leader deletes it once it has carried it out | the program's |
 | `last_write` | the leader: the number of its last write | the same |
 
 A node reads only `leader` and the messages of its own bucket. The plan of 512 nodes is 60 KB, and each of them would
@@ -28,6 +29,7 @@ from dlrover_run.coordination.assignment import EMPTY_VIEW, NodeView, with_view
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, Waiting, common_assignment
 from dlrover_run.coordination.policy_records import PolicyAssignment
+from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.policies.registry import decode_part
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, encode_rules
 
@@ -76,6 +78,7 @@ class Keys:
         self.job = f"{prefix}/{quote(run_id, safe='')}/"
         self.nodes = f"{self.job}nodes/"
         self.all_messages = f"{self.job}messages/"
+        self.requests = f"{self.job}requests/"
         self.leader = f"{self.job}leader"
         self.plan = f"{self.job}plan"
         self.over = f"{self.job}over"
@@ -94,10 +97,10 @@ def bucket_of(node_id: str) -> int:
     return zlib.crc32(node_id.encode()) % BUCKETS
 
 
-Record = TypeVar("Record", NodeReport, StoredPlan, BucketMessage)
+Record = TypeVar("Record", NodeReport, StoredPlan, BucketMessage, OperatorRequest)
 
 
-def encode_record(record: NodeReport | StoredPlan | BucketMessage) -> bytes:
+def encode_record(record: NodeReport | StoredPlan | BucketMessage | OperatorRequest) -> bytes:
     data = msgspec.json.encode(record)
     return zlib.compress(data, 1) if len(data) >= COMPRESS_FROM else data
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.rendezvous.client import OnChange
+from dlrover_run.rendezvous.client import AskFailed, OnChange
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.status import JobStatus
 
 
 class LocalClient:
@@ -19,6 +24,7 @@ class LocalClient:
 
     With `static` (`node_rank` is given) nodes do not communicate, exactly as in torchrun. The reports of the other
     nodes are simulated: each of them counts as being in the phase of this node. `log` prints one line to the console.
+    `name` is that of the job.
     """
 
     problem: str | None = None
@@ -31,7 +37,9 @@ class LocalClient:
         node_rank: int | None,
         on_change: OnChange,
         log: Callable[[str], None] = lambda line: None,
+        name: str = "",
     ) -> None:
+        self._name = name
         # Simulated nodes cannot be checked.
         self._rules = rules if node_rank is None else replace(rules, policy=None)
         self._log = log
@@ -53,6 +61,19 @@ class LocalClient:
             return
         self._status = report
         self._decide(report)
+
+    async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        coordinator, report = self._coordinator, self._status
+        if coordinator is None or report is None:
+            raise AskFailed("this node has only just begun")
+        now = asyncio.get_running_loop().time()
+        if request is not None:
+            try:
+                coordinator.request(request, now)
+            except RequestFailed as failed:
+                raise AskFailed(str(failed)) from None
+            self._decide(report)
+        return coordinator.status(self._name, now)
 
     async def close(self) -> None:
         self._cancel_timer()

@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import secrets
 from collections.abc import Callable
 from typing import TypeVar
 
 from dlrover_run.coordination.model import NodeReport
+from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.status import JobStatus
 from dlrover_run.rendezvous import cut_off
-from dlrover_run.rendezvous.client import OnChange
+from dlrover_run.rendezvous.client import AskFailed, OnChange
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.rendezvous.master_launcher import CannotLaunchMaster, MasterLauncher
 from dlrover_run.rendezvous.reconnect import Reaches, RemoteClient
-from dlrover_run.spec import JobSpec
+from dlrover_run.spec import JobSpec, MasterSpec
 from dlrover_run.transport import auth, messages
 from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
 from dlrover_run.transport.connection import Connect, Connection, ConnectionLost, GrpcConnection
 from dlrover_run.transport.messages import (
+    Answered,
+    Ask,
     Assigned,
     Challenge,
     Hello,
@@ -75,17 +80,28 @@ class MasterSession:
         except TimeoutError:
             raise ConnectionLost(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
 
+    async def ask(self, job: str, request: OperatorRequest | None) -> Answered:
+        """Authenticate in both directions, and ask for the status of a job as a program that is no node. The caller
+        limits the time. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
+        asker = f"operator-{secrets.token_hex(8)}"
+        await self._begin(Hello(messages.PROTOCOL, job, asker, asker, auth.new_nonce()), Ask(request))
+        return await self._expect(Answered)
+
     async def _join(self, job: str, report: NodeReport, rules: JobRules) -> Welcome:
         hello = Hello(messages.PROTOCOL, job, report.node_id, report.incarnation, auth.new_nonce())
+        await self._begin(hello, Join(report, messages.encode_rules(rules)))
+        return await self._expect(Welcome)
+
+    async def _begin(self, hello: Hello, first: Join | Ask) -> None:
+        """Prove the token, send the first message, and let the master prove the token."""
         await self.send(hello)
         challenge = await self._expect(Challenge)
         await self.send(Proof(auth.node_mac(self._token, hello, challenge.nonce)))
-        await self.send(Join(report, messages.encode_rules(rules)))
+        await self.send(first)
         proof = await self._expect(Proof)
         if self._token and not auth.macs_equal(proof.mac, auth.master_mac(self._token, hello, challenge.nonce)):
             raise MasterNotAuthenticated
         self._authenticated = True
-        return await self._expect(Welcome)
 
     async def _expect(self, kind: type[Message]) -> Message:
         message = await self.receive()
@@ -108,6 +124,39 @@ class MasterSession:
 
     async def finish(self) -> None:
         await self._connection.finish()
+
+
+async def ask_master(
+    spec: MasterSpec, job: str, request: OperatorRequest | None, connect: Connect = GrpcConnection
+) -> JobStatus:
+    """The status of a job, over a connection of its own. The caller limits the time. Raises AskFailed."""
+    server = f"the master at {join_address(spec.host, spec.port)}"
+    try:
+        addresses = await resolve(spec.host, spec.port)
+    except UnresolvedHost as unknown:
+        raise AskFailed(str(unknown)) from None
+    problem = AskFailed(f"{server} has no address")
+    for _, group in itertools.groupby(addresses, lambda address: address.family):
+        connection: Connection | None = None
+        try:
+            connection = connect(spec, list(group))
+            answer = await MasterSession(connection, spec.token).ask(job, request)
+        except ConnectionLost as ended:
+            problem = AskFailed(f"{server} cannot be reached: {ended}")
+            continue
+        except MasterNotAuthenticated:
+            raise AskFailed(f"{server} does not know this job's token") from None
+        except MasterRefused as refusal:
+            raise AskFailed(f"{server} refuses: {refusal}") from None
+        finally:
+            if connection is not None:
+                await connection.close()
+        if answer.status is None:
+            raise AskFailed(f"{server}: {answer.refusal}", no_job=True)
+        if answer.refusal:
+            raise AskFailed(answer.refusal)
+        return answer.status
+    raise problem
 
 
 class MasterClient(RemoteClient):
@@ -134,6 +183,9 @@ class MasterClient(RemoteClient):
     def pids(self) -> set[int]:
         """The master, if this node has started it. It outlives the agent because the other nodes need it."""
         return set(self._launcher.pids)
+
+    async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        return await ask_master(self._master, self._spec.run_id, request, self._connect)
 
     async def _attempt(self) -> None:
         try:

@@ -6,6 +6,9 @@ Then it sends `Welcome` once, and `Assigned` after each `Join` and `Report` and 
 node sends a `Report` whenever its state changes, and at least once in each keep-alive interval of the job. `Refused`
 is the last message of the master on a connection.
 
+An operator's program, which is no node, proves the token in the same way and sends `Ask` in place of `Join`, as often
+as it likes. The master answers each with `Answered`. Only a request of an operator changes the plan.
+
 A node that is done sends a last `Report`, half-closes the connection and reads on until the master ends it. If it
 closed the connection instead, messages that the master has not read would be lost.
 """
@@ -20,7 +23,9 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.status import JobStatus
 from dlrover_run.policies.registry import decode_part, name_of
 
 PROTOCOL = 3
@@ -78,6 +83,12 @@ class Report(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields=Tr
     report: NodeReport
 
 
+class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True, omit_defaults=True):
+    """A question for the status of the job, after `request` has been taken, if there is one."""
+
+    request: OperatorRequest | None = None
+
+
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
     """A random text that both proofs must cover."""
 
@@ -98,6 +109,14 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned", forbid_unknown_field
     assignment: Assignment
 
 
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """The answer to `Ask`. `status` is None if there is no such job. `refusal` is a clause about that, or about a
+    request that cannot be carried out."""
+
+    status: JobStatus | None = None
+    refusal: Sentence = ""
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
     """The connection ends here. `retry`: another attempt may succeed a little later."""
 
@@ -105,8 +124,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=
     retry: bool = False
 
 
-NodeMessage = Hello | Proof | Join | Report
-MasterMessage = Challenge | Proof | Welcome | Assigned | Refused
+NodeMessage = Hello | Proof | Join | Report | Ask
+MasterMessage = Challenge | Proof | Welcome | Assigned | Answered | Refused
 Message = TypeVar("Message")
 
 _encoder = msgspec.json.Encoder()

@@ -213,8 +213,10 @@ def test_the_endpoint_goes_before_the_masters_address() -> None:
 
 def test_a_script_with_a_reserved_name_runs_by_its_path_and_other_programs_by_their_name(here: Path) -> None:
     (here / "status").write_text("")
-    with pytest.raises(SpecError, match="'status' is reserved for a subcommand"):
-        parse(["status"], {})
+    with pytest.raises(SpecError, match="'stacks' is reserved for a subcommand"):
+        parse(["stacks"], {})
+    with pytest.raises(SpecError, match="'status' is a subcommand"):
+        parse(["--nnodes=1", "status"], {})
     assert parse(["./status"], {}).entrypoint.target == "./status"
     assert parse(["train.py", "status"], {}).entrypoint.args == ("status",)
     (here / "top").write_text("#!/bin/sh\n")

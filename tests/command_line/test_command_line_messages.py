@@ -18,7 +18,7 @@ from command_lines import fake_etcd3, isolate
 
 from dlrover_run import cli, exit_codes
 from tf_ps_runner import cli as tf_cli
-from tf_ps_runner.command_line.options import PREFIX
+from tf_ps_runner.command_line.options import PREFIX, TF_PS_RUN
 
 GOLDEN = Path(__file__).with_name("command_line_messages.txt")
 
@@ -51,8 +51,8 @@ def messages(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> st
     with pytest.MonkeyPatch.context() as environment:
         for name, _, value in variables:
             environment.setenv(name, value)
-        if argv[:1] == ["scale"]:
-            outcome: object = tf_cli.main(argv)
+        if argv[:1] and argv[0] in TF_PS_RUN.subcommands:
+            outcome: object = (tf_cli if program == "tf-ps-run" else cli).main(argv)
         else:
             outcome = (tf_cli if program == "tf-ps-run" else cli).job_or_code(argv)
     printed, said = capsys.readouterr()

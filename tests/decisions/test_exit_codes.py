@@ -23,12 +23,14 @@ PRECISE = {
     ExitReason.STRAGGLER: exit_codes.STRAGGLER,
     ExitReason.TOO_FEW_NODES: exit_codes.TOO_FEW_NODES,
     ExitReason.CUT_OFF: exit_codes.CUT_OFF,
+    ExitReason.STOPPED_ON_REQUEST: exit_codes.STOPPED_ON_REQUEST,
 }
 PERMANENT = {
     ExitReason.WORKER_FAILED,
     ExitReason.PEER_FAILED,
     ExitReason.BAD_COMMAND_LINE,
     ExitReason.INTERNAL_ERROR,
+    ExitReason.STOPPED_ON_REQUEST,
 }
 
 

@@ -53,6 +53,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         ),
     ),
     ((Code.SCALED_UP(names=("node 2 (d)",), after=3, before=2),), "node 2 (d) joined, so 3 nodes train instead of 2"),
+    ((Code.STOPPED_ON_REQUEST(by="ann@n01"),), "ann@n01 stopped the job"),
     ((Code.LEFT_ON_REQUEST(names=("node 1 (b)",), number=1),), "node 1 (b) left, as it was asked to"),
     ((Code.ASKED_TO_LEAVE(names=("node 1 (b)",), number=1),), "node 1 (b) was asked to leave"),
     (

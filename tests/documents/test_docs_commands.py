@@ -6,6 +6,7 @@ run says why in `NOT_RUN`. Also: the figures of README.md are those of the bench
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -47,7 +48,6 @@ from dlrover_run.master import command as master
 from dlrover_run.spec import JobSpec
 from tf_ps_runner import cli as tf_ps_run
 from tf_ps_runner.command_line.options import TF_PS_RUN
-from tf_ps_runner.scale import scale
 
 NOT_RUN = {
     "etcdctl": "needs the administrator of an etcd",
@@ -125,15 +125,24 @@ def job_of(words: list[str], environ: dict[str, str]) -> JobSpec | CommandLine:
     return spec
 
 
+def check_subcommand(path: str, words: list[str]) -> None:
+    """Check the flags of a subcommand, whose function is `module:function`."""
+    module, _, function = path.partition(":")
+    app = typer.Typer()
+    app.command()(getattr(importlib.import_module(module), function))
+    typer.main.get_command(app).make_context(words[0], words[1:])
+
+
 def check_dlrover_run(words: list[str], environ: dict[str, str]) -> None:
-    job_of(words, environ)
+    if words[0] in DLROVER_RUN.subcommands:
+        check_subcommand(DLROVER_RUN.subcommands[words[0]], words)
+    else:
+        job_of(words, environ)
 
 
 def check_tf_ps_run(words: list[str], environ: dict[str, str]) -> None:
-    if words[0] == "scale":
-        app = typer.Typer()
-        app.command()(scale)
-        typer.main.get_command(app).make_context("scale", words[1:])
+    if words[0] in TF_PS_RUN.subcommands:
+        check_subcommand(TF_PS_RUN.subcommands[words[0]], words)
     elif parse_argv(words, TF_PS_RUN).request is None:
         tf_ps_run.parse(words, environ)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from dlrover_run.operate.sockets import peer_uid
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 from tf_ps_runner import scale_protocol
 from tf_ps_runner.scale_protocol import Reply
@@ -84,7 +85,7 @@ class ScaleServer:
         self._serving.add(serving)
         try:
             connection = writer.get_extra_info("socket")
-            if len(self._serving) <= MAX_CONNECTIONS and scale_protocol.peer_uid(connection) == os.geteuid():
+            if len(self._serving) <= MAX_CONNECTIONS and peer_uid(connection) == os.geteuid():
                 reply = await self._answer(reader)
                 if reply is not None:
                     writer.write(scale_protocol.reply_line(reply))

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlrover_run.command_line import options
 from dlrover_run.command_line.options import FAILURES, Flag
-from dlrover_run.command_line.parser import Program
+from dlrover_run.command_line.parser import OPERATOR_COMMANDS, Program
 from dlrover_run.command_line.values import alternatives
 from dlrover_run.policies.parameter_servers import rules
 
@@ -177,7 +177,7 @@ Each task gets its TF_CONFIG. Arguments after SCRIPT are passed to SCRIPT.""",
             "Each of several: [b]tf-ps-run --role=ps --ps=1:4 --workers=2:8 --rdzv-endpoint=node0 train.py[/]",
         )
     ),
-    subcommands={"scale": "tf_ps_runner.scale:scale"},
+    subcommands={"scale": "tf_ps_runner.scale:scale", **OPERATOR_COMMANDS},
     unsupported_from="dlrover-run",
     unsupported={
         "nnodes": "give --ps and --workers, and --role on each machine",

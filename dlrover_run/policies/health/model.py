@@ -292,6 +292,16 @@ class HealthAssignment(
         return self.health is not None and self.health.dismissed
 
     @property
+    def is_checking(self) -> bool:
+        """Whether the node takes part in a check that runs."""
+        return self.check_task is not None
+
+    @property
+    def note(self) -> str:
+        """What a check has found, if it is nothing good."""
+        return "" if self.health is None or not self.health.reason else f"node check: {self.health.reason}"
+
+    @property
     def is_announced(self) -> bool:
         """A node that passes prints one line of its own. The coordinator's lines are for users that compare nodes."""
         return self.health is not None and self.health.status is HealthStatus.PASSED

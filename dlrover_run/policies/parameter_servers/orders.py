@@ -74,6 +74,11 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
         return bool(self.tasks)
 
     @property
+    def task_names(self) -> tuple[str, ...]:
+        """The tasks by role and rank."""
+        return tuple(f"{task.role.value} {task.rank}" for task in self.tasks)
+
+    @property
     def job_processes(self) -> int:
         """How many processes the job has, as far as the order has them."""
         return len(self.servers) + len(self.workers)

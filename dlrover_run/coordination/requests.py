@@ -1,0 +1,69 @@
+"""Requests of an operator: drain a node, or stop the job. Pure.
+
+A request becomes part of the plan at the next decision and is then as durable as the plan. The nodes act on it as on a
+signal to their launchers, so nothing else in the core depends on it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from dlrover_run.coordination.bounds import Name
+from dlrover_run.coordination.decision import end_job
+from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.model import OVER, NodeKey, Plan, PlanPhase
+from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.reasons import Code
+
+MAX_DRAINING = 1000
+"""Nodes that drain at one time; of more the first."""
+
+
+class Action(enum.StrEnum):
+    """What an operator requests."""
+
+    DRAIN = "drain"
+    STOP = "stop"
+
+
+class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request. `node` names the node to drain: its rank, its host or its id. `by` is who requests it, for people."""
+
+    action: Action
+    node: Name = ""
+    by: Name = ""
+
+
+class RequestFailed(Exception):
+    """A request that the job cannot carry out; the message is a clause."""
+
+
+def find_nodes(plan: Plan, members: Members, name: str) -> tuple[NodeKey, ...]:
+    """The nodes that are here and have this rank, host or id. Raises RequestFailed if there is none, or if nodes share
+    the host of this name."""
+    here = {key: p for key, p in members.items() if not p.has_left}
+    ranked = {str(rank): member.key for rank, member in enumerate(plan.members) if plan.phase is PlanPhase.TRAINING}
+    if ranked.get(name) in here:
+        return (ranked[name],)
+    found = [key for key, p in here.items() if name in (p.report.host, key.node_id)]
+    if len({key.node_id for key in found}) > 1:
+        ranks = sorted(rank for rank, key in ranked.items() if key in found)
+        raise RequestFailed(f"{len(found)} nodes are named {name}; give a node rank, such as {', '.join(ranks[:3])}")
+    if not found:
+        raise RequestFailed(f"no node of the job has the rank, the host or the id {name}")
+    return tuple(found)
+
+
+def apply_request(policy: Policy, plan: Plan, members: Members, request: OperatorRequest, now: float) -> Plan:
+    """The plan after a request. Raises RequestFailed."""
+    if plan.phase in OVER:
+        raise RequestFailed("the job is over")
+    if request.action is Action.STOP:
+        reason = Code.STOPPED_ON_REQUEST(by=request.by or "an operator")
+        stopped = end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FAILED, (reason,)).plan
+        return policy.end_job(stopped, now) if policy.is_active(stopped) else stopped
+    known = [key for key in plan.draining if key in members]
+    draining = dict.fromkeys((*known, *find_nodes(plan, members, request.node)))
+    return msgspec.structs.replace(plan, clock=now, draining=tuple(draining)[:MAX_DRAINING])

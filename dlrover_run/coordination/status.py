@@ -1,0 +1,238 @@
+"""The status of a job for an operator: what the coordinator knows of the job and of each of its nodes. Pure.
+
+It is a record of its own and not the plan, so that the plan can change without a change of what programs read
+(`status --json`, `/v1/status`).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from dlrover_run.coordination.assignment import EMPTY_VIEW, NodeView
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, PlanPhase, Waiting, rank_assignments
+from dlrover_run.coordination.policy_records import PROGRAM, PolicyAssignment
+from dlrover_run.coordination.reasons import Reasons
+from dlrover_run.coordination.rules import JobRules
+
+SCHEMA = 1
+"""The version of the meaning of the fields. New fields keep it."""
+
+MAX_SHOWN = 1000
+"""Nodes in a status. Of more than that those are left out first of which there is least to say."""
+
+
+class JobState(enum.StrEnum):
+    """What the job is doing. WAITING: it has no round, because nodes are missing or are being checked."""
+
+    WAITING = "waiting"
+    TRAINING = "training"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class NodeCondition(enum.StrEnum):
+    """What one node is doing.
+
+    STARTING: it has a place in the round, and has not reported that its workers run. WAITING: there is no round. SPARE:
+    it has no place in the round that runs. DRAINING: it was asked to leave, and its workers have their grace.
+    DISCONNECTED: it is declared lost unless it connects again.
+    """
+
+    STARTING = "starting"
+    TRAINING = "training"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    WAITING = "waiting"
+    CHECKING = "checking"
+    SPARE = "spare"
+    DRAINING = "draining"
+    DISCONNECTED = "disconnected"
+    EXCLUDED = "excluded"
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. `node` is its rank, `first_rank` the first global rank of its `workers`; both are None for a node
+    without a place. `seconds` is for how long it is in its state, None where that is not known. `tasks` names what it
+    runs, in a job without ranks. `reason` says why it is in this state, empty where there is nothing to say."""
+
+    node: int | None
+    host: str
+    node_id: str
+    state: NodeCondition
+    seconds: float | None
+    workers: int
+    first_rank: int | None = None
+    tasks: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. `round` is the last round, or the version of the cluster in a job without ranks.
+
+    `seconds` is for how long it is in its state, `age` how long it has had a coordinator; both are None
+    where they are not known. `restarts_left` is None where nothing limits them. `reason` renders `reasons`, which say
+    why the plan is as it is; `waiting` is what nodes without a place wait for, at most `waiting_seconds` from now.
+    `node_counts` counts all nodes by their state, also the `nodes_omitted`."""
+
+    schema: int = SCHEMA
+    job: str
+    program: str = PROGRAM
+    state: JobState
+    seconds: float | None
+    age: float | None
+    epoch: int
+    round: int
+    min_nodes: int
+    max_nodes: int
+    spares_wanted: int = 0
+    round_nodes: int = 0
+    workers: int = 0
+    restarts: int = 0
+    max_restarts: int | None = 0
+    restarts_left: int | None = None
+    restart_window: float = 0.0
+    reason: str = ""
+    reasons: Reasons = ()
+    waiting: str = ""
+    waiting_seconds: float | None = None
+    node_counts: Mapping[str, int]
+    nodes: tuple[NodeStatus, ...]
+    nodes_omitted: int = 0
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What a status is made of: the state of a coordinator at job time `now`. `aged` is False where the times in it are
+    those of a reader that has just read the records of the job."""
+
+    name: str
+    rules: JobRules
+    plan: Plan
+    members: Members
+    views: Mapping[NodeKey, NodeView]
+    waiting: Waiting | None
+    now: float
+    aged: bool = True
+
+
+def job_status(view: JobView) -> JobStatus:
+    """The status of a job."""
+    plan, rules = view.plan, view.rules
+    has_rounds = rules.policy is None or rules.policy.has_rounds
+    nodes = list(_nodes(view))
+    shown = _shown(nodes)
+    used = len(plan.restart_times) if rules.restart_window else plan.restart_count
+    waiting = view.waiting if plan.phase is not PlanPhase.TRAINING or not has_rounds else None
+    return JobStatus(
+        job=view.name,
+        program=PROGRAM if rules.policy is None else rules.policy.program,
+        state=_STATES[plan.phase],
+        seconds=_ago(view, plan.since),
+        age=view.now if view.aged else None,
+        epoch=plan.epoch,
+        round=plan.key.number,
+        min_nodes=rules.min_nodes,
+        max_nodes=rules.max_nodes,
+        spares_wanted=rules.spares,
+        round_nodes=len(plan.members) if plan.phase is PlanPhase.TRAINING else 0,
+        workers=sum(member.workers for member in plan.members)
+        if plan.phase is PlanPhase.TRAINING and has_rounds
+        else 0,
+        restarts=plan.restart_count,
+        max_restarts=rules.max_restarts if has_rounds else None,
+        restarts_left=max(0, rules.max_restarts - used) if has_rounds else None,
+        restart_window=rules.restart_window,
+        reason=plan.reason,
+        reasons=plan.reasons,
+        waiting="" if waiting is None else waiting.text,
+        waiting_seconds=None if waiting is None else waiting.seconds,
+        node_counts=dict(sorted(Counter(each.state.value for each in nodes).items())),
+        nodes=shown,
+        nodes_omitted=len(nodes) - len(shown),
+    )
+
+
+_STATES = {
+    PlanPhase.GATHERING: JobState.WAITING,
+    PlanPhase.TRAINING: JobState.TRAINING,
+    PlanPhase.FINISHED: JobState.SUCCEEDED,
+    PlanPhase.FAILED: JobState.FAILED,
+}
+
+
+def _nodes(view: JobView) -> Iterable[NodeStatus]:
+    """All nodes: those of the round in the order of their ranks, then the others in the order in which they joined."""
+    ranks = rank_assignments(view.plan)
+    others = [key for key, p in view.members.items() if key not in ranks and p.report.phase is not NodePhase.LEFT]
+    others.sort(key=lambda key: (view.members[key].joined_at, key))
+    hosts = {member.key: member for member in view.plan.members}
+    for key in (*ranks, *others):
+        p, place = view.members.get(key), ranks.get(key)
+        part = view.views.get(key, EMPTY_VIEW).policy
+        state, since, reason = _condition(view, key, p, part)
+        yield NodeStatus(
+            node=None if place is None else place.node_rank,
+            host=hosts[key].host if p is None else p.report.host,
+            node_id=key.node_id,
+            state=state,
+            seconds=None if since is None else _ago(view, since),
+            workers=hosts[key].workers if p is None else p.report.workers,
+            first_rank=None if place is None else place.first_rank,
+            tasks=() if part is None else part.task_names,
+            reason=reason,
+        )
+
+
+def _condition(
+    view: JobView, key: NodeKey, p: MemberState | None, part: PolicyAssignment | None
+) -> tuple[NodeCondition, float | None, str]:
+    """What a node is doing, since when, and why."""
+    plan = view.plan
+    if p is None:
+        done = any(member.done for member in plan.members if member.key == key)
+        return (NodeCondition.SUCCEEDED if done else NodeCondition.DISCONNECTED), None, ""
+    if p.succeeded_in(plan.key) and plan.phase in (PlanPhase.TRAINING, PlanPhase.FINISHED):
+        return NodeCondition.SUCCEEDED, p.changed_at, ""
+    if not p.connected:
+        left = max(0.0, (p.lost_at or 0.0) - view.now)
+        reason = f"lost in {left:.1f} s unless it connects again" if view.aged and left else ""
+        # Minus infinity: a coordinator that has just taken over waits for it.
+        since = p.disconnected_at
+        return NodeCondition.DISCONNECTED, since if since is not None and math.isfinite(since) else None, reason
+    report = p.report
+    if p.is_draining:
+        return NodeCondition.DRAINING, p.changed_at, f"asked to leave by {report.ended_by}" if report.ended_by else ""
+    if report.phase is NodePhase.FAILED and report.failure is not None and report.in_round(plan.key):
+        return NodeCondition.FAILED, p.changed_at, f"rank {report.failure.rank} {report.failure.exit_text}"
+    if part is not None and part.dismisses:
+        return NodeCondition.EXCLUDED, p.changed_at, part.note
+    note = "" if part is None else part.note
+    if part is not None and part.is_checking:
+        return NodeCondition.CHECKING, p.changed_at, note
+    if plan.phase is not PlanPhase.TRAINING:
+        return NodeCondition.WAITING, p.changed_at, note
+    if view.views.get(key, EMPTY_VIEW).waits:
+        return NodeCondition.SPARE, p.joined_at, note
+    started = report.phase is NodePhase.RUNNING and (report.in_round(plan.key) or part is not None)
+    runs_tasks = part is not None and part.has_tasks
+    return (NodeCondition.TRAINING if started or runs_tasks else NodeCondition.STARTING), p.changed_at, note
+
+
+def _ago(view: JobView, since: float) -> float | None:
+    return round(max(0.0, view.now - since), 3) if view.aged else None
+
+
+def _shown(nodes: list[NodeStatus]) -> tuple[NodeStatus, ...]:
+    """At most MAX_SHOWN of the nodes, in their order."""
+    if len(nodes) <= MAX_SHOWN:
+        return tuple(nodes)
+    dull = (NodeCondition.TRAINING, NodeCondition.SUCCEEDED, NodeCondition.SPARE)
+    by_interest = sorted(range(len(nodes)), key=lambda place: nodes[place].state in dull and not nodes[place].reason)
+    return tuple(nodes[place] for place in sorted(by_interest[:MAX_SHOWN]))

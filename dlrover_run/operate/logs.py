@@ -1,0 +1,101 @@
+"""The event logs of a job: those that a user names, or those of its agents that this machine can read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from dlrover_run.command_line import values
+from dlrover_run.events.ledger import build_ledger
+from dlrover_run.events.reader import AgentLog, Entry, NoEventLog, latest_run, merged, read_logs
+from dlrover_run.events.records import FILE_NAME, WorkerFailed
+from dlrover_run.operate.protocol import AgentInfo
+from dlrover_run.operate.text import Effectiveness
+from dlrover_run.spec import SpecError
+
+MAX_QUICK_BYTES = 8 * 1024 * 1024
+"""Bytes of logs that are read for a figure that was not asked for."""
+
+
+def named_logs(path: str) -> list[AgentLog]:
+    """The logs of the last job in a directory or a file that the user names. Raises SpecError."""
+    try:
+        return latest_run(read_logs(path))
+    except NoEventLog as missing:
+        raise SpecError(f"{missing}: name the directory of --log-dir or of --journal.") from None
+    except OSError as error:
+        raise SpecError(f"the event log {path!r} cannot be read: {error.strerror}.") from None
+
+
+def running_logs(agents: Sequence[AgentInfo]) -> list[AgentLog]:
+    """The logs of running agents of one job and, in a directory that agents share, of the other agents of that run.
+    Logs that cannot be read are left out."""
+    paths = {Path(agent.log) for agent in agents if agent.log}
+    places = {path if path.name == FILE_NAME else path.parent for path in paths}
+    names = {agent.job for agent in agents}
+    return latest_run([log for place in sorted(places) for log in _readable(place) if log.opened.job in names])
+
+
+def _readable(place: Path) -> list[AgentLog]:
+    try:
+        return read_logs(place)
+    except (NoEventLog, OSError):
+        return []
+
+
+def effectiveness(agents: Sequence[AgentInfo], now: datetime) -> Effectiveness | None:
+    """The effective training time ratio up to now; None without logs, or if reading them would take long."""
+    sizes = 0
+    for agent in agents:
+        try:
+            sizes += Path(agent.log).stat().st_size if agent.log else 0
+        except OSError:
+            continue
+    if not sizes or sizes > MAX_QUICK_BYTES:
+        return None
+    logs = running_logs(agents)
+    ratio = build_ledger(logs, now, running=True).ettr
+    return None if ratio is None else Effectiveness(ratio, len(logs))
+
+
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
+_AGE = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """The time that `--since` means: an age (`10m`), the last time that the clock showed this (`04:12`), or a date and
+    time. Raises SpecError."""
+    if age := _AGE.fullmatch(text):
+        return now - timedelta(seconds=float(age[1]) * _UNITS[age[2]])
+    if clock := _CLOCK.fullmatch(text):
+        local = now.astimezone()
+        then = local.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0), microsecond=0)
+        return (then if then <= local else then - timedelta(days=1)).astimezone(UTC)
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        raise values.invalid(
+            "--since", text, "is no time", "give an age such as 10m, a time such as 04:12, or a date with a time"
+        ) from None
+
+
+def entries_since(logs: Sequence[AgentLog], since: datetime | None) -> list[Entry]:
+    """The events of all agents by their time, from that time on."""
+    return [entry for entry in merged(logs) if since is None or entry.event.time >= since]
+
+
+def failures_by_node(logs: Sequence[AgentLog], since: datetime | None) -> list[tuple[str, int, int, str]]:
+    """For each host its agents, the failures that began there, and the last one; the host with most failures first."""
+    agents = Counter(log.opened.host for log in logs)
+    failures: Counter[str] = Counter()
+    last: dict[str, str] = {}
+    for entry in entries_since(logs, since):
+        if isinstance(event := entry.event, WorkerFailed):
+            failures[entry.opened.host] += 1
+            last[entry.opened.host] = f"{event.name} {event.what}"
+    ordered = sorted(agents, key=lambda host: (-failures[host], host))
+    return [(host, agents[host], failures[host], last.get(host, "")) for host in ordered]

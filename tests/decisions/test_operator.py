@@ -1,0 +1,254 @@
+"""What an operator sees of a job, and what follows from the requests to drain a node and to stop the job."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from node_truth import Truth
+from policy_parts import check_part
+from virtual_job import KILLED, VirtualJob, rules
+
+from dlrover_run.coordination import status as status_records
+from dlrover_run.coordination.model import NodePhase, PlanPhase
+from dlrover_run.coordination.reasons import Code, codes
+from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
+from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
+from dlrover_run.operate.drain import drain_problem
+from dlrover_run.operate.find import group
+from dlrover_run.operate.logs import parse_since
+from dlrover_run.operate.protocol import AgentInfo
+from dlrover_run.operate.text import render_status
+from dlrover_run.policies.health.rules import CHECK_ONCE
+from dlrover_run.spec import SpecError
+
+
+def trio(**changes: object) -> VirtualJob:
+    """A job that trains with a and b, with c as its spare."""
+    job = VirtualJob(rules(2, 2, spares=1, max_restarts=3, **changes))
+    job.come("a", "b", "c")
+    return job
+
+
+def status(job: VirtualJob) -> JobStatus:
+    return job.coordinator.status("resnet", job.now)
+
+
+def request(job: VirtualJob, action: Action, node: str = "") -> None:
+    job.coordinator.request(OperatorRequest(action, node, by="ann@n01"), job.now)
+    job.settle()
+
+
+def node(job: VirtualJob, name: str) -> NodeStatus:
+    return next(each for each in status(job).nodes if each.node_id == name)
+
+
+class TestStatus:
+    def test_a_job_that_waits_says_for_what_and_how_long(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("a")
+        job.wait(5)
+        found = status(job)
+        assert (found.state, found.round, found.workers, found.node_counts) == (JobState.WAITING, 0, 0, {"waiting": 1})
+        assert found.waiting
+        assert found.waiting_seconds == pytest.approx(job.rules.join_timeout - 5, abs=1)
+
+    def test_nodes_of_the_round_come_first_and_a_spare_has_no_rank(self) -> None:
+        found = status(trio())
+        assert (found.state, found.round, found.round_nodes, found.workers) == (JobState.TRAINING, 1, 2, 4)
+        assert [(each.node, each.host, each.first_rank) for each in found.nodes] == [
+            (0, "a", 0), (1, "b", 2), (None, "c", None),
+        ]  # fmt: skip
+        assert found.node_counts == {"spare": 1, "training": 2}
+
+    def test_a_failure_costs_one_restart_and_its_reason_stays(self) -> None:
+        job = trio()
+        job.fail("b")
+        found = status(job)
+        assert (found.round, found.restarts, found.restarts_left) == (2, 1, 2)
+        assert Code.WORKER_FAILED.within(found.reasons)
+        assert KILLED.exit_text in found.reason
+
+    def test_a_node_whose_connection_has_ended_is_shown_until_it_is_lost(self) -> None:
+        job = trio(lost_after=4.0)
+        job.lose("b")
+        job.wait(1)
+        assert (node(job, "b").state, node(job, "b").seconds) == (NodeCondition.DISCONNECTED, 1.0)
+        job.wait(5)
+        assert [each.node_id for each in status(job).nodes] == ["a", "c"]
+
+    def test_a_node_that_leaves_is_draining(self) -> None:
+        job = trio()
+        job.say("b", NodePhase.LEAVING)
+        assert node(job, "b").state is NodeCondition.DRAINING
+
+    def test_a_node_that_is_checked_is_not_shown_as_waiting(self) -> None:
+        job = VirtualJob(rules(2, 2, check=CHECK_ONCE), truth=Truth())
+        job.deaf = {"a", "b"}
+        job.come("a", "b")
+        assert {each.state for each in status(job).nodes} == {NodeCondition.CHECKING}
+
+    def test_the_end(self) -> None:
+        job = trio()
+        job.succeed("a", "b")
+        found = status(job)
+        assert (found.state, node(job, "a").state) == (JobState.SUCCEEDED, NodeCondition.SUCCEEDED)
+
+    def test_times_of_a_reader_of_records_are_unknown(self) -> None:
+        job = trio()
+        found = job.coordinator.status("resnet", job.now, aged=False)
+        assert (found.age, found.seconds, {each.seconds for each in found.nodes}) == (None, None, {None})
+
+    def test_the_nodes_of_a_large_job_that_are_left_out_are_those_that_train(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(status_records, "MAX_SHOWN", 3)
+        job = VirtualJob(rules(5, 6, lost_after=10.0))
+        job.come(*"abcdef")
+        job.lose("e")
+        found = status(job)
+        assert [each.node_id for each in found.nodes] == ["a", "b", "e"]
+        assert (found.nodes_omitted, found.node_counts) == (3, {"disconnected": 1, "training": 5})
+
+    def test_it_travels(self) -> None:
+        found = status(trio())
+        assert msgspec.json.decode(msgspec.json.encode(found), type=JobStatus) == found
+
+
+class TestDrain:
+    @pytest.mark.parametrize("name", ["1", "b"])
+    def test_only_the_node_that_is_named_is_asked_to_leave(self, name: str) -> None:
+        job = trio()
+        request(job, Action.DRAIN, name)
+        asked = {key.node_id: job.coordinator.assignment(key).drains for key in job.coordinator.members}
+        assert asked == {"a": False, "b": True, "c": False}
+        assert job.plan.key.number == 1
+
+    def test_a_spare_replaces_it_and_it_costs_no_restart(self) -> None:
+        job = trio()
+        request(job, Action.DRAIN, "b")
+        job.say("b", NodePhase.LEAVING)
+        job.say("b", NodePhase.LEFT)
+        assert (job.ranks, job.plan.restart_count, codes(job.plan.reasons)) == (["a", "c"], 0, ("left_on_request",))
+
+    def test_a_spare_can_be_drained(self) -> None:
+        job = trio()
+        request(job, Action.DRAIN, "c")
+        key = job.statuses["c"].key
+        assert job.coordinator.assignment(key).drains
+
+    def test_a_successor_asks_again(self) -> None:
+        job = trio()
+        request(job, Action.DRAIN, "b")
+        job.succeed_by_another(9, with_journal=True)
+        job.come_back("a", "b", "c")
+        assert job.coordinator.assignment(job.statuses["b"].key).drains
+
+    def test_a_name_that_no_node_or_several_nodes_have_is_refused(self) -> None:
+        job = trio()
+        with pytest.raises(RequestFailed):
+            request(job, Action.DRAIN, "n99")
+        same_host = VirtualJob(rules(2, 2))
+        same_host.come("a", "b", host="vm")
+        with pytest.raises(RequestFailed, match="0, 1"):
+            request(same_host, Action.DRAIN, "vm")
+        request(same_host, Action.DRAIN, "1")
+        assert [key.node_id for key in same_host.plan.draining] == ["b"]
+
+
+class TestStop:
+    def test_the_job_ends_on_every_node_and_no_failure_is_blamed(self) -> None:
+        job = trio()
+        job.fail("b")
+        request(job, Action.STOP)
+        assert (job.plan.phase, job.plan.failure, job.plan.reasons) == (
+            PlanPhase.FAILED, None, (Code.STOPPED_ON_REQUEST(by="ann@n01"),),
+        )  # fmt: skip
+        assert status(job).state is JobState.FAILED
+
+    def test_a_job_that_waits_can_be_stopped_and_one_that_is_over_cannot(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("a")
+        request(job, Action.STOP)
+        assert job.plan.phase is PlanPhase.FAILED
+        with pytest.raises(RequestFailed):
+            request(job, Action.STOP)
+
+    def test_a_running_check_ends_with_it(self) -> None:
+        job = VirtualJob(rules(2, 2, check=CHECK_ONCE), truth=Truth())
+        job.deaf = {"a", "b"}
+        job.come("a", "b")
+        request(job, Action.STOP)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert all(check_part(job.assignment(name)).check_task is None for name in "ab")
+
+
+class TestText:
+    def test_a_spare_is_counted_apart_and_has_no_ranks(self) -> None:
+        lines = render_status(status(trio())).splitlines()
+        assert "2 of 2 nodes (+1 spare)" in lines[0]
+        assert lines[-3:] == [
+            "0     a     training  0.0 s  0-1",
+            "1     b     training  0.0 s  2-3",
+            "-     c     spare     0.0 s  -",
+        ]
+
+    def test_text_of_a_node_controls_no_terminal(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("a", host="evil\x1b[2Jhost")
+        assert "\x1b" not in render_status(status(job))
+
+    def test_what_a_job_waits_for_is_one_line(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("a")
+        (line,) = [line for line in render_status(status(job)).splitlines() if line.startswith("waits: ")]
+        assert "10 min 0 s" in line
+
+
+class TestDrainOfTooFew:
+    def test_a_spare_makes_it_possible(self) -> None:
+        assert drain_problem(status(trio()), "1") is None
+
+    def test_a_node_that_the_job_cannot_do_without(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("a", "b")
+        assert drain_problem(status(job), "b") is not None
+        assert drain_problem(status(job), "n99") is None, "the coordinator says that there is none"
+
+    def test_a_node_that_leaves_already_does_not_count(self) -> None:
+        job = trio()
+        job.say("c", NodePhase.LEAVING)
+        assert drain_problem(status(job), "1") is not None
+
+
+def agent(pid: int, job: str = "resnet", backend: str = "master") -> tuple[str, AgentInfo]:
+    return f"s{pid}", AgentInfo(job=job, program="dlrover-run", backend=backend, host="vm", node_id="a", pid=pid)
+
+
+class TestWhichJob:
+    def test_agents_of_one_job_are_one_job_and_those_alone_are_each_their_own(self) -> None:
+        assert len(group([agent(1), agent(2)], None)) == 1
+        assert len(group([agent(1, backend="static"), agent(2, backend="static")], None)) == 2
+        assert len(group([agent(1), agent(2, job="other")], None)) == 2
+
+    def test_a_name_chooses(self) -> None:
+        ((only,),) = group([agent(1), agent(2, job="other")], "other")
+        assert only[1].pid == 2
+
+
+class TestSince:
+    NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+
+    def test_an_age_a_time_of_day_and_a_date(self) -> None:
+        assert parse_since("10m", self.NOW) == self.NOW - timedelta(minutes=10)
+        for text in ("00:00", "23:59", "12:00:01"):
+            found = parse_since(text, self.NOW)
+            assert timedelta() <= self.NOW - found <= timedelta(days=1)
+            assert found.astimezone().strftime("%H:%M:%S").startswith(text)
+        assert parse_since("2026-11-22T04:12:00+00:00", self.NOW) == datetime(2026, 11, 22, 4, 12, tzinfo=UTC)
+
+    @pytest.mark.parametrize("text", ["yesterday", "25:00", "10", ""])
+    def test_what_is_no_time_is_refused(self, text: str) -> None:
+        with pytest.raises(SpecError):
+            parse_since(text, self.NOW)

@@ -1,0 +1,85 @@
+"""The operator's commands on a job of several nodes on this machine, from its first round to after its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from harness import OURS, WAIT, Finished, finish, run, start
+
+from dlrover_run import exit_codes
+from dlrover_run.operate.commands import NO_JOB, REFUSED
+
+NAME = f"operated-{os.getpid()}"
+
+
+def operate(here: Path, *words: str) -> Finished:
+    return run(OURS, words, cwd=here)
+
+
+def until(here: Path, rounds: int, **counts: int) -> dict[str, object]:
+    """The status of the job, once it is in that round and counts its nodes so."""
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        asked = operate(here, "status", "--json", f"--rdzv-id={NAME}")
+        found: dict[str, object] = json.loads(asked.out) if asked.out else {}
+        if found and found["round"] == rounds and found["node_counts"] == counts:
+            assert asked.code == exit_codes.SUCCESS
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"round {rounds} with {counts} was not reached")
+
+
+@pytest.mark.long
+def test_a_job_is_watched_drained_stopped_and_explained(tmp_path: Path) -> None:
+    script = tmp_path / "wait.py"
+    script.write_text("import time\ntime.sleep(1000)\n")
+    flags = ["--local-nodes=3", "--nnodes=2", "--spares=1", "--node-restarts=0", f"--rdzv-id={NAME}", "--log-dir=logs"]
+    job = start(OURS, [*flags, script], cwd=tmp_path)
+    try:
+        first = until(tmp_path, 1, spare=1, training=2)
+        nodes = first["nodes"]
+        assert isinstance(nodes, list)
+        assert [(node["node"], node["first_rank"]) for node in nodes] == [(0, 0), (1, 1), (None, None)]
+
+        assert operate(tmp_path, "drain", "1", "--wait", f"--rdzv-id={NAME}").code == exit_codes.SUCCESS
+        second = until(tmp_path, 2, training=2)
+        assert second["restarts"] == 0
+        assert operate(tmp_path, "drain", "1", f"--rdzv-id={NAME}").code == REFUSED
+
+        assert operate(tmp_path, "stop", f"--rdzv-id={NAME}").code == exit_codes.SUCCESS
+        ended = finish(job)
+    finally:
+        if job.poll() is None:
+            job.send_signal(signal.SIGKILL)
+            job.wait()
+    assert ended.code == exit_codes.STOPPED_ON_REQUEST
+    assert operate(tmp_path, "status", f"--rdzv-id={NAME}").code == NO_JOB
+    why = operate(tmp_path, "why", "--json", "logs")
+    assert json.loads(why.out)[0][1]["code"] == "stopped_on_request"
+    events = operate(tmp_path, "events", "--json", "logs").out.splitlines()
+    drained = [json.loads(line) for line in events if '"drained":true' in line]
+    assert [event["event"] for event in drained] == ["dlrover.stop.requested"]
+
+
+@pytest.mark.long
+def test_the_only_job_here_is_found_without_flags(tmp_path: Path) -> None:
+    """In a network namespace of its own, where no other job can be seen."""
+    script = tmp_path / "wait.py"
+    script.write_text("import time\ntime.sleep(1000)\n")
+    words = " ".join(map(str, OURS.command))
+    shell = (
+        f"{words} {script} & for _ in $(seq 100); do {words} status > status.txt 2>&1 && break; sleep 0.2; done; "
+        f"{words} stop; wait $!"
+    )
+    done = subprocess.run(
+        ["unshare", "--net", "--map-root-user", "sh", "-c", shell],
+        cwd=tmp_path, capture_output=True, text=True, timeout=WAIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == exit_codes.STOPPED_ON_REQUEST, done.stderr
+    assert "training" in (tmp_path / "status.txt").read_text()

@@ -1,0 +1,131 @@
+"""The socket by which an agent answers this user's programs: who gets an answer, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from harness import WAIT
+from virtual_job import VirtualJob, rules
+
+from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.coordination.status import JobStatus
+from dlrover_run.operate import agent_socket, sockets
+from dlrover_run.operate.agent_socket import AgentSocket
+from dlrover_run.operate.find import JobHere, survey
+from dlrover_run.operate.protocol import AgentInfo, Question
+from dlrover_run.rendezvous.client import AskFailed
+
+INFO = AgentInfo(
+    job=f"job-{os.getpid()}", program="dlrover-run", backend="master", host="vm", node_id="a", pid=os.getpid()
+)
+
+
+class Bed:
+    """An agent's socket. `asked` are the requests that reached the coordinator, which refuses to drain."""
+
+    def __init__(self) -> None:
+        self.asked: list[OperatorRequest | None] = []
+        self.socket = AgentSocket(lambda: INFO, self._ask)
+
+    async def _ask(self, request: OperatorRequest | None) -> JobStatus:
+        self.asked.append(request)
+        if request is not None and request.action is Action.DRAIN:
+            raise AskFailed("no node of the job has that rank")
+        job = VirtualJob(rules(1, 1))
+        job.come("a")
+        return job.coordinator.status(INFO.job, job.now)
+
+
+async def own_names() -> list[str]:
+    """The sockets of the agents of this test."""
+    return [name for name, agent in await survey(os.geteuid()) if agent.job == INFO.job]
+
+
+def bounded(work: object) -> None:
+    asyncio.run(asyncio.wait_for(work, WAIT))  # type: ignore[arg-type]
+
+
+def test_it_is_found_answers_and_leaves_no_name() -> None:
+    async def work() -> None:
+        bed = Bed()
+        await bed.socket.open()
+        (name,) = await own_names()
+        assert bed.asked == [], "to be found asks the coordinator nothing"
+        job = JobHere([(name, INFO)])
+        assert (await job.ask()).job == INFO.job
+        with pytest.raises(AskFailed, match="no node"):
+            await job.ask(OperatorRequest(Action.DRAIN, "7"))
+        assert bed.asked == [None, OperatorRequest(Action.DRAIN, "7")]
+        bed.socket.close()
+        assert await own_names() == []
+
+    bounded(work())
+
+
+def test_nothing_is_left_of_an_agent_that_was_killed() -> None:
+    script = (
+        "import asyncio\n"
+        "from dlrover_run.operate.agent_socket import AgentSocket\n"
+        "async def work():\n"
+        "    await AgentSocket(None, None).open()\n"
+        "    print(flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(work())\n"
+    )
+    agent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    with agent:
+        assert agent.stdout is not None
+        agent.stdout.readline()
+        own = f"{sockets.socket_prefix(os.geteuid())}{agent.pid}-"
+        assert sockets.socket_names(own)
+        agent.send_signal(signal.SIGKILL)
+    assert not sockets.socket_names(own)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"{}" * sockets.MAX_QUESTION + b"\n", b'{"status": "yes"}\n', b""])
+def test_what_is_no_question_ends_the_connection(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_socket, "READ_TIMEOUT", 0.05)
+
+    async def work() -> None:
+        bed = Bed()
+        await bed.socket.open()
+        (name,) = await own_names()
+        reader, writer = await asyncio.open_unix_connection(f"\0{name}")
+        writer.write(line)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        assert await own_names() == [name], "it goes on for others"
+        bed.socket.close()
+
+    bounded(work())
+
+
+def test_a_coordinator_that_does_not_answer_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_socket, "ASK_TIMEOUT", 0.05)
+
+    async def forever(request: OperatorRequest | None) -> JobStatus:
+        await asyncio.sleep(WAIT)
+        raise AssertionError
+
+    async def work() -> None:
+        silent = AgentSocket(lambda: INFO, forever)
+        await silent.open()
+        (name,) = await own_names()
+        with pytest.raises(AskFailed):
+            await JobHere([(name, INFO)]).ask()
+        silent.close()
+
+    bounded(work())
+
+
+def test_a_question_is_small() -> None:
+    longest = Question(status=True, request=OperatorRequest(Action.DRAIN, "n" * 255, by="b" * 255))
+    assert len(msgspec.json.encode(longest)) < sockets.MAX_QUESTION
