@@ -22,7 +22,7 @@ _NARROW = 60
 
 _INDENT = " " * 6
 
-_VERDICTS = {
+_STATUS_TEXTS = {
     HealthStatus.PENDING: "...",
     HealthStatus.UNCHECKED: "unchecked",
     HealthStatus.PASSED: "passed",
@@ -89,7 +89,7 @@ def render_node_status(rows: Sequence[NodeHealth], place: int) -> str:
     """One line about one node of a check, for a console without a table."""
     name, row = _labelled(rows)[place]
     reason = f": {_plain(row.reason)}" if row.reason else ""
-    return f"node check: {name}: {_figures(row)}: {_VERDICTS[row.status]}{reason}"
+    return f"node check: {name}: {_figures(row)}: {_STATUS_TEXTS[row.status]}{reason}"
 
 
 def render_own_status(checkup: NodeHealth) -> str:
@@ -97,7 +97,7 @@ def render_own_status(checkup: NodeHealth) -> str:
     reason = _plain(checkup.reason)
     if checkup.status is HealthStatus.STRAGGLER:
         return f"warning: this node is a straggler: {reason or 'slower than the others'} ({_figures(checkup)})"
-    line = f"node check: {_figures(checkup)}: {_VERDICTS[checkup.status]}"
+    line = f"node check: {_figures(checkup)}: {_STATUS_TEXTS[checkup.status]}"
     return f"warning: {line}; {reason}" if reason else line
 
 
@@ -127,8 +127,8 @@ def _figures(row: NodeHealth) -> str:
 
 def _tally(rows: Iterable[NodeHealth]) -> str:
     count = Counter(row.status for row in rows)
-    names = {**_VERDICTS, HealthStatus.PENDING: "open"}
-    return ", ".join(f"{count[verdict]} {names[verdict]}" for verdict in reversed(_URGENT) if count[verdict])
+    names = {**_STATUS_TEXTS, HealthStatus.PENDING: "open"}
+    return ", ".join(f"{count[status]} {names[status]}" for status in reversed(_URGENT) if count[status])
 
 
 def _labelled(rows: Sequence[NodeHealth]) -> list[tuple[str, NodeHealth]]:
@@ -146,12 +146,12 @@ def _table(labelled: Sequence[tuple[str, NodeHealth]], width: int, color: bool, 
     table = [("node", "TFLOP/s", "GB/s") if narrow else ("node", "compute", "communication")]
     table += [(name, *_speeds(row, narrow)) for name, row in labelled]
     names, compute, communication = (max(display_width(line[column]) for line in table) for column in range(3))
-    # The room beside the other columns, the longest verdict, and two columns before each of the four.
+    # The room beside the other columns, the longest status, and two columns before each of the four.
     names = max(4, min(names, MAX_NAME, width - compute - communication - len("straggler") - 8))
     lines = [f"{_pad(line[0], names)}  {line[1]:>{compute}}  {line[2]:>{communication}}" for line in table]
-    drawn = _entry(lines[0], "verdict", "", width, BOLD if color else "")
+    drawn = _entry(lines[0], "status", "", width, BOLD if color else "")
     for line, (_, row) in zip(lines[1:], labelled, strict=True):
-        word, reason, paint = _VERDICTS[row.status], _plain(row.reason), _paint(row, color)
+        word, reason, paint = _STATUS_TEXTS[row.status], _plain(row.reason), _paint(row, color)
         drawn += _entry(line, word, reason, width, paint, marked=_needs_attention(row), in_full=in_full)
     return drawn
 

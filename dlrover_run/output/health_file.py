@@ -11,7 +11,7 @@
     nodes     on the node with rank 0, a list of the nodes that train, in the order of their node ranks, and then of the
         nodes that were checked and do not train (at most 64, the most urgent ones, in the same order):
         node_id, host    which one
-        verdict          "passed", "straggler", "fault" or "unchecked"
+        status           "passed", "straggler", "fault" or "unchecked"
         dismissed        whether it leaves the job for that
         tflops           TFLOP/s (1e12 operations a second) of its slowest device
         gigabytes        GB/s (1e9 bytes a second) of its best link
@@ -125,7 +125,7 @@ def _node(checkup: NodeHealth) -> dict[str, Any]:
     return {
         "node_id": checkup.node_id,
         "host": checkup.host,
-        "verdict": checkup.status.value,
+        "status": checkup.status.value,
         "dismissed": checkup.dismissed,
         "tflops": checkup.tflops or None,
         "gigabytes": checkup.gigabytes or None,

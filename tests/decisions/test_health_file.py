@@ -61,7 +61,7 @@ def test_a_node_writes_what_it_is_told_of_itself(tmp_path: Path) -> None:
         "node": {
             "node_id": "1-a",
             "host": "gpu-a",
-            "verdict": "passed",
+            "status": "passed",
             "dismissed": False,
             "tflops": 0.084,
             "gigabytes": 1.25,
@@ -82,7 +82,7 @@ def test_the_node_with_rank_0_writes_all_nodes_and_links(tmp_path: Path) -> None
         {
             "node_id": "2-b",
             "host": "gpu-\x1b[31m漢",
-            "verdict": "fault",
+            "status": "fault",
             "dismissed": True,
             "tflops": None,
             "gigabytes": None,

@@ -92,7 +92,7 @@ class TestTable:
     def test_each_node_has_a_line_and_what_asks_for_a_look_a_mark(self) -> None:
         assert render_health_table(FOUR[:3], 120).splitlines() == [
             "dlrover-run: node check of 3 nodes: 1 passed, 1 straggler, 1 fault",
-            "  node         compute  communication  verdict",
+            "  node         compute  communication  status",
             "  gpu-a  0.084 TFLOP/s      1.25 GB/s  passed",
             "! gpu-b  0.021 TFLOP/s      1.25 GB/s  straggler: it computes 4 times slower than the others",
             f"! gpu-c              -              -  fault: {KILLED}",
@@ -100,7 +100,7 @@ class TestTable:
 
     def test_on_a_narrow_terminal_the_units_stand_in_the_heading_and_reasons_below(self) -> None:
         assert render_health_table(FOUR[:3], 40).splitlines()[1:] == [
-            "  node   TFLOP/s  GB/s  verdict",
+            "  node   TFLOP/s  GB/s  status",
             "  gpu-a    0.084  1.25  passed",
             "! gpu-b    0.021  1.25  straggler",
             "      it computes 4 times slower than",
@@ -120,7 +120,7 @@ class TestTable:
         ]
         assert render_health_table(rows, 120).splitlines() == [
             "dlrover-run: node check of 2 nodes: 1 passed, 1 unchecked",
-            "  node         compute  communication  verdict",
+            "  node         compute  communication  status",
             "  gpu-a  0.084 TFLOP/s      1.25 GB/s  passed",
             "! gpu-b              -              -  unchecked: it was started without --network-check",
         ]
@@ -287,7 +287,7 @@ class TestOnATerminal:
         lines = screen_of(shown[:-1])
         assert lines[0] == "dlrover-run: waiting: round 1 of a node check; at most 58 s more"
         assert [line.split() for line in lines[1:]] == [
-            ["node", "compute", "communication", "verdict"],
+            ["node", "compute", "communication", "status"],
             ["a", "0.084", "TFLOP/s", "1.25", "GB/s", "passed"],
             ["b", "...", "...", "..."],
             ["c", "0.084", "TFLOP/s", "...", "..."],

@@ -90,7 +90,7 @@ def test_what_came_of_it_is_json_in_the_log_directory_of_each_node(
     assert nodes.pop().finish() == exit_codes.FAULTY_NODE
     succeed(cluster.world(2), *nodes)
     files = {name: json.loads(next((tmp_path / name).rglob("node_check.json")).read_text()) for name in "abc"}
-    found = {name: (content["node"]["node_id"], content["node"]["verdict"]) for name, content in files.items()}
+    found = {name: (content["node"]["node_id"], content["node"]["status"]) for name, content in files.items()}
     assert found == {"a": ("node-a", "passed"), "b": ("node-b", "passed"), "c": ("node-c", "fault")}
     assert files["c"]["node"]["dismissed"] is True
     (device,) = files["a"]["devices"]

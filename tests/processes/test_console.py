@@ -345,7 +345,7 @@ def test_a_node_check_is_drawn_in_place_on_a_terminal(tmp_path: Path) -> None:
         assert process.wait(WAIT) == 0
     assert screen.lines[-6:] == [
         "dlrover-run: node check of 2 nodes: 1 passed, 1 straggler",
-        "  node       compute  communication  verdict",
+        "  node       compute  communication  status",
         "  gpu-0  612 TFLOP/s      24.1 GB/s  passed",
         "! gpu-1  612 TFLOP/s      24.1 GB/s  straggler",
         "dlrover-run: this is the end",

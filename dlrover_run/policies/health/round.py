@@ -105,15 +105,15 @@ def check_status(check: HealthCheck, members: Members) -> list[NodeHealth]:
         if linked is not None and linked.key == check.key:
             reasons[place] = linked.problem or reasons.get(place, "")
             gigabytes[place] = max([gigabytes.get(place, 0.0), *(tried.gigabytes for tried in linked.results)])
-    verdicts = {place: HealthStatus.PASSED for place, node in enumerate(check.nodes) if node.already_passed}
+    statuses = {place: HealthStatus.PASSED for place, node in enumerate(check.nodes) if node.already_passed}
     for named in check.flagged:
-        verdicts[named.node], reasons[named.node] = named.status, named.reason
+        statuses[named.node], reasons[named.node] = named.status, named.reason
     return [
         NodeHealth(
             node_id=node.node_id,
             incarnation=node.incarnation,
             host=node.host,
-            status=verdicts.get(place, HealthStatus.PENDING),
+            status=statuses.get(place, HealthStatus.PENDING),
             tflops=tflops.get(place, 0.0),
             gigabytes=gigabytes.get(place, 0.0),
             reason=reasons.get(place, ""),
