@@ -18,6 +18,7 @@ from dlrover_run.events.records import NO_EVENTS, CheckpointSeen, Events, Worker
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.process_tree import tree
+from dlrover_run.progress.page import Progress
 from dlrover_run.supervisor.group import ProcessGroup
 from dlrover_run.supervisor.ports import HeldPort
 
@@ -134,8 +135,14 @@ class WorkerRound:
             return {}
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
+    def progress(self) -> dict[int, Progress]:
+        """What the workers have done, by rank; those that have reported nothing are left out. It reads memory, and
+        costs some microseconds a worker."""
+        read = ((worker.rank, self._specs.progress.read(worker.local_rank)) for worker in self._specs.workers)
+        return {rank: progress for rank, progress in read if progress is not None}
+
     def close(self) -> None:
-        """Release the port and the results, and cancel pending requests."""
+        """Release the port, the pages of progress and the results, and cancel pending requests."""
         if self._asking is not None:
             self._asking.cancel()
         if self._port is not None:
@@ -143,6 +150,7 @@ class WorkerRound:
         if self._specs.results is not None:
             self._specs.results.close()
         self._specs.startup_probe.close()
+        self._specs.progress.close()
 
     def _describe(self, worker: Worker, tail: str | None) -> WorkerExit:
         raised = worker.stopped_with is not None and worker.spec.rank in self._raised

@@ -14,6 +14,8 @@ from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
 from dlrover_run.coordination.model import RankAssignment
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.progress import page
+from dlrover_run.progress.pages import ProgressPages
 from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 
@@ -56,12 +58,13 @@ class ResultFiles:
 @dataclass(frozen=True)
 class WorkerSpecs:
     """The specs of the workers of one round on this node, and the resources opened for them. `work` detects whether
-    they started to train; `results` is None unless a function runs."""
+    they started to train; `progress` has the page of each; `results` is None unless a function runs."""
 
     ranks: RankAssignment
     streams: streams.StreamPlan
     workers: tuple[WorkerSpec, ...]
     startup_probe: StartupProbe
+    progress: ProgressPages
     results: ResultFiles | None
 
 
@@ -99,6 +102,7 @@ def build_worker_specs(
     results = ResultFiles(ranks.workers) if spec.entrypoint.kind == "function" else None
     cpus = _bound_cpus(spec, ranks, parent)
     work = StartupProbe(ranks)
+    progress = ProgressPages(ranks.workers)
     workers = []
     for rank_streams in plan.ranks:
         local_rank = rank_streams.local_rank
@@ -108,6 +112,7 @@ def build_worker_specs(
         else:
             environment = {**parent, **placed.environments[local_rank]}
         environment[MARK_VARIABLE] = work.mark_path
+        environment[page.VARIABLE] = progress.path(local_rank)
         args = fill_macros(spec.entrypoint.args, local_rank)
         prefix = _prefix(spec, ranks, local_rank) if spec.logs.prefixed else None
         if results is not None:
@@ -129,7 +134,7 @@ def build_worker_specs(
     for tee in plan.tees:
         prefix = _prefix(spec, ranks, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
-    return WorkerSpecs(ranks, plan, tuple(workers), work, results)
+    return WorkerSpecs(ranks, plan, tuple(workers), work, progress, results)
 
 
 def _prefix(spec: JobSpec, ranks: RankAssignment, local_rank: int) -> str:

@@ -21,6 +21,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from dlrover_run.progress import page
+
 logger = logging.getLogger(__name__)
 
 MAGIC = b"DLRVCKP1"
@@ -116,6 +118,10 @@ class CheckpointDirectory:
         """
         if step < 0:
             raise ValueError(f"step must not be negative, it is {step}")
+        with page.during(page.Phase.SAVING):
+            return self._save(step, state)
+
+    def _save(self, step: int, state: object) -> Path:
         self._make_directory()
         # Only a save that was killed leaves a temporary file, because there is one writer, this process.
         for left_over in self.path.glob(_TEMPORARY):

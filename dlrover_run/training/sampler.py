@@ -22,6 +22,8 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from dlrover_run.progress import page
+
 logger = logging.getLogger(__name__)
 
 
@@ -91,6 +93,8 @@ class ElasticDistributedSampler(DistributedSampler[int]):
                 f"of {self.dataset_size}"
             )
         self._move_to(self.epoch, self.completed_num + samples)
+        # This rank's share: the figures of all ranks add up to the samples of the job.
+        page.add(page.Source.SAMPLER, 1, len(range(self.rank, samples, self.num_replicas)))
 
     def state_dict(self) -> dict[str, int]:
         """The position, the same on every rank and for every world size."""

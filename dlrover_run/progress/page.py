@@ -1,0 +1,252 @@
+"""The progress page: a memory file of the agent, in which a worker counts its steps.
+
+The agent creates a page for each worker of a round and names it in the worker's environment. The worker maps it, and a
+step costs it a microsecond and no system call. The agent reads the page whenever something asks for it.
+
+A page has an area for each process that may write: the worker itself, and the relay, which finds steps in the log. An
+area has two slots, and its writer fills them in turn. So the last complete record can be read at any moment, also while
+the writer is stopped in the middle of a write, and neither side waits for the other. Each record has a checksum: a
+reader that meets a slot while it is written rejects it, whatever the order in which a processor shows the bytes.
+
+This module is loaded in workers, also in an interpreter without this package: it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+VARIABLE = "DLROVER_PROGRESS"
+"""The variable of a worker that holds the path of its page."""
+
+PAGE_BYTES = 4096
+
+SLOT_BYTES = 64
+
+AREA_BYTES = 2 * SLOT_BYTES
+
+MAX_COUNT = 2**63 - 1
+"""The largest count of steps or samples; a larger one stays there."""
+
+LAYOUT = 1
+"""The version of a record; a reader rejects any other."""
+
+_RECORD = struct.Struct("<QQQdqBBB5x")
+"""Number of the record, steps, samples, waited, at, layout, source, phase; then follows the checksum."""
+
+_CHECKSUM = struct.Struct("<I")
+
+_CHECKED_BYTES = _RECORD.size + _CHECKSUM.size
+
+
+class Area(enum.IntEnum):
+    """Where a process writes: the offset of its area."""
+
+    WORKER = 0
+    LOG = AREA_BYTES
+
+
+class Source(enum.IntEnum):
+    """Where the counts come from. A source replaces the counts of a source before it in this list, and from then on
+    that one is ignored: the same step must not be counted twice."""
+
+    LOG = 1
+    """`--progress-regex`."""
+    OPTIMIZER = 2
+    """`--progress=optimizer`."""
+    SAMPLER = 3
+    """`ElasticDistributedSampler.advance`."""
+    REPORT = 4
+    """`dlrover_run.training.report`."""
+    TASK = 5
+    """The session of a TensorFlow task; it is in no page."""
+
+
+class Phase(enum.IntEnum):
+    """What the worker does between two steps."""
+
+    TRAINING = 0
+    SAVING = 1
+    """It writes a checkpoint."""
+
+
+class Progress(NamedTuple):
+    """What one worker has done since its start.
+
+    `steps` and `samples` are counts, `waited` is the seconds that it waited for data, and `at` is the time of the last
+    step, in nanoseconds of `time.monotonic_ns` on this machine.
+    """
+
+    steps: int
+    samples: int
+    waited: float
+    at: int
+    source: Source
+    phase: Phase
+
+
+class _Numbered(NamedTuple):
+    number: int
+    progress: Progress
+
+
+def encode(number: int, progress: Progress) -> bytes:
+    """One record, with its checksum."""
+    steps, samples, waited, at, source, phase = progress
+    record = _RECORD.pack(number, steps, samples, waited, at, LAYOUT, source, phase)
+    return record + _CHECKSUM.pack(zlib.crc32(record))
+
+
+def decode(data: bytes) -> Progress | None:
+    """The last record of an area, from a copy of its bytes; None if it has none that is complete."""
+    newest = _newest(data)
+    return None if newest is None else newest.progress
+
+
+def is_blank(data: bytes) -> bool:
+    """Whether nothing was written to an area."""
+    return not any(data)
+
+
+def _newest(data: bytes) -> _Numbered | None:
+    return max(filter(None, (_decode_slot(data, start) for start in (0, SLOT_BYTES))), default=None)
+
+
+def _decode_slot(data: bytes, start: int) -> _Numbered | None:
+    record = data[start : start + _RECORD.size]
+    checksum = data[start + _RECORD.size : start + _CHECKED_BYTES]
+    if len(checksum) < _CHECKSUM.size or _CHECKSUM.pack(zlib.crc32(record)) != checksum:
+        return None
+    number, steps, samples, waited, at, layout, source, phase = _RECORD.unpack(record)
+    if layout != LAYOUT:
+        return None
+    try:
+        return _Numbered(number, Progress(steps, samples, waited, at, Source(source), Phase(phase)))
+    except ValueError:
+        return None
+
+
+class Writer:
+    """The only writer of an area. It continues from the record that it finds there."""
+
+    def __init__(self, memory: mmap.mmap, area: Area) -> None:
+        self._memory = memory
+        self._area = area
+        found = _newest(memory[area : area + AREA_BYTES])
+        self._number = found.number if found is not None else 0
+        self._source = int(found.progress.source) if found is not None else 0
+        self._steps = found.progress.steps if found is not None else 0
+        self._samples = found.progress.samples if found is not None else 0
+        self._waited = found.progress.waited if found is not None else 0.0
+        self._at = found.progress.at if found is not None else 0
+        self._phase = int(Phase.TRAINING)
+        # Reentrant: a signal handler of the script may report a step in the middle of another report.
+        self._lock = threading.RLock()
+
+    def add(self, source: int, steps: int, samples: int, waited: float) -> None:
+        """Count steps and samples, and seconds waited for data."""
+        with self._lock:
+            if not self._takes(source):
+                return
+            self._steps = min(self._steps + steps, MAX_COUNT)
+            self._samples = min(self._samples + samples, MAX_COUNT)
+            self._waited += waited
+            self._at = time.monotonic_ns()
+            self._write()
+
+    def reach(self, source: int, steps: int) -> None:
+        """Note that the worker is at this step."""
+        with self._lock:
+            if self._takes(source) and steps != self._steps:
+                self._steps = min(steps, MAX_COUNT)
+                self._at = time.monotonic_ns()
+                self._write()
+
+    def enter(self, phase: int) -> None:
+        """Note what the worker does from now on. Nothing is noted before the first step."""
+        with self._lock:
+            self._phase = phase
+            if self._source:
+                self._write()
+
+    def _takes(self, source: int) -> bool:
+        if source > self._source:
+            self._source, self._steps, self._samples, self._waited = source, 0, 0, 0.0
+        return source == self._source
+
+    def _write(self) -> None:
+        self._number = number = self._number + 1
+        record = _RECORD.pack(
+            number, self._steps, self._samples, self._waited, self._at, LAYOUT, self._source, self._phase
+        )
+        start = self._area + (number & 1) * SLOT_BYTES
+        self._memory[start : start + _CHECKED_BYTES] = record + _CHECKSUM.pack(zlib.crc32(record))
+
+
+def open_writer(path: str, area: Area) -> Writer | None:
+    """The writer of an area of a page; None if the page cannot be opened, or another process writes this area."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # A lock of the kernel's: a child of the worker that inherits the variable does not write too. It is held for
+        # the life of this process, or until the process executes another program, which may then take it.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, AREA_BYTES, area)
+        return Writer(mmap.mmap(fd, PAGE_BYTES), area)
+    except (OSError, ValueError):
+        os.close(fd)
+        return None
+
+
+_own: Writer | None = None
+_tried = False
+
+
+def own_writer() -> Writer | None:
+    """The writer of this worker's page; None if this process has none."""
+    global _own, _tried
+    if not _tried:
+        _tried = True
+        path = os.environ.get(VARIABLE)
+        _own = open_writer(path, Area.WORKER) if path else None
+    return _own
+
+
+def add(source: int, steps: int = 1, samples: int = 0, waited: float = 0.0) -> None:
+    """Count in this worker's page, if it has one."""
+    writer = _own if _tried else own_writer()
+    if writer is not None:
+        writer.add(source, steps, samples, waited)
+
+
+@contextlib.contextmanager
+def during(phase: int) -> Iterator[None]:
+    """Note in this worker's page, if it has one, that the worker is in another phase meanwhile."""
+    writer = own_writer()
+    if writer is None:
+        yield
+        return
+    writer.enter(phase)
+    try:
+        yield
+    finally:
+        writer.enter(Phase.TRAINING)
+
+
+def _forget_in_child() -> None:
+    global _own
+    _own = None
+
+
+# The child of a worker, such as a loader of data, has the mapping, and perhaps a lock that it cannot release.
+os.register_at_fork(after_in_child=_forget_in_child)

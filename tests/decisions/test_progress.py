@@ -1,0 +1,207 @@
+"""The record of a worker's progress, which is never read torn, and the rhythm that is computed from it."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrover_run.progress.page import (
+    AREA_BYTES,
+    MAX_COUNT,
+    PAGE_BYTES,
+    SLOT_BYTES,
+    Area,
+    Phase,
+    Progress,
+    Source,
+    Writer,
+    decode,
+    encode,
+    is_blank,
+)
+from dlrover_run.progress.rhythm import KEPT, Period, Rhythm
+
+WORD = 8
+"""Bytes that a processor stores at once."""
+
+progresses = st.builds(
+    Progress,
+    steps=st.integers(0, MAX_COUNT),
+    samples=st.integers(0, MAX_COUNT),
+    waited=st.floats(0, allow_infinity=False),
+    at=st.integers(0, MAX_COUNT),
+    source=st.sampled_from(Source),
+    phase=st.sampled_from(Phase),
+)
+
+
+def slot(number: int, progress: Progress) -> bytes:
+    return encode(number, progress).ljust(SLOT_BYTES, b"\0")
+
+
+@given(progresses)
+def test_a_record_is_read_as_it_was_written(progress: Progress) -> None:
+    assert decode(slot(1, progress)) == progress
+
+
+@given(st.lists(progresses, min_size=2, max_size=6), st.sets(st.integers(0, SLOT_BYTES // WORD - 1)))
+def test_a_reader_in_the_middle_of_a_write_gets_the_record_before_it(written: list[Progress], stored: set[int]) -> None:
+    # Some words of the last record are visible, in whatever order the processor shows them.
+    slots = [bytes(SLOT_BYTES), bytes(SLOT_BYTES)]
+    for number, progress in enumerate(written[:-1], start=1):
+        slots[number & 1] = slot(number, progress)
+    last = len(written)
+    old, new = slots[last & 1], slot(last, written[-1])
+    words = ((new if word in stored else old)[word * WORD :][:WORD] for word in range(SLOT_BYTES // WORD))
+    slots[last & 1] = b"".join(words)
+    complete = slots[last & 1][: len(encode(last, written[-1]))] == encode(last, written[-1])
+    assert decode(b"".join(slots)) == (written[-1] if complete else written[-2])
+
+
+@given(st.binary(min_size=AREA_BYTES, max_size=AREA_BYTES))
+def test_bytes_that_are_no_record_are_none(data: bytes) -> None:
+    assert decode(data) is None
+
+
+def test_a_record_of_another_layout_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(1, 2, 3.0, 4, Source.REPORT, Phase.TRAINING)
+    monkeypatch.setattr("dlrover_run.progress.page.LAYOUT", 2)
+    of_tomorrow = slot(1, progress)
+    monkeypatch.undo()
+    assert decode(of_tomorrow) is None
+    assert not is_blank(of_tomorrow)
+
+
+def anonymous() -> mmap.mmap:
+    return mmap.mmap(-1, PAGE_BYTES)
+
+
+def shown(memory: mmap.mmap, area: Area = Area.WORKER) -> Progress | None:
+    return decode(memory[area : area + AREA_BYTES])
+
+
+def test_nothing_is_shown_before_the_first_step() -> None:
+    memory = anonymous()
+    Writer(memory, Area.WORKER).enter(Phase.SAVING)
+    assert shown(memory) is None
+    assert is_blank(memory[:])
+
+
+def test_counts_add_up() -> None:
+    memory = anonymous()
+    writer = Writer(memory, Area.WORKER)
+    for _ in range(5):
+        writer.add(Source.REPORT, 2, 8, 0.25)
+    found = shown(memory)
+    assert found is not None
+    assert found[:3] == (10, 40, 1.25)
+    assert shown(memory, Area.LOG) is None
+
+
+def test_a_source_replaces_the_counts_of_a_less_precise_one() -> None:
+    memory = anonymous()
+    writer = Writer(memory, Area.WORKER)
+    counted = []
+    for source in (Source.OPTIMIZER, Source.OPTIMIZER, Source.SAMPLER, Source.OPTIMIZER, Source.REPORT, Source.SAMPLER):
+        writer.add(source, 1, 1, 0.0)
+        found = shown(memory)
+        assert found is not None
+        counted.append((found.source.name, found.steps))
+    assert counted == [
+        ("OPTIMIZER", 1),
+        ("OPTIMIZER", 2),
+        ("SAMPLER", 1),
+        ("SAMPLER", 1),
+        ("REPORT", 1),
+        ("REPORT", 1),
+    ]
+
+
+def test_a_phase_is_no_step() -> None:
+    memory = anonymous()
+    writer = Writer(memory, Area.WORKER)
+    writer.add(Source.REPORT, 1, 0, 0.0)
+    before = shown(memory)
+    writer.enter(Phase.SAVING)
+    during = shown(memory)
+    writer.enter(Phase.TRAINING)
+    assert before is not None
+    assert during == before._replace(phase=Phase.SAVING)
+    assert shown(memory) == before
+
+
+def test_a_writer_continues_where_the_one_before_it_stopped() -> None:
+    memory = anonymous()
+    for _ in range(3):
+        Writer(memory, Area.LOG).add(Source.LOG, 1, 0, 0.0)
+    found = shown(memory, Area.LOG)
+    assert found is not None
+    assert found.steps == 3
+
+
+def test_a_count_has_an_end() -> None:
+    memory = anonymous()
+    writer = Writer(memory, Area.WORKER)
+    for _ in range(2):
+        writer.add(Source.REPORT, MAX_COUNT, MAX_COUNT, 0.0)
+    found = shown(memory)
+    assert found is not None
+    assert found[:2] == (MAX_COUNT, MAX_COUNT)
+
+
+def rhythm_of(*steps: tuple[int, float]) -> Rhythm:
+    rhythm = Rhythm()
+    for count, at in steps:
+        rhythm.observe(1, count, at)
+    return rhythm
+
+
+def test_there_is_no_period_before_enough_steps() -> None:
+    assert rhythm_of((1, 0.0), (2, 9.0), (3, 9.5)).period is None
+
+
+def test_a_steady_rhythm_has_no_spread() -> None:
+    assert rhythm_of(*((count, count * 0.5) for count in range(9))).period == Period(0.5, 0.0, 0.5)
+
+
+def test_the_period_does_not_depend_on_how_often_it_is_observed() -> None:
+    at = [count * 0.25 for count in range(400)]
+    often, rarely = rhythm_of(*enumerate(at)), rhythm_of(*list(enumerate(at))[::37])
+    assert often.period == rarely.period == Period(0.25, 0.0, 0.25)
+
+
+def test_a_slow_first_step_and_a_checkpoint_do_not_change_the_period() -> None:
+    times = [60.0, *(1.0 for _ in range(9)), 30.0, *(1.0 for _ in range(9))]
+    period = rhythm_of(*((count, sum(times[:count])) for count in range(len(times) + 1))).period
+    assert period == Period(1.0, 0.0, 60.0)
+
+
+@given(st.lists(st.floats(0.9, 1.1), min_size=6, max_size=40))
+def test_the_period_lies_among_the_steps(times: list[float]) -> None:
+    period = rhythm_of(*((count, sum(times[:count])) for count in range(len(times) + 1))).period
+    assert period is not None
+    assert 0.9 - 1e-9 <= period.seconds <= 1.1 + 1e-9
+    assert period.spread <= 0.2 + 1e-9
+
+
+def test_a_new_round_forgets_the_rhythm() -> None:
+    rhythm = rhythm_of(*((count, count * 0.5) for count in range(9)))
+    rhythm.observe(2, 9, 5.0)
+    assert rhythm.period is None
+
+
+def test_a_count_that_goes_back_begins_anew_and_forgets_nothing() -> None:
+    rhythm = rhythm_of(*((count, count * 0.5) for count in range(9)))
+    rhythm.observe(1, 1, 100.0)
+    rhythm.observe(1, 2, 100.5)
+    assert rhythm.period == Period(0.5, 0.0, 0.5)
+
+
+def test_a_rhythm_that_changes_is_followed() -> None:
+    rhythm = rhythm_of(*((count, float(count)) for count in range(KEPT)))
+    for count in range(1, KEPT + 1):
+        rhythm.observe(1, KEPT + count, KEPT + 3.0 * count)
+    assert rhythm.period == Period(3.0, 0.0, 3.0)

@@ -1,0 +1,141 @@
+"""Progress pages with real writers: other processes, which are stopped, killed and forked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from harness import WAIT
+
+from dlrover_run.progress.page import VARIABLE, Area, Progress, Source, open_writer
+from dlrover_run.progress.pages import ProgressPages
+
+SAME = """
+import os
+from dlrover_run.progress import page
+writer = page.own_writer()
+print(flush=True)
+while True:
+    # All figures grow together, so a torn record would be seen.
+    writer.add(page.Source.REPORT, 1, 1, 1.0)
+"""
+
+
+@pytest.fixture
+def pages() -> Iterator[ProgressPages]:
+    opened = ProgressPages(2)
+    yield opened
+    opened.close()
+
+
+@contextlib.contextmanager
+def running(script: str, page: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, VARIABLE: page},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=WAIT)
+
+
+def printed(script: str, page: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, VARIABLE: page},
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=True,
+    ).stdout
+
+
+def read(pages: ProgressPages) -> Progress:
+    found = pages.read(0)
+    assert found is not None
+    return found
+
+
+def test_a_reader_never_sees_a_torn_record(pages: ProgressPages) -> None:
+    assert pages.read(0) is None
+    with running(SAME, pages.path(0)) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        seen = 0
+        while seen < 100_000:
+            found = pages.read(0)
+            if found is not None:
+                assert found.steps == found.samples == found.waited >= seen
+                seen = found.steps
+    assert pages.read(1) is None
+
+
+def test_the_last_record_of_a_stopped_and_of_a_killed_writer_is_read(pages: ProgressPages) -> None:
+    with running(SAME, pages.path(0)) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        for _ in range(50):
+            while pages.read(0) is None:
+                pass
+            writer.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
+            stopped = read(pages)
+            assert stopped.steps == stopped.samples == stopped.waited
+            assert read(pages) == stopped
+            writer.send_signal(signal.SIGCONT)
+        writer.kill()
+        writer.wait(WAIT)
+        assert read(pages).steps >= stopped.steps
+
+
+def test_a_child_of_the_worker_does_not_write(pages: ProgressPages) -> None:
+    forked = """
+import os
+from dlrover_run.progress import page
+page.add(page.Source.REPORT)
+child = os.fork()
+page.add(page.Source.REPORT)
+if child == 0:
+    os._exit(page.own_writer() is not None)
+print(os.waitpid(child, 0)[1])
+"""
+    assert printed(forked, pages.path(0)) == "0\n"
+    assert read(pages).steps == 2
+    spawned = """
+import subprocess, sys
+from dlrover_run.progress import page
+page.add(page.Source.REPORT)
+child = "from dlrover_run.progress import page; print(page.own_writer())"
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+    assert printed(spawned, pages.path(0)) == "None\n"
+    assert read(pages).steps == 3
+
+
+def test_the_relay_writes_beside_the_worker_and_the_worker_takes_precedence(pages: ProgressPages) -> None:
+    log = open_writer(pages.path(0), Area.LOG)
+    assert log is not None
+    log.reach(Source.LOG, 17)
+    assert read(pages)[:5:4] == (17, Source.LOG)
+    assert printed("from dlrover_run.progress import page; page.add(4)", pages.path(0)) == ""
+    assert read(pages)[:5:4] == (1, Source.REPORT)
+
+
+def test_a_worker_cannot_truncate_its_page(pages: ProgressPages) -> None:
+    with pytest.raises(PermissionError):
+        os.truncate(pages.path(0), 0)
+
+
+@pytest.mark.parametrize("page", ["", "/nowhere", "/dev/null"])
+def test_without_a_page_a_report_has_no_effect(page: str) -> None:
+    assert printed("from dlrover_run.progress import page; page.add(4); print(page.own_writer())", page) == "None\n"
