@@ -129,6 +129,8 @@ def _job(
         virtual_local_rank=flags.is_on("virtual_local_rank"),
         numa_binding=cast("Literal['node', 'socket', 'exclusive', 'core-complex'] | None", numa or None),
         exit_codes=_exit_codes(flags),
+        progress=cast("Literal['auto', 'optimizer']", flags.choice("progress")),
+        progress_regex=values.regex(*flags.get("progress_regex")),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=lookup.journal_directory(flags),
         # On a shared console the prefix identifies the node.

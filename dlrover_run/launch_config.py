@@ -51,6 +51,8 @@ class LaunchConfig:
     comm_perf_test: bool = False
     exclude_straggler: bool = False
     straggler_threshold: float | None = None
+    progress: str = "auto"
+    progress_regex: str = ""
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -79,6 +81,8 @@ class LaunchConfig:
             "preload": _comma_list(self.preload),
             # A program in Python has found out where it runs.
             "cluster": "none",
+            "progress": self.progress if self.progress != "auto" else None,
+            "progress-regex": self.progress_regex or None,
             "spares": self.spares or None,
             "node-unit": self.node_unit,
             "network-check": "once" if self.network_check is True else self.network_check or None,

@@ -191,10 +191,11 @@ class JobSpec:
     generates one. `local_addr` is the address that this node advertises, None for one that is detected. `gpu_each`
     means that the workers were counted as GPUs, so that each of them needs one. `signals` are passed on to the workers
     and end the job, `forward_signals` are passed on and training continues, and the signal of `preemption` is passed on
-    and this node leaves. `journal` is the directory of the event log, None for that of the run's log files, if the user
-    has named one, and /dev/null for none. `local` starts all nodes of the job on this machine; this spec is then what
-    they have in common. `console_name` is the name of this node on a console that it shares with other nodes, empty if
-    it has its own.
+    and this node leaves. `progress` says whether the steps of torch's optimizer are counted; the lines that match
+    `progress_regex` count steps too, unless it is empty. `journal` is the directory of the event log, None for that of
+    the run's log files, if the user has named one, and /dev/null for none. `local` starts all nodes of the job on this
+    machine; this spec is then what they have in common. `console_name` is the name of this node on a console that it
+    shares with other nodes, empty if it has its own.
     """
 
     entrypoint: Entrypoint
@@ -219,6 +220,8 @@ class JobSpec:
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = None
     exit_codes: ExitScheme = "precise"
     event_log: Literal["null", "console"] = "null"
+    progress: Literal["auto", "optimizer"] = "auto"
+    progress_regex: str = ""
     logs: LogSpec = field(default_factory=LogSpec)
     journal: str | None = None
     local: LocalSpec | None = None

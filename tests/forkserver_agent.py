@@ -16,6 +16,7 @@ import sys
 import time
 from typing import Any
 
+from dlrover_run.agent.starter import START_CODE, WANTED_VARIABLE
 from dlrover_run.agent.template_client import Template, TemplateError, UnsafeToFork, WorkerCommand
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -63,13 +64,25 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
 
     async def fork(rank: int) -> int:
         worker_env = {**env, "RANK": str(rank), "TEMPLATE": str(template.pid), "FORKED_AT": repr(time.monotonic())}
+        if start := job.get("start"):
+            worker_env[WANTED_VARIABLE] = start
         directory = job["out"]
         out, err = (os.open(f"{directory}/{rank}.{s}", os.O_CREAT | os.O_WRONLY, 0o600) for s in ("out", "err"))
         stdin = None if job["stdin"] is None else os.open(job["stdin"], os.O_RDONLY)
         try:
             return await template.fork(
                 WorkerCommand(
-                    title, kind, target, tuple(args), worker_env, cwd, stdin, out, err, record_imports=rank == 0
+                    title,
+                    kind,
+                    target,
+                    tuple(args),
+                    worker_env,
+                    cwd,
+                    stdin,
+                    out,
+                    err,
+                    record_imports=rank == 0,
+                    start_code=START_CODE if start else None,
                 )
             )
         finally:

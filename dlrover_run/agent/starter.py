@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from dlrover_run.agent.environment import environments_before_ranks, python_program
 from dlrover_run.agent.template_client import (
@@ -23,6 +25,14 @@ IMPORT_DELAY = 2.0
 
 Sooner it would compete with them for the processor while they start. A restart that comes earlier imports first.
 """
+
+START_CODE_PATH = Path(__file__).resolve().parent.parent / "worker_path"
+
+START_CODE = str(START_CODE_PATH / "sitecustomize.py")
+
+WANTED_VARIABLE = "DLROVER_WORKER_START"
+"""The variable of a worker that tells the code in `worker_path` what to install, separated by commas. Without it, that
+code does not run."""
 
 
 class Starter:
@@ -119,12 +129,13 @@ class Starter:
                 stderr=stderr,
                 sched_affinity=start.cpus,
                 record_imports=records,
+                start_code=START_CODE if WANTED_VARIABLE in start.environment else None,
             )
             try:
                 return await self._template.fork(command)
             except TemplateError as error:
                 await self._abandon(error)
-        return spawn(start)
+        return spawn(replace(start, environment=with_start_code(start.environment)))
 
     def import_later(self) -> None:
         """Let the template import what the workers that were just started import, once they have had time to."""
@@ -204,6 +215,15 @@ class Starter:
             return  # Another worker of the round has reported it.
         self._forking = False
         self._log(f"--start-method=forkserver: {reason}; workers are spawned instead")
+
+
+def with_start_code(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of a spawned process, which imports `worker_path/sitecustomize.py` if something is to be
+    installed in it. The command line stays that of torchrun."""
+    if WANTED_VARIABLE not in environment:
+        return environment
+    entries = (str(START_CODE_PATH), environment.get("PYTHONPATH", ""))
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, entries))}
 
 
 def _working_directory() -> str:

@@ -75,7 +75,7 @@ class WorkerCommand:
     `argv_title` is the whole command line that `ps` shall show, and `sys.orig_argv`. `env` is the complete environment.
     The descriptors are this process's own and stay open here; None means that the worker's is closed.
     `sched_affinity` None leaves the template's processors. `record_imports` has the worker report its imports to the
-    template, for `learn`.
+    template, for `learn`. `start_code` is a file whose function `begin` the worker calls before its program.
     """
 
     argv_title: tuple[str, ...]
@@ -89,6 +89,7 @@ class WorkerCommand:
     stderr: int | None = 2
     sched_affinity: frozenset[int] | None = None
     record_imports: bool = False
+    start_code: str | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,7 @@ class Template:
             "streams": [fd is not None for fd in streams],
             "affinity": sorted(command.sched_affinity) if command.sched_affinity is not None else None,
             "record": command.record_imports,
+            "start_code": command.start_code,
         }
         # The descriptors belong to the caller, which may close them after it is cancelled.
         given = [os.dup(fd) for fd in streams if fd is not None]

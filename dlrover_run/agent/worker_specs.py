@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlrover_run.agent.environment import command_line, fill_macros, worker_environment
+from dlrover_run.agent.environment import command_line, fill_macros, python_program, worker_environment
 from dlrover_run.agent.host import host_name
+from dlrover_run.agent.starter import WANTED_VARIABLE
 from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
 from dlrover_run.coordination.model import RankAssignment
 from dlrover_run.output import streams
@@ -113,6 +114,8 @@ def build_worker_specs(
             environment = {**parent, **placed.environments[local_rank]}
         environment[MARK_VARIABLE] = work.mark_path
         environment[page.VARIABLE] = progress.path(local_rank)
+        if wanted := wanted_at_start(spec):
+            environment[WANTED_VARIABLE] = ",".join(wanted)
         args = fill_macros(spec.entrypoint.args, local_rank)
         prefix = _prefix(spec, ranks, local_rank) if spec.logs.prefixed else None
         if results is not None:
@@ -135,6 +138,13 @@ def build_worker_specs(
         prefix = _prefix(spec, ranks, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
     return WorkerSpecs(ranks, plan, tuple(workers), work, progress, results)
+
+
+def wanted_at_start(spec: JobSpec) -> tuple[str, ...]:
+    """What is to be installed in each worker before its script begins; nothing in a program that may not be Python."""
+    if python_program(spec.entrypoint) is None:
+        return ()
+    return ("optimizer-steps",) if spec.progress == "optimizer" else ()
 
 
 def _prefix(spec: JobSpec, ranks: RankAssignment, local_rank: int) -> str:

@@ -14,6 +14,7 @@ FAILURES = "Failures and restarts"
 NODE_CHECK = "Node check"
 LOCAL_CLUSTER = "A cluster on this machine"
 OUTPUT = "Output"
+PROGRESS = "Progress"
 DEVICES = "Devices"
 OTHER = "Other"
 
@@ -24,6 +25,7 @@ BACKENDS = ("static", "c10d", "master", "etcd")
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
 CHECK_MODES = ("once", "always")
 EXIT_SCHEMES = ("precise", "torchrun", "kubernetes")
+PROGRESS_SOURCES = ("auto", "optimizer")
 CLUSTERS = ("auto", "none", "slurm", "kubernetes", "mpi", "lsf", "pbs", "sagemaker", "vertex")
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
@@ -343,6 +345,25 @@ TABLE: tuple[Flag, ...] = (
         "NAME",
         "null",
         choices=EVENT_LOGS,
+    ),
+    Flag(
+        "progress",
+        PROGRESS,
+        "What counts the steps of a worker, beside the script's own reports: [b]auto[/] the sampler of "
+        "dlrover_run.training, [b]optimizer[/] torch's optimizer too.",
+        "SOURCE",
+        "auto",
+        extension=True,
+        choices=PROGRESS_SOURCES,
+    ),
+    Flag(
+        "progress-regex",
+        PROGRESS,
+        "Count the steps that a worker prints: a regular expression whose first group is the number of the step, as in "
+        "'step (\\\\d+)'; without a group each line that matches is a step.",
+        "REGEX",
+        "",
+        extension=True,
     ),
     Flag("virtual-local-rank", DEVICES, "Give every worker local rank 0 and only its own GPU."),
     Flag(

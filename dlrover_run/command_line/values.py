@@ -259,6 +259,19 @@ def preemption_notice(value: FlagValue, others: Sequence[FlagValue]) -> Preempti
     return PreemptionNotice(chosen[0], seconds(value.source, seconds_text, zero_allowed=False))
 
 
+def regex(source: str, text: str) -> str:
+    """A regular expression with one group at most, or with one whose number is the step; empty for an empty text."""
+    import re
+
+    try:
+        # Compiled for bytes, as the lines of a worker need not be valid in any encoding.
+        re.compile(text.encode())
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        problem = f"is not a regular expression ({error})"
+        raise invalid(source, text, problem, "give one in Python's syntax, such as 'step (\\d+)'") from None
+    return text
+
+
 def modules(source: str, text: str) -> tuple[str, ...]:
     """Dotted names of modules, separated by commas."""
     names = tuple(item.strip() for item in text.split(","))

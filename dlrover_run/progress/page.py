@@ -138,8 +138,9 @@ def _decode_slot(data: bytes, start: int) -> _Numbered | None:
 class Writer:
     """The only writer of an area. It continues from the record that it finds there."""
 
-    def __init__(self, memory: mmap.mmap, area: Area) -> None:
+    def __init__(self, memory: mmap.mmap, area: Area, lock_fd: int = -1) -> None:
         self._memory = memory
+        self._lock_fd = lock_fd
         self._area = area
         found = _newest(memory[area : area + AREA_BYTES])
         self._number = found.number if found is not None else 0
@@ -163,20 +164,18 @@ class Writer:
             self._at = time.monotonic_ns()
             self._write()
 
-    def reach(self, source: int, steps: int) -> None:
-        """Note that the worker is at this step."""
-        with self._lock:
-            if self._takes(source) and steps != self._steps:
-                self._steps = min(steps, MAX_COUNT)
-                self._at = time.monotonic_ns()
-                self._write()
-
     def enter(self, phase: int) -> None:
         """Note what the worker does from now on. Nothing is noted before the first step."""
         with self._lock:
             self._phase = phase
             if self._source:
                 self._write()
+
+    def close(self) -> None:
+        """Unmap the page, and let another process write."""
+        self._memory.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
 
     def _takes(self, source: int) -> bool:
         if source > self._source:
@@ -202,7 +201,7 @@ def open_writer(path: str, area: Area) -> Writer | None:
         # A lock of the kernel's: a child of the worker that inherits the variable does not write too. It is held for
         # the life of this process, or until the process executes another program, which may then take it.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, AREA_BYTES, area)
-        return Writer(mmap.mmap(fd, PAGE_BYTES), area)
+        return Writer(mmap.mmap(fd, PAGE_BYTES), area, fd)
     except (OSError, ValueError):
         os.close(fd)
         return None

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import importlib
 import importlib.machinery
+import importlib.util
 import marshal
 import os
 import runpy
@@ -120,6 +121,8 @@ class Worker:
         self._clean_main()
         for name in [name for name in sys.modules if name.partition(".")[0] == OURS]:
             del sys.modules[name]
+        if command["start_code"] is not None:
+            _begin(command["start_code"])
 
     def __enter__(self) -> Callable[[], object]:
         try:
@@ -213,6 +216,16 @@ class Worker:
         loader = machinery.SourcelessFileLoader if compiled else machinery.SourceFileLoader
         names.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
         return marshal.loads(source[16:]) if compiled else compile(source, path, "exec", dont_inherit=True)
+
+
+def _begin(start_code: str) -> None:
+    """Run what a spawned worker runs before its program; no name of it stays in `sys.modules`."""
+    spec = importlib.util.spec_from_file_location("_dlrover_worker_start", start_code)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.begin()
 
 
 def _holds_a_program(path: str) -> bool:

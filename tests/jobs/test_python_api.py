@@ -169,6 +169,16 @@ def test_an_exception_brings_no_torch_with_it() -> None:
     assert done.stdout == "1 False\n", done.stderr
 
 
+def finders() -> list[str]:
+    return [type(finder).__module__ for finder in sys.meta_path]
+
+
+@pytest.mark.long
+def test_the_steps_of_a_function_s_optimizer_are_counted() -> None:
+    found = dlrover_run.elastic_launch(config(1, progress="optimizer"), finders)()
+    assert "dlrover_run.progress.optimizer_steps" in found[0]
+
+
 @pytest.mark.parametrize("end", [sys.exit, leave])
 def test_a_function_that_ends_its_process_well_returned_nothing(end: Any) -> None:
     assert dlrover_run.elastic_launch(config(2), end)(0) == {0: None, 1: None}

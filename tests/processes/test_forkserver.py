@@ -42,6 +42,8 @@ class Case:
     preload: tuple[str, ...] = ()
     scan: bool = True
     python: str = PYTHON
+    start: str = ""
+    """What the start-up code installs in forked workers."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -86,6 +88,7 @@ class Case:
             "out": str(out),
             "steps": steps,
             "line_fd": line_fd,
+            "start": self.start,
         }
         done = subprocess.run(
             [sys.executable, str(AGENT)],
@@ -626,3 +629,18 @@ def test_eight_workers_at_once(case: Case) -> None:
     assert [w["code"] for w in said["workers"]] == [0] * 8
     assert [case.output(rank)[0].strip() for rank in range(8)] == [str(rank) for rank in range(8)]
     assert len({w["pid"] for w in said["workers"]}) == 8
+
+
+def test_start_up_code_runs_before_the_program_and_leaves_no_trace(tmp_path: Path) -> None:
+    optim = tmp_path / "torch" / "optim"
+    optim.mkdir(parents=True)
+    (optim.parent / "__init__.py").write_text("")
+    (optim / "__init__.py").write_text("")
+    (optim / "optimizer.py").write_text("def register_optimizer_step_post_hook(hook): print(type(hook).__name__)")
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nprint(sorted(os.environ), sys.path, sys.argv)\nimport torch.optim.optimizer")
+    case = Case(tmp_path, start="optimizer-steps")
+    code, printed, errors = case.fresh()
+    assert (code, errors) == (0, "")
+    # A fresh interpreter of this test runs no start-up code, so the hook is the only difference.
+    assert case.forked() == (0, f"{printed}StepCounter\n", "")

@@ -125,7 +125,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
 def test_the_relay_writes_beside_the_worker_and_the_worker_takes_precedence(pages: ProgressPages) -> None:
     log = open_writer(pages.path(0), Area.LOG)
     assert log is not None
-    log.reach(Source.LOG, 17)
+    log.add(Source.LOG, 17, 0, 0.0)
     assert read(pages)[:5:4] == (17, Source.LOG)
     assert printed("from dlrover_run.progress import page; page.add(4)", pages.path(0)) == ""
     assert read(pages)[:5:4] == (1, Source.REPORT)
