@@ -14,7 +14,7 @@ from dlrover_run.agent.starter import WANTED_VARIABLE
 from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
 from dlrover_run.coordination.model import RankAssignment
 from dlrover_run.output import streams
-from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.output.relay_client import RelayClient, StepSearch
 from dlrover_run.progress import page
 from dlrover_run.progress.pages import ProgressPages
 from dlrover_run.spec import JobSpec
@@ -96,7 +96,9 @@ def build_worker_specs(
     else:
         plan = _placed_plan(placed, spec)
     shared = streams.shares_console(plan)
-    if spec.logs.prefixed or shared:
+    if spec.progress_regex:
+        plan = streams.send_all_to_relay(plan)
+    elif spec.logs.prefixed or shared:
         plan = streams.route_through_relay(plan)
     if relay.single_console:
         plan = streams.merge_stdout_into_stderr(plan)
@@ -120,6 +122,7 @@ def build_worker_specs(
         prefix = _prefix(spec, ranks, local_rank) if spec.logs.prefixed else None
         if results is not None:
             args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
+        search = StepSearch(spec.progress_regex, progress.path(local_rank)) if spec.progress_regex else None
         workers.append(
             WorkerSpec(
                 name=f"rank {rank}",
@@ -129,11 +132,14 @@ def build_worker_specs(
                 argv=command_line(spec.entrypoint, args),
                 args=args,
                 environment=environment,
-                stdio=(0, *_outputs(rank_streams, relay, prefix, shared)),
+                stdio=(0, *_outputs(rank_streams, relay, prefix, shared, search)),
                 cpus=cpus.get(local_rank),
                 signal_group=spec.entrypoint.kind == "program",
             )
         )
+        if search is not None:
+            for path in _files(rank_streams):
+                relay.search_log(path, search, start=_size(path))
     for tee in plan.tees:
         prefix = _prefix(spec, ranks, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
@@ -169,6 +175,11 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
+def _files(rank_streams: streams.RankStreams) -> list[str]:
+    both = (rank_streams.stdout, rank_streams.stderr)
+    return list(dict.fromkeys(each.path for each in both if each.where == "file" and each.path is not None))
+
+
 def _bound_cpus(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
     """The processors of each local rank with `--numa-binding`, empty without."""
     if spec.numa_binding is None:
@@ -180,19 +191,19 @@ def _bound_cpus(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str])
 
 
 def _outputs(
-    rank_streams: streams.RankStreams, relay: RelayClient, prefix: str | None, shared: bool
+    rank_streams: streams.RankStreams, relay: RelayClient, prefix: str | None, shared: bool, search: StepSearch | None
 ) -> tuple[int, int]:
     """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console.
-    `shared` is true if other workers write there too."""
+    `shared` is true if other workers write there too. `search` has the relay look for steps."""
     key = str(rank_streams.local_rank)
     if rank_streams.stderr.where == "relay":
-        stderr = relay.open_stderr(key, show=rank_streams.stderr.shown, prefix=prefix, whole_lines=shared)
+        stderr = relay.open_stderr(key, show=rank_streams.stderr.shown, prefix=prefix, whole_lines=shared, steps=search)
     else:
         stderr = _output(rank_streams.stderr, 2)
     if rank_streams.stdout.where == "stderr":
         return stderr, stderr
     if rank_streams.stdout.where == "relay":
-        return relay.open_stdout(key, prefix), stderr
+        return relay.open_stdout(key, prefix, show=rank_streams.stdout.shown, steps=search), stderr
     return _output(rank_streams.stdout, 1), stderr
 
 

@@ -20,11 +20,14 @@ message is one line of JSON; a newline and raw bytes may follow. The agent numbe
                                                          their memory file, sent once
         {"do": "log", "source", "path", "out", "prefix"}    show a log file
         {"do": "log", "source", "path", "prefix", "needles", "filtered"}    copy matching lines to the file `filtered`
+        {"do": "log", "source", "path"}                  search a log file for steps only
         {"do": "tails", "number", "tails"}               send the ends of these pipes' output
         {"do": "drain", "number", "tails", "end"}        the same, write everything out, and forget the sources `end`
         {"do": "forget", "sources"}                      their worker has ended: write their output, then forget them
         {"do": "own", "path"}                            a directory to remove when the relay ends
         {"do": "begin"}                                  a new relay has all that its predecessor had, and may write
+    A "pipe", and a "log" that is not shown, may have "steps", {"regex", "page"}: the lines that match are counted in
+    the worker's progress page at that path.
     relay -> agent
         {"event": "tail", "number", "source", "cut"} and bytes    the end of one pipe's output
         {"event": "forgotten", "sources"}                these have been shown in full and are closed
@@ -45,7 +48,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlrover_run.output.cursors import CursorTable
 from dlrover_run.output.log_watcher import POLL_SECONDS, LogWatcher
@@ -53,6 +56,9 @@ from dlrover_run.output.sinks import Sink, console_sink, file_sink
 from dlrover_run.output.sources import PipeSource, Source, window_size
 from dlrover_run.output.streams import MAX_MESSAGE
 from dlrover_run.process_tree import signals, tree
+
+if TYPE_CHECKING:
+    from dlrover_run.progress.log_steps import Budget
 
 ORPHAN_SECONDS = 0.3
 """Seconds that the relay continues after the agent's end, for workers that are being killed and a slow console.
@@ -155,6 +161,7 @@ class _Relay:
         self.warned: set[Sink] = set()
         self.warned_of_loss = False
         self.window_size = b""
+        self.search_budget: Budget | None = None
         self.poller = select.epoll()
         self.writable: set[Sink] = set()
         self.watcher = LogWatcher(self.poller, self._warn)
@@ -303,14 +310,17 @@ class _Relay:
         sink = None if message["out"] is None else self.consoles[message["out"]]
         prefix = None if message["prefix"] is None else os.fsencode(message["prefix"])
         number, whole = message["source"], message["whole"]
-        self.sources[number] = PipeSource(number, spool, pipe, sink, self.cursors, self.poller, prefix, whole=whole)
+        source = PipeSource(number, spool, pipe, sink, self.cursors, self.poller, prefix, whole=whole)
+        self._search(source, message)
+        self.sources[number] = source
 
     def _add_log(self, message: dict[str, Any]) -> None:
         path, number = message["path"], message["source"]
         needles = None
         sink = self.consoles.get(message.get("out", 0))
+        prefix = None if "steps" in message else os.fsencode(message["prefix"])
         try:
-            if sink is None:
+            if sink is None and "filtered" in message:
                 filtered, needles = message["filtered"], tuple(os.fsencode(needle) for needle in message["needles"])
                 if filtered not in self.filtered:
                     self.filtered[filtered] = file_sink(filtered)
@@ -323,9 +333,26 @@ class _Relay:
             self._reply({"event": "forgotten", "sources": [number]})
             return
         # A source of its own for each sink, so that a stuck console does not hold up the filtered file.
-        log = self.sources[number] = Source(number, fd, sink, self.cursors, os.fsencode(message["prefix"]), needles)
+        log = self.sources[number] = Source(number, fd, sink, self.cursors, prefix, needles)
         log.path = path
+        self._search(log, message)
         self.watcher.add(log)
+
+    def _search(self, source: Source, message: dict[str, Any]) -> None:
+        """Have the steps of the source's worker counted, if the message requests it. Its outputs share a counter."""
+        if "steps" not in message:
+            return
+        # Imported only for a job that counts steps by its log.
+        from dlrover_run.progress import log_steps
+
+        page, regex = message["steps"]["page"], message["steps"]["regex"]
+        counters = {each.steps.counter.identity: each.steps.counter for each in self.sources.values() if each.steps}
+        counter = None
+        with contextlib.suppress(OSError):
+            counter = counters.get(log_steps.page_identity(page)) or log_steps.open_counter(page)
+        if counter is not None:
+            self.search_budget = self.search_budget or log_steps.Budget()
+            source.steps = log_steps.LogSteps(regex, counter, self.search_budget, self._warn)
 
     def _on_agent_gone(self) -> None:
         if self.deadline is not None:
@@ -385,6 +412,10 @@ class _Relay:
             if self.sources.pop(source.number, None) is not None:
                 source.finish()
                 self.watcher.remove(source, self.logs)
+                if (steps := source.steps) is not None and all(
+                    each.steps is None or each.steps.counter is not steps.counter for each in self.sources.values()
+                ):
+                    steps.counter.close()
         self._flush()
         for path, sink in list(self.filtered.items()):
             if all(log.sink is not sink for log in self.logs):

@@ -19,7 +19,7 @@ import select
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dlrover_run.output.cursors import create_cursor_table, reset_cursor
 from dlrover_run.output.relay_process import CLOSE_TIMEOUT, RelayProcess
@@ -40,6 +40,13 @@ OWN_MESSAGES = 0
 
 DISCARD_BYTES = 64 * 1024
 """Bytes of one read of output that no relay can show, so that the agent's loop has other work done in between."""
+
+
+class StepSearch(NamedTuple):
+    """The lines that match `regex` are counted as steps in the progress page at `page`."""
+
+    regex: str
+    page: str
 
 
 class _Request:
@@ -116,31 +123,42 @@ class RelayClient:
         for request in self._requests.values():
             self._process.send(request.message)
 
-    def open_stderr(self, key: str, *, show: bool, prefix: str | None = None, whole_lines: bool = False) -> int:
+    def open_stderr(
+        self,
+        key: str,
+        *,
+        show: bool,
+        prefix: str | None = None,
+        whole_lines: bool = False,
+        steps: StepSearch | None = None,
+    ) -> int:
         """A descriptor for one worker's standard error, shown on the console if `show`; close it once it is passed on.
 
         With a `single_console` the worker's standard output may go there too, and keeps its place in the order.
 
         The output is shown unchanged; or in `whole_lines`, if other workers write to the console too; or line by line
-        with a `prefix` before each. `key` names the worker in `end_round`, which returns the end of the output.
+        with a `prefix` before each. `key` names the worker in `end_round`, which returns the end of the output. `steps`
+        has the output searched for steps.
 
         It is a pseudo-terminal if our own standard error is a terminal, so that the worker still sees one; but not with
         a `prefix`, because a worker that moves the cursor would overwrite the lines of others.
         """
-        return self._open(key, 2 if show else None, prefix, whole_lines)
+        return self._open(key, 2 if show else None, prefix, whole_lines, steps)
 
-    def open_stdout(self, key: str, prefix: str | None) -> int:
+    def open_stdout(self, key: str, prefix: str | None, *, show: bool = True, steps: StepSearch | None = None) -> int:
         """The same for a standard output that is shown line by line and does not share the descriptor of the standard
         error. Its end is not kept."""
-        return self._open(f"{key} stdout", 1, prefix, True)
+        return self._open(f"{key} stdout", 1 if show else None, prefix, True, steps)
 
-    def _open(self, key: str, out: Literal[1, 2] | None, prefix: str | None, whole_lines: bool) -> int:
+    def _open(
+        self, key: str, out: Literal[1, 2] | None, prefix: str | None, whole_lines: bool, steps: StepSearch | None
+    ) -> int:
         terminal = out is not None and prefix is None and os.isatty(self._console[out - 1])
         read_end, write_end = _pseudo_terminal(self._console[out - 1]) if out and terminal else _pipe()
         # A worker that was started again under this key has a new pipe.
         self._end([number for number, source in self._sources.items() if source.key == key and not source.ended])
         spool = os.memfd_create("dlrover-run output", os.MFD_CLOEXEC)
-        message = {"do": "pipe", "out": out, "prefix": prefix, "whole": whole_lines}
+        message = {"do": "pipe", "out": out, "prefix": prefix, "whole": whole_lines, **_searched(steps)}
         self._add(key, message, 0, spool, read_end)
         return write_end
 
@@ -160,6 +178,11 @@ class RelayClient:
         if needles and filtered:
             filtered = os.path.abspath(filtered)
             self._add(message["path"], {**message, "needles": list(needles), "filtered": filtered}, start)
+
+    def search_log(self, path: str, steps: StepSearch, start: int = 0) -> None:
+        """Search a log file for steps from byte `start` on; it is not shown."""
+        path = os.path.abspath(path)
+        self._add(path, {"do": "log", "path": path, **_searched(steps)}, start)
 
     def _add(self, key: str, message: dict[str, Any], start: int, *fds: int) -> None:
         number = next(number for number in itertools.count(OWN_MESSAGES + 1) if number not in self._sources)
@@ -348,6 +371,10 @@ class RelayClient:
             asyncio.get_running_loop().remove_reader(pipe)
         source.tail = (source.tail + data)[-TAIL_BYTES - 1 :]
         return len(data)
+
+
+def _searched(steps: StepSearch | None) -> dict[str, Any]:
+    return {} if steps is None else {"steps": steps._asdict()}
 
 
 def _is_one_file(console: tuple[int, int]) -> bool:

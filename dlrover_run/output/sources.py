@@ -14,11 +14,15 @@ import select
 import termios
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from dlrover_run.output.cursors import LINE_BEGUN, LINE_INTERRUPTED, Cursor, CursorTable, release_memory
 from dlrover_run.output.lines import LineWriter
 from dlrover_run.output.sinks import Segment, Sink
 from dlrover_run.output.streams import TAIL_BYTES
+
+if TYPE_CHECKING:
+    from dlrover_run.progress.log_steps import LogSteps
 
 READ_BYTES = 1024 * 1024
 """Bytes of one read: a whole pipe of the size that the agent makes."""
@@ -51,6 +55,8 @@ class Source:
         self.watch = -1
         """The inotify watch of a log file."""
         self.lines: LineWriter | None = None
+        self.steps: LogSteps | None = None
+        """Searches what is read for the steps of the worker."""
         self._fd = fd
         self._cursors = cursors
         cursor = cursors.get(number)
@@ -86,7 +92,8 @@ class Source:
     def copy(self) -> None:
         """Read once and pass on what can be shown."""
         data = b""
-        if self.sink is None or self.sink.dead:
+        shown = self.sink is not None and not self.sink.dead
+        if not shown and self.steps is None:
             # Nothing will be shown, so the memory of all output can be released.
             with contextlib.suppress(OSError):
                 self.offset = self.size()
@@ -98,6 +105,11 @@ class Source:
         begin, resumed = self._shown_to, self.lines.resumed if self.lines is not None else 0
         self.offset += len(data)
         self.grown = len(data) == READ_BYTES
+        if self.steps is not None:
+            self.steps.feed(data)
+            if not shown:
+                self.record(Cursor(self.offset, 0))
+                return
         self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()), begin, resumed)
 
     def resume(self) -> None:

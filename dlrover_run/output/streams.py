@@ -160,6 +160,15 @@ def route_through_relay(plan: StreamPlan) -> StreamPlan:
     return replace(plan, ranks=tuple(ranks))
 
 
+def send_all_to_relay(plan: StreamPlan) -> StreamPlan:
+    """The plan for a job whose output is searched: what is not written to a file goes to the relay, hidden or not."""
+    ranks = [
+        replace(rank, stdout=Stream("relay", shown=False)) if rank.stdout.where == "null" else rank
+        for rank in plan.ranks
+    ]
+    return route_through_relay(replace(plan, ranks=tuple(ranks)))
+
+
 def merge_stdout_into_stderr(plan: StreamPlan) -> StreamPlan:
     """The plan for a console that is both standard output and standard error, as after `2>&1` or on a terminal.
 
