@@ -17,6 +17,7 @@ from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.event_log import AssignmentEvents, event_log_path
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
 from dlrover_run.agent.node_state import NodeState
+from dlrover_run.agent.progress_sampler import ProgressSampler
 from dlrover_run.agent.reconcile import reconcile
 from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
 from dlrover_run.agent.shutdown import ShutdownRequest, received_text
@@ -75,6 +76,8 @@ class Agent:
         )
         self._client = open_client(self._wake.set, self._print_job_line)
         self._operator = AgentSocket(lambda: self._info(run_dir), lambda request: self._client.ask(request))
+        self.progress = ProgressSampler(self._adapter.progress)
+        """What the tasks of this node do, for those who listen."""
 
     @property
     def pids_to_spare(self) -> set[int]:
@@ -114,6 +117,7 @@ class Agent:
             for action in reconcile(adapter.desired(), adapter.states(), ends):
                 adapter.carry_out(action)
             self._client.report(adapter.report(leaving))
+            self.progress.follow(self._node_state.round, adapter.running)
             if (over or leaving) and adapter.idle:
                 return
             await self._wake.wait()
@@ -147,6 +151,7 @@ class Agent:
 
     async def _conclude(self, error: Exception | None) -> JobResult:
         assignment, problem = self._client.assignment, self._client.problem
+        self.progress.close()
         self._console.clear_waiting()
         # The other nodes form their next round after this report; what follows may wait for the console.
         if (last := self._adapter.leave_report(error)) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -22,6 +22,7 @@ from dlrover_run.events.records import NO_EVENTS, Events
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.process_tree.orphans import OrphanKiller
+from dlrover_run.progress.page import Progress
 from dlrover_run.spec import JobSpec
 
 
@@ -91,6 +92,11 @@ class FrameworkAdapter(ABC, Generic[Key]):
     @abstractmethod
     def report(self, leaving: bool) -> NodeReport:
         """The report of this node and its tasks."""
+
+    @abstractmethod
+    def progress(self) -> Mapping[str, Progress]:
+        """What the running tasks of this node have done, by name; those that have reported no step are left out. It
+        reads memory, and may be called at any time."""
 
     def begin_move(self, number: signal.Signals) -> str | None:
         """This node has got a signal to leave. If its tasks can continue on other nodes, begin to move them there, and

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from dlrover_run.coordination.reasons import Code, render
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.health_file import HealthFile
 from dlrover_run.policies.health.model import HealthAssignment
+from dlrover_run.progress.page import Progress
 from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import StuckProcess
 
@@ -128,6 +129,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     def report(self, leaving: bool) -> NodeReport:
         return self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
+
+    def progress(self) -> Mapping[str, Progress]:
+        return {} if self._round is None or not self.running else self._round.progress()
 
     def stop_waiting(self) -> None:
         if self._plugin_answer is not None:

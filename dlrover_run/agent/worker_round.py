@@ -135,11 +135,11 @@ class WorkerRound:
             return {}
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
-    def progress(self) -> dict[int, Progress]:
-        """What the workers have done, by rank; those that have reported nothing are left out. It reads memory, and
+    def progress(self) -> dict[str, Progress]:
+        """What the workers have done, by name; those that have reported nothing are left out. It reads memory, and
         costs some microseconds a worker."""
-        read = ((worker.rank, self._specs.progress.read(worker.local_rank)) for worker in self._specs.workers)
-        return {rank: progress for rank, progress in read if progress is not None}
+        read = ((worker.name, self._specs.progress.read(worker.local_rank)) for worker in self._specs.workers)
+        return {name: progress for name, progress in read if progress is not None}
 
     def close(self) -> None:
         """Release the port, the pages of progress and the results, and cancel pending requests."""

@@ -53,6 +53,8 @@ def _requires(what: str, scope: str) -> str:
 
 def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Mapping[str, str]) -> Iterator[str]:
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
+    if spec.progress == "optimizer" and spec.entrypoint.kind == "program":
+        yield f"{flags.get('progress').source} optimizer has no effect with --no-python."
     if not HealthRules.get(spec.rules.policy).applies:
         names = ["straggler_threshold"]
         if flags.is_on("exclude_straggler"):

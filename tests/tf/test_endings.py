@@ -12,6 +12,7 @@ import pytest
 from dlrover_run.failures import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskKey
+from dlrover_run.progress.page import Source
 from tf_ps_runner.agent.exits import (
     REPEATED_BEFORE_STEP,
     REPEATED_WITHIN,
@@ -161,6 +162,26 @@ def test_a_task_that_tells_of_no_step_is_given_no_longer_for_the_same_exception(
             assert not talks.past_beginning
             talks.on_event(Step(step=8))
             assert talks.past_beginning
+
+    asyncio.run(look())
+
+
+def test_the_steps_of_a_task_are_its_progress() -> None:
+    async def look() -> None:
+        key = TaskKey(Role.CHIEF, 0)
+        task = TaskProcess(
+            Task(key=key, rank=0, version=1, node_id="node", incarnation="it", host="box"), 1, lambda: None
+        )
+        task.on_event(Ready())
+        task.on_event(Restored(step=7, how="checkpoint"))
+        assert task.progress is None
+        task.on_event(Step(step=10))
+        first = task.progress
+        assert first is not None
+        assert (first.steps, first.source) == (3, Source.TASK)
+        # The same step again is no progress.
+        task.on_event(Step(step=10))
+        assert task.progress == first
 
     asyncio.run(look())
 

@@ -30,6 +30,7 @@ OURS_DIFFERS = {
     "WORKER_RANK": "a DLRover user expects it",
     "WORKER_NUM": "a DLRover user expects it",
     "DLROVER_CHECKPOINT_MARK": "a job that has written a checkpoint does not stop early",
+    "DLROVER_PROGRESS": "a worker can report its steps",
 }
 
 

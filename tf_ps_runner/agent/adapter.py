@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ from dlrover_run.policies.parameter_servers.model import DesiredReplicas, Role, 
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.progress.page import Progress
 from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.desired import desired_tasks, task_states
 from tf_ps_runner.agent.queue_server import Membership
@@ -104,6 +105,9 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         if leaving:
             return self._report(NodePhase.LEAVING)
         return self._report(NodePhase.RUNNING if self._tasks.here else NodePhase.WAITING)
+
+    def progress(self) -> Mapping[str, Progress]:
+        return self._tasks.progress
 
     def begin_move(self, number: signal.Signals) -> str | None:
         """Begin to move the tasks, if a cluster manager evicts this node: it sends SIGTERM or a preemption notice, and

@@ -14,6 +14,7 @@ from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskEnd, TaskKey, TaskStatus
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.rules import ROLES
+from dlrover_run.progress.page import Progress
 from dlrover_run.supervisor.ports import PortPool
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, StuckProcess
 from tf_ps_runner.agent import task_start
@@ -84,6 +85,12 @@ class TaskSupervisor:
     def statuses(self) -> tuple[TaskStatus, ...]:
         """What is reported to the coordinator of each task."""
         return tuple(task.status for _, task in sorted(self._tasks.items()))
+
+    @property
+    def progress(self) -> Mapping[str, Progress]:
+        """What the processes of tasks have done, by task; those that have made no step are left out."""
+        made = ((str(key), task.progress) for key, task in self._tasks.items() if task.live)
+        return {name: progress for name, progress in made if progress is not None}
 
     @property
     def live(self) -> bool:

@@ -20,6 +20,7 @@ from dlrover_run.policies.parameter_servers.model import (
 )
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.rules import ROLES
+from dlrover_run.progress.page import Phase, Progress, Source
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.desired import LocalTask
 from tf_ps_runner.agent.protocol import Note, OrderMessage, ProcessHello, Ready, Restored, Saved, Step, TaskEvent
@@ -53,6 +54,7 @@ class TaskProcess:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._stepped_at: int | None = None
 
     @property
     def key(self) -> TaskKey:
@@ -85,6 +87,15 @@ class TaskProcess:
         TensorFlow's usual sessions, counts as having made one."""
         silent = ROLES[self.assigned.role].outlives_versions or (self.ready and not self.begun and self.restored < 0)
         return silent or self.step > self.restored
+
+    @property
+    def progress(self) -> Progress | None:
+        """The steps that it has made since it began with its model, as a torch worker's page has them; None if it has
+        made none. A step of TensorFlow's is the global one, so each worker's count has the steps of all."""
+        if self._stepped_at is None:
+            return None
+        steps = max(0, self.step - max(0, self.restored))
+        return Progress(steps, 0, 0.0, self._stepped_at, Source.TASK, Phase.TRAINING)
 
     @property
     def _waits_for_model(self) -> bool:
@@ -177,6 +188,8 @@ class TaskProcess:
             self.mark_ready()
             self._on_change()
         elif isinstance(event, Step):
+            if event.step > self.step:
+                self._stepped_at = time.monotonic_ns()
             self.step = event.step
             if not ROLES[self.assigned.role].probed:
                 self.mark_ready()
