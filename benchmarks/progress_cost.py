@@ -1,8 +1,8 @@
 """What a report of progress costs the worker, as a share of its step. See `benchmarks/README.md`.
 
-Workers on one machine make steps at a fixed rate: each computes for the time of a step, and every second block of
-steps reports each of them. The judged figure is the processor time of a reporting block as a ratio to that of the block
-before it, so that a changing load affects both alike. A reader reads the pages meanwhile, once a second.
+Workers on one machine make steps at a fixed rate: each computes for the time of a step. Of four blocks of steps the
+second and the third report each step. The judged figure is the processor time of these two as a ratio to that of the
+first and the fourth, so that a changing load affects both alike. A reader reads the pages meanwhile, once a second.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ def spin(rounds):
 rounds, began = 100_000, time.process_time()
 spin(rounds)
 rounds = int(rounds * work / (time.process_time() - began))
-for number in range(2 * blocks):
-    reports = number % 2
+for number in range(4 * blocks):
+    reports = number % 4 in (1, 2)
     began = time.process_time()
     for _ in range(block):
         spin(rounds)
         if reports:
             page.add(Source.REPORT, 1, 32, 0.0)
-    print(reports, time.process_time() - began, flush=True)
+    print(int(reports), time.process_time() - began, flush=True)
 """
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The ratios of one worker's pairs of blocks, and the seconds of processor time that one report took in each."""
+    """The ratios of one worker's groups of four blocks, and the seconds of processor time of one report in each."""
 
     worker: int
     ratios: tuple[float, ...]
@@ -76,13 +76,14 @@ class Cost:
 
 
 def cost_of(worker: int, printed: str) -> Cost:
-    """The cost from what a worker has printed: the times of blocks without and with reports, in turn."""
+    """The cost from what a worker has printed: for each block whether it reported, 0 or 1, and its seconds."""
     times = [float(line.split()[1]) for line in printed.splitlines()]
-    pairs = list(zip(times[::2], times[1::2], strict=True))
+    groups = zip(times[::4], times[1::4], times[2::4], times[3::4], strict=True)
+    pairs = [(first + fourth, second + third) for first, second, third, fourth in groups]
     return Cost(
         worker,
         tuple(reporting / silent for silent, reporting in pairs),
-        tuple((reporting - silent) / BLOCK for silent, reporting in pairs),
+        tuple((reporting - silent) / (2 * BLOCK) for silent, reporting in pairs),
     )
 
 
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What a report of progress costs, as a share of a step.")
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--rate", type=float, default=RATE, help="steps a second of a worker (default: 1000)")
-    parser.add_argument("--blocks", type=int, default=50, help="pairs of blocks (default: 50)")
+    parser.add_argument("--blocks", type=int, default=25, help="groups of four blocks (default: 25)")
     parser.add_argument("--output", type=Path, default=RESULTS / "why", help="folder of the results")
     options = parser.parse_args(arguments)
     if min(options.workers, options.rate, options.blocks) <= 0:
@@ -129,8 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [cost.cells() for cost in costs]
     how = (
         f"{options.workers} workers at {options.rate:g} steps a second of their own processor time, {options.blocks} "
-        f"pairs of blocks of {BLOCK} steps; a read of all pages took the reader {1e6 * read:.0f} us, once a second; "
-        f"the pages showed {steps} of {options.workers * options.blocks * BLOCK} reports at the end"
+        f"groups of four blocks of {BLOCK} steps; a read of all pages took the reader {1e6 * read:.0f} us, once a "
+        f"second; the pages showed {steps} of {2 * options.workers * options.blocks * BLOCK} reports at the end"
     )
     for row in rows:
         print(*row, sep=" | ")

@@ -21,6 +21,7 @@ import check_cost
 import check_decide
 import launch
 import node_check
+import progress_cost
 import recovery
 import rendezvous
 import tf_recovery
@@ -393,3 +394,9 @@ def test_a_command_has_the_flags_of_both_launchers() -> None:
     flags = {"--nproc-per-node=1", "--max-restarts=3", "--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29400"}
     assert {*flags, "--rdzv-conf=last_call_timeout=5", "--start-method=spawn"} < set(command)
     assert Path(command[-1]).is_file()
+
+
+def test_the_cost_of_a_report_is_a_ratio_within_four_blocks() -> None:
+    cost = progress_cost.cost_of(3, "0 0.2\n1 0.202\n1 0.404\n0 0.4\n")
+    assert cost.ratios == pytest.approx((1.01,))
+    assert cost.seconds == pytest.approx((0.006 / (2 * progress_cost.BLOCK),))

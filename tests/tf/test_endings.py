@@ -170,7 +170,7 @@ def test_the_steps_of_a_task_are_its_progress() -> None:
     async def look() -> None:
         key = TaskKey(Role.CHIEF, 0)
         task = TaskProcess(
-            Task(key=key, rank=0, version=1, node_id="node", incarnation="it", host="box"), 1, lambda: None
+            PlannedTask(key=key, rank=0, version=1, node_id="node", incarnation="it", host="box"), 1, lambda: None
         )
         task.on_event(Ready())
         task.on_event(Restored(step=7, how="checkpoint"))
