@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from dlrover_run import cluster_environment
 from dlrover_run.command_line import (
+    backend_spec,
     entry_point,
     ignored_flags,
     job_size,
@@ -101,7 +102,7 @@ def _job(
     preload = [name for value in flags.all("preload") for name in values.modules(*value)]
     local_addr = flags.get("local_addr")
     numa = flags.explicit("numa_binding") and flags.choice("numa_binding")
-    connection = rendezvous_options.find_connection(rendezvous, conf, environ)
+    backend = backend_spec.find_backend(rendezvous, conf, environ)
     spec = JobSpec(
         entrypoint=_entrypoint(line, flags, environ),
         run_id=rendezvous.run_id,
@@ -109,8 +110,8 @@ def _job(
         gpu_each=size.workers.text == "gpu",
         rules=rules,
         backend=rendezvous.backend,
-        master=connection.master,
-        etcd=connection.etcd,
+        master=backend.master,
+        etcd=backend.etcd,
         node_rank=rendezvous.node_rank,
         node_id=rendezvous.node_id,
         local_addr=values.host(*local_addr) if local_addr.text else None,
@@ -139,7 +140,7 @@ def _job(
     )
     if local:
         job_size.check_local_entrypoint(local.spec, spec.entrypoint)
-    for sentence in (*warnings, *ignored_flags.flag_warnings(flags, spec, conf, environ), *connection.warnings):
+    for sentence in (*warnings, *ignored_flags.flag_warnings(flags, spec, conf, environ), *backend.warnings):
         warn(sentence)
     if found and found.first is not False:
         source = cluster.source_of(size.workers, flags, "nproc_per_node")

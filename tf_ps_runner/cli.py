@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from dlrover_run import cluster_environment
 from dlrover_run.cli import MAX_RESTARTS
-from dlrover_run.command_line import entry_point, lookup, rdzv_conf, rendezvous_options, values
+from dlrover_run.command_line import backend_spec, entry_point, lookup, rdzv_conf, rendezvous_options, values
 from dlrover_run.command_line.ignored_flags import rendezvous_warnings
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
@@ -92,8 +92,8 @@ def _job(
     preload = [name for value in flags.all("preload") for name in values.modules(*value)]
     if preload and not forking:
         warnings.append("--preload has no effect with --start-method=spawn.")
-    connection = rendezvous_options.find_connection(rendezvous, conf, environ)
-    warnings += connection.warnings
+    backend = backend_spec.find_backend(rendezvous, conf, environ)
+    warnings += backend.warnings
     local_addr = flags.get("local_addr")
     entrypoint = lookup.python_entrypoint(line, environ, module=flags.is_on("module"))
     require(entrypoint.python)
@@ -102,8 +102,8 @@ def _job(
         run_id=rendezvous.run_id,
         rules=_rules(rendezvous, conf, cluster),
         backend=rendezvous.backend,
-        master=connection.master,
-        etcd=connection.etcd,
+        master=backend.master,
+        etcd=backend.etcd,
         node_id=rendezvous.node_id,
         local_addr=values.host(*local_addr) if local_addr.text else None,
         role=role.value if role else JobSpec.role,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from dlrover_run.agent.host import host_name
-from dlrover_run.command_line import rdzv_conf, rendezvous_options
+from dlrover_run.command_line import backend_spec, rdzv_conf
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
 from dlrover_run.coordination.reasons import render
@@ -32,7 +32,7 @@ def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) 
     """The job as a client sees it, which never starts the master. Raises SpecError."""
     rendezvous = resolve_rendezvous(flags, environ, as_client=True)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    connection = rendezvous_options.find_connection(rendezvous, conf, environ)
+    backend = backend_spec.find_backend(rendezvous, conf, environ)
     return JobSpec(
         # Nothing runs, but a JobSpec needs an entry point.
         entrypoint=Entrypoint("program", "true"),
@@ -45,8 +45,8 @@ def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) 
             policy=ClusterRules(),
         ),
         backend=rendezvous.backend,
-        master=replace(connection.master, is_host=False) if connection.master else None,
-        etcd=connection.etcd,
+        master=replace(backend.master, is_host=False) if backend.master else None,
+        etcd=backend.etcd,
     )
 
 

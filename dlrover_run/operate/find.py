@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import msgspec
 
-from dlrover_run.command_line import credentials, rdzv_conf, rendezvous_options
+from dlrover_run.command_line import backend_spec, credentials, rdzv_conf, rendezvous_options
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
 from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, RendezvousArgs
 from dlrover_run.coordination.requests import OperatorRequest
@@ -176,15 +176,15 @@ def job_elsewhere(flags: FlagValues, environ: Mapping[str, str], program: Progra
         raise SpecError("a job with --rdzv-backend=static is known to its own machines only: run this on one of them.")
     rendezvous = rendezvous_options.resolve(args, rendezvous_options.UNNAMED)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    connection = rendezvous_options.find_connection(rendezvous, conf, environ)
+    backend = backend_spec.find_backend(rendezvous, conf, environ)
     return JobSpec(
         # Nothing runs, but a JobSpec needs an entry point.
         entrypoint=Entrypoint("program", "true"),
         run_id=rendezvous.run_id,
         rules=JobRules(max_nodes=MAX_NODES),
         backend=rendezvous.backend,
-        master=replace(connection.master, is_host=False) if connection.master else None,
-        etcd=connection.etcd,
+        master=replace(backend.master, is_host=False) if backend.master else None,
+        etcd=backend.etcd,
     )
 
 
