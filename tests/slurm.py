@@ -244,7 +244,7 @@ PidFile={here}/slurmdbd.pid
 
     def write_transcript(self, path: Path) -> None:
         """Write the commands and what they printed, without the block of each round and torch's notes on host names."""
-        text = "\n".join(self._transcript).lstrip() + "\n"
+        text = re.sub(r"[ \t]+$", "", "\n".join(self._transcript).lstrip(), flags=re.MULTILINE) + "\n"
         path.write_text(re.sub(r"^(\[W\d.*|.*Rendezvous complete.*|  \w+=.*)\n", "", text, flags=re.MULTILINE))
 
     def _note(self, text: str) -> None:
