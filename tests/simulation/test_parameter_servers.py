@@ -123,7 +123,7 @@ DEFECTS = {
     "the loss of a server changes nothing": Defect(steps_without("lose_servers"), master=0, etcd=8),
     "the end of a worker or a chief changes nothing": Defect(steps_without("replace_others"), master=6, etcd=1),
     "nothing is ever missing": Defect(steps_without("fill"), master=20, etcd=4),
-    "a change never ends": Defect(steps_without("conclude"), master=10, etcd=85),
+    "a change never ends": Defect(steps_without("conclude"), master=10, etcd=110),
     "the gate never opens": Defect(steps_without("open_gate"), master=0, etcd=0),
     "the end of the chief is not noticed": Defect(steps_without("end_job"), master=0, etcd=0),
     "an id is given again": Defect(
@@ -155,7 +155,7 @@ DEFECTS = {
     "the coordinator never wakes up": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=0),
     "lost nodes are forgotten": Defect(patched((Coordinator, "disconnect"), by=lambda self, key, now: None), master=5),
     "a member that hosts nothing more is forgotten": Defect(
-        patched((policy, "_with_members"), by=lambda seen, plan, cluster: plan), master=6, etcd=10
+        patched((policy, "_with_members"), by=lambda seen, plan, cluster: plan), master=6, etcd=46
     ),
 }
 

@@ -163,7 +163,7 @@ def end_whenever_the_coordinator_is_gone() -> Iterator[None]:
 
 DEFECTS = {
     "a node whose coordinator is gone ends though others answer": Defect(
-        end_whenever_the_coordinator_is_gone, master=48, etcd=17
+        end_whenever_the_coordinator_is_gone, master=48, etcd=32
     ),
     "a failure is charged twice": Defect(patched((running, "_restart"), by=charge_without_ending), master=0),
     "a failure is charged to nobody": Defect(
@@ -300,7 +300,7 @@ DEFECTS_IN_ETCD = {
     "an agent writes though another one is elected": Defect(
         patched((fenced_writer, "CreateRevisionIs"), (fenced_writer, "LeaseIs"), by=always), etcd=3
     ),
-    "an older write comes after a newer one": Defect(patched((fenced_writer, "ModRevisionIs"), by=always), etcd=26),
+    "an older write comes after a newer one": Defect(patched((fenced_writer, "ModRevisionIs"), by=always), etcd=65),
     "an older status comes after a newer one": Defect(patched((etcd_client, "ModRevisionIs"), by=always), etcd=26),
     "nodes are told before the plan is stored": Defect(
         patched((FencedWriter, "write"), by=tell_and_then_store), etcd=0
@@ -309,7 +309,7 @@ DEFECTS_IN_ETCD = {
         patched((Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)), etcd=4
     ),
     "a node does not notice that its lease is gone": Defect(
-        patched((EtcdClient, "_renew"), by=renew_and_hope), etcd=11
+        patched((EtcdClient, "_renew"), by=renew_and_hope), etcd=2
     ),
     "nobody stands for election": Defect(patched((Election, "_campaign"), by=do_nothing), etcd=15),
     "two processes may write the report of one node": Defect(
@@ -318,13 +318,13 @@ DEFECTS_IN_ETCD = {
     "the last one leaves everything behind": Defect(leave_everything_behind, etcd=0),
     "the last one takes another job along": Defect(patched((EtcdClient, "_leave"), by=sweep), etcd=0),
     "a coordinator counts epochs by revisions alone": Defect(
-        patched((EtcdLeader, "_first_epoch"), by=property(lambda self: self.leader.created)), etcd=395
+        patched((EtcdLeader, "_first_epoch"), by=property(lambda self: self.leader.created)), etcd=240
     ),
     "the elected agent forgets who was seated when it was elected": Defect(
         patched((EtcdLeader, "_take_over"), by=lambda self, stored, now: real_take_over(self, None, now)), etcd=0
     ),
     "the end of a node's lease goes unnoticed": Defect(
-        patched((Coordinator, "disconnect"), by=lambda self, key, now: None), etcd=0
+        patched((Coordinator, "disconnect"), by=lambda self, key, now: None), etcd=43
     ),
 }
 
