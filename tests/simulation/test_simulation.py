@@ -308,9 +308,7 @@ DEFECTS_IN_ETCD = {
     "a watch begins one revision too late": Defect(
         patched((Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)), etcd=4
     ),
-    "a node does not notice that its lease is gone": Defect(
-        patched((EtcdClient, "_renew"), by=renew_and_hope), etcd=2
-    ),
+    "a node does not notice that its lease is gone": Defect(patched((EtcdClient, "_renew"), by=renew_and_hope), etcd=2),
     "nobody stands for election": Defect(patched((Election, "_campaign"), by=do_nothing), etcd=15),
     "two processes may write the report of one node": Defect(
         patched((EtcdClient, "_join_txn"), by=enter_without_asking), etcd=49
