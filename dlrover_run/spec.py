@@ -138,7 +138,7 @@ class MasterSpec:
     `is_host` means that this node starts the master if there is none; None decides by whether `host` is an address of
     this machine. `bind` is the address on which a master of this node listens, None for the endpoint's. `state_dir` is
     where it keeps its journals. `token` is the job's secret, empty for none; `auth_required` refuses to run without
-    credentials.
+    credentials. `web` is where it also serves the status over HTTP, as [HOST:]PORT.
     """
 
     host: str
@@ -146,6 +146,7 @@ class MasterSpec:
     is_host: bool | None = None
     bind: str | None = None
     state_dir: str | None = None
+    web: str | None = None
     token: str = field(default="", repr=False)
     auth_required: bool = False
     tls: TlsSpec | None = None

@@ -46,6 +46,7 @@ def find_backend(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, s
         is_host=rendezvous.master.is_host if conf.is_host is None else conf.is_host,
         bind=conf.bind,
         state_dir=lookup.absolute(conf.state_dir.text) if conf.state_dir else None,
+        web=conf.web,
         token=token,
         auth_required=conf.auth == "required",
         tls=tls,

@@ -39,6 +39,7 @@ class RdzvConf(NamedTuple):
     is_host: bool | None = None
     bind: str | None = None
     state_dir: FlagValue | None = None
+    web: str | None = None
     token_file: FlagValue | None = None
     tls_ca: FlagValue | None = None
     tls_cert: FlagValue | None = None
@@ -117,6 +118,11 @@ def _store_type(source: str, text: str) -> str:
     return values.choice(source, text.lower(), ("tcp", "file"))
 
 
+def _web(source: str, text: str) -> str:
+    values.endpoint(source, f"127.0.0.1:{text}" if text.isdecimal() else text, 0)
+    return text
+
+
 def _protocol(source: str, text: str) -> str:
     return values.choice(source, text.lower(), ("http", "https"))
 
@@ -179,6 +185,13 @@ TABLE: tuple[Key, ...] = (
         "Directory in which a master on this node keeps its journal",
         scope="master",
         instead_in_etcd="etcd itself stores the state of the job",
+    ),
+    Key(
+        "web",
+        _web,
+        "[HOST:]PORT where a master on this node serves /metrics and the status over HTTP; loopback without HOST",
+        scope="master",
+        instead_in_etcd="ask `status` for what it would serve",
     ),
     Key(
         "token_file",

@@ -133,7 +133,7 @@ def job_status(view: JobView) -> JobStatus:
     return JobStatus(
         job=view.name,
         program=PROGRAM if rules.policy is None else rules.policy.program,
-        state=_STATES[plan.phase],
+        state=STATES[plan.phase],
         seconds=_ago(view, plan.since),
         age=view.now if view.aged else None,
         epoch=plan.epoch,
@@ -159,7 +159,7 @@ def job_status(view: JobView) -> JobStatus:
     )
 
 
-_STATES = {
+STATES = {
     PlanPhase.GATHERING: JobState.WAITING,
     PlanPhase.TRAINING: JobState.TRAINING,
     PlanPhase.FINISHED: JobState.SUCCEEDED,

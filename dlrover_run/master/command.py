@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials, lookup, values
@@ -28,18 +28,24 @@ from dlrover_run.process_tree import ends, event_loop, signals, tree
 from dlrover_run.spec import FlagValue, SpecError, TlsSpec
 from dlrover_run.transport.addresses import Address, bind_error, join_address
 
+if TYPE_CHECKING:
+    from dlrover_run.master.jobs import Jobs
+    from dlrover_run.operate.web import WebServer
+
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of a master. `idle_timeout` None serves for ever; a descriptor of -1 is not used. `warnings` are
+    """The settings of a master. `idle_timeout` None serves for ever; a descriptor of -1 is not used. `web` is where the
+    status is served over HTTP. `warnings` are
     sentences about the command line."""
 
     host: str
     port: int
     state_dir: Path | None = None
     idle_timeout: float | None = None
+    web: tuple[str, int] | None = None
     token: str = field(default="", repr=False)
     tls: TlsSpec | None = None
     ready_fd: int = -1
@@ -74,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", required=True, metavar="HOST:PORT", help="the address to listen on; port 0 takes a free port")
     add("--state-dir", metavar="DIR", help="directory of the journals, with which a new master continues the jobs")
     add("--idle-timeout", metavar="S", help="end after S seconds without a node, and immediately after the last job")
+    add("--web", metavar="[HOST:]PORT", help="also serve the status of the jobs over HTTP there; loopback without HOST")
     add("--token-file", metavar="FILE", help="a file with the token that nodes must have")
     add("--token-fd", metavar="N", help="an inherited descriptor to read the token from")
     add("--tls-ca", metavar="FILE", help="accept only nodes with a certificate of this authority (PEM)")
@@ -130,6 +137,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         port=port,
         state_dir=None if state_dir is None else _make_state_dir(state_dir),
         idle_timeout=None if idle is None else values.seconds("--idle-timeout", idle, zero_allowed=False),
+        web=None if given["web"] is None else _web_address(given["web"], token),
         token=token,
         tls=tls,
         ready_fd=descriptor("--ready-fd"),
@@ -137,6 +145,14 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         parent_pipe_fd=descriptor("--parent-pipe-fd"),
         warnings=() if token_fd >= 0 else tuple(credentials.token_warnings(token, conf, environ)),
     )
+
+
+def _web_address(text: str, token: str) -> tuple[str, int]:
+    """The address of `--web`. Raises SpecError, also if any machine could read what only this one may."""
+    host, port = values.endpoint("--web", f"127.0.0.1:{text}" if text.isdecimal() else text, 0)
+    if not token and host not in ("localhost", "127.0.0.1", "::1"):
+        raise SpecError(f"--web {text}: on another address than localhost it needs a token; set DLROVER_RDZV_TOKEN.")
+    return host, port
 
 
 def _read_token(fd: int) -> str:
@@ -250,6 +266,15 @@ async def _serve(options: Options) -> int:
     except OSError as error:
         raise OSError(_bind_problem(options, addresses, error)) from None
     log(f"listens on {join_address(options.host, port)}")
+    web = None
+    if options.web is not None:
+        try:
+            web = await _start_web(server.jobs, options, options.web)
+        except OSError as error:
+            if not options.is_launched:
+                raise
+            # The job does not need it, and a master without a console can tell it only to its launcher.
+            _log_to_launcher(options.report_fd)(f"warning: {error}")
     for sentence in options.warnings:
         log(f"warning: {sentence}")
     if not options.token and tls is None and not _all_loopback(addresses):
@@ -261,8 +286,29 @@ async def _serve(options: Options) -> int:
     idle_shutdown.update(0, False)
     reason = await ended
     log(f"ends: {reason}")
+    if web is not None:
+        web.close()
     await server.stop(f"the master ends: {reason}")
     return exit_codes.SUCCESS
+
+
+async def _start_web(jobs: Jobs, options: Options, address: tuple[str, int]) -> WebServer:
+    """Serve the status over HTTP, encrypted if the master is. Raises OSError and SpecError."""
+    import ssl
+
+    from dlrover_run.operate.web import WebServer
+
+    tls = None
+    if options.tls is not None and options.tls.cert is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=options.tls.ca)
+        tls.load_cert_chain(options.tls.cert, options.tls.key)
+    web = WebServer(jobs, options.token)
+    try:
+        port = await web.start(*address, tls)
+    except OSError as error:
+        raise OSError(f"--web {join_address(*address)}: cannot listen there ({error.strerror or error})") from None
+    log(f"serves http{'s' if tls else ''}://{join_address(address[0], port)}/metrics")
+    return web
 
 
 def _server_credentials(grpc: Any, files: TlsSpec) -> Any:

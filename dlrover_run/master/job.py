@@ -13,6 +13,7 @@ from typing import Protocol
 from dlrover_run.coordination.assignment import NodeView, build_assignment, node_views, view_of
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodePhase, NodeReport, PlanPhase, Waiting
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import sentence
@@ -75,6 +76,7 @@ class Job:
         log_to_launcher: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.name = name
+        self.history = JobHistory()
         self.stepped_down: str | None = None
         self.replaced = False
         self._coordinator = coordinator
@@ -264,6 +266,7 @@ class Job:
             self._retry_at = None
             self._log("the journal is written again")
         before, self._stored = self._stored, plan
+        self.history.follow(before, plan)
         for line in self._coordinator.take_log_lines():
             self._log(line)
             self._log_to_launcher(line)

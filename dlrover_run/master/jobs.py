@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import NodeKey, NodeReport
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.status import JobStatus
 from dlrover_run.master.job import Job, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
 from dlrover_run.rendezvous.failure_detector import StallDetector
@@ -54,6 +56,8 @@ class Jobs:
         self._on_change = on_change
         self._log_to_launcher = log_to_launcher
         self._jobs: dict[str, Job] = {}
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._listener_numbers = itertools.count()
         self._due: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._taken_over: set[str] = set()
@@ -113,6 +117,26 @@ class Jobs:
             else:
                 self._schedule(name)
         return Answered(job.status(now), refusal)
+
+    def names(self) -> list[str]:
+        """The names of all jobs."""
+        return sorted(self._jobs)
+
+    def report(self, name: str) -> tuple[JobStatus, JobHistory] | None:
+        """The status and the history of a job; None if there is none of that name."""
+        job = self._jobs.get(name)
+        return None if job is None else (job.status(self._now()), job.history)
+
+    def listen(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_change` after each step of a job; returns what ends that."""
+        # Two listeners may be equal, as the methods of one object are.
+        number = next(self._listener_numbers)
+        self._listeners[number] = on_change
+
+        def stop_listening() -> None:
+            self._listeners.pop(number, None)
+
+        return stop_listening
 
     def close(self, reason: str) -> None:
         """End every stream; the journals stay, for a successor."""
@@ -214,6 +238,8 @@ class Jobs:
             elif (time := job.wake_at()) is not None:
                 self._timers[name] = self._loop.call_at(time, self._schedule, name)
         self._on_change()
+        for listener in tuple(self._listeners.values()):
+            listener()
 
     def _drop(self, job: Job) -> None:
         del self._jobs[job.name]

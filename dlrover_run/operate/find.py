@@ -202,6 +202,6 @@ def _by_cluster(
     with contextlib.suppress(SpecError):
         # The flags of the launch are not known here, so what contradicts them is no mistake of the user.
         found = cluster.find(flags, environ, cluster.Wanted(any_size=True), here, lambda hint: None)
-        if found is not None:
+        if found is not None and found.size != 1:
             return cluster.complete(args, found, flags, here)
     return None

@@ -132,6 +132,8 @@ class MasterProcess:
             command += [flag, str(fd)]
         if self._spec.state_dir is not None:
             command += ["--state-dir", os.path.abspath(self._spec.state_dir)]
+        if self._spec.web is not None:
+            command += ["--web", self._spec.web]
         if self._spec.tls is not None:
             files = {"--tls-ca": self._spec.tls.ca, "--tls-cert": self._spec.tls.cert, "--tls-key": self._spec.tls.key}
             for flag, path in files.items():

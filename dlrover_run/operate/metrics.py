@@ -1,0 +1,97 @@
+"""The status of jobs in the text format of Prometheus. Pure.
+
+Labels are bounded: the job, and a state or a cause out of a fixed set. There is none for a node or a rank, whose number
+grows with each replacement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from typing import NamedTuple
+
+from dlrover_run.coordination.history import CAUSES
+from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class JobFigures(NamedTuple):
+    """One job. `rounds` counts its rounds by their cause since the master began."""
+
+    status: JobStatus
+    rounds: Mapping[str, int]
+
+
+Sample = tuple[Mapping[str, str], float]
+
+
+def render_metrics(jobs: Sequence[JobFigures]) -> str:
+    """All metrics of these jobs."""
+    return "".join(
+        f"# HELP {name} {help}\n# TYPE {name} {kind}\n" + "".join(_line(name, *sample) for sample in samples)
+        for name, kind, help, samples in _families(jobs)
+    )
+
+
+def _families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[Sample]]]:
+    statuses = [each.status for each in jobs]
+
+    def each(field: str) -> list[Sample]:
+        return [({"job": status.job}, float(getattr(status, field))) for status in statuses]
+
+    yield (
+        "dlrover_job_info",
+        "gauge",
+        "The program and the version of a job.",
+        [({"job": s.job, "program": s.program, "version": version("dlrover-run")}, 1.0) for s in statuses],
+    )
+    yield (
+        "dlrover_job_state",
+        "gauge",
+        "1 for the state that a job is in.",
+        [({"job": s.job, "state": state}, float(s.state is state)) for s in statuses for state in JobState],
+    )
+    yield (
+        "dlrover_job_nodes",
+        "gauge",
+        "Nodes of a job by their state.",
+        [({"job": s.job, "state": c}, float(s.node_counts.get(c, 0))) for s in statuses for c in NodeCondition],
+    )
+    yield "dlrover_job_min_nodes", "gauge", "The fewest nodes of a round.", each("min_nodes")
+    yield "dlrover_job_max_nodes", "gauge", "The most nodes of a round.", each("max_nodes")
+    yield "dlrover_job_round_nodes", "gauge", "Nodes of the round that runs.", each("round_nodes")
+    yield "dlrover_job_workers", "gauge", "Workers of the round that runs.", each("workers")
+    yield "dlrover_job_round", "gauge", "The number of the last round.", each("round")
+    yield "dlrover_restarts_total", "counter", "Failures that were answered with a new round.", each("restarts")
+    yield (
+        "dlrover_restarts_left",
+        "gauge",
+        "Restarts that are left.",
+        [({"job": s.job}, float(s.restarts_left)) for s in statuses if s.restarts_left is not None],
+    )
+    yield (
+        "dlrover_rounds_total",
+        "counter",
+        "Rounds by their cause, since the master began.",
+        [
+            ({"job": status.job, "reason": cause}, float(rounds.get(cause, 0)))
+            for status, rounds in jobs
+            for cause in CAUSES
+        ],
+    )
+    yield (
+        "dlrover_job_state_seconds",
+        "gauge",
+        "Seconds for which a job is in its state.",
+        [({"job": s.job}, s.seconds) for s in statuses if s.seconds is not None],
+    )
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{pairs}}} {value:.10g}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,219 @@
+"""The web server of a master: the metrics, the status and the events, and who gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from harness import WAIT
+from master_node import Bed, serving
+from virtual_job import VirtualJob
+from virtual_job import rules as virtual_rules
+
+from dlrover_run.coordination.history import CAUSES, JobHistory, round_cause
+from dlrover_run.coordination.model import Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.reasons import Code
+from dlrover_run.master.command import read_options
+from dlrover_run.operate import web
+from dlrover_run.operate.metrics import JobFigures, render_metrics
+from dlrover_run.operate.web import HttpError, HttpRequest, WebServer, check_access, parse_head
+from dlrover_run.spec import SpecError
+
+TOKEN = "a token that is long enough"
+MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
+
+SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\} (\S+)')
+
+
+def parse_metrics(text: str) -> dict[str, dict[str, float]]:
+    """The samples of each metric by their labels; AssertionError for a line that is none of the format."""
+    found: dict[str, dict[str, float]] = {}
+    kinds: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kinds[name] = line.split(" ")
+        elif not line.startswith("# HELP "):
+            sample = SAMPLE.fullmatch(line)
+            assert sample is not None, line
+            name, labels, value = sample.groups()
+            assert name in kinds, "its type comes first"
+            assert labels not in found.setdefault(name, {}), "each sample is there once"
+            found[name][labels] = float(value)
+    assert all(name.endswith("_total") == (kind == "counter") for name, kind in kinds.items())
+    return found
+
+
+async def ask(port: int, path: str, token: str = TOKEN, host: str = "localhost", method: str = "GET") -> str:
+    """The whole answer to a request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    bearer = f"Authorization: Bearer {token}\r\n" if token else ""
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\n{bearer}\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    return answer
+
+
+def with_web(test: Callable[[Bed, int], Awaitable[None]], token: str = TOKEN) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(WAIT), serving(token=token) as bed:
+            server = WebServer(bed.server.jobs, token)
+            port = await server.start("127.0.0.1", 0)
+            try:
+                await test(bed, port)
+            finally:
+                server.close()
+
+    asyncio.run(run())
+
+
+def body(answer: str) -> str:
+    assert answer.startswith("HTTP/1.1 200 "), answer
+    return answer.partition("\r\n\r\n")[2]
+
+
+def test_the_status_and_the_metrics_of_a_job() -> None:
+    async def look(bed: Bed, port: int) -> None:
+        assert (await ask(port, "/v1/status")).startswith("HTTP/1.1 404 ")
+        for node in await bed.joined("a", "b", token=TOKEN):
+            await node.seated(1)
+        assert json.loads(body(await ask(port, "/v1/jobs"))) == ["job"]
+        status = json.loads(body(await ask(port, "/v1/status?job=job")))
+        assert (status["state"], status["round_nodes"]) == ("training", 2)
+        metrics = parse_metrics(body(await ask(port, "/metrics")))
+        assert metrics["dlrover_job_state"]['job="job",state="training"'] == 1
+        assert sum(metrics["dlrover_job_state"].values()) == 1
+        assert sum(metrics["dlrover_job_nodes"].values()) == 2
+        assert metrics["dlrover_rounds_total"]['job="job",reason="start"'] == 1
+
+    with_web(look)
+
+
+def test_a_stream_has_the_history_then_each_change_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "EVENT_INTERVAL", 0.0)
+
+    async def look(bed: Bed, port: int) -> None:
+        a, b = await bed.joined("a", "b", token=TOKEN)
+        await a.seated(1)
+        await b.seated(1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+
+        async def event() -> tuple[str, dict[str, object]]:
+            name, data = (await reader.readuntil(b"\n\n")).decode().strip().split("\n")
+            return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+        name, change = await event()
+        assert (name, change["round"], change["state"]) == ("change", 1, "training")
+        b.cut()
+        while not (change["state"] == "waiting" and name == "change"):
+            name, change = await event()
+        writer.close()
+
+    with_web(look)
+
+
+def test_only_who_knows_the_token_gets_an_answer() -> None:
+    async def look(bed: Bed, port: int) -> None:
+        for token in ("", "another", f"{TOKEN} "[:-2]):
+            for path in ("/metrics", "/v1/status", "/v1/events", "/v1/jobs", "/"):
+                answer = await ask(port, path, token)
+                assert answer.startswith("HTTP/1.1 401 "), path
+                assert TOKEN not in answer
+        assert (await ask(port, "/metrics", method="POST")).startswith("HTTP/1.1 405 ")
+        assert (await ask(port, "/other")).startswith("HTTP/1.1 404 ")
+
+    with_web(look)
+
+
+def test_without_a_token_no_web_page_can_ask_under_another_name() -> None:
+    async def look(bed: Bed, port: int) -> None:
+        assert (await ask(port, "/metrics", "")).startswith("HTTP/1.1 200 ")
+        assert (await ask(port, "/metrics", "", host="evil.example")).startswith("HTTP/1.1 403 ")
+
+    with_web(look, token="")
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [f"Bearer {TOKEN}", f"bearer {TOKEN}", "Basic " + base64.b64encode(f"any:{TOKEN}".encode()).decode()],
+)
+def test_the_token_may_be_a_bearer_token_or_a_password(authorization: str) -> None:
+    check_access(HttpRequest("GET", "/", {}, {"authorization": authorization}), TOKEN)
+
+
+@pytest.mark.parametrize("authorization", ["", TOKEN, "Basic ???", "Basic " + base64.b64encode(b"any:x").decode()])
+def test_anything_else_is_refused(authorization: str) -> None:
+    with pytest.raises(HttpError):
+        check_access(HttpRequest("GET", "/", {}, {"authorization": authorization}), TOKEN)
+
+
+@pytest.mark.parametrize("head", [b"", b"\r\n\r\n", b"GET /\r\n\r\n", b"GET / FTP/1\r\n\r\n", b"\xff\xfe\x00\r\n\r\n"])
+def test_what_is_no_request_is_refused(head: bytes) -> None:
+    with pytest.raises(HttpError):
+        parse_head(head)
+
+
+def test_a_client_that_sends_nothing_or_too_much_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "HEAD_TIMEOUT", 0.05)
+
+    async def look(bed: Bed, port: int) -> None:
+        for data in (b"", b"GET / HTTP/1.1\r\nX: " + b"x" * 2 * web.MAX_HEAD):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(data)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+        assert (await ask(port, "/v1/jobs")).startswith("HTTP/1.1 200 ")
+
+    with_web(look)
+
+
+def test_rounds_are_counted_by_their_cause() -> None:
+    history = JobHistory()
+    plans = [
+        Plan(),
+        Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 1), reasons=(Code.NODES_HERE(number=2),)),
+        Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 2), reasons=(Code.WORKER_FAILED(rank=1, node="a", what="x"),)),
+        Plan(phase=PlanPhase.GATHERING, key=RoundKey(1, 2), reasons=(Code.LOST(names=("a",), number=1),)),
+        Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 3), reasons=(Code.LOST(names=("a",), number=1),)),
+    ]
+    for before, plan in itertools.pairwise(plans):
+        history.follow(before, plan)
+        history.follow(plan, plan)
+    assert history.rounds == {"start": 1, "failure": 1, "node_lost": 1}
+    assert [change.number for change in history.changes] == [1, 2, 3, 4]
+    assert round_cause(()) in CAUSES
+
+
+def test_the_alert_rules_and_the_dashboard_ask_for_metrics_that_exist() -> None:
+    job = VirtualJob(virtual_rules(1, 1))
+    job.come("a", host='quoted "host"')
+    status = job.coordinator.status('a "job"\n\\', job.now)
+    names = set(parse_metrics(render_metrics([JobFigures(status, {})])))
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    board = json.loads((MONITORING / "grafana.json").read_text())
+    asked = [rule["expr"] for rule in rules]
+    asked += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    assert len(rules) == 3
+    for expression in asked:
+        used = set(re.findall(r"dlrover_[a-z_]+", expression))
+        assert used, expression
+        assert used <= names, expression
+
+
+def test_the_flag_of_a_master_serves_other_machines_only_with_a_token() -> None:
+    listen = ["--listen", "127.0.0.1:0"]
+    assert read_options([*listen, "--web", "9400"], {}).web == ("127.0.0.1", 9400)
+    with pytest.raises(SpecError):
+        read_options([*listen, "--web", "10.0.0.1:9400"], {})
+    variables = {"DLROVER_RDZV_TOKEN": TOKEN}
+    assert read_options([*listen, "--web", "10.0.0.1:9400"], variables).web == ("10.0.0.1", 9400)
