@@ -92,6 +92,8 @@ class Agent:
             self._console.info(f"attempt {requeues + 1} of job {self._job.run_id}: its scheduler has started it again")
         try:
             await self._listen_to_operators()
+            if self._events is not NO_EVENTS:
+                self.progress.listen(lambda activities: self._adapter.log_progress())
             await self._adapter.open()
             await self._reconcile_until_done()
         except (StuckProcess, SpecError, OSError) as error:

@@ -133,6 +133,10 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def progress(self) -> Mapping[str, Progress]:
         return {} if self._round is None or not self.running else self._round.progress()
 
+    def log_progress(self) -> None:
+        if self._round is not None:
+            self._round.log_progress()
+
     def stop_waiting(self) -> None:
         if self._plugin_answer is not None:
             self._plugin_answer.cancel()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dlrover_run import failures
 from dlrover_run.agent.exit_info import collect_exit_info, read_stderr
+from dlrover_run.agent.progress_events import ProgressEvents
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
@@ -53,6 +54,7 @@ class WorkerRound:
         self._events = events
         self._oom_kills = failures.OomKillCounters()
         self._started = time.monotonic()
+        self._progress_events = ProgressEvents(specs.ranks, events, self._started)
         self._starting: asyncio.Future[None] | None = None
         self._asking: asyncio.Future[None] | None = None
         self._to_ask: list[Worker] = []
@@ -141,6 +143,15 @@ class WorkerRound:
         read = ((worker.name, self._specs.progress.read(worker.local_rank)) for worker in self._specs.workers)
         return {name: progress for name, progress in read if progress is not None}
 
+    def log_progress(self) -> None:
+        """Write to the event log what the running workers have done."""
+        self._log_progress(self.group.running)
+
+    def _log_progress(self, workers: Sequence[Worker], last: bool = False) -> None:
+        local_ranks = [worker.spec.local_rank for worker in workers]
+        done = {local_rank: self._specs.progress.read(local_rank) for local_rank in local_ranks}
+        self._progress_events.follow(done, time.monotonic(), last)
+
     def close(self) -> None:
         """Release the port, the pages of progress and the results, and cancel pending requests."""
         if self._asking is not None:
@@ -165,6 +176,7 @@ class WorkerRound:
         self.lasted = time.monotonic() - self._started
         # A checkpoint of this worker was before its end.
         self._specs.startup_probe.read_marks()
+        self._log_progress([worker], last=True)
         self._events.emit(self._exited(worker))
         self._ended.set()
         if worker.code != 0 and worker.stopped_with is None:

@@ -48,10 +48,11 @@ class TimePhase(enum.StrEnum):
     """What a place is doing.
 
     START: the agent and the processes of the first round begin. RENDEZVOUS: the node has no ranks, and waits for other
-    nodes or for its coordinator. CHECK: the health check. IMPORT: a worker runs, and has not reached its store. INIT:
-    it has, and its first step is not done. TRAIN: it works. STALLED: it makes no progress. LOST: it worked, and the
-    result was lost, as the last checkpoint is older. RESTART: its round has ended, and the worker of the next one does
-    not run yet. STOP: its work is done or has to end. SPARE: the others train, and it waits to step in.
+    nodes or for its coordinator. CHECK: the health check. IMPORT: a worker runs, and has not reached its store, or,
+    where the log does not show that, its first step. INIT: it has reached its store, and its first step is not done.
+    TRAIN: it works. STALLED: it makes no progress. LOST: it worked, and the result was lost, as the last checkpoint is
+    older. RESTART: its round has ended, and the worker of the next one does not run yet. STOP: its work is done or has
+    to end. SPARE: the others train, and it waits to step in.
     """
 
     START = "start"
@@ -362,11 +363,11 @@ class _Account:
 
 
 def _observed(log: AgentLog) -> set[str]:
-    """The stages that show what a worker of this agent does: those that the agent observes, and, as soon as a worker
-    has worked without doubt, only those that one has reached. A script without process groups reaches no store."""
+    """The stages that show what a worker of this agent does: those that one has reached, and, until one has worked
+    without doubt, those that the agent observes of every script."""
     reached = {event.stage for event in log.events if isinstance(event, WorkerReady)}
-    has_worked = _has_worked(log)
-    return {stage for stage in log.opened.stages if stage in _STAGES and (stage in reached or not has_worked)}
+    certain = () if _has_worked(log) else log.opened.stages
+    return {stage for stage in _STAGES if stage in reached or stage in certain}
 
 
 def _has_worked(log: AgentLog) -> bool:

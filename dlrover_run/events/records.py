@@ -39,7 +39,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 class LogOpened(Event, frozen=True, kw_only=True, tag="dlrover.log.opened"):
     """The first line of each file: the agent. `part` counts the files of this agent, from 0; `began` is when its
     launcher began, as `mono`. `workers` is the number of its workers in each round, 0 if it changes. `stages` are those
-    that it observes (WorkerReady); without any, a worker counts as training from its start."""
+    that it observes of every script (WorkerReady). A worker of which none is observed counts as training."""
 
     schema: int
     job: str

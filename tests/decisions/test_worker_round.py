@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from virtual_loop import run_virtually
 
 from dlrover_run import failures
 from dlrover_run.agent.worker_round import LOST_PEER_DELAY, WorkerRound
-from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed
+from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
+from dlrover_run.progress.page import Phase, Progress, Source
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 8, in <module>\n"
 OWN = TRACE + "ValueError: bad label\n"
@@ -47,15 +49,17 @@ class Bed(Events):
     workers: list[Worker] = field(default_factory=lambda: [Worker(0), Worker(1)])
     reported: list[tuple[float, int]] = field(default_factory=list)
     emitted: list[Event] = field(default_factory=list)
+    pages: dict[int, Progress] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         stream = SimpleNamespace(path=None)
         placed = [SimpleNamespace(stdout=stream, stderr=stream, error_file=None) for _ in self.workers]
         specs: Any = SimpleNamespace(
-            ranks=SimpleNamespace(round=1, nodes=1),
+            ranks=SimpleNamespace(round=1, nodes=1, first_rank=0, workers=len(self.workers)),
             workers=[],
             streams=SimpleNamespace(ranks=placed),
             startup_probe=SimpleNamespace(has_trained=lambda: True, read_marks=lambda: None, close=lambda: None),
+            progress=SimpleNamespace(read=self.pages.get, close=lambda: None),
             results=None,
         )
         self.round = WorkerRound(specs, None, self, lambda worker: None, self._note, self)  # type: ignore[arg-type]
@@ -124,9 +128,13 @@ def test_the_event_log_has_each_exit_and_the_root_cause() -> None:
         bed.end(0, 1, LOST)
         await asyncio.sleep(LOST_PEER_DELAY / 2)
         assert [type(event) for event in bed.emitted] == [WorkerExited]
+        bed.pages[1] = Progress(1, 8, 0.5, time.monotonic_ns(), Source.REPORT, Phase.TRAINING)
         bed.end(1, 1, OWN)
         await asyncio.sleep(LOST_PEER_DELAY)
-        _, exited, failed = bed.emitted
+        _, ready, figures, exited, failed = bed.emitted
+        assert isinstance(ready, WorkerReady)
+        assert isinstance(figures, WorkerProgress)
+        assert (ready.rank, ready.stage, figures.samples) == (1, "step", 8)
         assert isinstance(exited, WorkerExited)
         assert isinstance(failed, WorkerFailed)
         assert (exited.rank, exited.code, exited.stopped_with) == (1, 1, "")

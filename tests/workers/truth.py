@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-folder, save_every = Path(sys.argv[1]), int(sys.argv[2])
+from dlrover_run.progress import page
+
+folder, save_every, begins_after = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 rank, round_ = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 with open("/proc/self/stat", "rb") as stat:
     ticks = int(stat.read().rpartition(b")")[2].split()[19])
@@ -23,9 +25,13 @@ def note(what: str, at: float) -> None:
 
 age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 note("begins", time.monotonic() - age)
+time.sleep(begins_after)
 ends, steps, how = json.loads((folder / "plan.json").read_text())[round_]
 for step in range(1, steps + 1):
     time.sleep(0.02)
+    page.add(int(page.Source.REPORT))
+    if step == 1:
+        note("works", time.monotonic())
     if rank == 0 and step % save_every == 0:
         Path(os.environ["DLROVER_CHECKPOINT_MARK"]).write_text(f"{step}\n")
         note("saved", time.monotonic())

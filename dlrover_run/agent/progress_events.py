@@ -1,0 +1,73 @@
+"""Writes what the workers of one round have done to the event log: when each made its first step, and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlrover_run.coordination.model import RankAssignment
+from dlrover_run.events.records import Events, WorkerProgress, WorkerReady
+from dlrover_run.progress.page import Progress
+
+FIGURES_INTERVAL = 60.0
+"""Seconds between two events with the figures of a worker."""
+
+
+class ProgressEvents:
+    """The workers of one round. Times are in seconds of the monotonic clock; `began` is when they were started."""
+
+    def __init__(self, ranks: RankAssignment, events: Events, began: float) -> None:
+        self._ranks = ranks
+        self._events = events
+        self._without_step = dict.fromkeys(range(ranks.workers), began)
+        self._earliest: dict[int, Progress] = {}
+        self._figures: dict[int, float] = {}
+
+    def follow(self, progress: Mapping[int, Progress | None], now: float, last: bool = False) -> None:
+        """Take what workers have done until now, by local rank; None for one that has reported nothing. With `last` it
+        is the last time for them."""
+        for local_rank, done in progress.items():
+            if done is None or not done.steps:
+                self._without_step[local_rank] = now
+                continue
+            if local_rank in self._without_step:
+                self._date_first_step(local_rank, done, now, last)
+            if last or now - self._figures.get(local_rank, -FIGURES_INTERVAL) >= FIGURES_INTERVAL:
+                self._figures[local_rank] = now
+                self._events.emit(
+                    WorkerProgress(
+                        round=self._ranks.round,
+                        rank=self._ranks.first_rank + local_rank,
+                        local_rank=local_rank,
+                        steps=done.steps,
+                        samples=done.samples,
+                        waited=round(done.waited, 3),
+                    )
+                )
+
+    def _date_first_step(self, local_rank: int, done: Progress, now: float, last: bool) -> None:
+        """Emit when the first step was done: a page has the time of the latest one alone, and two looks at it show how
+        long a step takes."""
+        first = first_step(self._without_step[local_rank], self._earliest.setdefault(local_rank, done), done, last)
+        if first is not None:
+            del self._without_step[local_rank], self._earliest[local_rank]
+            self._events.emit(
+                WorkerReady(
+                    round=self._ranks.round,
+                    rank=self._ranks.first_rank + local_rank,
+                    local_rank=local_rank,
+                    stage="step",
+                    since=round(min(first, now), 6),
+                )
+            )
+
+
+def first_step(without: float, early: Progress, late: Progress, certain: bool) -> float | None:
+    """When the first of the steps was done, from two looks of which none needs to show that. Without two different ones
+    None, or, if it has to be `certain`, as if all steps since `without`, when there was none, took the same time."""
+    at = early.at / 1e9
+    if early.steps == 1:
+        return at
+    if late.steps > early.steps:
+        period = (late.at - early.at) / 1e9 / (late.steps - early.steps)
+        return min(at, max(without, at - (early.steps - 1) * period))
+    return without + max(0.0, at - without) / early.steps if certain else None
