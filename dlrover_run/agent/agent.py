@@ -168,6 +168,7 @@ class Agent:
             tasks=tasks,
             noun=self._adapter.noun,
             stopped_by=self._shutdown.signal,
+            drained=self._shutdown.drained,
             problem=problem,
             is_user_error=self._client.is_user_error,
             is_cut_off=self._client.is_cut_off,

@@ -68,14 +68,16 @@ class JobEnd:
     """Everything that the result depends on.
 
     `assignment` is the last one of the coordinator, `noun` names the tasks. `stopped_by` is a signal that made this
-    node leave. `problem` is why it could not take part in the job, `is_user_error` that the user's settings are the
-    cause, and `is_cut_off` that no other node could be reached. `error` kept it from starting or stopping tasks.
+    node leave; if the node was `drained`, an operator requested it and no signal was sent. `problem` is why it could
+    not take part in the job, `is_user_error` that the user's settings are the cause, and `is_cut_off` that no other
+    node could be reached. `error` kept it from starting or stopping tasks.
     """
 
     assignment: Assignment
     tasks: TaskResults = field(default_factory=TaskResults)
     noun: str = "workers"
     stopped_by: signal.Signals | None = None
+    drained: bool = False
     problem: str | None = None
     is_user_error: bool = False
     is_cut_off: bool = False
@@ -93,7 +95,7 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
     if (checkup := _dismissal(end)) is not None:
         reason = f"the node check dismissed this node: {checkup.reason}"
     elif stopped and end.stopped_by is not None:
-        reason = f"{end.stopped_by.name} stopped the job"
+        reason = "an operator has drained this node" if end.drained else f"{end.stopped_by.name} stopped the job"
     exit_reason, code = _exit(end, root)
     return JobResult(
         exit_code=in_scheme(exit_reason, code, scheme, assignment.failure.exit_status if assignment.failure else 0),
