@@ -34,7 +34,7 @@ READ_INTERVAL = 1.0
 WORKER = """
 import sys, time
 from dlrover_run.progress import page
-from dlrover_run.progress.page import Source
+from dlrover_run.progress.page import StepSource
 work, block, blocks = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
 def spin(rounds):
@@ -51,7 +51,7 @@ for number in range(4 * blocks):
     for _ in range(block):
         spin(rounds)
         if reports:
-            page.add(Source.REPORT, 1, 32, 0.0)
+            page.add(StepSource.REPORT, 1, 32, 0.0)
     print(int(reports), time.process_time() - began, flush=True)
 """
 

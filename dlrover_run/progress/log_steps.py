@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from dlrover_run.output.lines import LineCutter
-from dlrover_run.progress.page import Area, Source, Writer, open_writer
+from dlrover_run.progress.page import Area, StepSource, Writer, open_writer
 
 LINE_BYTES = 2048
 """Bytes of a line that are searched. Some expressions take the square of it."""
@@ -87,7 +87,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-class StepCounter:
+class LogStepCounter:
     """Counts the steps that the outputs of one worker name, in the worker's page.
 
     The worker may start at any step, and may begin to count anew with each epoch. So the first number counts as one
@@ -110,7 +110,7 @@ class StepCounter:
                 steps += number - self._number
             self._number = self._number if number is None else number
         if steps:
-            self._writer.add(Source.LOG, steps, 0, 0.0)
+            self._writer.add(StepSource.LOG, steps, 0, 0.0)
 
     def close(self) -> None:
         """Unmap the page."""
@@ -123,20 +123,20 @@ def page_identity(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def open_counter(path: str) -> StepCounter | None:
+def open_counter(path: str) -> LogStepCounter | None:
     """The counter of a page; None if the page cannot be opened."""
     try:
         identity = page_identity(path)
     except OSError:
         return None
     writer = open_writer(path, Area.LOG)
-    return None if writer is None else StepCounter(writer, identity)
+    return None if writer is None else LogStepCounter(writer, identity)
 
 
 class LogSteps:
     """Searches one output of a worker. `warn` is called once, with a sentence, if a search took too long."""
 
-    def __init__(self, regex: str, counter: StepCounter, budget: Budget, warn: Callable[[str], None]) -> None:
+    def __init__(self, regex: str, counter: LogStepCounter, budget: Budget, warn: Callable[[str], None]) -> None:
         self.counter = counter
         self._pattern = re.compile(regex.encode())
         self._budget = budget

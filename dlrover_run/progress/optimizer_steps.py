@@ -18,7 +18,7 @@ MODULE = "torch.optim.optimizer"
 Add = Callable[[int], None]
 
 
-class StepCounter:
+class OptimizerHook:
     """A hook that torch calls after each step of any optimizer. The steps of one optimizer are counted, the first that
     makes one while no other is known: a script may have two, and still makes one step at a time."""
 
@@ -38,15 +38,15 @@ class StepCounter:
 
 def install(add: Add, source: int) -> None:
     """Have steps counted with `add(source)`, now or once torch's optimizers are imported."""
-    counter = StepCounter(add, source)
+    counter = OptimizerHook(add, source)
     loaded = sys.modules.get(MODULE)
     if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
         _register(loaded, counter)
     else:
-        sys.meta_path.insert(0, _Finder(counter))
+        sys.meta_path.insert(0, _HookFinder(counter))
 
 
-def _register(module: Any, counter: StepCounter) -> None:
+def _register(module: Any, counter: OptimizerHook) -> None:
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         print("dlrover-run: --progress=optimizer has no effect: it requires torch 2.0 or later", file=sys.stderr)
@@ -54,11 +54,11 @@ def _register(module: Any, counter: StepCounter) -> None:
         register(counter)
 
 
-class _Finder:
+class _HookFinder:
     """Finds the module with the other finders, and registers the counter once it is loaded. Twin of the finder in
     `tf_ps_runner/worker/patching.py`, which an interpreter without this package loads."""
 
-    def __init__(self, counter: StepCounter) -> None:
+    def __init__(self, counter: OptimizerHook) -> None:
         self._counter = counter
 
     def find_spec(

@@ -55,7 +55,7 @@ class Area(enum.IntEnum):
     LOG = AREA_BYTES
 
 
-class Source(enum.IntEnum):
+class StepSource(enum.IntEnum):
     """Where the counts come from. A source replaces the counts of a source before it in this list, and from then on
     that one is ignored: the same step must not be counted twice."""
 
@@ -90,7 +90,7 @@ class Progress(NamedTuple):
     samples: int
     waited: float
     at: int
-    source: Source
+    source: StepSource
     phase: Phase
 
 
@@ -130,7 +130,7 @@ def _decode_slot(data: bytes, start: int) -> _Numbered | None:
     if layout != LAYOUT:
         return None
     try:
-        return _Numbered(number, Progress(steps, samples, waited, at, Source(source), Phase(phase)))
+        return _Numbered(number, Progress(steps, samples, waited, at, StepSource(source), Phase(phase)))
     except ValueError:
         return None
 

@@ -94,7 +94,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
             )
         self._move_to(self.epoch, self.completed_num + samples)
         # This rank's share: the figures of all ranks add up to the samples of the job.
-        page.add(page.Source.SAMPLER, 1, len(range(self.rank, samples, self.num_replicas)))
+        page.add(page.StepSource.SAMPLER, 1, len(range(self.rank, samples, self.num_replicas)))
 
     def state_dict(self) -> dict[str, int]:
         """The position, the same on every rank and for every world size."""

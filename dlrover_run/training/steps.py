@@ -18,4 +18,4 @@ def report(steps: int = 1, samples: int = 0, waited: float = 0.0) -> None:
         raise ValueError(f"steps and samples must be from 0 to {page.MAX_COUNT}, not {steps} and {samples}")
     if not (waited >= 0 and math.isfinite(waited)):
         raise ValueError(f"waited must be a number of seconds, 0 or more, not {waited}")
-    page.add(page.Source.REPORT, steps, samples, waited)
+    page.add(page.StepSource.REPORT, steps, samples, waited)

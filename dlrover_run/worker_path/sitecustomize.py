@@ -32,7 +32,7 @@ def begin() -> None:
     try:
         if OPTIMIZER_STEPS in wanted:
             page = load("dlrover_run.progress.page")
-            load("dlrover_run.progress.optimizer_steps").install(page.add, int(page.Source.OPTIMIZER))
+            load("dlrover_run.progress.optimizer_steps").install(page.add, int(page.StepSource.OPTIMIZER))
     except Exception as error:
         print(f"dlrover-run: a worker starts without {wanted}: {error!r}; please report it", file=sys.stderr)
 

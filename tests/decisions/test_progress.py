@@ -16,7 +16,7 @@ from dlrover_run.progress.page import (
     Area,
     Phase,
     Progress,
-    Source,
+    StepSource,
     Writer,
     decode,
     encode,
@@ -33,7 +33,7 @@ progresses = st.builds(
     samples=st.integers(0, MAX_COUNT),
     waited=st.floats(0, allow_infinity=False),
     at=st.integers(0, MAX_COUNT),
-    source=st.sampled_from(Source),
+    source=st.sampled_from(StepSource),
     phase=st.sampled_from(Phase),
 )
 
@@ -67,7 +67,7 @@ def test_bytes_that_are_no_record_are_none(data: bytes) -> None:
 
 
 def test_a_record_of_another_layout_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = Progress(1, 2, 3.0, 4, Source.REPORT, Phase.TRAINING)
+    progress = Progress(1, 2, 3.0, 4, StepSource.REPORT, Phase.TRAINING)
     monkeypatch.setattr("dlrover_run.progress.page.LAYOUT", 2)
     of_tomorrow = slot(1, progress)
     monkeypatch.undo()
@@ -94,7 +94,7 @@ def test_counts_add_up() -> None:
     memory = anonymous()
     writer = Writer(memory, Area.WORKER)
     for _ in range(5):
-        writer.add(Source.REPORT, 2, 8, 0.25)
+        writer.add(StepSource.REPORT, 2, 8, 0.25)
     found = shown(memory)
     assert found is not None
     assert found[:3] == (10, 40, 1.25)
@@ -105,7 +105,14 @@ def test_a_source_replaces_the_counts_of_a_less_precise_one() -> None:
     memory = anonymous()
     writer = Writer(memory, Area.WORKER)
     counted = []
-    for source in (Source.OPTIMIZER, Source.OPTIMIZER, Source.SAMPLER, Source.OPTIMIZER, Source.REPORT, Source.SAMPLER):
+    for source in (
+        StepSource.OPTIMIZER,
+        StepSource.OPTIMIZER,
+        StepSource.SAMPLER,
+        StepSource.OPTIMIZER,
+        StepSource.REPORT,
+        StepSource.SAMPLER,
+    ):
         writer.add(source, 1, 1, 0.0)
         found = shown(memory)
         assert found is not None
@@ -123,7 +130,7 @@ def test_a_source_replaces_the_counts_of_a_less_precise_one() -> None:
 def test_a_phase_is_no_step() -> None:
     memory = anonymous()
     writer = Writer(memory, Area.WORKER)
-    writer.add(Source.REPORT, 1, 0, 0.0)
+    writer.add(StepSource.REPORT, 1, 0, 0.0)
     before = shown(memory)
     writer.enter(Phase.SAVING)
     during = shown(memory)
@@ -136,7 +143,7 @@ def test_a_phase_is_no_step() -> None:
 def test_a_writer_continues_where_the_one_before_it_stopped() -> None:
     memory = anonymous()
     for _ in range(3):
-        Writer(memory, Area.LOG).add(Source.LOG, 1, 0, 0.0)
+        Writer(memory, Area.LOG).add(StepSource.LOG, 1, 0, 0.0)
     found = shown(memory, Area.LOG)
     assert found is not None
     assert found.steps == 3
@@ -146,7 +153,7 @@ def test_a_count_has_an_end() -> None:
     memory = anonymous()
     writer = Writer(memory, Area.WORKER)
     for _ in range(2):
-        writer.add(Source.REPORT, MAX_COUNT, MAX_COUNT, 0.0)
+        writer.add(StepSource.REPORT, MAX_COUNT, MAX_COUNT, 0.0)
     found = shown(memory)
     assert found is not None
     assert found[:2] == (MAX_COUNT, MAX_COUNT)

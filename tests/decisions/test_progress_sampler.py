@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from virtual_loop import run_virtually
 
 from dlrover_run.agent.progress_sampler import SAMPLE_INTERVAL, Activities, ProgressSampler
-from dlrover_run.progress.page import Phase, Progress, Source
+from dlrover_run.progress.page import Phase, Progress, StepSource
 from dlrover_run.progress.rhythm import Period
 
 STEP = 0.25
@@ -19,7 +19,7 @@ STEP = 0.25
 class Task:
     """A task that makes a step every 0.25 s of the loop's time, until its `last`."""
 
-    source: Source = Source.REPORT
+    source: StepSource = StepSource.REPORT
     began: float = 0.0
     last: float = float("inf")
     reads: list[float] = field(default_factory=list)
@@ -96,13 +96,13 @@ def test_the_period_is_that_of_the_steps_and_not_of_the_samples() -> None:
 
 def test_another_source_has_another_rhythm() -> None:
     async def run() -> tuple[Activities, Activities]:
-        task = Task(Source.LOG)
+        task = Task(StepSource.LOG)
         sampler = ProgressSampler(task.read)
         sampler.follow(1, True)
         for _ in range(9):
             await asyncio.sleep(1)
             before = sampler.sample()
-        task.source = Source.OPTIMIZER
+        task.source = StepSource.OPTIMIZER
         return before, sampler.sample()
 
     before, after = run_virtually(run())

@@ -643,4 +643,4 @@ def test_start_up_code_runs_before_the_program_and_leaves_no_trace(tmp_path: Pat
     code, printed, errors = case.fresh()
     assert (code, errors) == (0, "")
     # A fresh interpreter of this test runs no start-up code, so the hook is the only difference.
-    assert case.forked() == (0, f"{printed}StepCounter\n", "")
+    assert case.forked() == (0, f"{printed}OptimizerHook\n", "")

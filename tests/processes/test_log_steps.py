@@ -18,10 +18,10 @@ from dlrover_run.progress.log_steps import (
     SEARCH_SECONDS,
     SHARE,
     Budget,
+    LogStepCounter,
     LogSteps,
-    StepCounter,
 )
-from dlrover_run.progress.page import AREA_BYTES, PAGE_BYTES, Area, Source, Writer, decode
+from dlrover_run.progress.page import AREA_BYTES, PAGE_BYTES, Area, StepSource, Writer, decode
 from dlrover_run.progress.pages import ProgressPages
 
 STEP = r"step (\d+)"
@@ -33,7 +33,7 @@ class Log:
     def __init__(self, regex: str, budget: Budget | None = None) -> None:
         self.warnings: list[str] = []
         self._memory = mmap.mmap(-1, PAGE_BYTES)
-        counter = StepCounter(Writer(self._memory, Area.LOG))
+        counter = LogStepCounter(Writer(self._memory, Area.LOG))
         self.feed = LogSteps(regex, counter, budget or free(), self.warnings.append).feed
 
     @property
@@ -150,7 +150,7 @@ def pages() -> Iterator[ProgressPages]:
     opened.close()
 
 
-def counted(pages: ProgressPages, rank: int = 0) -> tuple[int, Source] | None:
+def counted(pages: ProgressPages, rank: int = 0) -> tuple[int, StepSource] | None:
     found = pages.read(rank)
     return None if found is None else (found.steps, found.source)
 
@@ -174,11 +174,11 @@ def test_the_relay_counts_what_it_shows_what_it_hides_and_what_is_in_a_log(
             await relay.drain()
         os.write(hidden, b"step 3\n")
         await relay.drain()
-        assert counted(pages) == (3, Source.LOG)
+        assert counted(pages) == (3, StepSource.LOG)
         with open(tmp_path / "log", "a") as log:
             log.write("step 5\n")
         await relay.drain()
-        assert counted(pages, 1) == (5, Source.LOG)
+        assert counted(pages, 1) == (5, StepSource.LOG)
         for fd in (shown, hidden):
             os.close(fd)
         await relay.end_round()
@@ -187,7 +187,7 @@ def test_the_relay_counts_what_it_shows_what_it_hides_and_what_is_in_a_log(
         os.write(again, b"step 1\n")
         os.close(again)
         await relay.end_round()
-        assert counted(pages) == (4, Source.LOG)
+        assert counted(pages) == (4, StepSource.LOG)
         await relay.close()
 
     asyncio.run(run())

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from harness import WAIT
 
-from dlrover_run.progress.page import VARIABLE, Area, Progress, Source, open_writer
+from dlrover_run.progress.page import VARIABLE, Area, Progress, StepSource, open_writer
 from dlrover_run.progress.pages import ProgressPages
 
 SAME = """
@@ -22,7 +22,7 @@ writer = page.own_writer()
 print(flush=True)
 while True:
     # All figures grow together, so a torn record would be seen.
-    writer.add(page.Source.REPORT, 1, 1, 1.0)
+    writer.add(page.StepSource.REPORT, 1, 1, 1.0)
 """
 
 
@@ -102,9 +102,9 @@ def test_a_child_of_the_worker_does_not_write(pages: ProgressPages) -> None:
     forked = """
 import os
 from dlrover_run.progress import page
-page.add(page.Source.REPORT)
+page.add(page.StepSource.REPORT)
 child = os.fork()
-page.add(page.Source.REPORT)
+page.add(page.StepSource.REPORT)
 if child == 0:
     os._exit(page.own_writer() is not None)
 print(os.waitpid(child, 0)[1])
@@ -114,7 +114,7 @@ print(os.waitpid(child, 0)[1])
     spawned = """
 import subprocess, sys
 from dlrover_run.progress import page
-page.add(page.Source.REPORT)
+page.add(page.StepSource.REPORT)
 child = "from dlrover_run.progress import page; print(page.own_writer())"
 subprocess.run([sys.executable, "-c", child], check=True)
 """
@@ -125,10 +125,10 @@ subprocess.run([sys.executable, "-c", child], check=True)
 def test_the_relay_writes_beside_the_worker_and_the_worker_takes_precedence(pages: ProgressPages) -> None:
     log = open_writer(pages.path(0), Area.LOG)
     assert log is not None
-    log.add(Source.LOG, 17, 0, 0.0)
-    assert read(pages)[:5:4] == (17, Source.LOG)
+    log.add(StepSource.LOG, 17, 0, 0.0)
+    assert read(pages)[:5:4] == (17, StepSource.LOG)
     assert printed("from dlrover_run.progress import page; page.add(4)", pages.path(0)) == ""
-    assert read(pages)[:5:4] == (1, Source.REPORT)
+    assert read(pages)[:5:4] == (1, StepSource.REPORT)
 
 
 def test_a_worker_cannot_truncate_its_page(pages: ProgressPages) -> None:

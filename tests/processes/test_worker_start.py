@@ -20,8 +20,8 @@ from harness import WAIT
 from dlrover_run.agent import starter
 from dlrover_run.agent.starter import START_CODE_PATH, WANTED_VARIABLE, Starter, with_start_code
 from dlrover_run.agent.worker_specs import wanted_at_start
-from dlrover_run.progress.optimizer_steps import StepCounter
-from dlrover_run.progress.page import VARIABLE, Progress, Source
+from dlrover_run.progress.optimizer_steps import OptimizerHook
+from dlrover_run.progress.page import VARIABLE, Progress, StepSource
 from dlrover_run.progress.pages import ProgressPages
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.supervisor.process import ProcessSpec
@@ -116,13 +116,13 @@ def test_children_of_the_worker_run_no_start_up_code(directory: Path) -> None:
 
 def test_the_steps_of_the_first_optimizer_are_counted(directory: Path, pages: ProgressPages) -> None:
     spawned(directory, TRAIN, **{VARIABLE: pages.path(0)})
-    assert counted(pages)[:5:4] == (5, Source.OPTIMIZER)
+    assert counted(pages)[:5:4] == (5, StepSource.OPTIMIZER)
 
 
 def test_a_report_of_the_script_takes_precedence_in_the_same_page(directory: Path, pages: ProgressPages) -> None:
-    script = f"{TRAIN}\nfrom dlrover_run.progress import page\npage.add(page.Source.REPORT)\nfirst.step()"
+    script = f"{TRAIN}\nfrom dlrover_run.progress import page\npage.add(page.StepSource.REPORT)\nfirst.step()"
     spawned(directory, script, **{VARIABLE: pages.path(0)})
-    assert counted(pages)[:5:4] == (1, Source.REPORT)
+    assert counted(pages)[:5:4] == (1, StepSource.REPORT)
 
 
 def test_a_torch_without_the_hook_is_named(directory: Path) -> None:
@@ -137,7 +137,7 @@ def test_another_optimizer_is_counted_once_the_first_is_gone() -> None:
         pass
 
     steps: list[int] = []
-    counter = StepCounter(steps.append, 2)
+    counter = OptimizerHook(steps.append, 2)
     first, second = Optimizer(), Optimizer()
     for optimizer in (first, second):
         counter(optimizer, (), {})

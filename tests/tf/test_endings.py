@@ -12,7 +12,7 @@ import pytest
 from dlrover_run.failures import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskKey
-from dlrover_run.progress.page import Source
+from dlrover_run.progress.page import StepSource
 from tf_ps_runner.agent.exits import (
     REPEATED_BEFORE_STEP,
     REPEATED_WITHIN,
@@ -178,7 +178,7 @@ def test_the_steps_of_a_task_are_its_progress() -> None:
         task.on_event(Step(step=10))
         first = task.progress
         assert first is not None
-        assert (first.steps, first.source) == (3, Source.TASK)
+        assert (first.steps, first.source) == (3, StepSource.TASK)
         # The same step again is no progress.
         task.on_event(Step(step=10))
         assert task.progress == first

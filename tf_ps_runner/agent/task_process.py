@@ -20,7 +20,7 @@ from dlrover_run.policies.parameter_servers.model import (
 )
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.rules import ROLES
-from dlrover_run.progress.page import Phase, Progress, Source
+from dlrover_run.progress.page import Phase, Progress, StepSource
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.desired import LocalTask
 from tf_ps_runner.agent.protocol import Note, OrderMessage, ProcessHello, Ready, Restored, Saved, Step, TaskEvent
@@ -95,7 +95,7 @@ class TaskProcess:
         if self._stepped_at is None:
             return None
         steps = max(0, self.step - max(0, self.restored))
-        return Progress(steps, 0, 0.0, self._stepped_at, Source.TASK, Phase.TRAINING)
+        return Progress(steps, 0, 0.0, self._stepped_at, StepSource.TASK, Phase.TRAINING)
 
     @property
     def _waits_for_model(self) -> bool:
