@@ -7,7 +7,7 @@ import pytest
 from dlrover_run.agent.progress_events import FIGURES_INTERVAL, ProgressEvents
 from dlrover_run.coordination.model import RankAssignment, RoundKey
 from dlrover_run.events.records import Event, Events, WorkerProgress, WorkerReady
-from dlrover_run.progress.page import Phase, Progress, Source
+from dlrover_run.progress.page import Phase, Progress, StepSource
 
 RANKS = RankAssignment(
     key=RoundKey(epoch=1, number=3), restart_count=2, node_rank=1, nodes=2, workers=2, first_rank=4, world_size=6,
@@ -26,7 +26,7 @@ class Emitted(Events):
 
 
 def done(steps: int, at: float, waited: float = 0.0) -> Progress:
-    return Progress(steps, 8 * steps, waited, round(at * 1e9), Source.REPORT, Phase.TRAINING)
+    return Progress(steps, 8 * steps, waited, round(at * 1e9), StepSource.REPORT, Phase.TRAINING)
 
 
 def firsts(emitted: Emitted) -> list[tuple[int, int, str, float | None]]:

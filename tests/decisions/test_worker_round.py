@@ -16,7 +16,7 @@ from virtual_loop import run_virtually
 from dlrover_run import failures
 from dlrover_run.agent.worker_round import LOST_PEER_DELAY, WorkerRound
 from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
-from dlrover_run.progress.page import Phase, Progress, Source
+from dlrover_run.progress.page import Phase, Progress, StepSource
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 8, in <module>\n"
 OWN = TRACE + "ValueError: bad label\n"
@@ -128,7 +128,7 @@ def test_the_event_log_has_each_exit_and_the_root_cause() -> None:
         bed.end(0, 1, LOST)
         await asyncio.sleep(LOST_PEER_DELAY / 2)
         assert [type(event) for event in bed.emitted] == [WorkerExited]
-        bed.pages[1] = Progress(1, 8, 0.5, time.monotonic_ns(), Source.REPORT, Phase.TRAINING)
+        bed.pages[1] = Progress(1, 8, 0.5, time.monotonic_ns(), StepSource.REPORT, Phase.TRAINING)
         bed.end(1, 1, OWN)
         await asyncio.sleep(LOST_PEER_DELAY)
         _, ready, figures, exited, failed = bed.emitted

@@ -29,7 +29,7 @@ time.sleep(begins_after)
 ends, steps, how = json.loads((folder / "plan.json").read_text())[round_]
 for step in range(1, steps + 1):
     time.sleep(0.02)
-    page.add(int(page.Source.REPORT))
+    page.add(int(page.StepSource.REPORT))
     if step == 1:
         note("works", time.monotonic())
     if rank == 0 and step % save_every == 0:
