@@ -62,7 +62,7 @@ class Agent:
         self._parent_pipes = parent_pipes
         self._console = console
         self._events = events
-        self._assignment_events = AssignmentEvents(events)
+        self._assignment_events = AssignmentEvents(events, lambda: self._adapter.log_progress(last=True))
         self._wake = asyncio.Event()
         self._orphans = OrphanKiller(self._own_children)
         self._node_state = NodeState(job)

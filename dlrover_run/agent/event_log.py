@@ -80,16 +80,20 @@ def event_log_path(job: JobSpec, run_dir: RunDir) -> Path | None:
 
 
 class AssignmentEvents:
-    """Emits what each assignment of this node changes."""
+    """Emits what each assignment of this node changes. `before_end` is called before the end of a round."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, before_end: Callable[[], None] = lambda: None) -> None:
         self._events = events
+        self._before_end = before_end
         self._known = Assignment()
 
     def follow(self, assignment: Assignment) -> None:
         """Take the latest assignment; the same one may come again."""
         before, self._known = self._known, assignment
-        for event in changes(before, assignment):
+        found = changes(before, assignment)
+        if any(isinstance(event, RoundClosed) for event in found):
+            self._before_end()
+        for event in found:
             self._events.emit(event)
 
 

@@ -98,8 +98,9 @@ class FrameworkAdapter(ABC, Generic[Key]):
         """What the running tasks of this node have done, by name; those that have reported no step are left out. It
         reads memory, and may be called at any time."""
 
-    def log_progress(self) -> None:
-        """Write to the event log what the running tasks have done, as far as no message of theirs has."""
+    def log_progress(self, last: bool = False) -> None:
+        """Write to the event log what the running tasks have done, as far as no message of theirs has. With `last`
+        their round is over."""
 
     def begin_move(self, number: signal.Signals) -> str | None:
         """This node has got a signal to leave. If its tasks can continue on other nodes, begin to move them there, and

@@ -133,9 +133,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def progress(self) -> Mapping[str, Progress]:
         return {} if self._round is None or not self.running else self._round.progress()
 
-    def log_progress(self) -> None:
+    def log_progress(self, last: bool = False) -> None:
         if self._round is not None:
-            self._round.log_progress()
+            self._round.log_progress(last)
 
     def stop_waiting(self) -> None:
         if self._plugin_answer is not None:

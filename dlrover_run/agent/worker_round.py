@@ -143,9 +143,9 @@ class WorkerRound:
         read = ((worker.name, self._specs.progress.read(worker.local_rank)) for worker in self._specs.workers)
         return {name: progress for name, progress in read if progress is not None}
 
-    def log_progress(self) -> None:
-        """Write to the event log what the running workers have done."""
-        self._log_progress(self.group.running)
+    def log_progress(self, last: bool = False) -> None:
+        """Write to the event log what the running workers have done. With `last` the round is over."""
+        self._log_progress(self.group.running, last)
 
     def _log_progress(self, workers: Sequence[Worker], last: bool = False) -> None:
         local_ranks = [worker.spec.local_rank for worker in workers]
@@ -176,7 +176,9 @@ class WorkerRound:
         self.lasted = time.monotonic() - self._started
         # A checkpoint of this worker was before its end.
         self._specs.startup_probe.read_marks()
-        self._log_progress([worker], last=True)
+        # The first failure ends the round for all: what the others have done is written before it.
+        fails_first = worker.code != 0 and worker.stopped_with is None and self._asking is None
+        self._log_progress([worker, *self.group.running] if fails_first else [worker], last=True)
         self._events.emit(self._exited(worker))
         self._ended.set()
         if worker.code != 0 and worker.stopped_with is None:

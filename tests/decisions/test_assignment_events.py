@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dlrover_run.agent.event_log import CheckEvents, changes, event_log_path
+from dlrover_run.agent.event_log import AssignmentEvents, CheckEvents, changes, event_log_path
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.events.records import (
@@ -20,6 +20,7 @@ from dlrover_run.events.records import (
     NodeWaiting,
     RoundClosed,
     RoundFormed,
+    WorkerProgress,
 )
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.health.model import CheckKey, CheckTask, HealthAssignment, HealthStatus, NodeHealth
@@ -141,3 +142,12 @@ def test_a_health_check_begins_with_the_first_task_and_ends_with_the_result() ->
     ):
         check.follow(part)
     assert emitted.events == [CheckStarted(), CheckEnded(status="straggler", reason="it is slow")]
+
+
+def test_what_workers_have_done_is_written_before_the_end_of_their_round() -> None:
+    emitted = Emitted()
+    done = WorkerProgress(round=1, rank=4, local_rank=0)
+    follower = AssignmentEvents(emitted, lambda: emitted.emit(done))
+    for assignment in (training(1), training(1), training(2, 1)):
+        follower.follow(assignment)
+    assert [type(event) for event in emitted.events] == [RoundFormed, WorkerProgress, RoundClosed, RoundFormed]
