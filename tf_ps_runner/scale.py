@@ -21,7 +21,7 @@ from dlrover_run.operate.sockets import peer_uid, socket_names
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, DesiredReplicas
 from tf_ps_runner import scale_protocol
 from tf_ps_runner.command_line.options import CLUSTER, RENDEZVOUS_FLAGS, TF_PS_RUN
-from tf_ps_runner.scale_protocol import Reply, ScaleFailed
+from tf_ps_runner.scale_protocol import ScaleFailed, ScaleReply
 
 NAME = f"{TF_PS_RUN.name} scale"
 
@@ -101,7 +101,7 @@ def read_request(flags: FlagValues, ps: str | None, workers: str | None, timeout
     return ScaleRequest(targets, seconds, run_id.text if run_id else None, remote)
 
 
-def _outcome(run_id: str, reply: Reply) -> str:
+def _outcome(run_id: str, reply: ScaleReply) -> str:
     """The sentence about a granted request. Raises ScaleFailed for a refused one."""
     from tf_ps_runner.agent.protocol import printable
 
@@ -111,7 +111,7 @@ def _outcome(run_id: str, reply: Reply) -> str:
     return f"the job {run_id!r} accepts{text}"
 
 
-def _request_here(request: ScaleRequest, run_id: str) -> Reply:
+def _request_here(request: ScaleRequest, run_id: str) -> ScaleReply:
     """Send the request over the socket of a job of this user on this machine. Raises ScaleFailed.
 
     After the timeout the request is withdrawn, unless the job has just received it.
@@ -179,7 +179,7 @@ def job_names(uid: int, proc: Path) -> set[str]:
     return socket_names(scale_protocol.socket_prefix(uid), proc)
 
 
-def _request_remotely(request: ScaleRequest, flags: FlagValues, environ: Mapping[str, str]) -> tuple[str, Reply]:
+def _request_remotely(request: ScaleRequest, flags: FlagValues, environ: Mapping[str, str]) -> tuple[str, ScaleReply]:
     import asyncio
 
     from tf_ps_runner import scale_remote

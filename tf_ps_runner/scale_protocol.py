@@ -19,7 +19,7 @@ MAX_NAME = 107
 """Bytes of a unix socket's name after the first."""
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScaleReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The answer of the coordinator, or of an agent when there can be none. `text` is what the coordinator will do, or
     its reason for a refusal."""
 
@@ -54,11 +54,11 @@ def read_request(line: bytes) -> DesiredReplicas:
     return msgspec.json.decode(line, type=DesiredReplicas)
 
 
-def reply_line(reply: Reply) -> bytes:
+def reply_line(reply: ScaleReply) -> bytes:
     """The line of an answer."""
     return msgspec.json.encode(reply) + b"\n"
 
 
-def read_reply(line: bytes) -> Reply:
+def read_reply(line: bytes) -> ScaleReply:
     """The answer of a line. Raises msgspec.DecodeError for an invalid one."""
-    return msgspec.json.decode(line, type=Reply)
+    return msgspec.json.decode(line, type=ScaleReply)

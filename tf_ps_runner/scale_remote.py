@@ -22,7 +22,7 @@ from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.rendezvous.reconnect import wait_for_event
 from dlrover_run.spec import Entrypoint, JobSpec
 from tf_ps_runner.command_line.rendezvous import resolve_rendezvous
-from tf_ps_runner.scale_protocol import Reply, ScaleFailed
+from tf_ps_runner.scale_protocol import ScaleFailed, ScaleReply
 
 REQUEST_NUMBER = 1
 """The number of the only request of a client."""
@@ -52,7 +52,7 @@ def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) 
 
 async def request_remotely(
     spec: JobSpec, replicas: DesiredReplicas, timeout: float, warn: Callable[[str], None]
-) -> Reply:
+) -> ScaleReply:
     """Send the request and return the answer of the coordinator. Raises ScaleFailed without one, and SpecError for an
     unsuitable package."""
     changed = asyncio.Event()
@@ -75,7 +75,7 @@ async def request_remotely(
             assignment = client.assignment
             order = NodeOrder.find(assignment.policy)
             if order is not None and order.scale_answered >= REQUEST_NUMBER:
-                return Reply(granted=not order.scale_refused, text=render(order.scale_answer))
+                return ScaleReply(granted=not order.scale_refused, text=render(order.scale_answer))
             if assignment.phase in OVER:
                 raise ScaleFailed(f"the job {spec.run_id!r} is over.")
             if client.problem is not None:

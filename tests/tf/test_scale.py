@@ -18,7 +18,7 @@ from dlrover_run.spec import SpecError
 from tf_ps_runner import scale, scale_protocol
 from tf_ps_runner.cli import main
 from tf_ps_runner.command_line import options
-from tf_ps_runner.scale_protocol import Reply
+from tf_ps_runner.scale_protocol import ScaleReply
 
 LIMIT = 60.0
 """Seconds that a test waits for what it started before it gives up."""
@@ -91,7 +91,9 @@ def test_an_accepted_request_is_printed_with_its_consequences(
     servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("heard")
-    server = servers(job, lambda request: scale_protocol.reply_line(Reply(granted=True, text="a new set is started")))
+    server = servers(
+        job, lambda request: scale_protocol.reply_line(ScaleReply(granted=True, text="a new set is started"))
+    )
     assert main(["scale", "--ps=3", "--workers=2", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
     assert server.requests == [DesiredReplicas(ps=3, workers=2)]
     printed = capsys.readouterr()
@@ -101,7 +103,7 @@ def test_an_accepted_request_is_printed_with_its_consequences(
 
 def test_a_number_that_is_not_given_is_left_as_it_is(servers: Callable[[str, Answer], FakeScaleServer]) -> None:
     job = name_of("one")
-    server = servers(job, lambda request: scale_protocol.reply_line(Reply(granted=True)))
+    server = servers(job, lambda request: scale_protocol.reply_line(ScaleReply(granted=True)))
     assert main(["scale", "--workers=0", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
     assert server.requests == [DesiredReplicas(ps=None, workers=0)]
 
@@ -110,7 +112,9 @@ def test_a_refused_request_is_a_sentence_and_exit_code_1(
     servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("refused")
-    servers(job, lambda request: scale_protocol.reply_line(Reply(granted=False, text="there is no \x1b[2Jroom now")))
+    servers(
+        job, lambda request: scale_protocol.reply_line(ScaleReply(granted=False, text="there is no \x1b[2Jroom now"))
+    )
     assert main(["scale", "--ps=5", f"--rdzv-id={job}"]) == 1
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == (
@@ -222,9 +226,9 @@ def test_a_remote_request_is_sent_to_the_master_that_the_flags_name(
 
     sent = []
 
-    async def request_remotely(spec: object, request: DesiredReplicas, timeout: float, warn: object) -> Reply:
+    async def request_remotely(spec: object, request: DesiredReplicas, timeout: float, warn: object) -> ScaleReply:
         sent.append((spec, request, timeout))
-        return Reply(granted=True, text="a new set is started")
+        return ScaleReply(granted=True, text="a new set is started")
 
     monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
@@ -244,7 +248,7 @@ def test_a_failed_remote_request_is_a_sentence_and_exit_code_1(
 ) -> None:
     from tf_ps_runner import scale_remote
 
-    async def request_remotely(*_: object) -> Reply:
+    async def request_remotely(*_: object) -> ScaleReply:
         raise scale_protocol.ScaleFailed("no node of a job 'ads' is here.")
 
     monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
@@ -256,7 +260,7 @@ def test_a_failed_remote_request_is_a_sentence_and_exit_code_1(
 def test_a_package_may_not_suit_remote_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     from tf_ps_runner import scale_remote
 
-    async def request_remotely(*_: object) -> Reply:
+    async def request_remotely(*_: object) -> ScaleReply:
         raise SpecError("the installed protobuf does not fit.")
 
     monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)

@@ -28,7 +28,7 @@ from tf_ps_runner.agent.report import EventPrinter, task_results
 from tf_ps_runner.agent.scale_server import ScaleServer
 from tf_ps_runner.agent.supervisor import TaskSupervisor
 from tf_ps_runner.agent.task_start import PACKAGE
-from tf_ps_runner.scale_protocol import Reply
+from tf_ps_runner.scale_protocol import ScaleReply
 from tf_ps_runner.spec import PsJobSpec
 
 MOVE_TIMEOUT = 2.0
@@ -87,7 +87,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             self._show_waiting(assignment)
             self._events.follow(assignment)
         if (order := NodeOrder.find(assignment.policy)) is not None:
-            answer = Reply(granted=not order.scale_refused, text=render(order.scale_answer))
+            answer = ScaleReply(granted=not order.scale_refused, text=render(order.scale_answer))
             self._scale_server.answer_up_to(order.scale_answered, answer)
         self._queues.follow(self._order)
         self._tasks.follow(self._order, ends)

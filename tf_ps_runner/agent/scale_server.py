@@ -13,7 +13,7 @@ import msgspec
 from dlrover_run.operate.sockets import peer_uid
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 from tf_ps_runner import scale_protocol
-from tf_ps_runner.scale_protocol import Reply
+from tf_ps_runner.scale_protocol import ScaleReply
 
 READ_TIMEOUT = 5.0
 """Seconds that a client has to send its request in one line; then its connection is closed."""
@@ -22,7 +22,7 @@ MAX_CONNECTIONS = 16
 """Connections at one time; with more, new ones are not served until others have ended."""
 
 
-OVER = Reply(granted=False, text="the job is coming to its end")
+OVER = ScaleReply(granted=False, text="the job is coming to its end")
 """The answer to a request that comes too late."""
 
 
@@ -39,7 +39,7 @@ class ScaleServer:
         self._run_id = run_id
         self._on_request = on_request
         self._server: asyncio.Server | None = None
-        self._waiting: dict[int, list[asyncio.Future[Reply]]] = {}
+        self._waiting: dict[int, list[asyncio.Future[ScaleReply]]] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._over = False
 
@@ -60,7 +60,7 @@ class ScaleServer:
         self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=scale_protocol.MAX_BYTES)
         return None
 
-    def answer_up_to(self, number: int, answer: Reply) -> None:
+    def answer_up_to(self, number: int, answer: ScaleReply) -> None:
         """The coordinator has decided on all requests up to that number, each of which includes those before it."""
         for each in [each for each in self._waiting if each <= number]:
             for future in self._waiting.pop(each):
@@ -97,13 +97,13 @@ class ScaleServer:
             self._serving.discard(serving)
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Reply | None:
+    async def _answer(self, reader: asyncio.StreamReader) -> ScaleReply | None:
         try:
             request = scale_protocol.read_request(await asyncio.wait_for(reader.readline(), READ_TIMEOUT))
         except (TimeoutError, msgspec.DecodeError, ValueError):
             return None
         if self._over:
             return OVER
-        known: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        known: asyncio.Future[ScaleReply] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(self._on_request(request), []).append(known)
         return await known
