@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
-    from dlrover_run.operate.protocol import AgentInfo
+    from dlrover_run.operate.protocol import AgentInfo, TaskProgress
 
 OpenClient = Callable[[OnChange, Callable[[str], None]], RendezvousClient]
 """Opens the rendezvous client, which gets a listener and a function that prints a line about the job."""
@@ -75,7 +76,9 @@ class Agent:
             )
         )
         self._client = open_client(self._wake.set, self._print_job_line)
-        self._operator = AgentSocket(lambda: self._info(run_dir), lambda request: self._client.ask(request))
+        self._operator = AgentSocket(
+            lambda: self._info(run_dir), lambda request: self._client.ask(request), self._task_progress
+        )
         self.progress = ProgressSampler(self._adapter.progress)
         """What the tasks of this node do, for those who listen."""
 
@@ -144,6 +147,20 @@ class Agent:
             pid=os.getpid(),
             log="" if log is None else str(log),
         )
+
+    def _task_progress(self) -> Sequence[TaskProgress]:
+        from dlrover_run.operate.protocol import TaskProgress
+
+        now = time.monotonic_ns()
+        return [
+            TaskProgress(
+                name=name,
+                steps=progress.steps,
+                idle=round(max(0, now - progress.at) / 1e9, 3),
+                period=None if period is None else period.seconds,
+            )
+            for name, (progress, period) in self.progress.sample().items()
+        ]
 
     @property
     def _is_over(self) -> bool:

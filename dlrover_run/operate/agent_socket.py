@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dlrover_run.operate import sockets
@@ -17,7 +17,7 @@ from dlrover_run.rendezvous.client import AskFailed
 if TYPE_CHECKING:
     from dlrover_run.coordination.requests import OperatorRequest
     from dlrover_run.coordination.status import JobStatus
-    from dlrover_run.operate.protocol import AgentInfo, Reply
+    from dlrover_run.operate.protocol import AgentInfo, Reply, TaskProgress
 
 READ_TIMEOUT = 5.0
 """Seconds that a program has to send its question, and to read the answer."""
@@ -32,11 +32,17 @@ Ask = Callable[["OperatorRequest | None"], Awaitable["JobStatus"]]
 
 
 class AgentSocket:
-    """Answers questions with what `info` returns, and with the status that `ask` returns. It needs a running loop, and
-    costs nothing while no question comes."""
+    """Answers questions with what `info` and `progress` return, and with the status that `ask` returns. It needs a
+    running loop, and costs nothing while no question comes."""
 
-    def __init__(self, info: Callable[[], AgentInfo], ask: Ask) -> None:
+    def __init__(
+        self,
+        info: Callable[[], AgentInfo],
+        ask: Ask,
+        progress: Callable[[], Sequence[TaskProgress]] = tuple,
+    ) -> None:
         self._info = info
+        self._progress = progress
         self._ask = ask
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -84,10 +90,11 @@ class AgentSocket:
         """The line that answers a line. Raises ValueError for one that is no question."""
         import msgspec
 
-        from dlrover_run.operate.protocol import Question, Reply
+        from dlrover_run.operate.protocol import MAX_TASKS, Question, Reply
 
         question = msgspec.json.decode(line, type=Question)
-        reply = Reply(agent=self._info())
+        tasks = tuple(self._progress())[:MAX_TASKS] if question.progress else ()
+        reply = Reply(agent=self._info(), tasks=tasks)
         if question.status or question.request is not None:
             reply = await self._ask_coordinator(reply, question.request)
         return msgspec.json.encode(reply) + b"\n"

@@ -30,7 +30,7 @@ from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 from dlrover_run.operate.drain import drain_problem, named
 from dlrover_run.operate.find import Job, find_job
-from dlrover_run.operate.text import render_status, table
+from dlrover_run.operate.text import NodeProgress, render_status, table
 from dlrover_run.rendezvous.client import AskFailed
 
 WAITING, FAILED, NO_JOB = 1, 2, 3
@@ -127,7 +127,8 @@ def status(
     async def show() -> int:
         job = await asker.find()
         found = await asker.ask(job)
-        print(_json(job, found) if as_json else _text(job, found), flush=True)
+        steps = await job.progress()
+        print(_json(job, found, steps) if as_json else _text(job, found, steps), flush=True)
         return _STATES.get(found.state, exit_codes.SUCCESS)
 
     try:
@@ -137,17 +138,18 @@ def status(
         return NO_JOB
 
 
-def _text(job: Job, found: JobStatus) -> str:
+def _text(job: Job, found: JobStatus, steps: NodeProgress) -> str:
     from dlrover_run.operate.logs import effectiveness
 
-    return render_status(found, effectiveness(job.agents, datetime.now(UTC)))
+    return render_status(found, effectiveness(job.agents, datetime.now(UTC)), steps)
 
 
-def _json(job: Job, found: JobStatus) -> str:
+def _json(job: Job, found: JobStatus, steps: NodeProgress) -> str:
     from dlrover_run.operate.logs import effectiveness
 
     effective = effectiveness(job.agents, datetime.now(UTC))
     data = msgspec.to_builtins(found)
+    data["progress"] = msgspec.to_builtins(steps)
     data["ettr"] = None if effective is None else round(effective.ratio, 6)
     return msgspec.json.encode(data).decode()
 
@@ -177,7 +179,9 @@ def top(
         with Live(console=Console(), screen=True, auto_refresh=False) as live:
             while True:
                 found = await asker.ask(job)
-                live.update(Text(_text(job, found), no_wrap=True, overflow="ellipsis"), refresh=True)
+                live.update(
+                    Text(_text(job, found, await job.progress()), no_wrap=True, overflow="ellipsis"), refresh=True
+                )
                 await asyncio.sleep(WAIT_INTERVAL)
 
     try:
@@ -195,7 +199,7 @@ async def _print_changes(asker: _Asker, job: Job) -> int:
         key = (found.state, found.round, found.restarts, {node.node_id: node.state for node in found.nodes})
         if key != before:
             before = key
-            print(f"{_text(job, found)}\n", flush=True)
+            print(f"{_text(job, found, await job.progress())}\n", flush=True)
         if found.state in (JobState.SUCCEEDED, JobState.FAILED):
             return _STATES.get(found.state, exit_codes.SUCCESS)
         await asyncio.sleep(WAIT_INTERVAL)

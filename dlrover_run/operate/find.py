@@ -21,7 +21,7 @@ from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.operate import protocol, sockets
-from dlrover_run.operate.protocol import AgentInfo, Question, Reply
+from dlrover_run.operate.protocol import AgentInfo, Question, Reply, TaskProgress
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
 
@@ -38,6 +38,11 @@ class Job(ABC):
     @abstractmethod
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
         """The status of the job, after a request was taken. The caller limits the time. Raises AskFailed."""
+
+    async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
+        """What the tasks of each node on this machine have done, by its node id; those that have no step are left
+        out."""
+        return {}
 
 
 class JobHere(Job):
@@ -58,6 +63,10 @@ class JobHere(Job):
                 return reply.status
             raise AskFailed(reply.problem, reply.no_job)
         raise problem
+
+    async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
+        replies = await asyncio.gather(*(_ask_agent(socket, Question(progress=True)) for socket in self._sockets))
+        return {reply.agent.node_id: reply.tasks for reply in replies if reply is not None and reply.tasks}
 
 
 class JobElsewhere(Job):

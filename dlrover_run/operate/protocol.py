@@ -14,10 +14,16 @@ MAX_REPLY = 4 * 1024 * 1024
 """The longest line that an operator's program reads: more than a status of `status.MAX_SHOWN` nodes."""
 
 
+MAX_TASKS = 1024
+"""Tasks of which an agent tells the progress."""
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is asked: always which agent it is, with `status` also the status of its job, after `request` was taken."""
+    """What is asked: always which agent it is, with `progress` also what its tasks have done, and with `status` the
+    status of its job, after `request` was taken."""
 
     status: bool = False
+    progress: bool = False
     request: OperatorRequest | None = None
 
 
@@ -33,11 +39,22 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
 
 
+class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task has done since its start: its steps, the seconds since the last one, and the seconds of one
+    step, None as long as too few questions have shown them."""
+
+    name: str
+    steps: int
+    idle: float
+    period: float | None = None
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of an agent. `problem` is a clause if there is no status though it was asked for; with `no_job`, the
-    coordinator does not know the job."""
+    coordinator does not know the job. A task that has reported no step is left out."""
 
     agent: AgentInfo
+    tasks: tuple[TaskProgress, ...] = ()
     status: JobStatus | None = None
     problem: Annotated[str, Meta(max_length=4000)] = ""
     no_job: bool = False

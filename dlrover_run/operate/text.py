@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.status import JobState, JobStatus, NodeStatus
 from dlrover_run.coordination.text import counted
+from dlrover_run.operate.protocol import TaskProgress
 
 GAP = "  "
 """What stands between two columns."""
@@ -21,7 +22,13 @@ class Effectiveness:
     nodes: int
 
 
-def render_status(status: JobStatus, effective: Effectiveness | None = None) -> str:
+NodeProgress = Mapping[str, Sequence[TaskProgress]]
+"""What the tasks of nodes have done, by the node id."""
+
+
+def render_status(
+    status: JobStatus, effective: Effectiveness | None = None, progress: NodeProgress | None = None
+) -> str:
     """The lines of `status`: the job, its restarts, what it waits for, and one line for each node."""
     lines = [_headline(status, effective), _restarts(status)]
     if status.waiting and status.state is JobState.WAITING:
@@ -29,7 +36,7 @@ def render_status(status: JobStatus, effective: Effectiveness | None = None) -> 
         lines.append(f"waits: {status.waiting}{left}")
     lines = [line for line in lines if line]
     if status.nodes:
-        lines += ["", *_node_table(status)]
+        lines += ["", *_node_table(status, progress or {})]
     if status.nodes_omitted:
         lines.append(f"... and {counted(status.nodes_omitted, 'node')} more")
     return sanitize("\n".join(lines))
@@ -78,21 +85,32 @@ def _restarts(status: JobStatus) -> str:
     return "   ".join(parts)
 
 
-def _node_table(status: JobStatus) -> list[str]:
+def _node_table(status: JobStatus, progress: NodeProgress) -> list[str]:
     has_tasks = any(node.tasks for node in status.nodes)
-    head = ("NODE", "HOST", "STATE", "SINCE", "TASKS" if has_tasks else "RANKS", "REASON")
-    return table(head, [_row(node) for node in status.nodes])
+    steps = ("STEP", "STEP/S", "LAST STEP") if progress else ()
+    head = ("NODE", "HOST", "STATE", "SINCE", "TASKS" if has_tasks else "RANKS", *steps, "REASON")
+    return table(head, [_row(node, progress) for node in status.nodes])
 
 
-def _row(node: NodeStatus) -> tuple[str, ...]:
+def _row(node: NodeStatus, progress: NodeProgress) -> tuple[str, ...]:
     return (
         "-" if node.node is None else str(node.node),
         node.host or "?",
         node.state.value,
         "-" if node.seconds is None else format_duration(node.seconds),
         ", ".join(node.tasks) if node.tasks else _ranks(node),
+        *(_steps(progress.get(node.node_id, ())) if progress else ()),
         node.reason.replace("\n", " "),
     )
+
+
+def _steps(tasks: Sequence[TaskProgress]) -> tuple[str, str, str]:
+    """The steps of a node: those of its slowest task, at its pace; and the time since the last step of any."""
+    if not tasks:
+        return "-", "-", "-"
+    slowest = min(tasks, key=lambda task: task.steps)
+    pace = f"{1 / slowest.period:.3g}" if slowest.period else "-"
+    return str(slowest.steps), pace, f"{format_duration(min(task.idle for task in tasks))} ago"
 
 
 def _ranks(node: NodeStatus) -> str:

@@ -21,7 +21,7 @@ from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.operate.drain import drain_problem
 from dlrover_run.operate.find import group
 from dlrover_run.operate.logs import parse_since
-from dlrover_run.operate.protocol import AgentInfo
+from dlrover_run.operate.protocol import AgentInfo, TaskProgress
 from dlrover_run.operate.text import render_status
 from dlrover_run.policies.health.rules import CHECK_ONCE
 from dlrover_run.spec import SpecError
@@ -267,3 +267,15 @@ class TestTheEndOfANode:
         over = Assignment(phase=PlanPhase.FAILED, reasons=(Code.STOPPED_ON_REQUEST(by="ann"),))
         result = resolve_result(JobEnd(over), "precise")
         assert (result.exit_reason, result.error) == (ExitReason.STOPPED_ON_REQUEST, "ann stopped the job")
+
+
+class TestSteps:
+    def test_the_slowest_worker_counts_and_a_node_elsewhere_has_none(self) -> None:
+        tasks = (
+            TaskProgress(name="rank 0", steps=12, idle=0.1, period=0.25),
+            TaskProgress(name="rank 1", steps=10, idle=4.0, period=0.5),
+        )
+        lines = render_status(status(trio()), None, {"a": tasks}).splitlines()
+        assert lines[-4].split()[5:8] == ["STEP", "STEP/S", "LAST"]
+        assert lines[-3].split()[5:] == ["0-1", "10", "2", "0.1", "s", "ago"]
+        assert lines[-2].split()[5:] == ["2-3", "-", "-", "-"]
