@@ -109,3 +109,18 @@ def compare(folder: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_ledger_agrees_with_the_log_of_the_script(tmp_path: Path, seed: int) -> None:
     compare(tmp_path, seed)
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_one_node_counts_on_the_other(tmp_path: Path) -> None:
+    rounds = [(1, 120, "SIGKILL"), (None, 60, "")]
+    (tmp_path / "plan.json").write_text(json.dumps(rounds))
+    flags = ["--local-nodes=2", "--nproc-per-node=1", "--max-restarts=2", f"--journal={tmp_path / 'journal'}"]
+    ended = run(OURS, [*flags, WORKERS / "truth.py", tmp_path, "50", "0.2"], cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    ledger, truth = build_ledger(read_logs(tmp_path / "journal")), truth_of(tmp_path, 2, len(rounds))
+    assert len(ledger.places) == 2
+    # Both ranks do the same, and only the first one saves.
+    for place in ledger.places:
+        assert place.total(TimePhase.LOST) / 1e6 == pytest.approx(truth[0].lost, abs=LATE * len(rounds))
+    assert truth[0].lost > LATE * len(rounds)
