@@ -35,6 +35,7 @@ from dlrover_run.agent.check_workers import (
 from dlrover_run.agent.environment import check_environments
 from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
+from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.policies.health.model import (
     CPU,
@@ -143,10 +144,8 @@ class HealthCheckRunner:
         """A report of this node together with its health check results."""
         if self._port is None:
             return status
-        return msgspec.structs.replace(
-            status,
-            policy=HealthReport(check_port=self._port.number, compute_result=self._computed, link_result=self._linked),
-        )
+        part = HealthReport(check_port=self._port.number, compute_result=self._computed, link_result=self._linked)
+        return msgspec.structs.replace(status, policy=with_part(status.policy, part))
 
     def update(self, task: CheckTask | None, checkup: NodeHealth | None = None) -> None:
         """Carry out the task of the coordinator, or run the compute test if it has no result yet. No worker may run.

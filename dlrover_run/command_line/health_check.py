@@ -10,6 +10,7 @@ import msgspec
 from dlrover_run.command_line import values
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rendezvous_options import Rendezvous
+from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
 from dlrover_run.spec import SpecError
@@ -38,16 +39,14 @@ class HealthCheckOptions(NamedTuple):
         a difference that has no effect."""
         if self.mode == CHECK_NEVER:
             return rules
-        return replace(
-            rules,
-            policy=msgspec.structs.replace(
-                HealthRules.get(rules.policy),
-                check=self.mode,
-                straggler_threshold=self.straggler_threshold,
-                exclude_stragglers=int(self.exclude_stragglers),
-                measure_links=int(self.measure_links),
-            ),
+        part = msgspec.structs.replace(
+            HealthRules.get(rules.policy),
+            check=self.mode,
+            straggler_threshold=self.straggler_threshold,
+            exclude_stragglers=int(self.exclude_stragglers),
+            measure_links=int(self.measure_links),
         )
+        return replace(rules, policy=with_part(rules.policy, part))
 
 
 def resolve_health_check(flags: FlagValues, rendezvous: Rendezvous) -> HealthCheckOptions:

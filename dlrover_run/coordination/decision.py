@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Plan, PlanPhase
+from dlrover_run.coordination.policy_records import PolicyState
 from dlrover_run.coordination.reasons import Reasons
 
 
@@ -36,10 +38,12 @@ class DeadlineReason(enum.Enum):
 
 
 class Deadline(NamedTuple):
-    """A job time at which something is decided though no report was received, and what that is."""
+    """A job time at which something is decided though no report was received, and what that is. `policy` is the name
+    of the policy that has it, where a job has several."""
 
     at: float
     reason: DeadlineReason
+    policy: str = ""
 
 
 class Decision(NamedTuple):
@@ -56,8 +60,11 @@ class Decision(NamedTuple):
         return min((deadline.at for deadline in self.deadlines), default=None)
 
 
-def update_plan(plan: Plan, now: float, **changes: Any) -> Plan:
-    """The plan with those changes, written at job time `now`."""
+def update_plan(plan: Plan, now: float, *, policy: PolicyState | None = None, **changes: Any) -> Plan:
+    """The plan with those changes, written at job time `now`. A part of a policy replaces that of the same policy
+    only."""
+    if policy is not None:
+        changes["policy"] = with_part(plan.policy, policy)
     return msgspec.structs.replace(plan, clock=now, **changes)
 
 

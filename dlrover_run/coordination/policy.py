@@ -4,6 +4,23 @@ A policy decides which nodes may take part in a round, and until when a round wa
 fixed points of a decision and names none. `Policy` itself is the policy of a job without any: it admits every node.
 
 A policy is pure: what it returns follows from the rules, the plan, the members and the job time alone.
+
+A job may have several policies. `combined_policy.CombinedPolicy` makes one of them, which the core calls in the same
+way. It asks them in the order of `policies.registry.POLICIES`. Where they disagree:
+
+- A node has a rank only if every policy admits it: `admit` and `admitted` filter the nodes that the policies before
+  have left.
+- A round begins only when no policy holds it. The first policy that holds names the deadline and the reason. A hold
+  follows from the members and the state, not from when the policy was first asked, so holds run at the same time.
+- One policy at a time begins something before a round: the first that has to. Once it is over, all are asked again from
+  the first on. So a round is formed only of nodes for which no policy has anything left to do.
+- Every policy is stepped in each decision, also while another one holds. Each deadline names its policy, so the status
+  shows the reason of the policy whose deadline it is.
+- A policy writes its own part of the plan, and may read those of the policies before it. `since`, `key` and `reasons`
+  of the plan are written only by the policy that begins something, until that is over.
+- A node receives the parts of all policies. One of them is enough to dismiss it.
+- At most one policy decides alone (`has_rounds` is False). The others are refreshed and stepped before it until nothing
+  changes, and act on it through their parts of the plan: it reads them, and they are not asked about rounds.
 """
 
 from __future__ import annotations
@@ -88,8 +105,8 @@ class Policy:
         return PolicyStep(plan)
 
     def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> Admission:
-        """Which of the eligible nodes the next round is formed of. Nodes that the policy knows nothing of yet delay no
-        round that has enough others."""
+        """Which of the eligible nodes the next round is formed of, enough for a round unless it is held. Nodes that the
+        policy knows nothing of yet delay no round that has enough others."""
         return Admission(nodes)
 
     def hold_for(self, plan: Plan, ranked: Sequence[MemberState], now: float) -> Deadline | None:
@@ -160,6 +177,7 @@ class Policy:
         """Which nodes the policy has removed, for nodes that wait for others."""
         return ()
 
-    def watch_reason(self, joining: bool) -> Reason | None:
-        """What nodes without ranks wait for while the policy acts on them; with `joining`, a larger round follows."""
+    def watch_reason(self, deadline: Deadline, joining: bool) -> Reason | None:
+        """What nodes without ranks wait for until that deadline of `watch`, while the policy acts on them; with
+        `joining`, a larger round follows."""
         return None

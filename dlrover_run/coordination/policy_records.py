@@ -2,12 +2,18 @@
 
 A policy derives a struct from each class that it needs, with its own name as the tag. The core stores, compares and
 sends these parts and uses only what is declared here; `policies.registry.decode_part` decodes them.
+
+A record has one field for them. It is None without a part, the part itself of one policy, and a combination of the
+parts of several policies (`combined_records`), which is a part as well. So read a part with `find` or `get`, and write
+it with `combined_records.with_part`, which leaves the parts of other policies as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Self
+
+import msgspec
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.model import NodeReport, Plan
@@ -26,15 +32,28 @@ class PolicyRecord:
     program: ClassVar[str] = PROGRAM
     """The program that starts jobs with this policy."""
 
+    @property
+    def policy_name(self) -> str:
+        """The name of the policy that the part belongs to."""
+        assert isinstance(self, msgspec.Struct), "each part is a struct"
+        return str(self.__struct_config__.tag)
+
+    def each(self) -> tuple[Self, ...]:
+        """The part of each policy, where this is a combination; else this part."""
+        return (self,)
+
     @classmethod
     def find(cls, part: PolicyRecord | None) -> Self | None:
-        """The part if it is of this class, else None."""
-        return part if isinstance(part, cls) else None
+        """The part of this class among those of a record, None without one."""
+        if part is None or isinstance(part, cls):
+            return part
+        return next((one for one in part.each() if isinstance(one, cls)), None)
 
     @classmethod
     def get(cls, part: PolicyRecord | None) -> Self:
-        """The part if it is of this class, else an empty one."""
-        return part if isinstance(part, cls) else cls()
+        """The part of this class among those of a record, an empty one without."""
+        found = cls.find(part)
+        return cls() if found is None else found
 
 
 class PolicyRules(PolicyRecord):
@@ -131,6 +150,10 @@ class PolicyAssignment(PolicyRecord):
     def job_processes(self) -> int:
         """How many processes the job has, as far as the part has that."""
         return 0
+
+    def after(self, before: PolicyAssignment | None) -> PolicyAssignment | None:
+        """What is in force for the node after `before`."""
+        return type(self).find(before) if self.keep else self
 
     def split(self) -> tuple[PolicyAssignment | None, PolicyAssignment]:
         """What all nodes receive alike, and this node's own part."""

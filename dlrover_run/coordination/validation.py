@@ -92,16 +92,19 @@ def config_mismatch(job: JobRules, node: JobRules) -> str:
 
 
 def _policy_mismatch(job: PolicyRules | None, node: PolicyRules | None) -> list[str]:
-    known = job or node
-    if not isinstance(known, msgspec.Struct):
+    parts = [part for rules in (job, node) if rules is not None for part in rules.each()]
+    if len({part.has_rounds for part in parts}) > 1:
+        # A node of another kind of job is refused; see `wrong_job_kind`.
         return []
-    kind = type(known)
-    one, other = kind.find(job or kind()), kind.find(node or kind())
-    if one is None or other is None:
-        # A node of another policy is refused; see `wrong_job_kind`.
-        return []
-    names = [name for name in known.__struct_fields__ if getattr(one, name) != getattr(other, name)]
-    return [f"{kind.flags.get(name, name)} is {_shown(one, name)}, not {_shown(other, name)}" for name in names]
+    differences: list[str] = []
+    for kind in dict.fromkeys(type(part) for part in parts):
+        one, other = kind.get(job), kind.get(node)
+        assert isinstance(one, msgspec.Struct), "each part is a struct"
+        names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
+        differences += [
+            f"{kind.flags.get(name, name)} is {_shown(one, name)}, not {_shown(other, name)}" for name in names
+        ]
+    return differences
 
 
 def wrong_job_kind(job: JobRules, report: NodeReport) -> str | None:

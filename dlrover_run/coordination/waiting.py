@@ -43,12 +43,13 @@ def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequ
     rules = policy.rules
     train = Code.TRAINING(number=len(plan.members))
     joins_in = _left(deadlines, {DeadlineReason.SCALE_UP}, now)
-    held_for = _left(deadlines, {DeadlineReason.POLICY}, now)
-    watched = None if held_for is None else policy.watch_reason(joining=joins_in is not None)
+    of_policy = (deadline for deadline in deadlines if deadline.reason is DeadlineReason.POLICY)
+    held = min(of_policy, default=None, key=lambda deadline: deadline.at)
+    watched = None if held is None else policy.watch_reason(held, joining=joins_in is not None)
     if joins_in is not None:
         return Waiting((train, watched or Code.JOINS_NEXT_ROUND()), joins_in)
-    if watched is not None:
-        return Waiting((train, watched), held_for)
+    if held is not None and watched is not None:
+        return Waiting((train, watched), max(0.0, held.at - now))
     members = {member.key for member in plan.members}
     spares = sum(state.report.key not in members for state in alive)
     spare = Code.SPARE_OF(number=spares, wanted=rules.spares) if rules.spares else Code.SPARE(number=spares)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from dlrover_run.coordination.combined_records import Memories
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Waiting
-from dlrover_run.coordination.policy_records import PolicyMemory
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.requests import OperatorRequest
@@ -74,7 +74,7 @@ class AssignmentTracker:
     def __init__(self) -> None:
         self.assignment = Assignment()
         self.epoch = 0
-        self.memory: PolicyMemory | None = None
+        self.memory = Memories()
 
     def take(self, assignment: Assignment) -> bool:
         """Take a received assignment; return whether it changes what this node has to do."""
@@ -82,18 +82,17 @@ class AssignmentTracker:
             # From a coordinator that has been replaced and has not noticed yet.
             return False
         self.epoch = assignment.epoch
-        if assignment.policy is not None and assignment.policy.keep:
-            assignment = msgspec.structs.replace(assignment, policy=self.assignment.policy)
+        if assignment.policy is not None:
+            part = assignment.policy.after(self.assignment.policy)
+            if part is not assignment.policy:
+                assignment = msgspec.structs.replace(assignment, policy=part)
         if assignment.key < self.assignment.key and assignment.phase not in OVER:
             # From a coordinator that restarted and does not know the latest round yet, whose workers keep running.
             return False
         if assignment == self.assignment:
             return False
         self.assignment = assignment
-        if assignment.policy is not None:
-            self.memory = assignment.policy.remember(self.memory)
-        elif self.memory is not None:
-            self.memory = self.memory.forget()
+        self.memory = self.memory.follow(assignment.policy)
         return True
 
     def show_waiting(self, waiting: Waiting) -> bool:

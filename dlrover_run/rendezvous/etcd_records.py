@@ -26,6 +26,7 @@ from urllib.parse import quote
 import msgspec
 
 from dlrover_run.coordination.assignment import EMPTY_VIEW, NodeView, with_view
+from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, Waiting, common_assignment
 from dlrover_run.coordination.policy_records import PolicyAssignment
@@ -141,7 +142,7 @@ def messages_by_bucket(
             waiting_buckets.add(bucket_of(key.node_id))
         if view.policy is not None:
             part, own = view.policy.split()
-            shared = shared if part is None else part
+            shared = combine((shared, part))
             view = msgspec.structs.replace(view, policy=own)
         if view != EMPTY_VIEW:
             views[bucket_of(key.node_id)].append((*key, view))

@@ -317,7 +317,7 @@ class RemoteClient(abc.ABC):
         if self._own_address is not None:
             report = msgspec.structs.replace(report, address=self._own_address)
         memory = self._assignments.memory
-        if report.policy is not None and memory is not None:
+        if report.policy is not None and memory.by_policy:
             report = msgspec.structs.replace(report, policy=memory.add_to(report.policy))
         return report
 

@@ -22,11 +22,12 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import NodeId
+from dlrover_run.coordination.combined_records import TAG
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.policies.registry import decode_part, name_of
+from dlrover_run.policies.registry import decode_part
 
 PROTOCOL = 3
 """The version of this protocol, increased with each incompatible change."""
@@ -159,8 +160,9 @@ def encode_rules(rules: JobRules) -> RuleValues:
     such a job has no master."""
     values = {name: getattr(rules, name) for name in _PLAIN}
     part = rules.policy
-    if isinstance(part, msgspec.Struct):
-        values |= {f"{name_of(part)}.{name}": value for name, value in msgspec.structs.asdict(part).items()}
+    for one in () if part is None else part.each():
+        assert isinstance(one, msgspec.Struct), "each part is a struct"
+        values |= {f"{one.policy_name}.{name}": value for name, value in msgspec.structs.asdict(one).items()}
     return values
 
 
@@ -168,12 +170,16 @@ def decode_rules(values: RuleValues) -> JobRules:
     """Decode the rules of a message. Raises InvalidMessage for an unknown name, a wrong type or an invalid number."""
     plain: dict[str, object] = {name: value for name, value in values.items() if "." not in name}
     unknown = plain.keys() - _PLAIN
-    policies = {name.partition(".")[0] for name in values if "." in name}
-    if unknown or len(policies) > 1:
-        raise InvalidMessage(f"unknown rules: {', '.join(sorted(unknown or policies))[:200]}")
-    for policy in policies:
-        own = {name.partition(".")[2]: value for name, value in values.items() if "." in name}
-        plain["policy"] = {"type": policy, **own}
+    if unknown:
+        raise InvalidMessage(f"unknown rules: {', '.join(sorted(unknown))[:200]}")
+    parts: dict[str, dict[str, object]] = {}
+    for name, value in values.items():
+        policy, dot, field = name.partition(".")
+        if dot:
+            parts.setdefault(policy, {"type": policy})[field] = value
+    if parts:
+        several = {"type": TAG, "parts": [parts[name] for name in sorted(parts)]}
+        plain["policy"] = several if len(parts) > 1 else next(iter(parts.values()))
     try:
         rules = msgspec.convert(plain, JobRules, dec_hook=decode_part)
     except msgspec.ValidationError as error:

@@ -365,8 +365,10 @@ def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
     assert orders.take(word)
     assert orders.assignment.epoch == 9
     assert order_of(orders.assignment) == order_of(before)
-    assert orders.memory.hint is not None
-    assert len(orders.memory.hint.assigned) == 3
+    memory = orders.memory.by_policy[ClusterRules.__struct_config__.tag]
+    assert isinstance(memory, OrderMemory)
+    assert memory.hint is not None
+    assert len(memory.hint.assigned) == 3
 
 
 def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> None:

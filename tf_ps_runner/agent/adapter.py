@@ -13,6 +13,7 @@ from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.reconcile import Action, DesiredTask, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.starter import Starter
+from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
 from dlrover_run.coordination.reasons import render
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas, Role, TaskKey
@@ -45,7 +46,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
     noun = "tasks"
 
     def __init__(self, spec: PsJobSpec, services: AgentServices) -> None:
-        assert isinstance(spec.job.rules.policy, ClusterRules), "such a job has rules for its cluster"
+        assert ClusterRules.find(spec.job.rules.policy) is not None, "such a job has rules for its cluster"
         self._spec = spec
         self._services = services
         self._console = services.console
@@ -165,7 +166,8 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             scale_request=self._desired,
             scale_request_number=self._scale_requests,
         )
-        return msgspec.structs.replace(self._services.node_state.report(phase), policy=node_tasks)
+        report = self._services.node_state.report(phase)
+        return msgspec.structs.replace(report, policy=with_part(report.policy, node_tasks))
 
     def _show_waiting(self, assignment: Assignment) -> None:
         waiting = assignment.waiting if assignment.phase not in OVER else None

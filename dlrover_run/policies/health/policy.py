@@ -136,8 +136,7 @@ class HealthPolicy(Policy):
             for member in plan.members
             if (p := members.get(member.key)) is not None and not without_check(p)
         )
-        state = msgspec.structs.replace(state_of(plan), health=checked)
-        return msgspec.structs.replace(plan, policy=state)
+        return steps.with_state(plan, health=checked)
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, HealthAssignment]:
         """The task, the result, and for rank 0 the table of all results."""
@@ -181,7 +180,7 @@ class HealthPolicy(Policy):
         shown = (one for one in health if plan.key.number == 0 or key_of(one) in members)
         return text.dismissals([one for one in shown if one.dismissed], MAX_DISMISSALS)
 
-    def watch_reason(self, joining: bool) -> Reason | None:
+    def watch_reason(self, deadline: Deadline, joining: bool) -> Reason | None:
         """That nodes are checked during training."""
         return text.HealthCode.PASSED_JOIN() if joining else text.HealthCode.CHECKED_DURING_TRAINING()
 

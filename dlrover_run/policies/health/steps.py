@@ -53,11 +53,12 @@ node leaves as soon as it receives its dismissal, so hardly one ever comes back.
 def update(plan: Plan, now: float, **changes: Any) -> Plan:
     """The plan with those changes of it and of the state of the health check, written at job time `now`."""
     own = {name: changes.pop(name) for name in HealthState.__struct_fields__ if name in changes}
-    return update_plan(_with_state(plan, **own), now, **changes)
+    return update_plan(plan, now, policy=msgspec.structs.replace(state_of(plan), **own), **changes)
 
 
-def _with_state(plan: Plan, **changes: Any) -> Plan:
-    return msgspec.structs.replace(plan, policy=msgspec.structs.replace(state_of(plan), **changes))
+def with_state(plan: Plan, **changes: Any) -> Plan:
+    """The plan with those changes of the state of the health check, and the time at which it was written."""
+    return update(plan, plan.clock, **changes)
 
 
 def eligible_nodes(plan: Plan, members: Members) -> list[MemberState]:
@@ -117,7 +118,7 @@ def forget(rules: JobRules, plan: Plan) -> Plan:
     if rules_of(rules).check != CHECK_ALWAYS:
         return plan
     kept = tuple(one for one in state_of(plan).health if one.dismissed or one.status is HealthStatus.UNCHECKED)
-    return _with_state(plan, health=kept, links=())
+    return with_state(plan, health=kept, links=())
 
 
 def drop_check_during_training(plan: Plan, now: float) -> Plan:
@@ -174,7 +175,7 @@ def resume(plan: Plan) -> Plan:
     key = CheckKey(plan.epoch, check.key.number, check.key.round)
     since = plan.since if check.during_training else _since(plan, check, plan.clock)
     again = msgspec.structs.replace(check, key=key, since=plan.clock)
-    return _with_state(msgspec.structs.replace(plan, since=since), check=again)
+    return with_state(msgspec.structs.replace(plan, since=since), check=again)
 
 
 def step(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:

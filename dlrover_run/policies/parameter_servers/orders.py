@@ -92,7 +92,8 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
     def join(self, common: PolicyAssignment) -> NodeOrder:
         """The order whose own part is this and whose common part is `common`."""
         own = {field: getattr(self, field) for field in _OWN_FIELDS}
-        return msgspec.structs.replace(common, **own) if isinstance(common, NodeOrder) else self
+        found = NodeOrder.find(common)
+        return self if found is None else msgspec.structs.replace(found, **own)
 
     def remember(self, memory: PolicyMemory | None) -> OrderMemory:
         """The memory of a node after this order."""

@@ -165,7 +165,7 @@ def _step(view: ClusterView, plan: Plan) -> Plan:
 
 
 def _gathers(plan: Plan) -> bool:
-    return plan.phase is PlanPhase.GATHERING or plan.policy is None
+    return plan.phase is PlanPhase.GATHERING or Cluster.find(plan.policy) is None
 
 
 def _deadlines(view: ClusterView, plan: Plan) -> tuple[Deadline, ...]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.recovery import latest_round
@@ -88,7 +89,7 @@ def recover_cluster(empty_plan: Plan, statuses: Sequence[NodeReport], grace_over
         phase=PlanPhase.TRAINING if tasks else PlanPhase.GATHERING,
         members=tuple(Member(*key, host, 0) for key, host in members.items()),
         reasons=(Code.RECOVERED(),),
-        policy=_with_milestones(cluster, nodes, now),
+        policy=with_part(empty_plan.policy, _with_milestones(cluster, nodes, now)),
     )
 
 

@@ -55,14 +55,14 @@ class ClusterView:
     @cached_property
     def hosts(self) -> list[MemberState]:
         """The nodes that may be assigned tasks, in natural order."""
-        able = (p for p in self.members.values() if p.is_available and isinstance(p.report.policy, NodeTasks))
+        able = (p for p in self.members.values() if p.is_available and NodeTasks.find(p.report.policy) is not None)
         return sorted(able, key=lambda p: (natural_order(p.report.host), p.joined_at, p.report.key))
 
     @cached_property
     def node_tasks(self) -> dict[NodeKey, NodeTasks]:
         """What each node reports of its tasks."""
-        parts = ((key, p.report.policy) for key, p in self.members.items())
-        return {key: part for key, part in parts if isinstance(part, NodeTasks)}
+        parts = ((key, NodeTasks.find(p.report.policy)) for key, p in self.members.items())
+        return {key: part for key, part in parts if part is not None}
 
     @cached_property
     def _statuses(self) -> dict[tuple[NodeKey, TaskKey], TaskStatus]:

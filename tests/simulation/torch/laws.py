@@ -22,7 +22,7 @@ from dlrover_run.coordination.model import (
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
-from dlrover_run.policies.health.model import HealthCheck, HealthStatus, NodeHealth
+from dlrover_run.policies.health.model import HealthCheck, HealthState, HealthStatus, NodeHealth
 from dlrover_run.policies.health.pairing import MAX_ROUNDS
 from dlrover_run.policies.health.round import CHECK_MARGIN, key_of
 from simulation.laws import Laws
@@ -78,7 +78,7 @@ class TorchLaws(Laws):
     def _check_health(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         """A check ends in time, and names those with something wrong, and nobody else."""
         if not check_rules(self._rules).check:
-            demand(after.policy is None, "nobody is checked without a reason")
+            demand(HealthState.find(after.policy) is None, "nobody is checked without a reason")
             return
         before, state = check_state(plan), check_state(after)
         if state.check is not None:
@@ -156,7 +156,9 @@ class TorchLaws(Laws):
             return
         failed = any(p.report.failure is not None and p.report.in_round(plan.key) for p in present.values())
         checks = check_state(after).check is not None and not check_state(after).check.during_training
-        goes_on = checks or (after.phase is PlanPhase.TRAINING and after.key == plan.key)
+        # A policy acts before the larger round.
+        grows = after.phase is PlanPhase.GATHERING and Code.SCALED_UP.within(after.reasons)
+        goes_on = checks or grows or (after.phase is PlanPhase.TRAINING and after.key == plan.key)
         demand(failed or goes_on or len(after.members) > len(plan.members), "no round ends because its master was away")
 
     def _check_failure(self, plan: Plan, after: Plan, present: Members, now: float) -> None:

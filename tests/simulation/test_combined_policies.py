@@ -1,0 +1,187 @@
+"""A second policy, registered by one line, beside the health check and beside parameter servers: records, seam, and
+whole jobs in the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from harness import only_long
+from warm_up.policy import WarmUpPolicy
+from warm_up.rules import WarmUpAssignment, WarmUpRules, WarmUpState
+
+from dlrover_run.coordination import reasons
+from dlrover_run.coordination.combined_policy import CombinedPolicy
+from dlrover_run.coordination.combined_records import RECORDS, CombinedState, Memories, combine, with_part
+from dlrover_run.coordination.model import Assignment, NodeKey, Plan, PlanPhase, RankAssignment
+from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.validation import config_mismatch
+from dlrover_run.policies import registry
+from dlrover_run.policies.health.model import HealthAssignment, HealthState
+from dlrover_run.policies.health.policy import HealthPolicy
+from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
+from dlrover_run.policies.parameter_servers.model import NAME, Cluster, RecoveryHint
+from dlrover_run.policies.parameter_servers.orders import NodeOrder, OrderMemory
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.rendezvous.client import AssignmentTracker
+from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
+from simulation.parameter_servers import program as servers
+from simulation.program import Program
+from simulation.scenario import simulate
+from simulation.seeds import PLACES, run_seeds
+from simulation.timeline import Broken, demand
+from simulation.torch import program as torch
+
+WARM_UP = WarmUpRules(0.5)
+BOTH = JobRules(2, 4, policy=combine((HealthRules(check=CHECK_ONCE), WARM_UP)))
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.POLICIES, "warm_up", "warm_up")
+    monkeypatch.setitem(reasons.TEXTS, "warm_up", "warm_up.text")
+
+
+def decoded(record: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(record), type=type(record), dec_hook=registry.decode_part)
+
+
+def test_one_policy_is_not_combined() -> None:
+    assert type(registry.policy_of(JobRules())) is Policy
+    assert type(registry.policy_of(JobRules(policy=WARM_UP))) is WarmUpPolicy
+    unused = combine((HealthRules(check=CHECK_ONCE), WarmUpRules()))
+    assert type(registry.policy_of(JobRules(policy=unused))) is HealthPolicy
+    assert type(registry.policy_of(BOTH)) is CombinedPolicy
+    state = HealthState(check_count=1)
+    assert with_part(None, state) is state
+    assert combine((None, HealthState(), state)) is state
+    assert combine((None,)) is None
+
+
+def test_a_record_holds_the_parts_of_several_policies() -> None:
+    plan = Plan(policy=with_part(WarmUpState(3), HealthState(check_count=1)))
+    assert decoded(plan) == plan == Plan(policy=with_part(HealthState(check_count=1), WarmUpState(3)))
+    assert (WarmUpState.get(plan.policy).count, HealthState.get(plan.policy).check_count) == (3, 1)
+    assert Cluster.find(plan.policy) is None
+    changed = with_part(plan.policy, WarmUpState(4))
+    assert (WarmUpState.get(changed).count, HealthState.get(changed).check_count) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [{"type": "health"}],
+        [{"type": "health"}, {"type": "health"}],
+        [{"type": "warm_up"}, {"type": "health"}],
+        [{"type": "health"}, {"type": "unknown"}],
+        [{"type": "combined", "parts": [{"type": "health"}, {"type": "warm_up"}]}, {"type": "health"}],
+    ],
+)
+def test_parts_that_are_not_combined_as_they_have_to_be_are_refused(parts: list[Any]) -> None:
+    data = msgspec.json.encode({"policy": {"type": "combined", "parts": parts}})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(data, type=Plan, dec_hook=registry.decode_part)
+
+
+def test_rules_of_several_policies_are_sent_and_compared() -> None:
+    assert decode_rules(encode_rules(BOTH)) == BOTH
+    with pytest.raises(InvalidMessage):
+        decode_rules({**encode_rules(BOTH), "unknown.seconds": 1})
+    assert config_mismatch(BOTH, BOTH) == ""
+    warmer = replace(BOTH, policy=with_part(BOTH.policy, WarmUpRules(2.0)))
+    assert "seconds is 0.5, not 2" in config_mismatch(BOTH, warmer)
+
+
+def test_a_node_keeps_and_remembers_the_part_of_each_policy() -> None:
+    tracker = AssignmentTracker()
+    order = NodeOrder(version=4, hint=RecoveryHint(version=4))
+    tracker.take(Assignment(epoch=1, policy=with_part(order, WarmUpAssignment(1))))
+    # A new coordinator does not know the order yet, and has another part of the other policy.
+    tracker.take(Assignment(epoch=2, policy=with_part(NodeOrder(version=4, keep=True), WarmUpAssignment(2))))
+    assert NodeOrder.find(tracker.assignment.policy) == order
+    assert WarmUpAssignment.find(tracker.assignment.policy) == WarmUpAssignment(2)
+    tracker.take(Assignment(epoch=2, policy=WarmUpAssignment(3)))
+    assert tracker.memory == Memories({NAME: OrderMemory(RecoveryHint(version=4))})
+
+
+def test_parts_that_all_nodes_receive_alike_are_split_off_and_joined() -> None:
+    order = NodeOrder(version=4, servers=("a:1",), scale_answered=2, hint=RecoveryHint(version=4))
+    whole = with_part(order, HealthAssignment())
+    common, own = whole.split()
+    assert common is not None
+    assert own.join(common) == whole
+
+
+ASKED_OF_PARTS = {"flags", "value_names", "keep", "remember"}
+VALUES = {"has_rounds", "needs_gathering", "watches_spares"}
+
+
+@pytest.mark.parametrize("combined", [CombinedPolicy, *RECORDS])
+def test_a_combination_answers_whatever_one_policy_answers(combined: type[Any]) -> None:
+    asked = {name for name in vars(combined.__bases__[-1]) if not name.startswith("_")}
+    assert asked - ASKED_OF_PARTS - VALUES <= vars(combined).keys()
+
+
+def test_at_most_one_policy_decides_alone() -> None:
+    alone = ClusterRules()
+    assert JobRules(policy=with_part(alone, WARM_UP)).problem() == JobRules(policy=alone).problem()
+    with patch.object(WarmUpRules, "has_rounds", False):
+        assert "each decide alone" in str(JobRules(policy=with_part(alone, WARM_UP)).problem())
+
+
+class Watched:
+    """The law that each node with a rank is warm, and how often both policies had a part in the plan."""
+
+    def __init__(self) -> None:
+        self.combined = 0
+
+    def tasks(self, policy: WarmUpPolicy, plan: Plan, ranks: dict[NodeKey, RankAssignment]) -> Any:
+        if plan.phase is PlanPhase.TRAINING:
+            warm = {NodeKey(*key) for key in WarmUpState.get(plan.policy).warm}
+            demand(ranks.keys() <= warm, "no node trains that is not warm")
+            self.combined += bool(warm) and isinstance(plan.policy, CombinedState)
+        return real_tasks(policy, plan, ranks)
+
+
+real_tasks = WarmUpPolicy.tasks
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    found = Watched()
+    with (
+        patch.object(torch, "HealthRules", lambda **rules: with_part(HealthRules(**rules), WARM_UP)),
+        patch.object(servers, "ClusterRules", lambda **rules: with_part(ClusterRules(**rules), WARM_UP)),
+        patch.object(WarmUpPolicy, "tasks", lambda policy, plan, ranks: found.tasks(policy, plan, ranks)),
+    ):
+        yield found
+
+
+LONG = [(program, 0, 1000) for program in (torch.TorchProgram, servers.ServersProgram)]
+
+
+@pytest.mark.parametrize(
+    ("program", "first", "count"), [(torch.TorchProgram, 33, 4), (servers.ServersProgram, 0, 2), *only_long(*LONG)]
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_jobs_with_two_policies_keep_every_law(
+    place: str, program: type[Program], first: int, count: int, watched: Watched
+) -> None:
+    run_seeds(partial(simulate, kind=PLACES[place], program=program), first, count)
+    # Not every torch job has a health check.
+    assert watched.combined > count // 10
+
+
+def test_a_policy_that_is_not_asked_is_found(watched: Watched) -> None:
+    def begin_first(self: CombinedPolicy, *given: Any) -> Plan | None:
+        return self._policies[0].begin(*given)
+
+    with patch.object(CombinedPolicy, "begin", begin_first), pytest.raises(Broken, match="not warm"):
+        simulate(36)
