@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import NodeKey, NodeReport
@@ -116,7 +118,7 @@ class Jobs:
                 refusal = str(failed)
             else:
                 self._schedule(name)
-        return Answered(job.status(now), refusal)
+        return Answered(msgspec.Raw(msgspec.json.encode(job.status(now))), refusal)
 
     def names(self) -> list[str]:
         """The names of all jobs."""

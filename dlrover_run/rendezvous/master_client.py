@@ -7,12 +7,13 @@ import itertools
 import random
 import secrets
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.status import JobStatus
 from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import AskFailed, OnChange
 from dlrover_run.rendezvous.failure_detector import FailureDetector
@@ -38,6 +39,9 @@ from dlrover_run.transport.messages import (
     Welcome,
     decode_rules,
 )
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.status import JobStatus
 
 HANDSHAKE_TIMEOUT = 20.0
 """Seconds from the first byte to the master's `Welcome`; after that the node retries. Two thousand nodes that joined at
@@ -151,11 +155,16 @@ async def ask_master(
         finally:
             if connection is not None:
                 await connection.close()
-        if answer.status is None:
-            raise AskFailed(f"{server}: {answer.refusal}", no_job=True)
-        if answer.refusal:
-            raise AskFailed(answer.refusal)
-        return answer.status
+        # Imported only here: a node that joins does not wait for it.
+        from dlrover_run.coordination.status import JobStatus
+
+        try:
+            status = msgspec.json.decode(answer.status, type=JobStatus | None)
+        except msgspec.DecodeError as error:
+            raise AskFailed(f"the answer of {server} is no status: {error}") from None
+        if status is None or answer.refusal:
+            raise AskFailed(f"{server}: {answer.refusal}" if status is None else answer.refusal, no_job=status is None)
+        return status
     raise problem
 
 

@@ -26,7 +26,6 @@ from dlrover_run.coordination.combined_records import TAG
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.status import JobStatus
 from dlrover_run.policies.registry import decode_part
 
 PROTOCOL = 3
@@ -49,6 +48,9 @@ Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Mac = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 Sentence = Annotated[str, Meta(max_length=2000)]
 RuleValues = dict[str, int | float]
+
+
+NULL = msgspec.Raw(b"null")
 
 
 class InvalidMessage(ValueError):
@@ -111,10 +113,10 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned", forbid_unknown_field
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """The answer to `Ask`. `status` is None if there is no such job. `refusal` is a clause about that, or about a
-    request that cannot be carried out."""
+    """The answer to `Ask`. `status` is a `JobStatus` as JSON, whose class no node has to import; null without such
+    a job. `refusal` is a clause about that, or about a request that cannot be carried out."""
 
-    status: JobStatus | None = None
+    status: msgspec.Raw = NULL
     refusal: Sentence = ""
 
 
