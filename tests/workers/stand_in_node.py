@@ -13,7 +13,6 @@ and the watchdog, which have to be killed before.
 
 import os
 import signal
-import subprocess
 import sys
 
 from post import post
@@ -38,8 +37,8 @@ def be_agent(program: str, workers: int) -> None:
     def start(rank: int, checks: int = 0) -> int:
         variables = worker_variables(rank, workers) if program == "dlrover_run" else task_variables(rank)
         command = [sys.executable, __file__, *(["/node_check"] if checks else []), "worker"]
-        # Nobody else collects it: the agent hears of all its children in one place.
-        return subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True).pid
+        # A `subprocess.Popen` that is dropped would collect a process that is killed at once, unseen by the agent.
+        return os.posix_spawn(command[0], command, {**os.environ, **variables}, setsid=True)
 
     ranks = {start(rank, checks if rank == 0 else 0): rank for rank in range(workers)}
     while True:
