@@ -76,19 +76,19 @@ DEFECTS = {
         "dlrover_run/agent/agent.py",
         "if (last := self._adapter.leave_report(error)) is not None:",
         "if (last := None) is not None:",
-        "test_agent_rounds.py::test_the_same_seat_told_by_another_coordinator_leaves_the_workers_alone",
+        "test_agent_rounds.py::test_the_same_ranks_from_another_coordinator_leave_the_workers_alone",
     ),
     "the workers of an ended round count": Defect(
         "dlrover_run/agent/node_state.py",
         "if current is None or current.key != state.round:",
         "if current is None:",
-        "test_agent_rounds.py::test_a_node_that_loses_its_seat_stops_its_workers_and_starts_new_ones_with_the_next",
+        "test_agent_rounds.py::test_a_node_that_loses_its_ranks_stops_its_workers_and_starts_new_ones_with_the_next",
     ),
     "a success is forgotten when the node leaves": Defect(
         "dlrover_run/agent/node_state.py",
         "if current.group.succeeded:",
         "if current.group.succeeded and not leaving:",
-        "test_agent_rounds.py::TestLeaving::test_nobody_else_begins_anew_when_its_workers_have_succeeded",
+        "test_agent_rounds.py::TestLeaving::test_no_other_node_begins_anew_when_its_workers_have_succeeded",
     ),
     "a worker that ignores SIGTERM is never killed": Defect(
         "dlrover_run/supervisor/process.py",
@@ -106,7 +106,7 @@ DEFECTS = {
         "dlrover_run/supervisor/process.py",
         "        self._kill(signal.SIGCONT)\n",
         "        pass\n",
-        "test_signals.py::test_a_worker_that_is_stopped_hears_that_it_shall_end",
+        "test_signals.py::test_a_worker_that_is_stopped_learns_that_it_shall_end",
     ),
     "a signal of the whole step reaches a worker twice": Defect(
         "dlrover_run/supervisor/process.py",

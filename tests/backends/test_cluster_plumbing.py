@@ -199,12 +199,12 @@ async def wish_for_more(job: Job) -> None:
     await succeed(a, b, chief=1)
 
 
-def test_a_visitor_at_a_master_is_heard_and_goes() -> None:
+def test_a_scale_client_at_a_master_is_answered_and_leaves() -> None:
     with master() as process:
         play(wish_for_more, rules(), **at(process))
 
 
-def test_a_visitor_in_etcd_is_heard_and_goes(shared_etcd: Etcd) -> None:
+def test_a_scale_client_in_etcd_is_answered_and_leaves(shared_etcd: Etcd) -> None:
     play(wish_for_more, rules(), **in_etcd(shared_etcd, "wish"))
 
 
@@ -269,7 +269,7 @@ def test_a_node_with_servers_gives_up_where_etcd_has_a_job_that_trains(shared_et
     play(meet_servers, rules(), **in_etcd(shared_etcd, "servers"))
 
 
-def test_each_node_that_comes_to_a_job_in_etcd_is_told_that_it_trains(shared_etcd: Etcd) -> None:
+def test_each_node_that_comes_to_a_job_in_etcd_is_informed_that_it_trains(shared_etcd: Etcd) -> None:
     async def scene(job: Job) -> None:
         a, b = await begin(job)
         await b.until(lambda: b.order.open)

@@ -108,12 +108,12 @@ class TestAnEtcdThatDemandsAUser:
             etcd.demand_users(prefix=f"{place.prefix}/")
             yield place
 
-    def test_a_node_without_one_is_told_how_to_give_it(self, cluster: Cluster) -> None:
+    def test_a_node_without_one_is_informed_how_to_give_it(self, cluster: Cluster) -> None:
         node = cluster.node("a", "2")
         assert node.finish() == 2
         assert node.has_said("etcd demands a user and none was given: add user=NAME to --rdzv-conf and put the")
 
-    def test_a_node_whose_user_may_only_work_elsewhere_is_told_what_to_permit(self, cluster: Cluster) -> None:
+    def test_a_node_whose_user_may_only_work_elsewhere_is_informed_what_to_permit(self, cluster: Cluster) -> None:
         conf = {"user": "trainer", "protocol": "http", "prefix": "/elsewhere"}
         node = cluster.node("a", "2", conf=conf, env={"DLROVER_ETCD_PASSWORD": PASSWORD})
         assert node.finish() == 2
@@ -144,7 +144,7 @@ def test_a_job_whose_elected_agents_changed_leaves_no_lease_that_runs_for_a_day(
     assert all(seconds <= RESULT_RETENTION for seconds in left), lives
 
 
-def test_a_leader_that_was_put_by_hand_or_copied_from_another_etcd_leads_nobody(
+def test_a_leader_that_was_put_by_hand_or_copied_from_another_etcd_is_not_obeyed(
     cluster: Cluster, etcd: Etcd, place: InEtcd
 ) -> None:
     """`etcdctl make-mirror` copies keys without their leases, so this one would stand for ever."""
@@ -158,7 +158,7 @@ def test_a_leader_that_was_put_by_hand_or_copied_from_another_etcd_leads_nobody(
     succeed(world, *nodes)
 
 
-def test_who_ends_the_lease_of_a_job_loses_nobody(cluster: Cluster, etcd: Etcd, place: InEtcd) -> None:
+def test_who_ends_the_lease_of_a_job_loses_no_node(cluster: Cluster, etcd: Etcd, place: InEtcd) -> None:
     nodes = cluster.nodes("ab", "2", "--max-restarts=1")
     world = cluster.world(2)
     (key,) = [key for key in place.all_keys() if key.endswith("/plan")]

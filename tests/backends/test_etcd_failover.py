@@ -35,7 +35,7 @@ from dlrover_run.transport import grpc_setup
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_all_goes_on_when_a_member_dies_and_nothing_is_told_twice(etcd_cluster: Etcd, victim: int) -> None:
+def test_all_goes_on_when_a_member_dies_and_nothing_is_reported_twice(etcd_cluster: Etcd, victim: int) -> None:
     async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(30)
         start = (await client.commit(put("/mine", b"", lease))).revision
@@ -155,7 +155,7 @@ def test_clients_begin_at_different_members(etcd_cluster: Etcd) -> None:
     assert [member.counted("grpc_server_started_total")["Txn"] for member in etcd_cluster.members] == [1, 1, 1]
 
 
-def test_where_nobody_listens_etcd_is_away_and_each_endpoint_is_named(etcd: Etcd) -> None:
+def test_without_a_listener_etcd_is_away_and_each_endpoint_is_named(etcd: Etcd) -> None:
     ports = [quiet_port(), quiet_port()]
     etcd.kill()
     for places in ([*etcd.places], [("127.0.0.1", port) for port in ports]):
@@ -203,7 +203,7 @@ def test_a_name_is_looked_up_as_the_system_does_it(etcd: Etcd) -> None:
     talk(EtcdSpec((("localhost", etcd.members[0].port),)), hold)
 
 
-def test_whoever_has_let_go_of_etcd_asks_in_vain(etcd: Etcd) -> None:
+def test_a_request_after_close_fails(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         await read(client)
         await client.close()

@@ -199,7 +199,7 @@ def test_a_launch_without_what_it_needs_ends_with_2_and_one_line(
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
 
 
-def test_torchrun_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_receives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise PackageMissing("What a client of etcd needs is not installed.")
 

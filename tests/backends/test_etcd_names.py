@@ -66,7 +66,7 @@ def ask(question: Callable[[AddressCache], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, addresses.UnresolvedHost("etcd.test has no address")], ids=["silent", "lost"])
-def test_a_name_that_nobody_tells_any_more_stands_for_what_it_stood_for(
+def test_a_name_that_is_no_longer_reported_keeps_its_meaning(
     name_server: NameServer, answer: addresses.UnresolvedHost | None
 ) -> None:
     async def question(names: AddressCache) -> None:
@@ -89,7 +89,7 @@ def test_a_name_that_has_moved_is_found_where_it_is_now(name_server: NameServer)
     ask(question)
 
 
-def test_an_answer_that_comes_late_serves_whoever_asks_next(name_server: NameServer) -> None:
+def test_an_answer_that_comes_late_serves_the_next_request(name_server: NameServer) -> None:
     async def question(names: AddressCache) -> None:
         for _ in range(3):
             with pytest.raises(
@@ -119,7 +119,7 @@ def test_a_lease_is_renewed_over_a_new_connection_while_no_name_server_answers(
     talk(EtcdSpec((("etcd.test", etcd.members[0].port),)), conversation)
 
 
-def test_a_name_server_that_never_answers_is_said_and_holds_up_no_call(etcd: Etcd, name_server: NameServer) -> None:
+def test_a_name_server_that_never_answers_is_reported_and_holds_up_no_call(etcd: Etcd, name_server: NameServer) -> None:
     async def conversation(client: EtcdStore) -> None:
         with pytest.raises(EtcdUnavailable, match=r"no name server returned an address for etcd\.test"):
             await asyncio.gather(*(read(client) for _ in range(5)))

@@ -175,7 +175,7 @@ def test_a_revoked_lease_takes_its_keys_along_at_once(etcd: Etcd) -> None:
 # --- watches
 
 
-def test_whoever_watches_before_he_reads_hears_what_changes_after_that_and_nothing_before(etcd: Etcd) -> None:
+def test_a_watch_begun_before_a_read_receives_only_later_changes(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         async with client.watch([Range("/a"), Range("/b")]) as watch:
             await client.commit(put("/a", b"old"))
@@ -216,7 +216,7 @@ def test_a_watch_that_knows_more_than_etcd_does_is_not_deaf_but_says_so(etcd: Et
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_a_watch_tells_all_from_its_revision_on_in_order(etcd: Etcd) -> None:
+def test_a_watch_reports_all_from_its_revision_on_in_order(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         await client.commit(put("/before"))
         start = (await client.commit(put("/a", b"1"))).revision
@@ -257,7 +257,7 @@ def test_a_watch_from_a_revision_that_is_not_kept_says_so(etcd: Etcd) -> None:
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_whoever_is_cancelled_while_he_waits_is_told_so(etcd: Etcd) -> None:
+def test_a_caller_that_is_cancelled_while_it_waits_is_cancelled(etcd: Etcd) -> None:
     """gRPC uses the same exception for a connection that was broken off."""
 
     async def conversation(client: EtcdStore) -> None:

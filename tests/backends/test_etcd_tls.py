@@ -68,7 +68,7 @@ def test_a_certificate_for_another_name_is_one_sentence(tmp_path: Path, etcd_cer
 
 
 @pytest.mark.parametrize("authority", ["ca", None])
-def test_a_node_without_tls_is_told_that_the_server_uses_it(
+def test_a_node_without_tls_is_informed_that_the_server_uses_it(
     tmp_path: Path, etcd_certificates: Path, authority: str | None
 ) -> None:
     with (
@@ -78,7 +78,7 @@ def test_a_node_without_tls_is_told_that_the_server_uses_it(
         talk(EtcdSpec(server.places), read)
 
 
-def test_a_node_with_tls_is_told_that_the_server_does_not_use_it(etcd: Etcd, etcd_certificates: Path) -> None:
+def test_a_node_with_tls_is_informed_that_the_server_does_not_use_it(etcd: Etcd, etcd_certificates: Path) -> None:
     with pytest.raises(EtcdMisconfigured, match="it does not use TLS, and this node does"):
         talk(EtcdSpec(etcd.places, tls=files(etcd_certificates)), read)
 

@@ -46,7 +46,7 @@ def job_of(*names: str, max_nodes: int) -> VirtualJob:
     return job
 
 
-def test_each_node_reads_what_a_master_would_tell_it() -> None:
+def test_each_node_reads_what_a_master_would_send_it() -> None:
     names = [f"node-{i}" for i in range(80)]
     job = job_of(*names, max_nodes=80)
     job.come("late")
@@ -66,7 +66,7 @@ def test_no_bucket_holds_more_than_its_own() -> None:
     assert sorted(ranks) == list(range(80))
 
 
-def test_only_buckets_that_somebody_reads_are_written_until_the_job_is_over() -> None:
+def test_only_buckets_with_readers_are_written_until_the_job_is_over() -> None:
     job = job_of("a", "b", max_nodes=2)
     assert set(messages_by_bucket(job.coordinator, WAITING)) == {bucket_of("a"), bucket_of("b")}
     job.say("a", NodePhase.SUCCEEDED)
@@ -77,7 +77,7 @@ def test_only_buckets_that_somebody_reads_are_written_until_the_job_is_over() ->
     assert {word.assignment(NodeKey("stranger", "9")) for word in words.values()} == {common_assignment(job.plan, None)}
 
 
-def test_a_node_without_a_seat_reads_its_task_and_what_is_known_of_it() -> None:
+def test_a_node_without_ranks_reads_its_task_and_what_is_known_of_it() -> None:
     truth = Truth(crashing={"b.net"})
     job = VirtualJob(rules(2, 4, check=CHECK_ONCE), truth=truth)
     job.deaf = {"a", "b", "c", "d"}
@@ -100,7 +100,7 @@ def test_a_node_without_a_seat_reads_its_task_and_what_is_known_of_it() -> None:
     assert check_part(read("b")).health == check_part(read("a")).health_table[-1]
 
 
-def test_progress_is_told_only_where_somebody_waits() -> None:
+def test_progress_is_reported_only_where_a_node_waits() -> None:
     job = job_of("a", "b", max_nodes=2)
     other = next(f"n{i}" for i in itertools.count() if bucket_of(f"n{i}") not in (bucket_of("a"), bucket_of("b")))
     job.come(other)
@@ -129,7 +129,7 @@ class Hearing:
         return sorted(key.node_id for key, p in self.coordinator.members.items() if p.connected)
 
 
-def test_a_status_is_heard_and_its_end_is_the_end_of_a_connection() -> None:
+def test_a_status_is_received_and_its_end_is_the_end_of_a_connection() -> None:
     hearing = Hearing()
     assert hearing.put(status("a"))
     assert not hearing.put(status("a"))
@@ -149,7 +149,7 @@ def test_of_a_whole_reading_what_is_missing_is_gone() -> None:
     assert hearing.connected == ["b", "c"]
 
 
-def test_who_said_goodbye_is_awaited_no_more() -> None:
+def test_a_node_that_left_is_not_waited_for() -> None:
     hearing = Hearing()
     plan = Plan(members=(Member("a", "one", "a", 2), Member("b", "one", "b", 2), Member("c", "one", "c", 2, done=True)))
     hearing.put(status("a"), "a")
@@ -175,7 +175,7 @@ def test_who_said_goodbye_is_awaited_no_more() -> None:
         (encode_record(status("a", workers=0)), "workers, and this one reports 0"),
     ],
 )
-def test_what_is_no_status_does_not_count_and_is_told_once(value: bytes, words: str) -> None:
+def test_what_is_no_status_does_not_count_and_is_reported_once(value: bytes, words: str) -> None:
     hearing = Hearing()
     assert not hearing.put(value)
     assert not hearing.put(value)
@@ -192,7 +192,7 @@ def test_rubbish_in_place_of_a_status_does_not_end_its_node() -> None:
     assert hearing.connected == ["a"]
 
 
-def test_nobody_counts_beyond_the_most_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_node_counts_beyond_the_most_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlrover_run.rendezvous.etcd_leader.MAX_NODES", 2)
     hearing = Hearing()
     for name in "abc":

@@ -100,7 +100,7 @@ async def test_nodes_of_two_jobs_never_meet() -> None:
 
 
 @live
-async def test_the_rules_of_the_first_node_hold_and_the_others_are_told() -> None:
+async def test_the_rules_of_the_first_node_hold_and_the_others_are_informed() -> None:
     async with serving() as bed:
         first = await bed.node("a").join(FAST)
         second = await bed.node("b").join(JobRules(min_nodes=1, max_nodes=5))
@@ -169,7 +169,7 @@ async def test_a_second_process_with_one_node_id_is_refused_while_the_first_live
 
 
 @live
-async def test_newcomers_to_a_job_that_has_just_ended_are_told_to_come_again() -> None:
+async def test_newcomers_to_a_job_that_has_just_ended_are_requested_to_come_again() -> None:
     async with serving() as bed:
         a, b = await bed.joined("a", "b")
         for node in (a, b):
@@ -402,7 +402,7 @@ async def test_the_number_of_jobs_and_of_nodes_is_bounded(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("method", ["step", "receive"])
 @live
-async def test_a_defect_of_the_master_is_told_to_the_nodes_in_its_own_words(
+async def test_a_defect_of_the_master_is_reported_to_the_nodes_with_its_text(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -448,7 +448,7 @@ async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_
 
 
 @live
-async def test_a_node_that_falls_silent_is_told_so_though_its_stream_holds() -> None:
+async def test_a_node_that_falls_silent_is_informed_though_its_stream_holds() -> None:
     """What follows for the others is shown in virtual time."""
     async with serving() as bed:
         (a,) = await bed.joined("a", rules=JobRules(keep_alive_interval=0.05, keep_alive_attempts=4))
@@ -512,7 +512,7 @@ async def test_a_master_that_was_replaced_steps_down_and_stays_down(tmp_path: Pa
 
 
 @live
-async def test_a_damaged_journal_is_told_to_the_nodes_and_concerns_no_other_job(tmp_path: Path) -> None:
+async def test_a_damaged_journal_is_reported_to_the_nodes_and_concerns_no_other_job(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as bed:
         for node in await bed.joined("a", "b"):
             await node.seated(1)
@@ -526,7 +526,7 @@ async def test_a_damaged_journal_is_told_to_the_nodes_and_concerns_no_other_job(
 
 
 @live
-async def test_a_journal_that_cannot_be_begun_is_told_once_and_costs_no_descriptor(
+async def test_a_journal_that_cannot_be_begun_is_reported_once_and_costs_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(fd: int) -> None:
@@ -560,7 +560,7 @@ async def test_the_journal_goes_with_the_job(tmp_path: Path) -> None:
 
 
 @live
-async def test_raw_bytes_on_the_port_concern_nobody() -> None:
+async def test_raw_bytes_on_the_port_concern_no_node() -> None:
     async with serving() as bed:
         host, _, port = bed.address.rpartition(":")
         a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")

@@ -163,7 +163,7 @@ class Machines:
         return self.left >= 0
 
 
-def test_a_node_that_reaches_nobody_any_more_ends_so_that_it_can_be_replaced() -> None:
+def test_a_node_that_is_cut_off_ends_so_that_it_can_be_replaced() -> None:
     async def scene() -> None:
         machines = Machines(answers=20)
         async with meeting(assign_peers_and_end, end_at_once, rules=CUT_OFF, reaches=machines.reaches) as (node, _):
@@ -289,7 +289,7 @@ def test_the_last_status_reaches_the_master_before_the_node_goes() -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_the_last_status_is_told_though_another_is_on_its_way(turns: int) -> None:
+def test_the_last_status_is_reported_though_another_is_on_its_way(turns: int) -> None:
     heard: list[NodePhase] = []
 
     async def scene() -> None:
@@ -322,7 +322,7 @@ def test_what_an_older_coordinator_says_is_not_obeyed() -> None:
     alone(scene)
 
 
-def test_a_master_that_does_not_know_the_latest_round_yet_takes_nobody_out_of_it() -> None:
+def test_a_master_that_does_not_know_the_latest_round_yet_takes_no_node_out_of_it() -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome()
         await stream.assign(epoch=1, key=RoundKey(1, 3), reasons=sentence("third round"))
@@ -381,7 +381,7 @@ def test_a_master_that_ends_a_stream_with_a_reason(retry: bool) -> None:
     alone(scene)
 
 
-def test_a_notice_of_the_master_is_told_once() -> None:
+def test_a_notice_of_the_master_is_reported_once() -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome(notice="your rules are others")
         await stream.assign(reasons=sentence("taken in"), restart_count=master[0].streams)
@@ -399,7 +399,7 @@ def test_a_notice_of_the_master_is_told_once() -> None:
     alone(scene)
 
 
-def test_a_lost_master_is_told_of_once_and_once_when_it_is_back() -> None:
+def test_a_lost_master_is_reported_once_and_once_when_it_is_back() -> None:
     async def scene() -> None:
         first, second = ScriptedMaster(take_in), ScriptedMaster(take_in)
         port = await first.start()
@@ -435,7 +435,7 @@ def test_a_silent_master_is_left_for_another_attempt() -> None:
 
 
 @pytest.mark.parametrize("phase", [PlanPhase.FINISHED, PlanPhase.FAILED])
-def test_nobody_looks_for_a_master_whose_job_is_over(phase: PlanPhase) -> None:
+def test_no_node_looks_for_a_master_whose_job_is_over(phase: PlanPhase) -> None:
     async def end(stream: Stream) -> None:
         await stream.welcome()
         await stream.assign(phase=phase)
@@ -505,7 +505,7 @@ def test_a_stranger_in_the_place_of_a_lost_master_ends_no_running_job() -> None:
     alone(scene)
 
 
-def test_a_refusal_is_the_end_and_its_reason_is_told() -> None:
+def test_a_refusal_is_the_end_and_its_reason_is_reported() -> None:
     async def script(stream: Stream) -> None:
         await stream.challenge()
         await stream.say(Refused("the job has too many nodes"))
@@ -628,7 +628,7 @@ def test_a_master_that_floods_is_cut_off() -> None:
     alone(scene)
 
 
-def test_a_closed_board_leaves_in_a_bounded_time_though_the_master_hears_nothing(
+def test_a_closed_client_leaves_in_a_bounded_time_though_the_master_receives_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reconnect, "CLOSE_TIMEOUT", 0.01)
@@ -671,7 +671,7 @@ def test_files_of_tls_that_cannot_be_read_are_named(free_port: int, tmp_path: Pa
     alone(scene)
 
 
-def test_a_name_without_an_address_is_told() -> None:
+def test_a_name_without_an_address_is_reported() -> None:
     async def scene() -> None:
         node = Node(1, master={"host": "no-such-host.invalid"})
         node.client.report(STATUS)

@@ -238,7 +238,7 @@ def test_bytes_that_are_no_http_end_their_connection_only(running: Master, junk:
     assert running.process.poll() is None
 
 
-def test_after_all_that_a_stranger_is_still_told_what_is_wrong(running: Master) -> None:
+def test_after_all_that_a_stranger_is_still_informed_what_is_wrong(running: Master) -> None:
     async def test() -> None:
         async with grpc.aio.insecure_channel(running.address, options=CHANNEL_OPTIONS) as channel:
             stranger = Node(channel, status("a"))

@@ -129,7 +129,7 @@ def test_a_node_that_says_nothing_is_lost_and_the_others_go_on() -> None:
     assert (last.key.number, last.ranks and last.ranks.nodes, last.reason) == (2, 1, "node 1 (host-b) was lost")
 
 
-def test_a_master_that_was_asleep_accuses_nobody() -> None:
+def test_a_master_that_was_asleep_accuses_no_node() -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=3, lost_after=1.0))
     bed.join("a", "b", "c")
     bed.take_seats()
@@ -159,7 +159,7 @@ def test_nodes_that_gave_up_a_sleeping_master_get_the_time_to_come_back() -> Non
     assert bed.lines["a"].told[-1].reason == "node 1 (host-b) was lost"
 
 
-def test_every_report_is_answered_and_a_decision_is_told_to_those_whom_it_changes() -> None:
+def test_every_report_is_answered_and_a_decision_is_sent_to_those_that_it_changes() -> None:
     bed = Bed()
     bed.join("a", "b")
     assert [len(bed.lines[name].told) for name in "ab"] == [2, 3], "to wait, and of the round; b's report is answered"
@@ -168,7 +168,7 @@ def test_every_report_is_answered_and_a_decision_is_told_to_those_whom_it_change
     assert [len(bed.lines[name].told) for name in "ab"] == [3, 5]
 
 
-def test_waiting_nodes_hear_of_newcomers_once_a_second_at_most() -> None:
+def test_waiting_nodes_learn_of_newcomers_once_a_second_at_most() -> None:
     bed = Bed(JobRules(min_nodes=50, max_nodes=50))
     for number in range(40):
         bed.join(f"n{number}")
@@ -203,7 +203,7 @@ def test_the_time_that_is_left_runs_on_from_answer_to_answer() -> None:
     assert (first.seconds, second.seconds) == (100.0, 70.0)
 
 
-def test_no_one_is_told_of_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list[bool]) -> None:
+def test_no_node_receives_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list[bool]) -> None:
     bed = Bed(directory=tmp_path)
     bed.join("a")
     disk[0] = True
@@ -290,7 +290,7 @@ def test_a_successor_waits_for_the_nodes_before_it_calls_any_of_them_lost(tmp_pa
     assert (line.told[-1].key.number, line.told[-1].reason) == (2, "node 1 (host-b) was lost")
 
 
-def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_nobody_obeys_it(tmp_path: Path) -> None:
+def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_no_node_obeys_it(tmp_path: Path) -> None:
     bed = Bed(directory=tmp_path)
     bed.join("a", "b")
     bed.take_seats()
@@ -429,7 +429,7 @@ def test_numbers_that_no_node_says_are_refused(fields: dict[str, object], words:
         {"known_round": RoundKey(1, MAX_ROUND), "epoch": MAX_EPOCH},
     ],
 )
-def test_the_largest_lie_of_a_node_leaves_others_with_words_that_they_can_read_and_say(lie: dict[str, object]) -> None:
+def test_the_largest_lie_of_a_node_leaves_others_with_messages_within_their_bounds(lie: dict[str, object]) -> None:
     bed = Bed(JobRules(min_nodes=2, max_nodes=2, max_restarts=9))
     bed.join("liar", **lie)
     bed.join("b", workers=MAX_WORKERS)
@@ -446,7 +446,7 @@ def test_the_largest_lie_of_a_node_leaves_others_with_words_that_they_can_read_a
         bed.say("b", phase=NodePhase.FAILED, failure=Failure(own, "host-b", "failed"))
 
 
-def test_a_seat_in_a_round_of_a_million_nodes_is_refused() -> None:
+def test_ranks_in_a_round_of_a_million_nodes_are_refused() -> None:
     bed = Bed()
     bed.join("a", "b")
     seat = bed.lines["a"].told[-1].ranks

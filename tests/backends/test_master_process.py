@@ -96,7 +96,7 @@ def test_an_interrupt_ends_it_without_a_traceback() -> None:
         assert "Traceback" not in said
 
 
-def test_with_an_idle_timeout_it_ends_when_nobody_comes() -> None:
+def test_with_an_idle_timeout_it_ends_when_no_node_joins() -> None:
     with master("--idle-timeout", "0.1") as one:
         code, said = one.finish()
         assert code == 0
@@ -222,7 +222,7 @@ def test_only_a_master_that_belongs_to_a_job_hides_its_arguments() -> None:
         (["--listen", "127.0.0.1:0", "--listne", "1"], "unrecognized arguments: --listne 1"),
     ],
 )
-def test_a_mistake_is_one_line_and_told_to_who_waits(args: list[str], words: str) -> None:
+def test_a_mistake_is_one_line_and_reported_to_the_waiting_nodes(args: list[str], words: str) -> None:
     ready, theirs = os.pipe()
     run = subprocess.run(
         [*COMMAND, "--ready-fd", str(theirs), *args],
@@ -241,7 +241,7 @@ def test_a_mistake_is_one_line_and_told_to_who_waits(args: list[str], words: str
     assert read_line(ready)["error"].startswith(words)
 
 
-def test_a_state_directory_that_cannot_be_made_is_told_as_a_mistake(tmp_path: Path) -> None:
+def test_a_state_directory_that_cannot_be_made_is_reported_as_a_mistake(tmp_path: Path) -> None:
     ready, theirs = os.pipe()
     run = subprocess.run(
         [*COMMAND, "--ready-fd", str(theirs), "--listen", "127.0.0.1:0", "--state-dir", tmp_path / ("x" * 300)],
@@ -419,7 +419,7 @@ def test_a_token_comes_in_by_no_argument_and_never_out(way: str, tmp_path: Path)
         assert "warning" not in said
 
 
-def test_an_open_address_is_told_apart_from_a_local_one() -> None:
+def test_an_open_address_is_distinguished_from_a_local_one() -> None:
     for host in ("127.0.0.1", "localhost", "127.0.0.2"):
         assert command._all_loopback(command._addresses(Options(host, 0)))
     for host in ("0.0.0.0", "192.0.2.1"):
@@ -508,7 +508,7 @@ def test_a_hundred_megabytes_take_no_memory_of_the_master() -> None:
         assert peak * 1024 - before < 30_000_000
 
 
-def test_it_serves_though_nobody_can_read_what_it_says() -> None:
+def test_it_serves_though_its_output_is_not_read() -> None:
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):
@@ -577,7 +577,7 @@ def test_with_a_ca_every_node_needs_a_certificate_that_it_signed(certificates: P
         talk(one.address, _let_in, _credentials(certificates, "node"))
 
 
-def test_a_key_that_is_not_the_certificates_is_told_at_the_start(certificates: Path) -> None:
+def test_a_key_that_is_not_the_certificates_is_reported_at_the_start(certificates: Path) -> None:
     files = ["--tls-cert", str(certificates / "master.pem"), "--tls-key", str(certificates / "node.key")]
     run = subprocess.run(
         [*COMMAND, "--listen", "127.0.0.1:0", *files],

@@ -73,7 +73,7 @@ def starts(stage: Path) -> int:
     return len((stage / "started").read_text().splitlines())
 
 
-def test_the_same_seat_told_by_another_coordinator_leaves_the_workers_alone(stage: Path) -> None:
+def test_the_same_ranks_from_another_coordinator_leave_the_workers_alone(stage: Path) -> None:
     successor = training(seat(store_port=7), epoch=5)
 
     def obeys(status: NodeReport) -> bool:
@@ -86,7 +86,7 @@ def test_the_same_seat_told_by_another_coordinator_leaves_the_workers_alone(stag
     assert played.verdict.exit_code == 0
 
 
-def test_a_node_that_loses_its_seat_stops_its_workers_and_starts_new_ones_with_the_next(stage: Path) -> None:
+def test_a_node_that_loses_its_ranks_stops_its_workers_and_starts_new_ones_with_the_next(stage: Path) -> None:
     def second(status: NodeReport) -> bool:
         return status.phase is RUNNING and status.in_round(RoundKey(1, 2))
 
@@ -118,9 +118,7 @@ def test_a_word_that_comes_while_workers_end_is_answered_before_they_have(stage:
     assert played.verdict.ends[0].code == 0, "it was released, and not killed after its grace"
 
 
-def test_each_round_says_what_it_gave_in_torchs_words_to_whoever_asks_for_more(
-    stage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_round_prints_torchs_block_with_verbose_output(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGLEVEL", "INFO")
     place = seat(
         4,
@@ -154,7 +152,7 @@ def test_each_round_says_what_it_gave_in_torchs_words_to_whoever_asks_for_more(
     )
 
 
-def test_the_environment_follows_the_seat(stage: Path) -> None:
+def test_the_environment_follows_the_ranks(stage: Path) -> None:
     names = ("RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
     more = ("NODE_NUM", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT")
     shell = "printf '%s ' " + " ".join(f"${name}" for name in (*names, *more)) + "> environment"
@@ -179,7 +177,7 @@ class TestFailures:
     RAISE = "echo 'Traceback (most recent call last):' >&2; echo '  File x' >&2; echo 'ValueError: x' >&2; exit 1"
     LOST = "echo 'Traceback (most recent call last):' >&2; echo 'RuntimeError: Connection closed by peer' >&2; exit 1"
 
-    def test_it_is_told_once_and_with_its_traceback(self, stage: Path) -> None:
+    def test_it_is_reported_once_and_with_its_traceback(self, stage: Path) -> None:
         place = seat(first_rank=2, world_size=3, nodes=2, node_rank=1)
         play = Play(stage, self.RAISE).on(WAITING, training(place))
         played = play.on(FAILED, lambda: over(PlanPhase.FAILED, failure=ELSEWHERE)).run()
@@ -190,7 +188,7 @@ class TestFailures:
         assert (failure.rank, failure.exit_text, failure.lost_peer) == (2, "raised ValueError: x", False)
         assert failure.trace == "Traceback (most recent call last):\n  File x\nValueError: x"
 
-    def test_a_lost_peer_is_told_as_such_until_a_worker_fails_of_itself(self, stage: Path) -> None:
+    def test_a_lost_peer_is_reported_as_such_until_a_worker_fails_of_itself(self, stage: Path) -> None:
         shell = f"[ $LOCAL_RANK = 0 ] && {{ {self.LOST}; }}; read word < gate; exit 3"
         place = seat(workers=2, world_size=4, nodes=2)
 
@@ -277,14 +275,14 @@ class TestLeaving:
         assert {ranks and ranks.key for ranks in leaving} == {RoundKey(1, 1)}
         assert played.verdict.ends[0].code == 7
 
-    def test_nobody_else_begins_anew_when_its_workers_have_succeeded(self, stage: Path) -> None:
+    def test_no_other_node_begins_anew_when_its_workers_have_succeeded(self, stage: Path) -> None:
         play = Play(stage, "exit 0").on(WAITING, training(seat()))
         played = play.on(SUCCEEDED, lambda: play.signal(signal.SIGTERM)).run()
         # Workers that end at once may have succeeded before the agent reports that they run.
         assert [phase for phase in played.phases if phase is not RUNNING] == [WAITING, SUCCEEDED]
         assert played.verdict.exit_code == 128 + signal.SIGTERM
 
-    def test_the_loss_of_its_watchdog_kills_and_is_said(self, stage: Path) -> None:
+    def test_the_loss_of_its_watchdog_kills_and_is_reported(self, stage: Path) -> None:
         # It reads as ended once it has been opened and closed at the other end.
         os.mkfifo(stage / "watchdog")
         watchdog = os.open(stage / "watchdog", os.O_RDONLY | os.O_NONBLOCK)
@@ -354,7 +352,7 @@ class TestVerdicts:
 
     OWN = Failure(1, "node-a", "exited with code 9")
 
-    def test_the_worker_that_everybody_is_told_of_is_the_root_cause_here_too(self) -> None:
+    def test_the_worker_that_all_nodes_receive_is_the_root_cause_here_too(self) -> None:
         ends = (end(0, 7), end(1, 9, 0.5))
         verdict = resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=self.OWN), ends=ends), "precise")
         assert (verdict.exit_code, verdict.root, verdict.failure) == (9, ends[1], None)
@@ -468,7 +466,7 @@ class TestTwoLaunchers:
         assert told.count(f"rank 1 on node 1 ({socket.gethostname()}) exited with code 11") == 1
 
     @pytest.mark.parametrize(("flags", "codes"), [([], [1, 9]), (["--compat-exit-codes"], [1, 1])])
-    def test_both_tell_of_one_root_cause(
+    def test_both_report_one_root_cause(
         self, mailbox: Mailbox, free_port: int, flags: list[str], codes: list[int]
     ) -> None:
         script = mailbox.script(

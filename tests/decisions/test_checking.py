@@ -197,26 +197,26 @@ class TestVerdicts:
         assert any("b is a straggler" in line for line in job.lines) is not bool(exclude)
         assert "Fault nodes are: [] and stragglers are: [1]." in job.lines
 
-    def test_a_node_that_reaches_nobody_is_at_fault(self) -> None:
+    def test_a_node_that_reaches_no_other_node_is_at_fault(self) -> None:
         job = checked_job(3, 4, Truth(cut={"c.net"}))
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "b", "d")
         assert checkup(job, "c").status is HealthStatus.FAULT
         assert job.lines[1] == "Round 0: The node status are {0: True, 1: True, 2: False, 3: False}."
 
-    def test_a_bad_link_is_told_and_nobody_is_blamed(self) -> None:
+    def test_a_bad_link_is_reported_and_no_node_is_blamed(self) -> None:
         job = checked_job(4, 4, Truth(bad={frozenset({"a.net", "b.net"})}))
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "b", "c", "d")
         assert len([line for line in job.lines if "link between a and b does not work" in line]) == 1
 
-    def test_two_nodes_that_do_not_reach_each_other_train_and_it_is_told(self) -> None:
+    def test_two_nodes_that_do_not_reach_each_other_train_and_it_is_reported(self) -> None:
         job = checked_job(2, 2, Truth(cut={"b.net"}))
         job.come("a", "b")
         assert trains(job, "a", "b")
         assert any("which of them is at fault cannot be decided" in line for line in job.lines)
 
-    def test_rank_0_is_told_of_all(self) -> None:
+    def test_rank_0_receives_all(self) -> None:
         job = checked_job(4, 4, measure_links=1)
         job.come("a", "b", "c", "d")
         told = job.assignment("a")
@@ -232,7 +232,7 @@ class TestVerdicts:
         assert check_part(job.assignment("b")).health_table == check_part(job.assignment("b")).link_table == ()
 
     @pytest.mark.long
-    def test_of_very_many_rank_0_is_told_of_those_of_whom_there_is_most_to_say(self) -> None:
+    def test_of_very_many_rank_0_receives_the_most_urgent_ones(self) -> None:
         names = [f"n{number}" for number in range(70)]
         job = checked_job(66, 70, Truth(slowness={"n69.net": 4.0}))
         job.come(*names)
@@ -243,7 +243,7 @@ class TestVerdicts:
 
 
 class TestRound:
-    def test_nobody_waits_for_one_who_is_lost(self) -> None:
+    def test_a_lost_node_is_not_waited_for(self) -> None:
         job = checked_job(2, 3)
         job.deaf = {"a", "b", "c"}
         job.come("a", "b", "c")
@@ -504,7 +504,7 @@ class TestRound:
         assert check_state(job.plan).check is None
         assert job.plan.reasons[-1] == Code.NO_NODE_LEFT()
 
-    def test_when_nobody_is_left_nothing_is_said_of_the_check(self) -> None:
+    def test_when_no_node_is_left_nothing_is_reported_of_the_check(self) -> None:
         job = checked_job(1, 1)
         job.mute = {"a"}
         job.come("a", compute_result=Truth().compute("a.net"), workers=2)
@@ -546,7 +546,7 @@ class TestReplacement:
         job.come("e")
         assert trains(job, "a", "c", "d", "e")
 
-    def test_a_replacement_that_came_before_the_verdict_steps_in(self) -> None:
+    def test_a_replacement_that_came_before_the_result_steps_in(self) -> None:
         job = checked_job(2, 2, Truth(wrong={"b.net"}))
         job.mute = {"c"}
         job.come("c")
@@ -585,7 +585,7 @@ class TestReplacement:
 
 
 class TestPaidOnce:
-    def test_a_restart_checks_nobody_again(self) -> None:
+    def test_a_restart_checks_no_node_again(self) -> None:
         job = checked_job(2, 2)
         job.come("a", "b")
         job.fail("a")
@@ -613,7 +613,7 @@ class TestPaidOnce:
         assert verdicts(job)["d"] is HealthStatus.PASSED
         assert check_state(job.plan).check_count == 2
 
-    def test_a_bad_newcomer_stops_nobody(self) -> None:
+    def test_a_bad_newcomer_stops_no_node(self) -> None:
         job = checked_job(2, 4, Truth(crashing={"d.net"}))
         job.come("a", "b", "c")
         job.wait(31)
@@ -666,7 +666,7 @@ class TestPaidOnce:
         job.settle()
         assert trains(job, "a", "b", "d")
 
-    def test_a_newcomer_that_is_still_computing_keeps_nobody_from_the_next_round(self) -> None:
+    def test_a_newcomer_that_is_still_computing_delays_no_round(self) -> None:
         job = checked_job(2, 4)
         job.come("a", "b", "c")
         job.wait(31)
@@ -713,7 +713,7 @@ class TestUnchecked:
         assert checkup(job, "c").reason == WITHOUT_CHECK
         assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
-    def test_nobody_links_with_it(self) -> None:
+    def test_no_node_links_with_it(self) -> None:
         job = checked_job(3, 4)
         job.deaf = {"a", "b"}
         job.come("a", "b")
@@ -728,7 +728,7 @@ class TestUnchecked:
         job.settle()
         assert trains(job, "a", "b", "c")
 
-    def test_nobody_is_checked_where_nobody_can_be(self) -> None:
+    def test_no_node_is_checked_where_none_can_be(self) -> None:
         job = checked_job(2, 2)
         job.mute = {"a", "b"}
         job.come("a", "b", check_port=0)
@@ -744,7 +744,7 @@ class TestUnchecked:
         assert trains(job, "a", "b", "c")
         assert check_state(job.plan).check_count == 1
 
-    def test_it_is_told_once_though_each_round_is_checked(self) -> None:
+    def test_it_is_reported_once_though_each_round_is_checked(self) -> None:
         job = checked_job(3, 3, check=CHECK_ALWAYS)
         job.mute = {"c"}
         job.come("a", "b")
@@ -825,7 +825,7 @@ class TestDismissed:
         remembered = [name for name in names if name in verdicts(job)]
         assert remembered == names[-MAX_REMEMBERED:]
 
-    def test_one_that_never_goes_holds_up_nobody_for_ever(self) -> None:
+    def test_one_that_never_leaves_blocks_nothing_for_ever(self) -> None:
         job = checked_job(1, 1, Truth(wrong={"a.net"}), pend_timeout=100.0)
         job.come("a")
         assert checkup(job, "a").dismissed
@@ -844,7 +844,7 @@ def status(**changes: object) -> NodeReport:
 @pytest.mark.parametrize(
     "key", [CheckKey(-1, 0, 0), CheckKey(2**62 + 1, 0, 0), CheckKey(1, 2**32 + 1, 0)], ids=["before", "late", "many"]
 )
-def test_no_node_speaks_of_a_task_that_nobody_gave(key: CheckKey) -> None:
+def test_no_node_reports_a_task_that_was_not_assigned(key: CheckKey) -> None:
     for said in (status(compute_result=ComputeResult(key)), status(link_result=LinkResults(key))):
         assert validate_report(said, Plan()) is not None
     assert (

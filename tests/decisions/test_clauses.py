@@ -63,7 +63,7 @@ def test_the_same_words_mean_the_same_of_a_master_and_of_etcd(words: str, master
         ("recvmsg: Connection reset by peer", "as a master does if it does not use TLS, does not trust tls_cert"),
     ],
 )
-def test_what_a_master_with_tls_does_is_said(words: str, clause: str) -> None:
+def test_what_a_master_with_tls_does_is_reported(words: str, clause: str) -> None:
     assert clause in of_master(FIRST + words, encrypted=True)
 
 

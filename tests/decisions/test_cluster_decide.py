@@ -119,21 +119,21 @@ class TestServers:
             "restored from step 126, at least 14 steps lost"
         )
 
-    def test_nobody_says_that_no_step_is_lost_with_one_that_has_died(self) -> None:
+    def test_a_dead_task_is_not_reported_as_without_a_lost_step(self) -> None:
         job = running()
         job.say("chief-0", TaskStage.READY, step=126, saved=126)
         job.end("ps-1")
         job.train(restored=126)
         assert job.plan.reason.endswith("restored from step 126, the last step that was reported")
 
-    def test_a_step_counts_as_lost_that_only_the_node_of_the_chief_has_heard_of(self) -> None:
+    def test_a_step_counts_as_lost_that_only_the_node_of_the_chief_knows_of(self) -> None:
         job = running()
         job.say("chief-0", TaskStage.READY, step=140, saved=126)
         job.end("ps-1")
         job.train(restored=126, reached=143)
         assert job.plan.reason.endswith("restored from step 126, at least 17 steps lost")
 
-    def test_of_a_script_that_counts_no_steps_none_are_told_to_be_lost(self) -> None:
+    def test_of_a_script_that_counts_no_steps_none_are_reported_as_lost(self) -> None:
         job = running()
         job.say("chief-0", TaskStage.READY, step=140, saved=126)
         job.end("ps-1")
@@ -177,7 +177,7 @@ class TestServers:
         assert job.hosts(Role.PS) == ["b"]
         assert job.plan.reason.endswith("there is room for 1 parameter server")
 
-    def test_too_few_wait_for_others_and_the_job_fails_when_nobody_comes(self) -> None:
+    def test_too_few_wait_for_others_and_the_job_fails_when_none_joins(self) -> None:
         job = apart()
         job.lose("c", "d")
         job.wait(1.1)
@@ -186,7 +186,7 @@ class TestServers:
         assert job.plan.phase is PlanPhase.FAILED
         assert "after 600 s a and b are here: there is room for 1 of at least 2 parameter servers" in job.plan.reason
 
-    def test_too_few_go_on_when_somebody_comes(self) -> None:
+    def test_too_few_go_on_when_a_node_joins(self) -> None:
         job = apart()
         job.lose("c", "d")
         job.wait(1.1)
@@ -353,7 +353,7 @@ class TestOthers:
         job.end("evaluator-0", how=REPEATED)
         assert (job.plan.phase, job.spent(Role.EVALUATOR).given_up) == (PlanPhase.TRAINING, True)
 
-    def test_an_evaluator_that_fails_after_the_chief_has_succeeded_is_told_of_at_the_end(self) -> None:
+    def test_an_evaluator_that_fails_after_the_chief_has_succeeded_is_reported_at_the_end(self) -> None:
         job = running(evaluator=1)
         job.ready("evaluator-0")
         job.end("chief-0", *job.ids(Role.WORKER), how=SUCCESS)
@@ -444,7 +444,7 @@ class TestPlannedChange:
         job.end("chief-0")
         assert (job.plan.key.number, job.stage, job.ids(Role.CHIEF)) == (1, Stage.SAVING, ["chief-1"])
 
-    def test_a_next_server_that_dies_disturbs_nobody(self) -> None:
+    def test_a_next_server_that_dies_disturbs_no_task(self) -> None:
         job = running(1, 2, max_ps=3)
         job.wish("a", 1, ps=2)
         job.obey()
@@ -460,13 +460,13 @@ class TestPlannedChange:
         assert (job.plan.phase, job.stage) == (PlanPhase.TRAINING, Stage.TRAINING)
         assert "the change is given up, and training goes on" in job.plan.reason
 
-    def test_a_wish_that_is_taken_back_ends_it(self) -> None:
+    def test_a_request_that_is_withdrawn_ends_it(self) -> None:
         job = running(1, 2, max_ps=3)
         job.wish("a", 1, ps=2)
         job.wish("a", 2, ps=3)
         assert (job.stage, job.cluster.next_servers) == (Stage.TRAINING, ())
 
-    def test_another_wish_begins_another_one(self) -> None:
+    def test_another_request_begins_another_one(self) -> None:
         job = running(1, 2, max_ps=3)
         job.wish("a", 1, ps=2)
         job.wish("a", 2, ps=1)
@@ -526,7 +526,7 @@ class TestWords:
         said = "ps-2 and ps-3 take their places, ps-2 gets 8Gi instead of 4Gi, ps-3 gets 8Gi instead of 4Gi"
         assert said in job.plan.reason
 
-    def test_a_wish_that_waits_for_the_model_is_told_of_once(self) -> None:
+    def test_a_request_that_waits_for_the_model_is_reported_once(self) -> None:
         job = VirtualCluster(rules(1, 0, max_ps=2))
         job.come("a")
         job.obey()
@@ -537,7 +537,7 @@ class TestWords:
         assert job.stage is Stage.CHANGING
         assert job.lines == ["restored from step 5"]
 
-    def test_a_node_that_hosts_nothing_hears_who_has_succeeded(self) -> None:
+    def test_a_node_that_hosts_nothing_receives_which_tasks_have_succeeded(self) -> None:
         job = running(evaluator=1)
         assert waiting(job) == "2 parameter servers, a chief and 2 workers train; " + STEPS_IN
         job.end("worker-0", how=SUCCESS)
@@ -597,7 +597,7 @@ class TestWishes:
         assert job.plan.reason.endswith(f"which is refused: {said}")
         assert (job.cluster.desired, job.cluster.tasks, job.stage) == (before.desired, before.tasks, Stage.TRAINING)
 
-    def test_one_with_a_fixed_number_is_told_how_to_have_a_range(self) -> None:
+    def test_one_with_a_fixed_number_is_informed_how_to_have_a_range(self) -> None:
         job = running()
         job.wish("a", 1, ps=3)
         assert "start it with --ps=MIN:MAX" in answer(job)[1]
@@ -620,7 +620,7 @@ class TestWishes:
         job.wait(60)
         assert answer(job)[0] is True
 
-    def test_servers_that_have_failed_too_often_are_not_tried_again_and_that_is_said(self) -> None:
+    def test_servers_that_have_failed_too_often_are_not_tried_again_and_that_is_reported(self) -> None:
         job = running(1, 2, max_ps=3, max_restarts=0)
         job.wish("a", 1, ps=2)
         job.obey()
@@ -632,7 +632,7 @@ class TestWishes:
         job.wish("a", 3, ps=3, workers=1)
         assert not answer(job)[0]
 
-    def test_what_follows_is_said(self) -> None:
+    def test_what_follows_is_reported(self) -> None:
         job = running(1, 3, max_ps=2)
         job.wish("a", 1, ps=2, workers=3)
         assert answer(job) == (False, "2 parameter servers are there already; 3 workers are there already")
@@ -677,7 +677,7 @@ class TestBudgets:
         assert job.plan.reason == "worker-2 (rank 0) on a was killed by SIGKILL; the one restart of workers was used"
         assert job.cluster.outcome == KILLED
 
-    def test_an_end_is_charged_once_however_often_it_is_told(self) -> None:
+    def test_an_end_is_charged_once_however_often_it_is_reported(self) -> None:
         job = running()
         job.end("worker-0")
         job.end("worker-0")
@@ -758,7 +758,7 @@ class TestEnd:
         job.end("chief-0", how=SUCCESS)
         assert job.plan.phase is PlanPhase.FINISHED
 
-    def test_whoever_does_not_end_is_ended(self) -> None:
+    def test_a_process_that_does_not_end_is_ended(self) -> None:
         job = running()
         job.end("chief-0", how=SUCCESS)
         job.wait(30.1)
@@ -793,7 +793,7 @@ class TestTakeOver:
         job.end(name)
         assert job.plan.key.number == (2 if name == "ps-0" else 1)
 
-    def test_nobody_is_lost_before_there_was_time_to_come_back(self) -> None:
+    def test_no_node_is_lost_before_there_was_time_to_come_back(self) -> None:
         job = apart()
         status = job.statuses.pop("c")
         job.succeed_coordinator()

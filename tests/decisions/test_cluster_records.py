@@ -146,7 +146,7 @@ def test_rules_that_no_cluster_has_are_refused(changes: dict[str, Any], words: s
         decode_rules({**encode_rules(RULES), **changes})
 
 
-def test_a_person_is_told_which_rules_of_the_cluster_are_others() -> None:
+def test_a_user_is_informed_which_rules_of_the_cluster_are_others() -> None:
     other = replace(
         RULES, max_restarts=7, policy=msgspec.structs.replace(cluster_rules(RULES), max_ps=2, end_grace=1.0)
     )
@@ -165,14 +165,14 @@ def test_a_person_is_told_which_rules_of_the_cluster_are_others() -> None:
         (ClusterRules(1, 4, 0, 8, 1), "1 to 4 parameter servers, a chief, 0 to 8 workers and an evaluator"),
     ],
 )
-def test_what_a_job_consists_of_is_said_in_words(rules: ClusterRules, words: str) -> None:
+def test_what_a_job_consists_of_is_reported_as_text(rules: ClusterRules, words: str) -> None:
     assert rules.job_size() == words
 
 
 # What each node is told.
 
 
-def test_each_node_is_told_its_tasks_and_what_all_are_told() -> None:
+def test_each_node_receives_its_tasks_and_what_all_receive() -> None:
     a, b = told(PLAN, A, B)
     assert order_of(a) is not None
     assert order_of(b) is not None
@@ -189,7 +189,7 @@ def test_a_node_that_hosts_nothing_waits() -> None:
     assert stranger.waiting == Waiting(sentence("for others"))
 
 
-def test_a_visitor_is_told_that_its_wish_is_known() -> None:
+def test_a_scale_client_is_informed_that_its_request_is_known() -> None:
     heard = msgspec.structs.replace(
         PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4), ScaleAnswer("a", 2)))
     )
@@ -200,7 +200,7 @@ def test_a_visitor_is_told_that_its_wish_is_known() -> None:
     assert (order_of(a).scale_answered, len(order_of(a).tasks)) == (2, 1)
 
 
-def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice() -> None:
+def test_a_node_reads_in_etcd_what_a_master_would_send_it_and_no_address_twice() -> None:
     heard = msgspec.structs.replace(PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4),)))
     coordinator = Coordinator(RULES, 0.0, 6, heard)
     coordinator.receive(
@@ -296,7 +296,7 @@ def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
     )
 
 
-def test_who_is_still_to_be_heard_is_waited_for_and_then_his_servers_are_lost() -> None:
+def test_a_node_that_has_not_reported_is_waited_for_and_then_its_servers_are_lost() -> None:
     assert adopted(repeating(PLAN, "b")) is None
     plan = adopted(repeating(PLAN, "b"), grace_over=True)
     assert plan is not None
@@ -308,7 +308,7 @@ def test_who_is_still_to_be_heard_is_waited_for_and_then_his_servers_are_lost() 
     assert NodeKey("unknown-ps-0", "unknown") in {member.key for member in plan.members}
 
 
-def test_a_chief_that_nobody_speaks_of_is_lost_too() -> None:
+def test_a_chief_that_no_node_reports_is_lost_too() -> None:
     plan = adopted(repeating(PLAN, "a"), grace_over=True)
     assert plan is not None
     assert cluster_of(plan) is not None
@@ -320,7 +320,7 @@ def test_a_chief_that_nobody_speaks_of_is_lost_too() -> None:
     assert cluster_of(plan).stage is Stage.STARTING
 
 
-def test_the_latest_version_counts_where_nodes_have_heard_of_two() -> None:
+def test_the_latest_version_counts_where_nodes_know_of_two() -> None:
     later = msgspec.structs.replace(
         PLAN,
         key=RoundKey(5, 4),
@@ -380,13 +380,13 @@ def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> 
     assert (order_of(word), word.waiting) == (None, Waiting(sentence("for others")))
 
 
-def test_a_node_repeats_no_task_that_it_was_told_to_end_and_forgets_no_account() -> None:
+def test_a_node_repeats_no_task_that_it_was_requested_to_end_and_forgets_no_account() -> None:
     (before,) = told(PLAN, B)
     memory = OrderMemory().follow(order_of(before)).forget()
     assert memory.hint == recovery_hint(CLUSTER)
 
 
-def test_of_many_ends_the_longest_are_told_in_few_words() -> None:
+def test_of_many_ends_the_longest_are_shortened() -> None:
     def ended(number: int, length: int) -> TaskStatus:
         end = TaskEnd(EndCause.FAILURE, "raised ValueError: " + "x" * 500, "t" * length)
         return TaskStatus(key=key("worker", number), stage=TaskStage.ENDED, end=end)
@@ -422,18 +422,18 @@ SPENT = RoleState(Role.PS, ids=MAX_ID + 1)
         (NodeTasks(hint=RecoveryHint(assigned=(AssignedTask(key("ps", 1), 0, MAX_ROUND + 1),))), "repeats"),
     ],
 )
-def test_what_no_node_hosts_is_not_heard(hosting: NodeTasks, words: str) -> None:
+def test_a_report_of_what_no_node_hosts_is_refused(hosting: NodeTasks, words: str) -> None:
     problem = validate_report(status(policy=hosting), Plan())
     assert problem is not None
     assert words in problem
 
 
-def test_an_address_that_is_too_long_for_all_to_be_told_is_refused_with_a_way_out() -> None:
+def test_an_address_that_is_too_long_for_all_to_be_reported_is_refused_with_a_way_out() -> None:
     problem = validate_report(status(policy=NodeTasks(), address="x" * (MAX_ADDRESS + 1)), Plan())
     assert problem is not None
     assert "--local-addr" in problem
 
 
-def test_what_nodes_host_is_heard() -> None:
+def test_a_report_of_what_a_node_hosts_is_accepted() -> None:
     for name in "ab":
         assert validate_report(repeating(PLAN, name, workers=0), PLAN) is None

@@ -75,5 +75,5 @@ def test_a_code_is_called_with_the_parameters_of_its_template(code: ClusterCode)
         (ClusterCode.RESTARTS_USED, {"most": 3, "whose": "workers"}, "all 3 restarts of workers were used"),
     ],
 )
-def test_a_number_chooses_the_words(code: ClusterCode, parameters: dict[str, object], text: str) -> None:
+def test_a_number_chooses_the_text(code: ClusterCode, parameters: dict[str, object], text: str) -> None:
     assert str(code(**parameters)) == text

@@ -53,7 +53,7 @@ def gave_up(words: str, code: int = 1) -> WorkerExit:
         ("bad batch", [STOPPED], True, None),
     ],
 )
-def test_no_more_is_said_than_is_known(words: str, live: list[LiveWorker], all_here: bool, clause: str | None) -> None:
+def test_no_more_is_shown_than_is_known(words: str, live: list[LiveWorker], all_here: bool, clause: str | None) -> None:
     assert find_absent_workers(gave_up(words), live, all_here=all_here) == clause
 
 
@@ -100,7 +100,7 @@ def test_a_crowd_is_counted() -> None:
     assert clause.endswith("rank 3 (pid 13), which was stopped (SIGSTOP or the like) and for 5 more")
 
 
-def test_a_kill_keeps_its_words() -> None:
+def test_a_kill_keeps_its_text() -> None:
     end = WorkerExit(rank=0, local_rank=0, pid=10, code=-6, unix_time=1.0, waited_for="rank 1 (pid 11), which slept")
     assert describe_exit(end) == (
         "timed out waiting for rank 1 (pid 11), which slept; it was killed by SIGABRT (abort)"

@@ -33,7 +33,7 @@ class TestWithAJournal:
         assert job.plan.epoch == 9
         assert all(job.statuses[name].phase is NodePhase.RUNNING for name in "abc")
 
-    def test_it_waits_for_a_grace_before_it_calls_anybody_lost(self) -> None:
+    def test_it_waits_for_a_grace_before_it_declares_a_node_lost(self) -> None:
         job = trio()
         job.succeed_by_another(9, with_journal=True)
         job.come_back("a", "c")
@@ -47,7 +47,7 @@ class TestWithAJournal:
         )
         assert job.plan.key == RoundKey(9, 2)
 
-    def test_it_hears_what_happened_while_there_was_none(self) -> None:
+    def test_it_receives_what_happened_while_there_was_none(self) -> None:
         job = trio()
         job.succeed_by_another(9, with_journal=True)
         job.fail("b")
@@ -76,7 +76,7 @@ class TestWithAJournal:
         job.wait(30)
         assert (job.plan.key, job.plan.restart_count) == (RoundKey(5, 2), 1)
 
-    def test_a_round_that_nobody_was_told_of_is_told_by_the_successor(self) -> None:
+    def test_a_round_that_no_node_received_is_sent_by_the_successor(self) -> None:
         job = trio()
         job.deaf = {"a", "b", "c"}
         job.lose("c")
@@ -170,7 +170,7 @@ class TestWhatAWaitingNodeIsTold:
         job.wait(6)
         assert job.plan.phase is PlanPhase.FAILED
 
-    def test_a_newcomer_that_still_computes_is_not_told_that_it_takes_part(self) -> None:
+    def test_a_newcomer_that_still_computes_is_not_informed_that_it_takes_part(self) -> None:
         job = VirtualJob(rules(1, 3, check=CHECK_ONCE), truth=Truth())
         job.come("a", "b", "c")
         job.lose("c")
@@ -190,7 +190,7 @@ class TestWhatAWaitingNodeIsTold:
 
 
 @pytest.mark.parametrize("field", sorted({*Plan.__struct_fields__} - _NOT_SENT_APART))
-def test_a_change_of_any_field_is_told_to_the_nodes(field: str) -> None:
+def test_a_change_of_any_field_is_sent_to_the_nodes(field: str) -> None:
     """Also of one that is added to the plan later, unless it is named as one that no node is told of."""
     changed = msgspec.structs.replace(Plan(), **{field: object()})
     assert _affects_nodes(Plan(), changed)
@@ -207,7 +207,7 @@ class TestWithoutAJournal:
             status.key: status.ranks.first_rank for status in heard if status.ranks is not None
         }
 
-    def test_a_running_job_is_adopted_as_soon_as_all_its_nodes_were_heard(self) -> None:
+    def test_a_running_job_is_recovered_as_soon_as_all_its_nodes_have_reported(self) -> None:
         job = trio()
         job.fail("b")
         job.succeed_by_another(9, with_journal=False)
@@ -271,7 +271,7 @@ class TestWithoutAJournal:
         assert len(epochs) == 2
         assert min(epochs) > 10**9
 
-    def test_what_happened_meanwhile_is_heard(self) -> None:
+    def test_what_happened_meanwhile_is_reported(self) -> None:
         job = trio()
         job.succeed_by_another(9, with_journal=False)
         job.fail("b")
@@ -327,7 +327,7 @@ class TestWithoutAJournal:
         job.wait(2)
         assert (job.plan.key, job.ranks) == (RoundKey(9, 2), ["a"])
 
-    def test_no_job_is_adopted_from_nodes_that_were_never_in_a_round(self) -> None:
+    def test_no_job_is_recovered_from_nodes_that_were_never_in_a_round(self) -> None:
         job = VirtualJob(rules(2, 2))
         job.come("a")
         job.succeed_by_another(9, with_journal=False)
@@ -365,7 +365,7 @@ class TestNextToEachOther:
 
 
 class TestLateness:
-    def test_nobody_is_lost_for_the_time_in_which_the_coordinator_slept(self) -> None:
+    def test_no_node_is_lost_for_a_stall_of_the_coordinator(self) -> None:
         job = trio()
         job.lose("b")
         job.now += 300

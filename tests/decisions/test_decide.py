@@ -125,7 +125,7 @@ class TestFirstRound:
         job.wait(60)
         assert job.plan.phase is PlanPhase.FAILED
 
-    def test_nobody_waits_while_nobody_is_here(self) -> None:
+    def test_nothing_is_waited_for_without_nodes(self) -> None:
         job = VirtualJob(rules(2, 2))
         job.come("a")
         job.lose("a")
@@ -286,7 +286,7 @@ class TestMembership:
         job.come("b", "c")
         assert training(job, 2, "a", "b", "c")
 
-    def test_nobody_new_comes_in_after_the_first_success(self) -> None:
+    def test_no_new_node_joins_after_the_first_success(self) -> None:
         job = trio()
         job.lose("c")
         job.wait(2)
@@ -332,7 +332,7 @@ class TestLeaving:
         assert (job.plan.restart_count, job.plan.failure) == (0, None)
         assert job.plan.reasons == (Code.ASKED_TO_LEAVE(names=("node 1 (b)",), number=1),)
 
-    def test_it_gets_no_seat_in_the_next_round(self) -> None:
+    def test_it_gets_no_ranks_in_the_next_round(self) -> None:
         job = trio()
         job.say("b", NodePhase.LEAVING)
         job.lose("c")
@@ -472,7 +472,7 @@ class TestEnding:
         assert job.coordinator.wake_at() is None
         assert job.assignment("e").phase is PlanPhase.FAILED
 
-    def test_members_that_were_away_hear_that_the_job_has_failed(self) -> None:
+    def test_members_that_were_away_learn_that_the_job_has_failed(self) -> None:
         job = trio(max_restarts=0)
         job.fail("a")
         before = job.plan
@@ -485,7 +485,7 @@ class TestEnding:
 
 
 class TestBudget:
-    def test_a_failure_costs_one_restart_whoever_saw_it(self) -> None:
+    def test_a_failure_costs_one_restart_whichever_node_reports_it(self) -> None:
         job = trio()
         job.deaf = {"a", "b", "c"}
         job.say("a", NodePhase.FAILED, LOST_PEER)
@@ -594,7 +594,7 @@ class TestBudget:
         assert training(job, 2, "a", "c")
         assert job.plan.restart_count == 0
 
-    def test_when_every_node_has_lost_a_peer_nobody_has_vanished(self) -> None:
+    def test_when_every_node_has_lost_a_peer_no_node_has_vanished(self) -> None:
         job = trio(detection_delay=9.0)
         for name in "abc":
             job.fail(name, LOST_PEER)
@@ -675,7 +675,7 @@ class TestFreshStore:
             ports.add(job.plan.store_port)
         assert len(ports) == 6
 
-    def test_a_leader_that_has_not_heard_of_the_last_round_is_waited_for(self) -> None:
+    def test_a_rank_0_node_that_does_not_know_the_last_round_is_waited_for(self) -> None:
         job = trio()
         job.deaf = {"a"}
         job.fail("b")
@@ -686,7 +686,7 @@ class TestFreshStore:
         job.hear_again("a")
         assert training(job, 3, "a", "b", "c")
 
-    def test_two_rounds_in_succession_before_a_leader_has_heard_of_any(self) -> None:
+    def test_two_rounds_in_succession_before_a_rank_0_node_knows_of_any(self) -> None:
         job = trio()
         first = job.plan.store_port
         job.deaf = {"a"}
@@ -772,7 +772,7 @@ class TestWords:
         job.come("b", "c")
         assert (job.waiting.text, job.waiting.seconds) == ("3 nodes of 2 to 4 are here: a, b and c", 30)
 
-    def test_nodes_on_one_machine_are_told_apart_by_the_ranks_that_they_were_given(self) -> None:
+    def test_nodes_on_one_machine_are_distinguished_by_the_ranks_that_they_were_given(self) -> None:
         job = VirtualJob(rules(3, 3))
         job.come("a", host="vm", preferred_rank=0)
         job.come("b", host="vm", preferred_rank=2)
@@ -926,7 +926,7 @@ def test_deciding_for_two_thousand_nodes_takes_moments() -> None:
         ({"keep_alive_attempts": 0}, "an interval and an attempt"),
     ],
 )
-def test_rules_that_no_job_can_have_are_told(wrong: dict[str, float], words: str) -> None:
+def test_rules_that_no_job_can_have_are_reported(wrong: dict[str, float], words: str) -> None:
     problem = JobRules(**{"min_nodes": 1, "max_nodes": 4, **wrong}).problem()  # type: ignore[arg-type]
     assert problem is not None
     assert words in problem

@@ -100,7 +100,7 @@ def verdicts(answer: Diagnosis) -> list[str]:
 
 class TestThousandsOfCases:
     @pytest.mark.parametrize("odd", [False, True], ids=["as in the issue", "newcomers, losses and two sizes"])
-    def test_every_plant_that_can_be_told_is_named_and_no_healthy_node_is(self, odd: bool) -> None:
+    def test_every_plant_that_can_be_recognised_is_named_and_no_healthy_node_is(self, odd: bool) -> None:
         assert list(all_mistakes(worlds(0, 200, odd))) == []
 
     @pytest.mark.long
@@ -115,7 +115,7 @@ class TestThousandsOfCases:
         world = draw_odd_world(random.Random(truth), nodes)
         assert mistakes(world, check_world(world, seed)) == []
 
-    def test_the_cases_have_something_to_be_told_of_each_kind(self) -> None:
+    def test_the_cases_have_something_to_recognise_of_each_kind(self) -> None:
         told = [
             (verdict, truth.computing, truth.cut, truth.slower > 1, truth.drag > 1)
             for world, _ in worlds(0, 300, False)
@@ -143,7 +143,7 @@ class TestBrokenRulesAreCaught:
         monkeypatch.setattr(diagnosis_module, "MIN_WITNESSES", witnesses)
         assert any("healthy" in mistake for mistake in all_mistakes(cases))
 
-    def test_one_partner_whose_own_links_nobody_asks_for_is_not_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_partner_whose_own_links_are_not_tried_is_not_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(diagnosis_module, "ENOUGH_WITNESSES", 1)
         monkeypatch.setattr(diagnosis_module._Diagnoser, "_witnesses_of_failing", _all_who_failed)
         assert any("healthy" in mistake for mistake in all_mistakes(self.CASES))
@@ -201,7 +201,7 @@ class TestFewNodes:
     def test_of_two_nodes_the_one_that_cannot_compute_is_named_and_the_other_is_not(self) -> None:
         assert named(World((CRASHES, NodeTruth()))) == {0: FAULT}
 
-    def test_of_two_nodes_without_a_link_nobody_is_named_and_that_is_said(self) -> None:
+    def test_of_two_nodes_without_a_link_no_node_is_named_and_that_is_reported(self) -> None:
         outcome = check_world(World((NodeTruth(), CUT)))
         assert outcome.named == {}
         assert outcome.diagnosis.notes == (
@@ -242,7 +242,7 @@ class TestFewNodes:
         assert {finding.status for finding in diagnose(again, THRESHOLD).findings} == {HealthStatus.PASSED}
 
     @pytest.mark.parametrize("slower", [0.0, 5.0], ids=["bad", "slow"])
-    def test_of_three_nodes_one_link_blames_nobody(self, slower: float) -> None:
+    def test_of_three_nodes_one_link_blames_no_node(self, slower: float) -> None:
         outcome = check_world(World(whole(3).nodes, {(0, 2): slower}))
         assert outcome.named == {}
         word = "slow" if slower else "does not work"
@@ -256,7 +256,7 @@ class TestFewNodes:
         world = World((CUT, NodeTruth(), CUT, NodeTruth()))
         assert check_world(world).named == {0: FAULT, 2: FAULT}
 
-    def test_when_no_link_works_nobody_is_named(self) -> None:
+    def test_when_no_link_works_no_node_is_named(self) -> None:
         outcome = check_world(World((CUT,) * 5))
         assert outcome.named == {}
         assert "no link between node0, node1 and 3 others works" in outcome.diagnosis.notes[0]
@@ -279,14 +279,14 @@ class TestWhoIsSpared:
         assert named(World((NodeTruth(), SLOW, SLOW))) == {}
 
     @pytest.mark.parametrize(("accident", "again"), [(Computing.SLOW_ONCE, 1), (Computing.SLOW_TWICE, 2)])
-    def test_a_node_that_was_slow_by_accident_passes_and_nobody_else_computes_again(
+    def test_a_node_that_was_slow_by_accident_passes_and_no_other_node_computes_again(
         self, accident: Computing, again: int
     ) -> None:
         outcome = check_world(World((NodeTruth(computing=accident), NodeTruth(), NodeTruth())))
         assert outcome.named == {}
         assert [tasks.compute for tasks in outcome.held] == [(0,)] * again
 
-    def test_of_one_that_was_slow_in_most_of_its_tries_that_is_said(self) -> None:
+    def test_of_one_that_was_slow_in_most_of_its_tries_that_is_reported(self) -> None:
         said = [
             check_world(World((NodeTruth(computing=accident), NodeTruth(), NodeTruth()))).diagnosis.notes
             for accident in (Computing.SLOW_ONCE, Computing.SLOW_TWICE)
@@ -295,12 +295,12 @@ class TestWhoIsSpared:
         assert len(said[1]) == 1
         assert said[1][0].startswith("node0 computed slowly in 2 of 3 tries, at 0.0")
 
-    def test_a_slow_node_is_named_after_three_tries_and_nobody_else_computes_again(self) -> None:
+    def test_a_slow_node_is_named_after_three_tries_and_no_other_node_computes_again(self) -> None:
         outcome = check_world(World((SLOW, NodeTruth(), NodeTruth())))
         assert outcome.named == {0: STRAGGLER}
         assert [tasks.compute for tasks in outcome.held] == [(0,), (0,)]
 
-    def test_a_node_that_failed_once_passes_and_that_is_said(self) -> None:
+    def test_a_node_that_failed_once_passes_and_that_is_reported(self) -> None:
         outcome = check_world(World((NodeTruth(), NodeTruth(computing=Computing.FAILS_ONCE), NodeTruth())))
         assert outcome.named == {}
         assert outcome.diagnosis.findings[1].reason == "computed when asked again: local rank 0 was killed by SIGKILL"
@@ -320,7 +320,7 @@ class TestWhoIsSpared:
         assert named(World((crowded, *whole(4).nodes))) == {}
         assert named(World((crowded, *(NodeTruth(workers=8),) * 3, *whole(2).nodes))) == {0: STRAGGLER}
 
-    def test_two_slow_links_blame_nobody_whom_nodes_of_another_size_could_not_speak_for(self) -> None:
+    def test_two_slow_links_blame_no_node_without_witnesses_of_its_size(self) -> None:
         sizes = whole(3).nodes + (NodeTruth(workers=4),) * 6
         assert named(World(sizes, {(0, 1): 5.0, (0, 2): 7.0})) == {}
 
@@ -351,7 +351,7 @@ class TestKindsOfDevice:
     def judged(self, facts: Sequence[ComputeFact], trusted: Sequence[int] = ()) -> Diagnosis:
         return diagnose(check(max(fact.node for fact in facts) + 1, computed=facts, trusted=trusted), THRESHOLD)
 
-    def test_a_minority_with_another_model_is_not_slow_and_that_is_said(self) -> None:
+    def test_a_minority_with_another_model_is_not_slow_and_that_is_reported(self) -> None:
         answer = self.judged(on(*[H100] * 6, A100, A100, tries=SLOW_TRIES))
         assert verdicts(answer) == ["passed"] * 8
         assert answer.compute_again == ()
@@ -387,7 +387,7 @@ class TestKindsOfDevice:
         answer = self.judged([*on(H100, H100, H100), *disturbed])
         assert (verdicts(answer), answer.compute_again) == (["passed"] * 4, ())
 
-    def test_a_device_that_nobody_remembers_is_taken_for_the_usual_one(self) -> None:
+    def test_an_unknown_device_counts_as_the_usual_one(self) -> None:
         newcomer = [ComputeFact(3, 200.0, device=H100)] * SLOW_TRIES
         answer = self.judged([*on("", "", H100), *newcomer], trusted=[0, 1])
         assert verdicts(answer)[3] == "straggler"
@@ -427,7 +427,7 @@ class TestLostAccelerator:
         asked = check(4, computed=on("cpu", *[self.H200] * 3))
         assert first_round(asked, False, THRESHOLD) == ((0,), ((1, 2, 3),))
 
-    def test_so_are_two_of_five_whom_their_speed_would_not_show_for_what_they_are(self) -> None:
+    def test_so_are_two_of_five_that_their_speed_would_not_show(self) -> None:
         answer = self.judged("cpu", "cpu", *[self.H200] * 3)
         assert verdicts(answer) == ["fault", "fault", *["passed"] * 3]
 
@@ -435,13 +435,13 @@ class TestLostAccelerator:
         answer = self.judged("cpu", "cpu", self.H200)
         assert "fault" not in verdicts(answer)
 
-    def test_where_all_compute_on_the_cpu_nobody_has_lost_anything(self) -> None:
+    def test_where_all_compute_on_the_cpu_no_accelerator_is_lost(self) -> None:
         assert verdicts(self.judged("cpu", "cpu", "cpu")) == ["passed"] * 3
 
     def test_one_that_has_passed_is_not_named(self) -> None:
         assert verdicts(self.judged("cpu", self.H200, self.H200, trusted=[0]))[0] == "passed"
 
-    def test_links_with_it_blame_nobody(self) -> None:
+    def test_links_with_it_blame_no_node(self) -> None:
         facts = [*quick((1, 2)), *(LinkFact(0, other, problem="no such backend") for other in (1, 2))]
         computed = on("cpu", self.H200, self.H200, tries=CPU_TRIES)
         answer = diagnose(check(3, computed=computed, linked=facts), THRESHOLD)
@@ -513,7 +513,7 @@ class TestWhatIsSaid:
             "computes wrongly: a product is wrong on local rank 0",
         ]
 
-    def test_a_process_that_ended_in_a_link_is_not_said_to_have_failed_to_compute(self) -> None:
+    def test_a_process_that_ended_in_a_link_is_not_reported_as_failed_at_computing(self) -> None:
         in_link = ComputeFact(0, problem="local rank 1 was killed by SIGKILL", linking=True)
         reasons = [
             diagnose(check(2, computed=[ComputeFact(0, 0.084), *[in_link] * times]), THRESHOLD).findings[0].reason
@@ -524,7 +524,7 @@ class TestWhatIsSaid:
             "its check process failed 2 times: local rank 1 was killed by SIGKILL",
         ]
 
-    def test_two_nodes_of_one_host_are_told_apart(self) -> None:
+    def test_two_nodes_of_one_host_are_distinguished(self) -> None:
         asked = check(3, linked=[LinkFact(0, 1, problem="refused"), *quick((0, 2), (1, 2))])
         same_host = HealthCheck(
             **{

@@ -95,7 +95,7 @@ def test_what_would_fill_the_memory_is_not_unpacked(monkeypatch: pytest.MonkeyPa
         decode_record(zlib.compress(b" " * 1001), StoredPlan)
 
 
-def test_a_node_finds_its_own_seat_and_without_one_what_it_waits_for() -> None:
+def test_a_node_finds_its_own_ranks_and_without_any_what_it_waits_for() -> None:
     first, second = seat(node_rank=0), seat(node_rank=1)
     waiting = Waiting(sentence("a place"))
     word = BucketMessage(

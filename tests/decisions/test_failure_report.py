@@ -210,7 +210,7 @@ def test_a_stopped_workers_traceback_is_mentioned_although_nothing_was_recorded(
     assert "the last error of rank 1 was ValueError: bad label 11" in " ".join(text.split())
 
 
-def test_restarts_are_told_with_the_flag_that_allows_them() -> None:
+def test_restarts_are_reported_with_the_flag_that_allows_them() -> None:
     assert "No restarts were allowed; --max-restarts N allows N.\n" in render(end(0, 3))
     assert "1 of 2 restarts were used.\nThe launcher exits with code 7.\n" in render(
         end(0, 3), restarts=1, max_restarts=2, exit_code=7
@@ -321,7 +321,7 @@ def test_a_restart_that_counts_in_a_window_names_it() -> None:
     assert line == "12 s into the round, rank 1 exited with code 3; restart 7 (at most 3 in 600 s)"
 
 
-def test_a_round_that_costs_nothing_has_words_of_its_own() -> None:
+def test_a_round_that_costs_nothing_has_a_text_of_its_own() -> None:
     seat = RankAssignment(
         key=RoundKey(1, 3),
         restart_count=0,
@@ -342,7 +342,7 @@ def test_a_round_that_costs_nothing_has_words_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("workers", "ranks"), [(1, "rank 2"), (4, "ranks 2 to 5")])
-def test_a_seat_is_one_line_where_each_node_tells_its_own(workers: int, ranks: str) -> None:
+def test_ranks_are_one_line_where_each_node_reports_its_own(workers: int, ranks: str) -> None:
     seat = RankAssignment(
         key=RoundKey(1, 3),
         node_rank=1,
@@ -365,7 +365,7 @@ def elsewhere(*ends: WorkerExit, trace: str = "", **more: object) -> str:
     return render_failure(replace(report, **more))  # type: ignore[arg-type]
 
 
-def test_the_failure_of_another_node_is_told_with_its_traceback_and_what_this_node_did() -> None:
+def test_the_failure_of_another_node_is_reported_with_its_traceback_and_what_this_node_did() -> None:
     trace = "Traceback (most recent call last):\n  File x\nValueError: bad label 11"
     text = elsewhere(end(0, 1, 0.1, stderr_tail=PEER.format(port=1)), stopped(1), trace=trace, max_restarts=3)
     rule, thin = "=" * 80, "-" * 80
@@ -395,7 +395,7 @@ The launcher exits with code 1.
     )
 
 
-def test_a_spare_has_nothing_of_its_own_to_tell() -> None:
+def test_a_spare_has_nothing_of_its_own_to_report() -> None:
     assert "The workers of this node" not in elsewhere()
 
 
@@ -461,7 +461,7 @@ class TestWaiting:
 
         assert self.shown(play, 20) == ["\r\x1b[Kdlrover-run: waitin"]
 
-    def test_nothing_that_somebody_else_said_steers_the_terminal(self) -> None:
+    def test_no_text_of_another_node_steers_the_terminal(self) -> None:
         async def play(console: Console) -> None:
             console.show_waiting(f"for {EVIL}\nd", None)
             await asyncio.sleep(1.5 * REFRESH_SECONDS)

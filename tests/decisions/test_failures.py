@@ -156,7 +156,7 @@ def test_a_flat_record_is_passed_on_as_it_is(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "mine.json").read_text()) == {"message": "text", "timestamp": 1}
 
 
-def test_what_cannot_be_passed_on_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_passed_on_is_reported(tmp_path: Path) -> None:
     source = write_record(tmp_path / "error.json", torch_record())
     damaged = write_record(tmp_path / "damaged.json", "{")
     dest = tmp_path / "mine.json"
@@ -291,7 +291,7 @@ def test_without_cgroups_the_machines_count_is_weaker_evidence(kernel: Kernel) -
     )
 
 
-def test_without_any_counter_nothing_is_said(tmp_path: Path) -> None:
+def test_without_any_counter_nothing_is_reported(tmp_path: Path) -> None:
     assert OomKillCounters(tmp_path).explain() is None
 
 
@@ -329,7 +329,7 @@ def limited_group() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_real_kill_for_memory_is_told_from_another_sigkill(limited_group: Path) -> None:
+def test_a_real_kill_for_memory_is_distinguished_from_another_sigkill(limited_group: Path) -> None:
     # The watcher moves into the group before it starts its own children, as an agent in a limited container does.
     program = f"""
 import os, subprocess, sys
@@ -419,7 +419,7 @@ def test_a_dump_of_faulthandler_is_a_failure_without_an_exception() -> None:
         (end(code=3, stderr_tail=TRACE), "exited with code 3"),
     ],
 )
-def test_an_end_in_words(one: WorkerExit, words: str) -> None:
+def test_an_end_as_text(one: WorkerExit, words: str) -> None:
     assert describe_exit(one) == words
 
 

@@ -112,7 +112,7 @@ def test_nothing_ails_healthy_gpus() -> None:
     assert nvml.shutdowns == 2
 
 
-def test_nothing_ails_gpus_that_cannot_tell() -> None:
+def test_gpus_that_report_nothing_have_no_problem() -> None:
     assert problems(SilentNvml(FOUR)) == []
 
 
@@ -126,7 +126,7 @@ def test_a_machine_without_a_driver_is_well_and_loads_no_nvml(tmp_path: Path) ->
     assert done.stdout == "[]\n[]\n"
 
 
-def test_a_driver_that_is_missing_is_told_where_gpus_are_named_and_severe_where_asked_for(
+def test_a_driver_that_is_missing_is_reported_where_gpus_are_named_and_severe_where_asked_for(
     tmp_path: Path,
 ) -> None:
     only(problems(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="0,1"), "names 2 GPUs", "nvidiactl is missing", severe=False)
@@ -135,7 +135,7 @@ def test_a_driver_that_is_missing_is_told_where_gpus_are_named_and_severe_where_
     assert problems(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="-1") == []
 
 
-def test_half_a_driver_is_told_only_where_gpus_are_expected() -> None:
+def test_half_a_driver_is_reported_only_where_gpus_are_expected() -> None:
     nvml = HealthNvml(init_error=FakeNvmlError(12, "NVML Shared Library Not Found"))
     assert problems(nvml) == []
     only(problems(nvml, CUDA_VISIBLE_DEVICES="0"), "NVML Shared Library Not Found", severe=True)
@@ -226,7 +226,7 @@ def test_uncorrected_errors_are_severe_where_neither_gpu_nor_driver_deals_with_t
     only(problems(nvml), "GPU 1 (0000:1b:00.0) has had 3 uncorrected errors", "--gpu-reset -i 1", severe=severe)
 
 
-def test_a_gpu_that_somebody_else_fills_is_a_warning_with_the_figures() -> None:
+def test_a_gpu_that_another_process_fills_is_a_warning_with_the_figures() -> None:
     nvml = HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": [(7, GIB), (4711, 60 * GIB), (8, None)]})
     only(problems(nvml), "GPU 0", "61 GiB of 80 GiB in use, most by process 4711", severe=False)
     nvml = HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": []})
@@ -352,7 +352,7 @@ def test_nothing_is_short_on_a_spacious_machine() -> None:
     assert short(machine(tmp=space(MIN_DISK_BYTES, files=0, files_free=0))) == [], "btrfs counts no inodes"
 
 
-def test_shared_memory_of_a_container_is_told_with_the_remedy() -> None:
+def test_shared_memory_of_a_container_is_reported_with_the_remedy() -> None:
     (text,) = short(machine(shm=space(64 << 20, 64 << 20)))
     assert text.startswith("/dev/shm has 64 MiB free of 64 MiB: data loaders with workers need more")
     assert "--shm-size=8g" in text
@@ -364,7 +364,7 @@ def test_shared_memory_that_is_full_of_leftovers_has_another_remedy() -> None:
     assert "--shm-size" not in text
 
 
-def test_few_open_files_are_told() -> None:
+def test_few_open_files_are_reported() -> None:
     (text,) = short(machine(limit=256))
     assert text.startswith("a process may have 256 files open")
     assert "ulimit -n 65536" in text
@@ -391,7 +391,7 @@ def test_the_real_limit_of_open_files_is_read() -> None:
     assert said(2000) == "[]"
 
 
-def test_a_full_disk_is_told_once_for_each_file_system(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_for_each_file_system(tmp_path: Path) -> None:
     full = machine(**{str(tmp_path): space(300 << 20)})
     logs = tmp_path / "not" / "there" / "yet"
     (text,) = short(full, log_dir=str(logs), TMPDIR=str(tmp_path))
@@ -415,7 +415,7 @@ def group(root: Path, version: int, current: str, most: str) -> Path:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_few_processes_are_told(version: int, tmp_path: Path) -> None:
+def test_few_processes_are_reported(version: int, tmp_path: Path) -> None:
     (text,) = short(machine(proc=group(tmp_path, version, "20", "100")))
     assert text.startswith(
         "the control group may have 100 processes and threads and has 20: 2 workers need about 256 more"
@@ -424,7 +424,7 @@ def test_few_processes_are_told(version: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("most", ["max", str(20 + 2 * PIDS_PER_WORKER)])
-def test_enough_processes_are_not_told(version: int, most: str, tmp_path: Path) -> None:
+def test_enough_processes_are_not_reported(version: int, most: str, tmp_path: Path) -> None:
     assert short(machine(proc=group(tmp_path, version, "20", most))) == []
 
 
@@ -473,7 +473,7 @@ def look(tmp_path: Path) -> Callable[..., list[str]]:
     return see
 
 
-def test_real_file_systems_that_are_small_are_told(look: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_real_file_systems_that_are_small_are_reported(look: Callable[..., list[str]], tmp_path: Path) -> None:
     found = look(dev_shm="size=64m", logs="size=8m", temporary="size=2g,nr_inodes=100")
     assert found[0].startswith(f"{tmp_path}/dev/shm has 64 MiB free of 64 MiB")
     assert found[1].startswith(f"the disk of {tmp_path}/logs has 8 MiB free of 8 MiB, and logs go there")
@@ -481,7 +481,7 @@ def test_real_file_systems_that_are_small_are_told(look: Callable[..., list[str]
     assert len(found) == 3
 
 
-def test_a_real_file_system_that_is_read_only_is_told(look: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_real_file_system_that_is_read_only_is_reported(look: Callable[..., list[str]], tmp_path: Path) -> None:
     found = look(dev_shm="size=1g", logs="size=2g,ro", temporary="size=2g")
     assert [text.partition(",")[0] for text in found] == [f"{tmp_path}/logs is mounted read-only"]
 

@@ -132,19 +132,19 @@ BLANK = NodeReport(node_id="n", incarnation="i", host="h", address="a", port=1, 
 class TestComputing:
     """What a node does before anybody has asked it to."""
 
-    def test_it_computes_of_its_own_accord_and_tells_each_device(self, stage: Stage) -> None:
+    def test_it_computes_by_itself_and_reports_each_device(self, stage: Stage) -> None:
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
         assert last(played, "compute_result") == ComputeResult(CheckKey(), devices)
         assert [order["seconds"] for order in stage.orders] == [health_check.COMPUTE_SECONDS] * 2
         assert len({check_report(status).check_port for status in played.statuses if status.phase is WAITING}) == 1
 
-    def test_of_many_devices_the_slowest_are_told(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_many_devices_the_slowest_are_reported(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(health_check, "MAX_DEVICES", 2)
         played = stage.play(workers=3).on(has_computed(), FINISHED).run()
         assert [device.tflops for device in last(played, "compute_result").devices] == [1.0, 2.0]
 
-    def test_nobody_computes_where_nobody_checks(self, stage: Stage) -> None:
+    def test_no_node_computes_without_a_check(self, stage: Stage) -> None:
         played = stage.play(check=CHECK_NEVER).on(WAITING, training(seat())).on(SUCCEEDED, FINISHED).run()
         assert stage.orders == []
         assert {check_report(status).check_port for status in played.statuses} == {0}
@@ -165,20 +165,20 @@ class TestComputing:
         played = stage.play(rules={"check_timeout": 3.0}).on(has_computed(), FINISHED).run()
         assert "the check process of local rank 0 gave no answer in" in last(played, "compute_result").problem
 
-    def test_a_wrong_result_is_told_as_such_and_with_its_rank(self, stage: Stage) -> None:
+    def test_a_wrong_result_is_reported_as_such_and_with_its_rank(self, stage: Stage) -> None:
         stage.behave("1 compute problem wrong by 2e3")
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
         computed = last(played, "compute_result")
         assert computed == ComputeResult(CheckKey(), (DeviceSpeed(0, "fake", 1.0),), "local rank 1: wrong by 2e3", True)
 
-    def test_a_nuisance_is_said_and_no_problem(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_nuisance_is_reported_and_no_problem(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("the limit on files is 64"),)
         monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "compute_result").problem == ""
         assert played.said == "dlrover-run: warning: the limit on files is 64\n"
 
-    def test_a_look_that_fails_is_said_in_one_line_and_no_problem(
+    def test_a_look_that_fails_is_reported_in_one_line_and_no_problem(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*args: object) -> None:
@@ -203,7 +203,7 @@ class TestComputing:
         played = stage.play(workers=2, gpu_each=each).on(has_computed(), FINISHED).run()
         assert ("asked for 2 workers" in last(played, "compute_result").problem) is each
 
-    def test_what_is_severe_is_told_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_severe_comes_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("GPU 3 has 12 errors", severe=True), NodeProblem("more", severe=True))
         monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
@@ -243,7 +243,7 @@ class TestComputing:
         assert played.verdict.error.startswith(f"--network-check needs torch in {sys.executable}, which has none: ")
         assert "\n" not in played.verdict.error
 
-    def test_the_true_program_of_the_crew_says_it_in_the_same_words(
+    def test_the_real_check_process_reports_it_with_the_same_text(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch_adapter, "HealthCheckRunner", HealthCheckRunner)
@@ -283,7 +283,7 @@ class TestTasks:
         assert len(stage.told("compute")) == 2, "it was not asked to compute again"
         assert len({order["pid"] for order in stage.orders}) == 2, "the same processes did all of it"
 
-    def test_a_task_is_obeyed_once_however_often_it_is_told(self, stage: Stage) -> None:
+    def test_a_task_is_carried_out_once_however_often_it_is_assigned(self, stage: Stage) -> None:
         first, second = task(1, (SELF, PEER)), task(1, (SELF, PEER), round=1)
         again = msgspec.structs.replace(first, epoch=2)
         play = stage.play().on(has_computed(), first).on(has_linked(1), again)
@@ -291,7 +291,7 @@ class TestTasks:
         play.on(has_linked(1, 1), FINISHED).run()
         assert [order["name"] for order in stage.told("link")] == ["1/1/0/2-5", "1/1/1/2-5"]
 
-    def test_it_computes_again_when_asked_to_and_tells_for_which_task(self, stage: Stage) -> None:
+    def test_it_computes_again_when_asked_to_and_reports_for_which_task(self, stage: Stage) -> None:
         play = stage.play().on(has_computed(), task(1, (SELF, PEER), compute=True)).on(has_computed(1))
         played = play.on(has_linked(1), FINISHED).run()
         assert [order["do"] for order in stage.orders] == ["compute", "compute", "link"]
@@ -306,7 +306,7 @@ class TestTasks:
         assert last(played, "link_result") == LinkResults(key(1), (failed,))
 
     @pytest.mark.parametrize(("number", "own"), [(9, True), (6, False)])
-    def test_after_a_death_in_a_link_the_rest_is_not_tried_nor_told_and_the_next_task_finds_another_crew(
+    def test_after_a_death_in_a_link_the_rest_is_not_tried_nor_reported_and_the_next_task_finds_other_processes(
         self, stage: Stage, number: int, own: bool
     ) -> None:
         """SIGABRT is how a library ends itself when the other end has gone."""
@@ -548,7 +548,7 @@ class TestReplacing:
 
         play(act)
 
-    def test_a_process_that_dies_while_nobody_asks_is_replaced_without_a_word(self, play: Playing) -> None:
+    def test_a_process_that_dies_between_requests_is_replaced_without_a_message(self, play: Playing) -> None:
         async def act(scene: Scene) -> None:
             await scene.until(has_computed())
             await killed(scene.workers.started[0])
@@ -560,7 +560,7 @@ class TestReplacing:
 
         play(act)
 
-    def test_a_failure_that_nobody_foresaw_is_heard(self, play: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unexpected_failure_is_reported(self, play: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
         async def act(scene: Scene) -> None:
             def fail(*args: object) -> None:
                 raise OSError(24, "Too many open files")
@@ -582,7 +582,7 @@ class TestRounds:
         play = stage.play(f"{self.NOBODY_CHECKS}; exit 0", workers=2).on(has_computed(), training(seat(workers=2)))
         assert play.on(SUCCEEDED, FINISHED).run().verdict.exit_code == 0
 
-    def test_a_seat_that_comes_while_it_computes_ends_that(self, stage: Stage) -> None:
+    def test_ranks_that_come_while_it_computes_end_that(self, stage: Stage) -> None:
         stage.behave("0 start hang")
         play = stage.play().on(WAITING, training(seat())).on(SUCCEEDED, FINISHED)
         assert play.run().verdict.exit_code == 0

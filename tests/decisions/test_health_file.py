@@ -53,7 +53,7 @@ def follow(directory: Path, *told: Assignment) -> list[str]:
     return said
 
 
-def test_a_node_writes_what_it_is_told_of_itself(tmp_path: Path) -> None:
+def test_a_node_writes_what_it_receives_of_itself(tmp_path: Path) -> None:
     assert write_health_file(str(tmp_path), HealthResult(OWN, DEVICES), 1_763_647_884.0) is None
     assert json.loads((tmp_path / FILE_NAME).read_text()) == {
         "version": 1,
@@ -127,15 +127,13 @@ def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("checkup", [None, msgspec.structs.replace(OWN, status=HealthStatus.PENDING)])
-def test_before_there_is_a_verdict_there_is_no_file(tmp_path: Path, checkup: NodeHealth | None) -> None:
+def test_before_there_is_a_result_there_is_no_file(tmp_path: Path, checkup: NodeHealth | None) -> None:
     assert follow(tmp_path, Assignment(policy=HealthAssignment(health=checkup))) == []
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("log_dir", ["/dev/null", ""])
-def test_a_run_whose_logs_nobody_asked_for_gets_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_dir: str
-) -> None:
+def test_a_run_without_log_flags_gets_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_dir: str) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run_dir = create_run_dir(LogSpec(log_dir=log_dir), "job")
     HealthFile(run_dir, pytest.fail).follow(FIRST, DEVICES)
@@ -151,7 +149,7 @@ def test_it_stays_in_a_log_directory_that_is_kept(tmp_path: Path) -> None:
     assert os.listdir(run_dir.path) == [FILE_NAME]
 
 
-def test_a_directory_that_somebody_has_removed_is_made_again(tmp_path: Path) -> None:
+def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
     assert follow(tmp_path / "gone", FIRST) == []
     assert (tmp_path / "gone" / FILE_NAME).exists()
 

@@ -76,7 +76,7 @@ class TestFigures:
         ("gigabytes", "words"),
         [(1.25, "1.25 GB/s"), (0.24, "240 MB/s"), (0.0024, "2.4 MB/s"), (387.6, "388 GB/s"), (0, "-")],
     )
-    def test_a_bandwidth_below_one_is_told_in_the_smaller_unit(self, gigabytes: float, words: str) -> None:
+    def test_a_bandwidth_below_one_is_reported_in_the_smaller_unit(self, gigabytes: float, words: str) -> None:
         assert format_bandwidth(gigabytes) == words
 
 
@@ -113,7 +113,7 @@ class TestTable:
     def test_what_was_not_measured_yet_may_still_come(self) -> None:
         assert render_live_table(FOUR, 79, 22)[-1].split() == ["gpu-d", "0.084", "TFLOP/s", "...", "..."]
 
-    def test_a_node_that_took_no_part_is_not_said_to_have_passed(self) -> None:
+    def test_a_node_that_took_no_part_is_not_reported_as_passed(self) -> None:
         rows = [
             node("gpu-a"),
             node("gpu-b", HealthStatus.UNCHECKED, 0, 0, reason="it was started without --network-check"),
@@ -125,7 +125,7 @@ class TestTable:
             "! gpu-b              -              -  unchecked: it was started without --network-check",
         ]
 
-    def test_a_node_that_passed_and_of_which_something_is_to_be_said_is_marked(self) -> None:
+    def test_a_node_that_passed_with_a_note_is_marked(self) -> None:
         odd = node("gpu-a", reason="its link to gpu-b failed, and with two nodes nobody can tell whose fault that is")
         assert "\n! gpu-a" in render_health_table([odd, node("gpu-b")])
         assert "\n  gpu-b" in render_health_table([odd, node("gpu-b")])
@@ -149,7 +149,7 @@ class TestTable:
         assert "abc d" in render_health_table(rows)
         assert render_own_status(rows[0]).isprintable()
 
-    def test_several_nodes_of_one_name_are_told_apart_by_their_ids(self) -> None:
+    def test_several_nodes_of_one_name_are_distinguished_by_their_ids(self) -> None:
         rows = [node("box", incarnation="7-a"), node("gpu-a"), node("box", incarnation="8-b")]
         lines = render_health_table(rows).splitlines()
         assert [line[:13].strip() for line in lines[2:]] == ["box (7-a)", "gpu-a", "box (8-b)"]
@@ -168,7 +168,7 @@ class TestFitting:
         assert len(drawn) <= max(0, lines)
         assert all(display_width(line) <= columns for line in drawn)
 
-    def test_of_64_nodes_on_24_lines_those_are_shown_of_whom_there_is_most_to_say(self) -> None:
+    def test_of_64_nodes_on_24_lines_the_most_urgent_are_shown(self) -> None:
         rows = [node(f"gpu-{number}") for number in range(64)]
         rows[60] = node("gpu-60", FAULT, 0, 0)
         rows[50] = node("gpu-50", PENDING, 0, 0)
@@ -301,11 +301,11 @@ class TestOnATerminal:
     def test_nothing_of_it_is_left_where_nothing_has_come_of_it(self) -> None:
         assert screen_of(narrated(80, checking(*OPEN), checking(*DONE))) == [""]
 
-    def test_without_colours_where_nobody_wants_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_colours_where_they_are_not_wanted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_COLOR", "1")
         assert not re.search(r"\x1b\[[\d;]*m", "".join(narrated(80, checking(*DONE), passed(*DONE))))
 
-    def test_the_last_words_of_a_worker_are_neither_lost_nor_doubled(self) -> None:
+    def test_the_last_lines_of_a_worker_are_neither_lost_nor_doubled(self) -> None:
         words = "".join(f"word {number}\n" for number in range(3))
         shown = narrated(80, checking(*OPEN), passed(*DONE), worker=words)
         lines = screen_of(shown)
@@ -335,7 +335,7 @@ class TestElsewhere:
             render_health_table(DONE, 80) + "\n",
         ]
 
-    def test_the_next_check_tells_its_own_news(self) -> None:
+    def test_the_next_check_reports_its_own_news(self) -> None:
         shown = narrated(None, checking(*DONE), checking(*OPEN), checking(*DONE))
         assert sum("straggler" in line for line in shown) == 2
 
@@ -354,7 +354,7 @@ class TestBetweenTwoRounds:
     )
     CHECKED = msgspec.structs.replace(passed(*DONE, node("d")), restart_count=1, failure=FAILED.failure)
 
-    def test_the_failure_is_told_once_before_the_check(self) -> None:
+    def test_the_failure_is_reported_once_before_the_check(self) -> None:
         lines = told(
             passed(*DONE),
             self.FAILED,
@@ -373,7 +373,7 @@ class TestBetweenTwoRounds:
             "dlrover-run: rank 3 exited with code 1; a node check comes before restart 1"
         ]
 
-    def test_where_no_check_comes_the_line_of_the_restart_tells_it(self) -> None:
+    def test_where_no_check_comes_the_line_of_the_restart_reports_it(self) -> None:
         assert told(self.FAILED, rules=JobRules(policy=HealthRules(check=CHECK_ONCE))) == []
 
     def test_the_failure_of_a_round_that_trains_again_is_old(self) -> None:
@@ -386,7 +386,7 @@ class TestOnceForEachCheck:
         phase=PlanPhase.GATHERING, policy=HealthAssignment(health=FOUR[0]), waiting=Waiting(sentence("a was lost"))
     )
 
-    def test_a_restart_of_the_workers_tells_nothing_again(self) -> None:
+    def test_a_restart_of_the_workers_reports_nothing_again(self) -> None:
         assert told(passed(*DONE), self.GATHERING, passed(*DONE)) == told(passed(*DONE))
 
     def test_a_node_that_is_gone_or_has_another_rank_is_no_news(self) -> None:
@@ -401,7 +401,7 @@ class TestOnceForEachCheck:
             "dlrover-run: node check of 4 nodes: 3 passed, 1 straggler",
         ]
 
-    def test_links_are_told_once_after_the_nodes(self) -> None:
+    def test_links_are_reported_once_after_the_nodes(self) -> None:
         links = (LinkRow(0, 1, 2.0), LinkRow(0, 2, 0.5), LinkRow(1, 2, 2.0))
         lines = told(passed(*DONE, links=links), self.GATHERING, passed(*DONE, links=links))
         assert [line for line in lines if line.startswith("dlrover-run: ")] == [
@@ -409,22 +409,22 @@ class TestOnceForEachCheck:
             "dlrover-run: bandwidth of 3 links, median 2 GB/s",
         ]
 
-    def test_links_of_nodes_that_nobody_named_are_left_out(self) -> None:
+    def test_links_of_nodes_that_are_not_named_are_left_out(self) -> None:
         assert told(passed(*DONE, links=(LinkRow(0, 7, 2.0),))) == told(passed(*DONE))
 
     @pytest.mark.parametrize("others", [(), (FOUR[0],)])
-    def test_a_node_that_is_told_of_itself_alone_has_one_line(self, others: tuple[NodeHealth, ...]) -> None:
+    def test_a_node_that_receives_only_its_own_row_has_one_line(self, others: tuple[NodeHealth, ...]) -> None:
         assert told(passed(*others), self.GATHERING, passed(*others)) == [
             "dlrover-run: node check: 0.084 TFLOP/s, 1.25 GB/s: passed"
         ]
 
-    def test_a_node_that_leaves_for_it_says_so_in_its_last_words_alone(self) -> None:
+    def test_a_node_that_leaves_for_it_reports_so_in_its_last_report_alone(self) -> None:
         dismissed = NodeHealth(
             node_id="c", incarnation="c", host="c", status=FAULT, reason=KILLED, dismissed=True
         )  # fmt: skip
         assert told(Assignment(policy=HealthAssignment(health=dismissed))) == []
 
-    def test_what_is_still_open_is_not_told(self) -> None:
+    def test_what_is_still_open_is_not_reported(self) -> None:
         assert told(Assignment(policy=HealthAssignment(health=OPEN[0]))) == []
 
 

@@ -74,7 +74,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cut_at_any_byte_leaves_the_plan_before_it_or_is_told(tmp_path: Path) -> None:
+def test_a_cut_at_any_byte_leaves_the_plan_before_it_or_is_reported(tmp_path: Path) -> None:
     data = whole(tmp_path)
     ends = [found.end() for found in re.finditer(rb"\n", data)]
     for size in range(len(data)):
@@ -86,7 +86,7 @@ def test_a_cut_at_any_byte_leaves_the_plan_before_it_or_is_told(tmp_path: Path) 
             assert decode(data[:size], "job").plan == (PLANS[lines - 2] if lines > 1 else None)
 
 
-def test_a_flip_of_any_bit_is_told_or_costs_the_last_line(tmp_path: Path) -> None:
+def test_a_flip_of_any_bit_is_reported_or_costs_the_last_line(tmp_path: Path) -> None:
     data = whole(tmp_path)
     last = data.rindex(b"\n", 0, len(data) - 1) + 1
     for place in range(len(data)):
@@ -103,7 +103,7 @@ def test_a_flip_of_any_bit_is_told_or_costs_the_last_line(tmp_path: Path) -> Non
 
 
 @given(st.data())
-def test_any_damage_gives_an_earlier_plan_or_is_told(data: st.DataObject) -> None:
+def test_any_damage_gives_an_earlier_plan_or_is_reported(data: st.DataObject) -> None:
     original = b"".join([encode(JournalContents(HEADER)), *_plan_lines()])
     start = data.draw(st.integers(0, len(original)))
     end = data.draw(st.integers(start, min(len(original), start + 400)))
@@ -125,7 +125,7 @@ def _plan_lines() -> list[bytes]:
     return lines
 
 
-def test_a_line_that_vanished_or_moved_is_told() -> None:
+def test_a_line_that_vanished_or_moved_is_reported() -> None:
     first, (one, two, three) = encode(JournalContents(HEADER)), _plan_lines()
     assert decode(first + one + two + three, "job").plan == PLANS[-1]
     for wrong in (one + three + three, two + one + three, one + one + two + three):
@@ -133,7 +133,7 @@ def test_a_line_that_vanished_or_moved_is_told() -> None:
             decode(first + wrong, "job")
 
 
-def test_damage_is_told_with_the_file_the_line_and_a_remedy_and_the_file_is_left(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_file_the_line_and_a_remedy_and_the_file_is_left(tmp_path: Path) -> None:
     one = written(tmp_path, PLANS)
     one.close()
     data = bytearray(one.path.read_bytes())
@@ -298,7 +298,7 @@ def test_a_link_in_the_place_of_a_journal_is_not_followed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_in_the_place_of_a_journal_is_told_at_once(
+def test_what_is_no_file_in_the_place_of_a_journal_is_reported_at_once(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     one = Journal(tmp_path, "job")

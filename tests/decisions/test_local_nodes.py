@@ -37,7 +37,7 @@ FAILED = worker_end(3, 7)
 # ---- what it is started with
 
 
-def test_a_node_is_known_by_its_number_and_wishes_for_the_rank_of_its_place() -> None:
+def test_a_node_is_known_by_its_number_and_prefers_the_rank_of_its_place() -> None:
     spec = spec_of(JOB, REPLACEMENT, MASTER)
     assert (spec.node_id, spec.node_rank, spec.console_name) == ("node-4", 1, "node 4")
     assert (spec.local, spec.master, spec.run_id) == (None, MASTER, JOB.run_id)
@@ -53,11 +53,11 @@ def test_each_node_has_its_own_directory_in_that_for_logs(asked: str | None, has
 
 
 @pytest.mark.parametrize(("asked", "has"), [(None, "[node 4 rank ${rank}]: "), ("<${rank}>", "<${rank}>")])
-def test_lines_say_node_and_rank_unless_somebody_wants_another_prefix(asked: str | None, has: str) -> None:
+def test_lines_have_node_and_rank_unless_another_prefix_is_set(asked: str | None, has: str) -> None:
     assert spec_of(replace(JOB, logs=LogSpec(prefix_template=asked)), REPLACEMENT, None).logs.prefix_template == has
 
 
-def test_the_environment_tells_the_nodes_apart_and_names_no_rank() -> None:
+def test_the_environment_distinguishes_the_nodes_and_names_no_rank() -> None:
     inherited = {"NODE_RANK": "9", "WORKER_RANK": "9", "NODE_ID": "9", "WORKER_ID": "9", "KEPT": "yes"}
     assert environment_of(inherited, REPLACEMENT, isolated=False) == {
         "KEPT": "yes",
@@ -73,7 +73,7 @@ def test_the_environment_holds_no_secret() -> None:
     assert "hush" not in environment_of(secrets, REPLACEMENT, isolated=False).values()
 
 
-def test_a_node_with_a_network_of_its_own_uses_that_unless_told_otherwise() -> None:
+def test_a_node_with_a_network_of_its_own_uses_that_by_default() -> None:
     own = environment_of({"NCCL_SOCKET_IFNAME": "lo"}, REPLACEMENT, isolated=True)
     assert (own["GLOO_SOCKET_IFNAME"], own["NCCL_SOCKET_IFNAME"]) == ("eth0", "lo")
 
@@ -132,13 +132,13 @@ def test_a_node_that_died_of_a_signal_that_it_was_sent_has_left() -> None:
     assert end_of(1, -signal.SIGKILL, None, {signal.SIGTERM}).kind is EndKind.DIED
 
 
-def test_a_node_that_only_heard_of_the_failure_says_so() -> None:
+def test_a_node_that_only_learned_of_the_failure_reports_so() -> None:
     elsewhere = JobResult(1, ExitReason.PEER_FAILED, "", failure=Failure(3, "node 1", "exited with code 7"))
     end = end_of(0, 1, elsewhere)
     assert (end.kind, end.by_peer, end.clause) == (EndKind.FAILED, True, "ended because another node failed")
 
 
-def test_half_a_verdict_is_none() -> None:
+def test_half_a_result_is_none() -> None:
     whole = msgspec.json.encode(JobResult(7, ExitReason.WORKER_FAILED, "failed", ends=(FAILED,), root=FAILED))
     assert decode(whole) == JobResult(7, ExitReason.WORKER_FAILED, "failed", ends=(FAILED,), root=FAILED)
     assert [decode(whole[:length]) for length in (0, 1, len(whole) // 2, len(whole) - 1)] == [None] * 4
@@ -147,7 +147,7 @@ def test_half_a_verdict_is_none() -> None:
 # ---- what the command answers of them
 
 
-def test_the_command_tells_of_the_node_that_has_the_failed_worker() -> None:
+def test_the_command_reports_the_node_that_has_the_failed_worker() -> None:
     failure = Failure(3, "node 1", "exited with code 7")
     heard = JobResult(1, ExitReason.PEER_FAILED, "heard", ends=(worker_end(0, 0),), failure=failure)
     has = JobResult(7, ExitReason.WORKER_FAILED, "has", ends=(FAILED,), root=FAILED)

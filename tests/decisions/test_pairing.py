@@ -88,7 +88,7 @@ def test_a_slow_first_reading_is_tried_again_in_the_first_round() -> None:
     assert check_world(World((NodeTruth(slower=4.0), *whole(2).nodes))).held[0].compute == (0,)
 
 
-def test_those_in_doubt_meet_nodes_that_did_well_and_whom_they_have_not_met() -> None:
+def test_nodes_in_doubt_link_with_healthy_ones_that_they_have_not_linked_with() -> None:
     outcome = check_world(World((NodeTruth(cut=True), *whole(5).nodes)))
     assert [tasks.groups for tasks in outcome.held] == [((0, 1), (2, 3), (4, 5)), ((0, 2), (1, 3)), ((0, 1 + 3),)]
 
@@ -112,14 +112,14 @@ def test_those_across_are_alike_and_new() -> None:
     assert len(check_world(World((*[OLD] * 8, *whole(3).nodes))).held) == 1
 
 
-def test_nobody_meets_across_who_is_in_doubt_or_met_by_one_in_doubt() -> None:
+def test_no_node_in_doubt_links_across_nor_is_linked_with() -> None:
     outcome = check_world(World((NodeTruth(cut=True), *whole(7).nodes)))
     assert outcome.held[1].groups == ((0, 2), (1, 3))
     assert outcome.named == {0: HealthStatus.FAULT}
 
 
 @pytest.mark.parametrize(("slower", "words"), [(5.0, "is slow"), (0.0, "does not work")])
-def test_what_lies_between_two_racks_is_told_and_nobody_is_blamed(slower: float, words: str) -> None:
+def test_what_lies_between_two_racks_is_reported_and_no_node_is_blamed(slower: float, words: str) -> None:
     racks = range(6), range(6, 12)
     outcome = check_world(World(whole(12).nodes, dict.fromkeys(itertools.product(*racks), slower)))
     assert outcome.named == {}

@@ -84,7 +84,7 @@ def test_a_refusal_that_may_pass_is_borne_for_a_while() -> None:
     assert not backoff.note_refused(500.0)
 
 
-def test_a_node_that_is_refused_and_then_finds_nobody_still_gives_up() -> None:
+def test_a_node_that_is_refused_and_then_finds_no_master_still_gives_up() -> None:
     backoff = reconnect()
     backoff.note_connected(0.0)
     backoff.note_refused(10.0)

@@ -60,20 +60,20 @@ def test_a_smaller_round_drops_the_highest_ranks() -> None:
     assert seated(["d", "c", "b", "a"], [node(name) for name in "abcd"], 2) == ["d", "c"]
 
 
-def test_a_wish_is_granted_where_the_rank_is_free() -> None:
+def test_a_preferred_rank_is_granted_if_it_is_free() -> None:
     assert seated([], [node("a", wish=2), node("b"), node("c", wish=0)], 3) == ["c", "b", "a"]
     assert seated(["x", "y"], [node("x"), node("new", wish=0)], 2) == ["x", "new"]
 
 
-def test_of_two_nodes_that_wish_one_rank_the_first_gets_it() -> None:
+def test_of_two_nodes_that_prefer_one_rank_the_first_gets_it() -> None:
     assert seated([], [node("late", 2, wish=0), node("early", 1, wish=0)], 2) == ["early", "late"]
 
 
-def test_a_wish_for_a_rank_that_the_round_has_not_is_no_wish() -> None:
+def test_a_preferred_rank_outside_the_round_is_ignored() -> None:
     assert seated([], [node("a", wish=7), node("b", wish=0)], 2) == ["b", "a"]
 
 
-def test_a_replacement_has_the_rank_of_whom_it_replaces_also_after_a_smaller_round() -> None:
+def test_a_replacement_has_the_rank_of_the_node_that_it_replaces_also_after_a_smaller_round() -> None:
     first = [node(name, wish=rank) for rank, name in enumerate("abc")]
     assert seated([], first, 3) == ["a", "b", "c"]
     left = [first[0], first[2]]
@@ -81,7 +81,7 @@ def test_a_replacement_has_the_rank_of_whom_it_replaces_also_after_a_smaller_rou
     assert seated(["a", "c"], [*left, node("new", 9, wish=1)], 3) == ["a", "new", "c"]
 
 
-def test_a_survivor_leaves_its_rank_only_for_one_that_nobody_had() -> None:
+def test_a_survivor_leaves_its_rank_only_for_a_free_one() -> None:
     assert seated(["x", "y"], [node("x"), node("y", wish=0)], 2) == ["x", "y"]
     assert seated(["z", "y"], [node("y", wish=0), node("new")], 2) == ["y", "new"]
 
@@ -96,7 +96,7 @@ def test_another_incarnation_is_a_newcomer() -> None:
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.none() | st.integers(0, 9)), unique_by=lambda one: one[0]),
     st.data(),
 )
-def test_seats_are_dense_whatever_the_order_of_the_living(
+def test_ranks_are_dense_whatever_the_order_of_the_members(
     before: list[str], living: list[tuple[str, int | None]], data: st.DataObject
 ) -> None:
     size = data.draw(st.integers(0, len(living)))

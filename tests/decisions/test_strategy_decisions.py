@@ -105,7 +105,7 @@ def answer(plan: Plan) -> tuple[int, bool]:
     return order.scale_answered, order.scale_refused
 
 
-def test_with_fixed_servers_a_wish_for_another_number_is_refused_before_anything_is_stopped() -> None:
+def test_with_fixed_servers_a_request_for_another_number_is_refused_before_anything_is_stopped() -> None:
     node = Node()
     plan = training(node, 2)
     node.changes[Role.CHIEF] = bounds(2, 2)
@@ -125,7 +125,7 @@ def test_with_fixed_servers_a_wish_for_another_number_is_refused_before_anything
     assert "'users'" in render(said)
 
 
-def test_of_a_wish_that_is_refused_nothing_is_granted() -> None:
+def test_of_a_refused_request_nothing_is_granted() -> None:
     node = Node()
     plan = training(node, 2)
     node.changes[Role.CHIEF] = bounds(2, 2)
@@ -144,7 +144,7 @@ def test_with_fewer_parts_than_servers_as_many_servers_as_parts_are_needed(wante
     assert len(step_of(plan).next_servers) == (0 if refused else wanted)
 
 
-def test_without_that_the_same_wish_is_granted() -> None:
+def test_without_that_the_same_request_is_granted() -> None:
     node = Node()
     plan = training(node, 2)
     node.scale_request = DesiredReplicas(ps=3)
@@ -163,7 +163,7 @@ def test_with_fixed_servers_the_version_after_a_loss_waits_for_room_for_as_many(
     assert "there is room for 1 of exactly 2 parameter servers (the table 'users' has 2 parts" in alone.reason
 
 
-def test_a_loss_that_is_heard_together_with_fixed_servers_comes_second() -> None:
+def test_a_loss_that_is_received_together_with_fixed_servers_comes_second() -> None:
     node = Node()
     plan = training(node, 2)
     node.changes[Role.CHIEF] = bounds(2, 2)

@@ -115,7 +115,7 @@ def test_no_more_nodes_are_replaced_than_may_be(history: History) -> None:
 
 
 @given(histories())
-def test_nobody_is_started_once_it_is_settled_how_the_job_ends(history: History) -> None:
+def test_no_node_is_started_once_it_is_settled_how_the_job_ends(history: History) -> None:
     for step, settled in zip(history.steps, history.settled, strict=True):
         assert not (settled and step.start)
         assert step.cluster.settled or not settled
@@ -156,7 +156,7 @@ def test_a_job_that_was_done_is_a_success_whatever_else_was_lost(history: Histor
 
 
 @given(histories())
-def test_what_is_said_is_a_clause_on_one_line_and_names_who_starts(history: History) -> None:
+def test_the_message_is_a_clause_on_one_line_and_names_the_failing_process(history: History) -> None:
     for step in history.steps:
         assert all(said and "\n" not in said and not said.endswith(".") for said in step.lines)
     for step in history.steps[1:]:
@@ -269,7 +269,7 @@ def test_the_code_of_the_command_is_the_jobs_else_the_signals_else_the_last_node
     assert exit_code(history.cluster) == code
 
 
-def test_who_was_told_to_go_is_not_replaced_and_not_reported() -> None:
+def test_a_node_that_was_requested_to_leave_is_not_replaced_and_not_reported() -> None:
     history = History.of(LocalSpec(2, 3))
     step = history.stop(signal.SIGTERM)
     assert (step.start, step.end_others) == ((), False)
@@ -297,7 +297,7 @@ def test_a_job_goes_on_without_a_further_node_that_cannot_be_started() -> None:
     assert not history.cluster.settled
 
 
-def test_a_node_that_cannot_be_started_any_more_as_the_job_ends_is_told_and_no_more() -> None:
+def test_a_node_that_cannot_be_started_any_more_as_the_job_ends_is_reported_and_no_more() -> None:
     history = History.of(LocalSpec(2, 2))
     [newcomer] = history.end(1).start
     history.stop()
@@ -305,7 +305,7 @@ def test_a_node_that_cannot_be_started_any_more_as_the_job_ends_is_told_and_no_m
     assert (step.lines, step.end_others) == (("node 2 could not be started: no memory is left",), False)
 
 
-def test_the_code_is_that_of_the_cause_also_when_those_who_heard_of_it_end_first() -> None:
+def test_the_code_is_that_of_the_cause_also_when_other_nodes_end_first() -> None:
     history = History.of(LocalSpec(3, 3))
     for number, code, by_peer in ((0, 1, True), (1, 7, False), (2, 1, True)):
         history.follow(node_ended(history.cluster, NodeEnd(number, EndKind.FAILED, code, "failed", by_peer)))

@@ -218,7 +218,7 @@ def test_a_start_that_is_not_over() -> None:
     assert params(answer, WhyCode.NOT_TRAINING) == [{"seconds": 60.0, "local_rank": 0, "host": "n1"}]
 
 
-def test_what_the_log_does_not_show_is_said() -> None:
+def test_what_the_log_does_not_show_is_reported() -> None:
     log = log_of("n1", (0, formed(1)), unread=3)
     assert explain([log], Question.NOW).codes[-2:] == (("why.torn",), ("why.unread",))
     # The line that an agent writes just now is no damage.

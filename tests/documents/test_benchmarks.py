@@ -307,7 +307,7 @@ def test_a_result_survives_json_and_the_newest_of_each_case_is_kept(tmp_path: Pa
         report.read(tmp_path / "x.json")
 
 
-def test_the_tables_tell_bounds_from_figures_and_name_the_machine() -> None:
+def test_the_tables_distinguish_bounds_from_figures_and_name_the_machine() -> None:
     text = report.markdown("Launching", [result()])
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in lines} == {len(report.COLUMNS) + 1}

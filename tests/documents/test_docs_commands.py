@@ -611,7 +611,7 @@ def test_the_index_has_every_page() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES[1:] if page.name != "README.md"], ids=name_of)
-def test_each_page_begins_with_whom_it_is_for(page: Path) -> None:
+def test_each_page_begins_with_its_readers(page: Path) -> None:
     assert re.match(r"# .+\n\nFor ", page.read_text())
 
 

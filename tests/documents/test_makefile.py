@@ -35,7 +35,7 @@ def test_a_download_is_announced_with_its_size(target: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("target", "code", "words"), [("tensorflow-newest", 0, "are skipped"), ("{tf}/.made", 2, "give Python")]
 )
-def test_a_python_without_a_build_of_tensorflow_is_told_so(target: str, code: int, words: str, tmp_path: Path) -> None:
+def test_a_python_without_a_build_of_tensorflow_is_reported(target: str, code: int, words: str, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(
         f"""#!{sys.executable}

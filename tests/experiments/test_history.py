@@ -128,7 +128,7 @@ def interrupted() -> Trainer:
     return trainer
 
 
-def test_the_rounds_of_a_history_tell_who_took_part() -> None:
+def test_the_rounds_of_a_history_show_which_nodes_took_part() -> None:
     first, second = rounds_of(interrupted().told)
     assert (first.world, first.nodes, first.start, first.end) == (4, {0: 0, 1: 1, 2: 2, 3: 3}, 0, 4)
     # Three steps are an epoch of ten samples, after which there was a checkpoint, and one after step 4.
@@ -160,7 +160,7 @@ def test_each_way_to_go_on_wrongly_is_named(change: Callable[[Record], Record | 
     assert any(fault in each for each in changed(change)), changed(change)
 
 
-def test_a_checkpoint_of_which_its_writer_did_not_live_to_tell_may_be_used() -> None:
+def test_a_checkpoint_whose_writer_died_before_it_reported_it_may_be_used() -> None:
     assert changed(lambda r: None if isinstance(r, Saved) and r.step == 4 else r) == []
 
 

@@ -285,7 +285,7 @@ def key_of(place: InEtcd, name: str) -> str:
 
 
 @pytest.mark.long
-def test_an_election_that_somebody_undoes_is_held_again(cluster: Cluster, place: InEtcd) -> None:
+def test_an_election_that_is_undone_from_outside_is_held_again(cluster: Cluster, place: InEtcd) -> None:
     nodes = cluster.nodes("ab", "2:3", conf=SOON)
     world = cluster.world(2)
     place.etcd.ctl("del", key_of(place, "leader"))
@@ -296,7 +296,7 @@ def test_an_election_that_somebody_undoes_is_held_again(cluster: Cluster, place:
 
 
 @pytest.mark.long
-def test_leases_that_somebody_revokes_are_taken_anew(cluster: Cluster, place: InEtcd) -> None:
+def test_leases_that_are_revoked_from_outside_are_taken_anew(cluster: Cluster, place: InEtcd) -> None:
     conf = {**SOON, "lost_after": NEVER}
     nodes = cluster.nodes("ab", "2:3", conf=conf)
     world = cluster.world(2)
@@ -325,7 +325,7 @@ def test_all_keys_of_a_running_job_may_be_deleted(cluster: Cluster, place: InEtc
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["plan", *only_long("messages", "a")])
-def test_rubbish_under_a_key_of_the_job_is_told_in_one_line_and_ends_no_worker(
+def test_rubbish_under_a_key_of_the_job_is_reported_in_one_line_and_ends_no_worker(
     cluster: Cluster, place: InEtcd, name: str
 ) -> None:
     nodes = {name: cluster.node(name, "2:3", env={"NODE_ID": name}, conf=SOON) for name in "ab"}

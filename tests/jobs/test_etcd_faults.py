@@ -88,7 +88,7 @@ def test_each_member_goes_in_turn_and_rounds_change_without_it(cluster: Cluster,
 @pytest.mark.long
 @pytest.mark.torchrun
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_the_leader_of_etcd_goes_and_nobody_who_trains_notices(cluster: Cluster, etcd_cluster: Etcd, how: str) -> None:
+def test_the_leader_of_etcd_goes_and_training_does_not_notice(cluster: Cluster, etcd_cluster: Etcd, how: str) -> None:
     nodes = train(cluster, "abc", "3:4", conf=SHORT)
     world = cluster.world(3)
     step = cluster.step_of(world, 0)
@@ -136,7 +136,7 @@ def test_all_members_die_and_are_started_again(cluster: Cluster, etcd_cluster: E
 
 
 @pytest.mark.long
-def test_without_a_majority_of_members_nothing_is_decided_and_nobody_is_lost(
+def test_without_a_majority_of_members_nothing_is_decided_and_no_node_is_lost(
     cluster: Cluster, etcd_cluster: Etcd
 ) -> None:
     nodes = cluster.nodes("abc", "3", "--max-restarts=1")

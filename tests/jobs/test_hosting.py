@@ -192,7 +192,7 @@ def test_a_master_that_is_killed_is_started_again_and_the_round_goes_on(job: Cal
         assert not lives(WAIT)
 
 
-def test_two_tokens_are_told_apart_and_never_shown(job: Callable[..., Job]) -> None:
+def test_two_tokens_are_distinguished_and_never_shown(job: Callable[..., Job]) -> None:
     alone = job("--nnodes=1:2", "--rdzv-conf=last_call_timeout=0.1")
     host = alone.node(env={"DLROVER_RDZV_TOKEN": "right-secret"})
     workers = alone.mailbox.gather(1)
@@ -270,7 +270,7 @@ def host_alone(spec: MasterSpec) -> Outcome:
     return asyncio.run(look())
 
 
-def test_where_somebody_listens_nothing_is_started() -> None:
+def test_where_a_process_listens_nothing_is_started() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         outcome = host_alone(MasterSpec("127.0.0.1", server.getsockname()[1], is_host=True))
     assert outcome == (0, None, [])
@@ -295,7 +295,7 @@ def test_a_bind_address_takes_the_place_of_the_endpoints_own(free_port: int) -> 
     assert (started, problem, said) == (1, None, [])
 
 
-def test_why_a_master_cannot_start_is_told_once(free_port: int, tmp_path: Path) -> None:
+def test_why_a_master_cannot_start_is_reported_once(free_port: int, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     _, problem, said = host_alone(MasterSpec("127.0.0.1", free_port, state_dir=str(tmp_path / "file")))
     assert said == [problem]

@@ -109,7 +109,7 @@ def test_half_of_a_launcher_that_is_killed_takes_its_node_along(cluster: Cluster
 
 
 @pytest.mark.long
-def test_a_node_that_somebody_asks_to_go_is_replaced(cluster: Cluster) -> None:
+def test_a_node_that_is_requested_to_leave_is_replaced(cluster: Cluster) -> None:
     job = command(cluster, "2", "2")
     cluster.world(2)
     processes_of(job, 0)[1].terminate()
@@ -253,7 +253,7 @@ def test_a_node_that_stands_still_does_not_outlive_a_killed_supervisor_either(cl
 
 
 @pytest.mark.long
-def test_a_node_that_stands_still_hears_a_signal_to_the_command(cluster: Cluster) -> None:
+def test_a_node_that_stands_still_receives_a_signal_to_the_command(cluster: Cluster) -> None:
     job = command(cluster, "2", "2")
     cluster.world(2)
     for process in processes_of(job, 1)[:2]:
@@ -296,7 +296,7 @@ def test_logs_of_each_node_have_a_directory(cluster: Cluster) -> None:
     assert len(list(logs.glob("node-1/latest/attempt_0/0/stdout.log"))) == 1
 
 
-def test_a_program_that_calls_is_told_which_worker_failed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_program_that_calls_is_informed_which_worker_failed(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ChildFailedError, match="rank 1 exited with code 7") as failed:
         main(["--local-nodes=2", "--nnodes=2", "--no-python", "/bin/sh", "-c", "exit $((7 * RANK))"])
     assert failed.value.exit_code == 7

@@ -82,7 +82,7 @@ def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | 
 
 
 @pytest.mark.long
-def test_a_master_that_dies_before_it_has_heard_of_a_dead_worker(cluster: Cluster, journal: Path | None) -> None:
+def test_a_master_that_dies_before_it_knows_of_a_dead_worker(cluster: Cluster, journal: Path | None) -> None:
     nodes = cluster.nodes("ab", "2", "--max-restarts=3", conf=settings(journal))
     before = cluster.world(2)
     master = cluster.master()
@@ -232,7 +232,7 @@ def test_a_master_that_was_replaced_while_it_slept_decides_no_more(cluster: Clus
 
 
 @pytest.mark.long
-def test_a_damaged_journal_is_told_and_ends_no_running_worker(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_damaged_journal_is_reported_and_ends_no_running_worker(cluster: Cluster, tmp_path: Path) -> None:
     state = tmp_path / "state"
     master = cluster.stand_alone_master(f"--state-dir={state}")
     nodes = cluster.nodes("ab", "2", conf={"is_host": 0})

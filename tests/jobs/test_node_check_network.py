@@ -70,7 +70,7 @@ def test_a_node_that_reaches_the_master_and_no_other_node_leaves(
     job.end()
 
 
-def test_of_two_nodes_that_do_not_reach_each_other_nobody_is_blamed(cluster: Cluster, network: Network) -> None:
+def test_of_two_nodes_that_do_not_reach_each_other_no_node_is_blamed(cluster: Cluster, network: Network) -> None:
     namespaces = [network.connect(number) for number in range(2)]
     network.cut(0, 1)
     job = Job(cluster, network, namespaces, "1:2")
@@ -81,7 +81,7 @@ def test_of_two_nodes_that_do_not_reach_each_other_nobody_is_blamed(cluster: Clu
 
 
 @pytest.mark.long
-def test_a_link_between_two_good_nodes_is_named_and_nobody_leaves(cluster: Cluster, network: Network) -> None:
+def test_a_link_between_two_good_nodes_is_named_and_no_node_leaves(cluster: Cluster, network: Network) -> None:
     namespaces = [network.connect(number) for number in range(4)]
     network.cut(0, 1)
     job = Job(cluster, network, namespaces, "3:4")

@@ -126,7 +126,7 @@ def test_a_node_that_stops_as_a_whole_is_lost_and_comes_back(cluster: Cluster) -
     succeed(cluster.world(2), *nodes.values())
 
 
-def test_a_second_process_with_the_id_of_a_living_node_is_refused_and_told_why(cluster: Cluster) -> None:
+def test_a_second_process_with_the_id_of_a_living_node_is_refused_with_the_reason(cluster: Cluster) -> None:
     nodes = [cluster.node(name, "1:2", env={"NODE_ID": f"node-{name}"}) for name in "ab"]
     world = cluster.world(2)
     imitator = cluster.node("x", "1:2", env={"NODE_ID": "node-b"})

@@ -113,7 +113,7 @@ def test_a_result_that_cannot_be_unpickled_is_one_sentence() -> None:
         dlrover_run.elastic_launch(config(1), give_hostile)()
 
 
-def test_a_result_that_cannot_be_pickled_is_told_and_the_error_can_be_passed_on() -> None:
+def test_a_result_that_cannot_be_pickled_is_reported_and_the_error_can_be_passed_on() -> None:
     with pytest.raises(dlrover_run.ChildFailedError, match="what the function returned cannot be pickled") as failed:
         dlrover_run.elastic_launch(config(1), give_lambda)()
     copy = pickle.loads(pickle.dumps(failed.value))
@@ -226,7 +226,7 @@ def test_a_function_that_no_worker_can_import_is_refused_before_any_starts(how: 
     assert second == "[0]"
 
 
-def test_a_main_module_that_launches_while_it_is_imported_is_told_so(tmp_path: Path) -> None:
+def test_a_main_module_that_launches_while_it_is_imported_is_reported(tmp_path: Path) -> None:
     shown = _run_program("file", "if True:", tmp_path)
     assert "RuntimeError" in shown
     assert "if __name__ == '__main__':" in shown

@@ -128,7 +128,7 @@ def test_a_restart_does_not_need_what_a_cleaner_took_from_tmp(mailbox: Mailbox) 
     assert list(temporary.iterdir()) == []
 
 
-def test_the_template_may_die_without_anybody_noticing(mailbox: Mailbox) -> None:
+def test_the_template_may_die_unnoticed(mailbox: Mailbox) -> None:
     flags = ["--start-method=forkserver", "--nproc-per-node=2", "--max-restarts=1"]
     job = launch(mailbox, *flags, WORKERS / "initialise.py")
     first = mailbox.gather(2)

@@ -22,14 +22,14 @@ def test_a_job_is_complete_at_once_with_the_most_nodes(cluster: Cluster) -> None
 
 
 @pytest.mark.long
-def test_fewer_nodes_start_when_nobody_came_after_the_last_call(cluster: Cluster) -> None:
+def test_fewer_nodes_start_when_no_node_came_after_the_last_call(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2:3", conf=SOON)
     world = cluster.world(2)
     assert sorted(places(world)) == ["a", "b"]
     succeed(world, *nodes)
 
 
-def test_each_round_is_told_as_torchrun_tells_it_and_so_is_the_wait_before_it(cluster: Cluster) -> None:
+def test_each_round_is_reported_as_torchrun_reports_it_and_so_is_the_wait_before_it(cluster: Cluster) -> None:
     first = cluster.node("a", "2", "--node-rank=0", "--max-restarts=1")
     first.until_says("waiting: 1 node of 2 is here")
     first.until_says("missing: node 1; at most ")

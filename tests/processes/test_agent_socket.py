@@ -108,7 +108,7 @@ def test_what_is_no_question_ends_the_connection(line: bytes, monkeypatch: pytes
     bounded(work())
 
 
-def test_a_coordinator_that_does_not_answer_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_does_not_answer_is_reported_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_socket, "ASK_TIMEOUT", 0.05)
 
     async def forever(request: OperatorRequest | None) -> JobStatus:

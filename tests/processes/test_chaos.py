@@ -239,7 +239,7 @@ def test_a_job_of_another_session_is_left_alone_and_named(chaos: Chaos) -> None:
 
 
 @needs_root
-def test_in_a_container_the_job_is_met_by_whoever_is_brought_in_and_by_no_other_command(mailbox: Mailbox) -> None:
+def test_in_a_container_a_process_that_is_brought_in_meets_the_job_and_no_other_command_does(mailbox: Mailbox) -> None:
     """The job has the session of process 1, as where it is the container's command."""
     node = f"{sys.executable} {NODE} dlrover_run 1"
     script = f"bash {SCRIPT} kill-node"
@@ -360,14 +360,14 @@ def test_it_stops_the_workers_until_it_is_ended(chaos: Chaos, number: signal.Sig
     assert [(message["what"], message["of"]) for message in continued] == [("continued", pid) for pid in node.workers]
 
 
-def test_it_stops_the_workers_for_as_long_as_it_is_told_to(chaos: Chaos) -> None:
+def test_it_stops_the_workers_for_the_given_time(chaos: Chaos) -> None:
     chaos.cluster_node(1)
     stopper = chaos.script("stop-process", CHAOS_DURATION="0.1")
     assert stopper.finish() == 0
     assert [chaos.mailbox.receive()["what"] for _ in range(2)] == ["stopped", "continued"]
 
 
-def test_a_hang_is_over_when_somebody_has_killed_who_hangs(chaos: Chaos) -> None:
+def test_a_hang_is_over_when_the_process_that_hangs_was_killed(chaos: Chaos) -> None:
     node = chaos.cluster_node(1)
     stopper = chaos.script("stop-process")
     assert chaos.mailbox.receive()["what"] == "stopped"
@@ -541,7 +541,7 @@ def test_chaosblade_is_used_where_it_is(chaos: Chaos, tools: Path, verb: str, cr
     assert (tools / "called").read_text() == f"{created}\nblade destroy 3286ba7ef4cf6c89\n"
 
 
-def test_what_chaosblade_refuses_is_told(chaos: Chaos, tools: Path) -> None:
+def test_what_chaosblade_refuses_is_reported(chaos: Chaos, tools: Path) -> None:
     add_tool(tools, "blade", """echo '{"code":40001,"success":false,"error":"no chaos_os"}'""")
     chaos.cluster_node(1)
     load = chaos.script("cpu-overload", CHAOS_CPU="machine", PATH=f"{tools}:{os.environ['PATH']}")

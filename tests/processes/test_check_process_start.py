@@ -50,7 +50,7 @@ def test_ranks_that_share_the_one_gpu_of_a_machine_talk_through_its_memory(
     assert (found.device.index, found.backend) == ((workers - 1) % present, backend)
 
 
-def test_a_rank_for_which_none_of_several_gpus_is_left_is_told(gpus: Gpus) -> None:
+def test_a_rank_for_which_none_of_several_gpus_is_left_is_reported(gpus: Gpus) -> None:
     gpus(7)
     assert find_accelerator(6, 8).device.index == 6
     with pytest.raises(RuntimeError, match="local rank 7 has no GPU: 7 are visible"):
@@ -69,7 +69,7 @@ def test_a_rank_that_sees_its_own_device_alone_is_the_only_one_of_it(crew: Crew,
     assert process.answer()["device"] == ("abacus 0 of 1" if own else "abacus 1 of 2")
 
 
-def test_a_wrong_result_of_one_of_several_threads_is_told(crew: Crew) -> None:  # noqa: F811
+def test_a_wrong_result_of_one_of_several_threads_is_reported(crew: Crew) -> None:  # noqa: F811
     process = crew.start_faulty("wrong", OMP_NUM_THREADS="3")
     process.order(do="compute", seconds=1)
     answer = process.answer()

@@ -134,7 +134,7 @@ def passes(name: str, *processes: CheckProcess) -> None:
         assert 0.0001 < answer["gigabytes"] < 1000
 
 
-def test_computing_tells_a_plausible_speed(crew: Crew) -> None:
+def test_computing_reports_a_plausible_speed(crew: Crew) -> None:
     process = crew.start()
     for _ in range(2):
         process.order(do="compute", seconds=0.2)
@@ -154,7 +154,7 @@ def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(crew: Cre
 
 
 @pytest.mark.parametrize("fault", ["wrong", *only_long("nan", "skipped")])
-def test_one_wrong_element_in_some_product_is_told_as_wrong(crew: Crew, fault: str) -> None:
+def test_one_wrong_element_in_some_product_is_reported_as_wrong(crew: Crew, fault: str) -> None:
     process = crew.start_faulty(fault)
     process.order(do="compute", seconds=1)
     answer = process.answer()
@@ -307,7 +307,7 @@ def test_processes_of_unlike_accelerators_talk_through_gloo(crew: Crew) -> None:
     passes("a", one, other)
 
 
-def test_a_port_that_somebody_listens_on_is_a_problem(crew: Crew) -> None:
+def test_a_port_with_a_listener_is_a_problem(crew: Crew) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

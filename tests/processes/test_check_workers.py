@@ -72,7 +72,7 @@ def test_each_local_rank_answers_every_order_in_its_place() -> None:
         ("exit", "the check process of local rank 1 ended with code 1: LookupError: nothing there", False),
     ],
 )
-def test_the_end_of_one_is_told_at_once_though_another_never_answers(
+def test_the_end_of_one_is_reported_at_once_though_another_never_answers(
     stage: Path, behaviour: str, clause: str, own: bool
 ) -> None:
     (stage / "behave").write_text(f"0 compute hang\n1 compute {behaviour}\n")
@@ -108,7 +108,7 @@ def test_one_that_does_not_answer_in_time_is_named(stage: Path, monkeypatch: pyt
     with_crew(scene)
 
 
-def test_one_that_has_ended_while_nobody_asked_is_known_to_be_gone() -> None:
+def test_one_that_has_ended_between_requests_is_known_to_be_gone() -> None:
     async def scene(crew: CheckWorkers) -> None:
         await crew.run([COMPUTE] * 2, WAIT)
         assert crew.idle

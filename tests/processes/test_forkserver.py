@@ -493,7 +493,7 @@ def test_a_worker_that_the_agent_does_not_know_of_never_begins(case: Case) -> No
     assert not (case.directory / "began").exists()
 
 
-def test_a_dead_template_is_told(case: Case) -> None:
+def test_a_dead_template_is_reported(case: Case) -> None:
     said = write(case, "").agent("kill template", "fork")
     assert said["error"] == "the template was killed by SIGKILL"
 

@@ -244,7 +244,7 @@ def test_what_ip_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert why_not() == why
 
 
-def test_nobody_but_root_can_isolate_nodes() -> None:
+def test_only_root_can_isolate_nodes() -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

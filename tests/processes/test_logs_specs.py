@@ -197,7 +197,7 @@ def test_a_plugin_that_names_one_file_for_all_rounds_loses_nothing(
         ("dies", "--logs-specs 'dies': the plugin's process ended with code 7"),
     ],
 )
-def test_a_plugin_that_fails_is_told_in_a_sentence_and_starts_nothing(
+def test_a_plugin_that_fails_is_reported_in_a_sentence_and_starts_nothing(
     tmp_path: Path, plugin: dict[str, str | None], name: str, sentence: str
 ) -> None:
     script = write(tmp_path / "script.py", "open('started', 'w')")

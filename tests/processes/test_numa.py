@@ -133,7 +133,7 @@ def test_an_unnamed_node_is_node_0(mode: Mode, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
-def test_a_rank_without_a_gpu_is_told_so(mode: Mode, big: Machine) -> None:
+def test_a_rank_without_a_gpu_is_reported(mode: Mode, big: Machine) -> None:
     with pytest.raises(SpecError, match=rf"--numa-binding={mode}: local rank 4 has no GPU .* \(4 visible\)"):
         big.bind(mode, 4)
 

@@ -25,7 +25,7 @@ def test_a_store_can_be_hosted_on_a_held_port() -> None:
     port.release()
 
 
-def test_nobody_who_asks_for_a_free_port_gets_a_held_one() -> None:
+def test_a_request_for_a_free_port_never_gets_a_held_one() -> None:
     port = HeldPort()
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.socket(family) as other, pytest.raises(OSError, match="in use") as refused:

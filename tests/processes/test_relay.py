@@ -400,7 +400,7 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
 
 
 @pytest.mark.usefixtures("never_stuck")
-def test_last_words_are_told_while_the_console_takes_nothing() -> None:
+def test_last_lines_are_printed_while_the_console_takes_nothing() -> None:
     reader, writer = os.pipe()
     relay = RelayClient.start((writer, writer))
     os.close(writer)
@@ -822,7 +822,7 @@ def test_rounds_follow_each_other(tmp_path: Path, console: tuple[int, int]) -> N
     assert len(set(descriptors)) == 1
 
 
-def test_a_filtered_log_that_cannot_be_written_is_told(tmp_path: Path, console: tuple[int, int]) -> None:
+def test_a_filtered_log_that_cannot_be_written_is_reported(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient.start(console)
     warnings: list[str] = []
 

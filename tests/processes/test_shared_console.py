@@ -131,7 +131,7 @@ def test_the_report_quotes_what_the_worker_wrote_below_the_name_of_the_node(tmp_
     assert "=" * (80 - len("[node 1] ")) in report  # Of 80 columns, what the name leaves.
 
 
-def test_on_a_terminal_lines_are_prefixed_and_nobody_can_move_its_cursor(tmp_path: Path) -> None:
+def test_on_a_terminal_lines_are_prefixed_and_no_worker_can_move_its_cursor(tmp_path: Path) -> None:
     source = (
         "import os, sys\nprint('terminals:', [os.isatty(n) for n in (0, 1, 2)])\n" + ALTERNATE + "raise SystemExit(3)"
     )
@@ -147,7 +147,7 @@ def test_on_a_terminal_lines_are_prefixed_and_nobody_can_move_its_cursor(tmp_pat
     assert workers == ["terminals: [False, False, False]", *IN_ORDER]
 
 
-def test_what_is_said_where_there_is_no_agent_has_the_name_too(mailbox: Mailbox) -> None:
+def test_a_line_where_there_is_no_agent_has_the_name_too(mailbox: Mailbox) -> None:
     (mailbox.directory / "file").write_text("")
     unusable = replace(LOGS, log_dir=str(mailbox.directory / "file"))
     ended = run(node("unimportant.py", logs=unusable), mailbox.directory)

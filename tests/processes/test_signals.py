@@ -83,7 +83,7 @@ def test_an_unlisted_signal_ends_the_launcher_and_leaves_nothing(mailbox: Mailbo
         assert still_alive(workers, WAIT) == 0
 
 
-def test_a_worker_that_is_stopped_hears_that_it_shall_end(mailbox: Mailbox) -> None:
+def test_a_worker_that_is_stopped_learns_that_it_shall_end(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--shutdown-timeout=1000", ON_SIGNAL)
     os.kill(mailbox.receive()["pid"], signal.SIGSTOP)
     process.terminate()

@@ -66,7 +66,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, *stubs: Stub) -> None:
     monkeypatch.setattr(starter, "spawn", lambda start: 1)
 
 
-def test_what_preload_could_not_have_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_preload_could_not_have_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
     async def run() -> None:

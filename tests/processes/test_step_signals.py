@@ -204,7 +204,7 @@ def test_a_worker_gets_one_stop_signal_though_the_whole_step_gets_it(
     assert "the master has ended" not in ended.out
 
 
-def test_a_master_outlives_the_nodes_of_its_step_and_nobody_misses_it(mailbox: Mailbox) -> None:
+def test_a_master_outlives_the_nodes_of_its_step(mailbox: Mailbox) -> None:
     """Three launchers that meet at a master, which was killed by the SIGTERM of the step."""
     cluster = Cluster(mailbox, AtMaster())
     nodes = [cluster.node(name, "3", args=["stay"]) for name in "abc"]
@@ -244,7 +244,7 @@ def test_forwarded_signals_reach_each_worker_once_and_training_goes_on(
     assert finish(launcher).code == 128 + signal.SIGTERM
 
 
-def test_a_worker_that_a_forwarded_signal_kills_is_told_of(mailbox: Mailbox) -> None:
+def test_a_worker_that_a_forwarded_signal_kills_is_reported(mailbox: Mailbox) -> None:
     launcher = launch(mailbox, "--forward-signals=ALRM", ON_SIGNAL)
     mailbox.receive()
     launcher.send_signal(signal.SIGALRM)

@@ -179,7 +179,7 @@ def test_run_dir_for_dev_null() -> None:
 
 
 @pytest.mark.parametrize("below", ["", "/deeper"])
-def test_a_file_as_log_dir_is_told_in_a_sentence(tmp_path: Path, below: str) -> None:
+def test_a_file_as_log_dir_is_reported_in_a_sentence(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match=r"--log-dir: .*/file.* is not a directory"):
         create_run_dir(LogSpec(log_dir=str(tmp_path / "file") + below), "job")

@@ -188,7 +188,7 @@ def test_an_import_log_keeps_names_until_it_is_full() -> None:
     assert not log.append("a")
 
 
-def test_the_recorder_leaves_when_nobody_listens() -> None:
+def test_the_recorder_leaves_without_a_listener() -> None:
     log = ImportLog()
     recorder = ImportRecorder(log)
     sys.meta_path.insert(0, recorder)

@@ -177,7 +177,7 @@ def test_a_request_may_be_carried_out_twice() -> None:
     assert bed.cluster.revision > 51
 
 
-def test_nobody_answers_while_etcd_is_away() -> None:
+def test_no_answer_comes_while_etcd_is_away() -> None:
     bed = Bed()
     bed.cluster.away = True
     with pytest.raises(EtcdUnavailable):
@@ -186,7 +186,7 @@ def test_nobody_answers_while_etcd_is_away() -> None:
     assert bed.do(bed.client.grant(5)) in bed.cluster.leases
 
 
-def test_a_watch_tells_of_each_change_in_the_order_of_its_range() -> None:
+def test_a_watch_reports_each_change_in_the_order_of_its_range() -> None:
     bed = Bed(lag=3.0)
     heard: list[Change] = []
     bed.put("a/1", b"before")

@@ -52,7 +52,7 @@ def test_nothing_runs_in_a_stopped_process_and_its_clock_goes_on() -> None:
     assert done[0] == pytest.approx(61, abs=0.1)
 
 
-def test_a_process_that_goes_on_hears_what_came_before_it_sees_what_is_late() -> None:
+def test_a_process_that_goes_on_receives_what_came_before_it_sees_what_is_late() -> None:
     bed = Bed()
 
     async def ask() -> str:
@@ -119,7 +119,7 @@ def test_a_broken_law_ends_the_run_though_the_task_hides_it() -> None:
         bed.wait()
 
 
-def test_a_failure_that_somebody_hears_is_no_defect() -> None:
+def test_a_failure_that_a_caller_receives_is_no_defect() -> None:
     bed = Bed()
 
     async def fail() -> None:

@@ -94,7 +94,7 @@ def test_a_worker_that_only_serves_is_not_waited_for_at_the_end(start: Callable[
         ("live", -1, "chief-0: goes on with the live model; the script decides from where\n"),
     ],
 )
-def test_of_a_model_is_told_what_is_known_of_it(start: Callable[..., Job], how: str, step: int, said: str) -> None:
+def test_what_is_known_of_a_model_is_reported(start: Callable[..., Job], how: str, step: int, said: str) -> None:
     job = start("--ps=1", "--workers=0")
     job.up("ps-0")
     job.up("chief-0")
@@ -175,7 +175,7 @@ def test_servers_are_added_while_training_goes_on_and_the_chief_saves_before(sta
 
 
 @pytest.mark.long
-def test_a_chief_whose_workers_only_serve_it_is_told_of_a_planned_change_and_leaves_before_them(
+def test_a_chief_whose_workers_only_serve_it_is_informed_of_a_planned_change_and_leaves_before_them(
     start: Callable[..., Job],
 ) -> None:
     # Without that the change would wait for the workers until the test gives up.
@@ -335,7 +335,7 @@ def test_a_job_that_cannot_have_the_servers_of_the_checkpoint_ends_and_names_the
 
 
 @pytest.mark.long
-def test_a_worker_too_many_leaves_and_nobody_else_is_disturbed(start: Callable[..., Job]) -> None:
+def test_a_worker_too_many_leaves_and_no_other_is_disturbed(start: Callable[..., Job]) -> None:
     job = start("--ps=1", "--workers=0:2")
     for name in ("ps-0", "chief-0", "worker-0", "worker-1"):
         job.up(name)
@@ -390,7 +390,7 @@ def test_a_signal_ends_all_tasks_and_is_the_exit_code(
     assert f"tf-ps-run: {number.name} received: the tasks have" in out
 
 
-def test_of_a_lone_node_that_was_told_to_go_nobody_is_told_what_there_is_no_room_for(start: Callable[..., Job]) -> None:
+def test_when_a_lone_node_was_requested_to_leave_no_shortage_is_reported(start: Callable[..., Job]) -> None:
     job = start("--ps=1", "--workers=1", args=("stay",))
     pids = [job.up(name)["pid"] for name in ("ps-0", "chief-0", "worker-0")]
     job.train()

@@ -97,7 +97,7 @@ def test_those_of_the_last_version_are_killed_at_once_and_their_ports_are_waited
     ]
 
 
-def test_a_worker_too_many_is_told_to_leave_and_nobody_else_is() -> None:
+def test_a_worker_too_many_is_requested_to_leave_and_no_other_is() -> None:
     fewer = msgspec.structs.replace(ORDER, tasks=(CHIEF, PS, PS1))
     others = [running(one) for one in (CHIEF, PS, PS1)]
     assert steps(fewer, running(WORKER), *others) == (Stop(WORKER.key, DRAIN),)
@@ -144,7 +144,7 @@ def test_the_address_of_a_worker_is_waited_for_once() -> None:
     assert kinds(steps(order, known_of(CHIEF, waited=True))) == ["Start chief-0"]
 
 
-def test_at_the_end_all_that_runs_is_told_to_end_once_and_servers_last() -> None:
+def test_at_the_end_all_that_runs_is_requested_to_end_once_and_servers_last() -> None:
     known = [running(PS), running(WORKER, stopping=TERMINATE), running(CHIEF, stopping=DRAIN), known_of(PS1)]
     assert kinds(steps(ORDER, *known, ends=True)) == ["TERMINATE chief-0"]
     assert kinds(steps(ORDER, running(PS), running(WORKER, stopping=TERMINATE), ends=True)) == []

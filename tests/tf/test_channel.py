@@ -141,7 +141,7 @@ def running(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @running
-async def test_a_process_is_known_by_its_token_and_by_the_pid_that_the_kernel_tells() -> None:
+async def test_a_process_is_known_by_its_token_and_by_the_pid_from_the_kernel() -> None:
     agent = Agent()
     token = agent.channel.expect(WORKER)
     line = Line(agent.channel.address)
@@ -165,7 +165,7 @@ async def test_a_process_is_known_by_its_token_and_by_the_pid_that_the_kernel_te
 
 
 @running
-async def test_an_order_is_told_after_the_greeting_and_whenever_it_changes() -> None:
+async def test_an_order_is_sent_after_the_greeting_and_whenever_it_changes() -> None:
     agent = Agent()
     token = agent.channel.expect(WORKER)
     agent.channel.send_order(WORKER, OrderMessage(1))
@@ -219,7 +219,7 @@ async def test_what_cannot_be_asked_is_answered_with_a_sentence_and_the_line_goe
 
 
 @running
-async def test_what_is_no_word_of_a_known_process_is_told_once_and_does_not_end_its_line() -> None:
+async def test_an_invalid_message_of_a_known_process_is_reported_once_and_does_not_end_its_connection() -> None:
     with agent_of_one() as (agent, line):
         line.say({"type": "step", "step": -5}, {"type": "sing"}, [1, 2], {"type": "step", "step": 4})
         await agent.heard(Step(4))
@@ -242,7 +242,7 @@ async def test_what_is_no_word_of_a_known_process_is_told_once_and_does_not_end_
         b"x" * (2 * MAX_LINE),
     ],
 )
-def test_whoever_does_not_know_a_token_is_not_heard(word: bytes) -> None:
+def test_a_process_without_a_token_is_refused(word: bytes) -> None:
     async def test() -> None:
         agent = Agent()
         agent.channel.expect(WORKER)
@@ -258,7 +258,7 @@ def test_whoever_does_not_know_a_token_is_not_heard(word: bytes) -> None:
 
 
 @running
-async def test_another_user_is_not_heard_even_with_the_token() -> None:
+async def test_another_user_is_refused_even_with_the_token() -> None:
     agent = Agent()
     token = agent.channel.expect(WORKER)
     with pytest.MonkeyPatch.context() as patch:
@@ -315,7 +315,7 @@ async def test_the_latest_connection_of_a_process_wins() -> None:
 
 
 @running
-async def test_the_last_words_of_a_process_are_heard_before_it_is_forgotten() -> None:
+async def test_the_last_messages_of_a_process_are_received_before_it_is_forgotten() -> None:
     agent = Agent()
     token = agent.channel.expect(CHIEF)
     agent.channel.send_order(CHIEF, OrderMessage(1))
@@ -343,7 +343,7 @@ async def test_a_process_that_has_ended_is_let_go_though_its_child_holds_the_lin
 
 
 @running
-async def test_a_flood_of_one_process_lets_the_others_be_heard() -> None:
+async def test_a_flood_of_one_process_does_not_delay_messages_of_the_others() -> None:
     agent = Agent()
     tokens = {task: agent.channel.expect(task) for task in (WORKER, CHIEF)}
     flood, calm = Line(agent.channel.address), Line(agent.channel.address)
@@ -454,7 +454,7 @@ async def test_connections_that_find_no_descriptor_are_accepted_when_there_is_on
 
 
 @running
-async def test_anything_that_anybody_says_leaves_the_channel_as_it_was() -> None:
+async def test_any_message_of_any_process_leaves_the_channel_as_it_was() -> None:
     """Random words, cut up and put together, of one with a token and of many without."""
     chance = random.Random(11)
     pieces = [
@@ -501,7 +501,7 @@ async def test_anything_that_anybody_says_leaves_the_channel_as_it_was() -> None
 
 
 @running
-async def test_what_is_told_may_stand_on_a_terminal() -> None:
+async def test_what_is_reported_is_safe_on_a_terminal() -> None:
     with agent_of_one() as (agent, line):
         line.say({"type": "saved", "step": 1, "path": "/a  b\x1b[31m"}, {"type": "note", "text": "a\x1b[2Jb"})
         line.say({"type": "restored", "step": 1, "how": "fresh", "path": "/a  b", "skipped": ["x\x07"]})

@@ -142,7 +142,7 @@ def test_two_exceptions_are_the_same_but_for_what_is_of_one_process_alone(words:
     assert (cause(Role.CHIEF, 1, trace(words), before=other) is EndCause.REPEATED) is same
 
 
-def test_a_task_that_tells_of_no_step_is_given_no_longer_for_the_same_exception() -> None:
+def test_a_task_that_reports_no_step_is_given_no_longer_for_the_same_exception() -> None:
     def hosted(role: Role) -> TaskProcess:
         task = PlannedTask(key=TaskKey(role, 0), rank=0, version=1, node_id="node", incarnation="it", host="box")
         return TaskProcess(task, 1, lambda: None)
@@ -186,7 +186,7 @@ def test_the_steps_of_a_task_are_its_progress() -> None:
     asyncio.run(look())
 
 
-def test_whoever_lost_a_server_is_not_the_failure() -> None:
+def test_a_task_that_lost_a_server_is_not_the_failure() -> None:
     words = "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error: Socket closed"
     assert cause(Role.CHIEF, 1, trace(words)) is EndCause.RESHAPED
     assert cause(Role.CHIEF, 1, trace(words), before=words) is EndCause.RESHAPED

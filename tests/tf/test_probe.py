@@ -168,7 +168,7 @@ def test_a_server_that_is_stopped_is_silent_though_its_port_accepts_connections(
     asyncio.run(watch())
 
 
-def test_a_server_that_ends_without_anybody_noticing_is_silent_too(hurried: None) -> None:
+def test_a_server_that_ends_unnoticed_is_silent_too(hurried: None) -> None:
     async def watch() -> None:
         watcher = Watcher()
         with pretended() as (server, port):

@@ -78,13 +78,13 @@ def test_an_evaluator_of_an_earlier_version_has_the_servers_of_now() -> None:
     [{"servers": ()}, {"servers": ("h1:21", "")}, {"chief": ""}, {"version": 5}],
     ids=["no server", "one server missing", "no chief", "a version that has gone"],
 )
-def test_nobody_starts_before_chief_and_servers_are_known(change: dict[str, object]) -> None:
+def test_no_task_starts_before_chief_and_servers_are_known(change: dict[str, object]) -> None:
     order = msgspec.structs.replace(ORDER, **change)
     assert config(order, task(Role.WORKER, 1), gaps=True) is None
     assert config(order, task(Role.WORKER, 1), sparse=True) is None
 
 
-def test_nobody_starts_before_the_others_know_of_it() -> None:
+def test_no_task_starts_before_the_others_know_of_it() -> None:
     assert config(ORDER, task(Role.WORKER, 1, port=0), gaps=True) is None
 
 

@@ -227,7 +227,7 @@ def test_a_tee_completes_the_last_line_and_keeps_a_long_one_whole(tmp_path: Path
 
 
 @pytest.mark.parametrize("redirect", [False, True])
-def test_the_report_has_the_traceback_that_nobody_recorded(tmp_path: Path, redirect: bool) -> None:
+def test_the_report_has_a_traceback_that_was_not_recorded(tmp_path: Path, redirect: bool) -> None:
     """Ours differs: torchrun's report says how to use `record` instead, and a log file is not named."""
     code = "def inner():\n    raise KeyError('the key')\nif rank == 1: inner()\n"
     logs = tmp_path / "logs"

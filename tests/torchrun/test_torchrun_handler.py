@@ -212,7 +212,7 @@ def test_too_few_nodes_in_time_are_a_sentence(nodes: Nodes) -> None:
     assert "after 0.5 s only 1 of at least 2 nodes is here" in ended.err
 
 
-def test_a_mistake_in_the_settings_is_told_before_anything_starts(nodes: Nodes) -> None:
+def test_a_mistake_in_the_settings_is_reported_before_anything_starts(nodes: Nodes) -> None:
     ended = finish(nodes.start("--nnodes=2", "--rdzv-conf=lost_after=soon"))
     assert ended.code == 1
     assert "--rdzv-conf lost_after 'soon' is not a number" in ended.err
@@ -279,7 +279,7 @@ def test_nodes_go_on_when_all_are_at_the_store() -> None:
         assert [meeting.result(WAIT) for meeting in meetings] == [True] * 3
 
 
-def test_none_goes_on_when_one_has_heard_of_another_round() -> None:
+def test_none_goes_on_when_one_knows_of_another_round() -> None:
     host, turned, late = places(3)
     with ThreadPoolExecutor() as pool:
         stores = [store_of(member) for member in (host, turned, late)]

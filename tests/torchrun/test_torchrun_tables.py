@@ -78,7 +78,7 @@ def test_every_flag_of_torchrun_is_here(theirs: Torchrun) -> None:
     assert {dest: wrong for dest, wrong in found.items() if wrong} == {}
 
 
-def test_every_flag_that_is_said_to_be_torchruns_is_in_the_torchruns_since_then(theirs: Torchrun) -> None:
+def test_every_flag_that_is_listed_as_torchruns_is_in_the_torchruns_since_then(theirs: Torchrun) -> None:
     def number(version: str) -> list[int]:
         return [int(part) for part in version.split(".")[:2]]
 
