@@ -160,9 +160,10 @@ class Mailbox:
         return messages
 
     def script(self, name: str, body: str) -> Path:
-        """A worker's script in this directory that has `post` and `sys` at hand before its own `body`."""
+        """A script for workers here that has `sys`, and `post` and `wait_for_signals`, at hand before its own `body`."""
         path = self.directory / name
-        path.write_text(f"import sys; sys.path.insert(0, {str(WORKERS)!r})\nfrom post import post\n{body}")
+        head = f"import sys; sys.path.insert(0, {str(WORKERS)!r})\nfrom post import post, wait_for_signals\n"
+        path.write_text(f"{head}{body}")
         return path
 
     def close(self) -> None:

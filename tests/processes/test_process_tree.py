@@ -89,7 +89,7 @@ def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox)
         "pid = int(subprocess.run(['sh', '-c', command], stdout=subprocess.PIPE).stdout)\n"
         "signal.signal(signal.SIGTERM, lambda *_: post(again=True))\n"
         "post(service=pid)\n"
-        "while True: signal.pause()\n",
+        "wait_for_signals()\n",
     )
     watchdog = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=2", script)
     with watched(mailbox.receive()["service"]) as service:

@@ -161,7 +161,7 @@ def test_a_signal_while_workers_are_being_stopped_for_a_restart_ends_the_job(mai
         "os.environ['RANK'] == '1' and (post(), os._exit(7))\n"
         "signal.signal(signal.SIGTERM, lambda *_: post(told=True))\n"
         "post()\n"
-        "while True: signal.pause()\n",
+        "wait_for_signals()\n",
     )
     process = launch(mailbox, "--nproc-per-node=2", "--max-restarts=5", "--shutdown-timeout=2", script)
     while "told" not in mailbox.receive():

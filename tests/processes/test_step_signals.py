@@ -131,7 +131,7 @@ def _signal_own(launcher: subprocess.Popen[str], number: int) -> None:
 
 
 LOADING = """
-import os, signal
+import os, signal, time
 from pathlib import Path
 import torch
 
@@ -149,7 +149,7 @@ if __name__ == '__main__':
     seen = [next(batches)]
     post(children=[worker.pid for worker in batches._workers])
     while not stop:
-        signal.pause()
+        time.sleep(0.1)
     seen += batches
     torch.save(torch.cat(seen), f'saved-{os.environ["RANK"]}.pt')
     post(saved=len(torch.cat(seen)), signals=len(stop))

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from post import post
+from post import post, wait_for_signals
 
 signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(0))
 signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(7))
@@ -29,5 +29,4 @@ post(
     names=[os.environ.get(name) for name in names],
     node=int(os.environ["DLROVER_LOCAL_NODE"]),
 )
-while True:
-    signal.pause()
+wait_for_signals()

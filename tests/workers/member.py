@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from post import post
+from post import post, wait_for_signals
 
 
 def succeed(number, frame):
@@ -29,5 +29,4 @@ post(
     nodes=int(os.environ["GROUP_WORLD_SIZE"]),
     port=os.environ["MASTER_PORT"],
 )
-while True:
-    signal.pause()
+wait_for_signals()

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from post import post
+from post import post, wait_for_signals
 
 
 def take(number, frame):
@@ -16,5 +16,4 @@ def take(number, frame):
 for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
     signal.signal(getattr(signal, name), take)
 post(signal=None)
-while True:
-    signal.pause()
+wait_for_signals()

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import time
 
 
 def post(**message):
@@ -12,3 +13,12 @@ def post(**message):
     message.setdefault("pid", os.getpid())
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mail:
         mail.sendto(json.dumps(message).encode(), "\0" + os.environ["TEST_MAILBOX"])
+
+
+def wait_for_signals():
+    """Wait until the handler of a signal ends this process.
+
+    `signal.pause` would sleep through a signal that comes between Python's last look for one and the system call.
+    """
+    while True:
+        time.sleep(0.1)
