@@ -160,7 +160,7 @@ class Mailbox:
         return messages
 
     def script(self, name: str, body: str) -> Path:
-        """A script for workers here that has `sys`, and `post` and `wait_for_signals`, at hand before its own `body`."""
+        """A workers' script here that has `sys`, and `post` and `wait_for_signals`, at hand before its own `body`."""
         path = self.directory / name
         head = f"import sys; sys.path.insert(0, {str(WORKERS)!r})\nfrom post import post, wait_for_signals\n"
         path.write_text(f"{head}{body}")
