@@ -199,7 +199,7 @@ def _command(program: Program, *, with_underscores: bool = False) -> Any:
         subcommand_metavar="",
         context_settings={"help_option_names": []},
     )
-    app.callback()(_callback(list(_parameters(program, with_underscores))))
+    app.callback()(with_parameters(_launch, list(_parameters(program, with_underscores))))
     for name, path in program.subcommands.items():
         module, _, function = path.partition(":")
         subcommand = getattr(importlib.import_module(module), function)
@@ -224,16 +224,16 @@ def _command(program: Program, *, with_underscores: bool = False) -> Any:
     return command
 
 
-def _callback(parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """A function with these parameters, which is how typer takes the declarations of options."""
-
-    def launch(**_: object) -> None:
-        """Does nothing: it runs before a subcommand. A launch is parsed without typer."""
-
-    signed: Any = launch
+def with_parameters(function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> Callable[..., Any]:
+    """The function, of which typer takes these parameters for its own."""
+    signed: Any = function
     signed.__signature__ = inspect.Signature(parameters)
     signed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return launch
+    return function
+
+
+def _launch(**_: object) -> None:
+    """Does nothing: it runs before a subcommand. A launch is parsed without typer."""
 
 
 def _parameters(program: Program, with_underscores: bool) -> Iterator[inspect.Parameter]:

@@ -55,15 +55,15 @@ class RendezvousArgs(NamedTuple):
     """
 
     nodes: FlagValue
-    spares: int
-    standalone: bool
-    backend: FlagValue | None
     endpoint: FlagValue
     run_id: FlagValue
-    node_rank: FlagValue | None
-    master_addr: FlagValue | None
-    master_port: int | None
     environ: Mapping[str, str]
+    spares: int = 0
+    standalone: bool = False
+    backend: FlagValue | None = None
+    node_rank: FlagValue | None = None
+    master_addr: FlagValue | None = None
+    master_port: int | None = None
     is_host: bool | None = None
 
     @property

@@ -12,15 +12,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dlrover_run.operate import sockets
+from dlrover_run.operate.connections import ConnectionServer
 from dlrover_run.rendezvous.client import AskFailed
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.requests import OperatorRequest
     from dlrover_run.coordination.status import JobStatus
-    from dlrover_run.operate.protocol import AgentInfo, Reply, TaskProgress
+    from dlrover_run.operate.protocol import AgentInfo, AgentReply, TaskProgress
 
 READ_TIMEOUT = 5.0
-"""Seconds that a program has to send its question, and to read the answer."""
+"""Seconds that a program has to send its request, and to read the reply."""
 
 ASK_TIMEOUT = 20.0
 """Seconds that the coordinator of the job has to answer."""
@@ -32,8 +33,8 @@ Ask = Callable[["OperatorRequest | None"], Awaitable["JobStatus"]]
 
 
 class AgentSocket:
-    """Answers questions with what `info` and `progress` return, and with the status that `ask` returns. It needs a
-    running loop, and costs nothing while no question comes."""
+    """Answers requests with what `info` and `progress` return, and with the status that `ask` returns. It needs a
+    running loop, and costs nothing while no request comes."""
 
     def __init__(
         self,
@@ -44,8 +45,7 @@ class AgentSocket:
         self._info = info
         self._progress = progress
         self._ask = ask
-        self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
 
     async def open(self) -> None:
         """Listen. Raises OSError."""
@@ -57,49 +57,39 @@ class AgentSocket:
         except OSError:
             listener.close()
             raise
-        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=sockets.MAX_QUESTION)
+        self._connections.server = await asyncio.start_unix_server(
+            self._connections.accept, sock=listener, limit=sockets.MAX_REQUEST
+        )
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
-        if self._server is not None:
-            self._server.close()
-        for serving in self._serving:
-            serving.cancel()
+        self._connections.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving = asyncio.current_task()
-        assert serving is not None, "a connection has a task"
-        self._serving.add(serving)
+        if sockets.peer_uid(writer.get_extra_info("socket")) not in (os.geteuid(), 0):
+            return
         try:
-            own = sockets.peer_uid(writer.get_extra_info("socket")) in (os.geteuid(), 0)
-            if own and len(self._serving) <= MAX_CONNECTIONS:
-                reply = await self._reply(await asyncio.wait_for(reader.readline(), READ_TIMEOUT))
-                writer.write(reply)
-                await asyncio.wait_for(writer.drain(), READ_TIMEOUT)
-        except (TimeoutError, OSError, ValueError):
-            # The program is gone, or does not read, or its line is no question.
-            pass
-        except asyncio.CancelledError:
-            # By `close`. The server of asyncio would report it as an error of the connection.
-            pass
-        finally:
-            self._serving.discard(serving)
-            writer.close()
+            reply = await self._reply(await asyncio.wait_for(reader.readline(), READ_TIMEOUT))
+        except ValueError:
+            # The line is too long, or no request.
+            return
+        writer.write(reply)
+        await asyncio.wait_for(writer.drain(), READ_TIMEOUT)
 
     async def _reply(self, line: bytes) -> bytes:
-        """The line that answers a line. Raises ValueError for one that is no question."""
+        """The line that answers a line. Raises ValueError for one that is no request."""
         import msgspec
 
-        from dlrover_run.operate.protocol import MAX_TASKS, Question, Reply
+        from dlrover_run.operate.protocol import MAX_TASKS, AgentReply, AgentRequest
 
-        question = msgspec.json.decode(line, type=Question)
-        tasks = tuple(self._progress())[:MAX_TASKS] if question.progress else ()
-        reply = Reply(agent=self._info(), tasks=tasks)
-        if question.status or question.request is not None:
-            reply = await self._ask_coordinator(reply, question.request)
+        request = msgspec.json.decode(line, type=AgentRequest)
+        tasks = tuple(self._progress())[:MAX_TASKS] if request.progress else ()
+        reply = AgentReply(agent=self._info(), tasks=tasks)
+        if request.status or request.request is not None:
+            reply = await self._ask_coordinator(reply, request.request)
         return msgspec.json.encode(reply) + b"\n"
 
-    async def _ask_coordinator(self, reply: Reply, request: OperatorRequest | None) -> Reply:
+    async def _ask_coordinator(self, reply: AgentReply, request: OperatorRequest | None) -> AgentReply:
         from msgspec.structs import replace
 
         try:
@@ -108,4 +98,5 @@ class AgentSocket:
         except AskFailed as failed:
             return replace(reply, problem=str(failed)[:4000], no_job=failed.no_job)
         except TimeoutError:
-            return replace(reply, problem=f"the coordinator has not answered within {ASK_TIMEOUT:g} s")
+            problem = f"the coordinator has not answered within {ASK_TIMEOUT:g} s"
+            return replace(reply, problem=problem)

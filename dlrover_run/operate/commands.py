@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import inspect
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -20,18 +22,20 @@ import typer
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import options, values
-from dlrover_run.command_line.application import flag_option
+from dlrover_run.command_line.application import flag_option, with_parameters
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.options import OTHER, OUTPUT
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
 from dlrover_run.console.text import sanitize
-from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 from dlrover_run.operate.drain import drain_problem, named
-from dlrover_run.operate.find import Job, find_job
-from dlrover_run.operate.text import NodeProgress, render_status, table
+from dlrover_run.operate.find import FoundJob, find_job
+from dlrover_run.operate.text import render_status, table
 from dlrover_run.rendezvous.client import AskFailed
+
+if TYPE_CHECKING:
+    from dlrover_run.events.reader import AgentLog
 
 WAITING, FAILED, NO_JOB = 1, 2, 3
 """Exit codes of `status`: the job waits, it has failed, and there is none. 0: it trains, or has succeeded."""
@@ -44,21 +48,17 @@ WAIT_INTERVAL = 1.0
 
 _STATES = {JobState.WAITING: WAITING, JobState.FAILED: FAILED}
 
-Result = TypeVar("Result")
 
-
-def _shared(dest: str, **changed: Any) -> Any:
-    return flag_option(options.BY_DEST[dest]._replace(**changed))
-
-
-Backend = Annotated[
-    str | None,
-    _shared("rdzv_backend", help="How the nodes of the job meet, if it is elsewhere: [b]c10d[/] or [b]etcd[/]."),
-]
-Endpoint = Annotated[str | None, _shared("rdzv_endpoint", help="Where the nodes meet, if the job is elsewhere.")]
-Id = Annotated[str | None, _shared("rdzv_id", help="Name of the job.")]
-Conf = Annotated[str | None, _shared("rdzv_conf")]
-Timeout = Annotated[
+_FLAGS: dict[str, Any] = {
+    dest: Annotated[str | None, flag_option(options.BY_DEST[dest]._replace(help=help))]
+    for dest, help in (
+        ("rdzv_backend", "How the nodes of the job meet, if it is elsewhere: [b]c10d[/] or [b]etcd[/]."),
+        ("rdzv_endpoint", "Where the nodes meet, if the job is elsewhere."),
+        ("rdzv_id", "Name of the job."),
+        ("rdzv_conf", options.BY_DEST["rdzv_conf"].help),
+    )
+}
+_Timeout = Annotated[
     str, typer.Option(metavar="SECONDS", help="Time until the job must have answered.", rich_help_panel=OTHER)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", rich_help_panel=OUTPUT)]
@@ -70,20 +70,20 @@ Logs = Annotated[
 
 
 class _Asker:
-    """The job that a command line means."""
+    """Finds and asks the job that a command line means; `name` begins the lines of the command."""
 
-    def __init__(self, context: typer.Context, name: str, timeout: str, **given: str | None) -> None:
-        self.program: Program = context.find_root().obj
-        self.name = f"{self.program.name} {name}"
+    def __init__(self, program: Program, command: str, timeout: str, given: dict[str, str | None]) -> None:
+        self._program = program
+        self.name = f"{program.name} {command}"
         self._timeout = values.seconds("--timeout", timeout, zero_allowed=False)
         line = CommandLine({dest: [text] for dest, text in given.items() if text is not None})
-        self._flags = FlagValues(line, os.environ, self.program)
+        self._flags = FlagValues(line, os.environ, program)
 
-    async def find(self) -> Job:
+    async def find(self) -> FoundJob:
         """The job. Raises SpecError and AskFailed."""
-        return await find_job(self._flags, os.environ, self.program)
+        return await find_job(self._flags, os.environ, self._program)
 
-    async def ask(self, job: Job, request: OperatorRequest | None = None) -> JobStatus:
+    async def ask(self, job: FoundJob, request: OperatorRequest | None = None) -> JobStatus:
         """Its status. Raises AskFailed, also when it does not answer in time."""
         try:
             async with asyncio.timeout(self._timeout):
@@ -93,25 +93,54 @@ class _Asker:
                 f"the job {job.name!r} has not answered within {self._timeout:g} s (--timeout)", no_job=True
             ) from None
 
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run it to its end."""
-        return asyncio.run(work)
+    async def read_logs(self, place: str | None) -> tuple[list[AgentLog], FoundJob | None]:
+        """The event logs at a place that the user names, else those of the running job that this machine can read, and
+        this job. Raises SpecError and AskFailed."""
+        from dlrover_run.operate.logs import named_logs, running_logs
 
-    def fail(self, failed: AskFailed) -> int:
-        """Report a question without an answer; the exit code."""
-        report(self.name, sanitize(str(failed)).rstrip(".") + ".")
-        return NO_JOB if failed.no_job else REFUSED
+        if place is not None:
+            return named_logs(place), None
+        try:
+            job = await self.find()
+        except AskFailed as failed:
+            hint = "of a job that is over name the event logs, for example logs/latest"
+            raise AskFailed(f"{failed}; {hint}", failed.no_job) from None
+        return running_logs(job.agents), job
 
 
-def status(
-    context: typer.Context,
-    rdzv_backend: Backend = None,
-    rdzv_endpoint: Endpoint = None,
-    rdzv_id: Id = None,
-    rdzv_conf: Conf = None,
-    timeout: Timeout = "10",
-    as_json: Json = False,
-) -> int:
+_Work = Callable[..., Coroutine[Any, Any, int]]
+
+
+def _command(*flags: str, refused: int = NO_JOB) -> Callable[[_Work], Callable[..., int]]:
+    """Make a subcommand with these flags of the launch command line and --timeout. The function gets an `_Asker` for
+    them. `refused` is the exit code if there is a job, and it does not carry out the request."""
+
+    def decorate(work: _Work) -> Callable[..., int]:
+        def run(context: typer.Context, **given: Any) -> int:
+            program = context.find_root().obj
+            by_flag = {dest: given.pop(dest) for dest in flags}
+            asker = _Asker(program, work.__name__, given.pop("timeout"), by_flag)
+            try:
+                return asyncio.run(work(asker, **given))
+            except AskFailed as failed:
+                report(asker.name, sanitize(str(failed)).rstrip(".") + ".")
+                return NO_JOB if failed.no_job else refused
+
+        own = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
+        parameters = [
+            Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(Parameter(dest, Parameter.KEYWORD_ONLY, default=None, annotation=_FLAGS[dest]) for dest in flags),
+            Parameter("timeout", Parameter.KEYWORD_ONLY, default="10", annotation=_Timeout),
+            *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own),
+        ]
+        run.__doc__ = work.__doc__
+        return with_parameters(run, parameters)
+
+    return decorate
+
+
+@_command(*_FLAGS)
+async def status(asker: _Asker, as_json: Json = False) -> int:
     """Show the state of a running job and of each of its nodes.
 
     The exit code is 0 if the job trains, 1 if it waits for nodes, 2 if it has failed and 3 if there is no such job.
@@ -119,100 +148,69 @@ def status(
 
     Of a job elsewhere: [b]dlrover-run status --rdzv-endpoint=node0 --rdzv-id=resnet[/]
     """
-    asker = _Asker(
-        context, "status", timeout,
-        rdzv_backend=rdzv_backend, rdzv_endpoint=rdzv_endpoint, rdzv_id=rdzv_id, rdzv_conf=rdzv_conf,
-    )  # fmt: skip
-
-    async def show() -> int:
-        job = await asker.find()
-        found = await asker.ask(job)
-        steps = await job.progress()
-        print(_json(job, found, steps) if as_json else _text(job, found, steps), flush=True)
-        return _STATES.get(found.state, exit_codes.SUCCESS)
-
-    try:
-        return asker.run(show())
-    except AskFailed as failed:
-        asker.fail(failed)
-        return NO_JOB
-
-
-def _text(job: Job, found: JobStatus, steps: NodeProgress) -> str:
     from dlrover_run.operate.logs import effectiveness
 
-    return render_status(found, effectiveness(job.agents, datetime.now(UTC)), steps)
+    job = await asker.find()
+    found = await asker.ask(job)
+    if as_json:
+        effective = effectiveness(job.agents)
+        data = msgspec.to_builtins(found)
+        data["progress"] = msgspec.to_builtins(await job.progress())
+        data["ettr"] = None if effective is None else round(effective.ratio, 6)
+        print(msgspec.json.encode(data).decode(), flush=True)
+    else:
+        print(await _text(job, found), flush=True)
+    return _STATES.get(found.state, exit_codes.SUCCESS)
 
 
-def _json(job: Job, found: JobStatus, steps: NodeProgress) -> str:
+async def _text(job: FoundJob, found: JobStatus) -> str:
     from dlrover_run.operate.logs import effectiveness
 
-    effective = effectiveness(job.agents, datetime.now(UTC))
-    data = msgspec.to_builtins(found)
-    data["progress"] = msgspec.to_builtins(steps)
-    data["ettr"] = None if effective is None else round(effective.ratio, 6)
-    return msgspec.json.encode(data).decode()
+    return render_status(found, effectiveness(job.agents), await job.progress())
 
 
-def top(
-    context: typer.Context,
-    rdzv_backend: Backend = None,
-    rdzv_endpoint: Endpoint = None,
-    rdzv_id: Id = None,
-    rdzv_conf: Conf = None,
-    timeout: Timeout = "10",
-) -> int:
+@_command(*_FLAGS)
+async def top(asker: _Asker) -> int:
     """Show the status of a job until you press Ctrl-C; once a second on a terminal, else after each change."""
-    asker = _Asker(
-        context, "top", timeout,
-        rdzv_backend=rdzv_backend, rdzv_endpoint=rdzv_endpoint, rdzv_id=rdzv_id, rdzv_conf=rdzv_conf,
-    )  # fmt: skip
-
-    async def follow() -> int:
-        job = await asker.find()
-        if not sys.stdout.isatty():
-            return await _print_changes(asker, job)
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        with Live(console=Console(), screen=True, auto_refresh=False) as live:
-            while True:
-                found = await asker.ask(job)
-                live.update(
-                    Text(_text(job, found, await job.progress()), no_wrap=True, overflow="ellipsis"), refresh=True
-                )
-                await asyncio.sleep(WAIT_INTERVAL)
-
-    try:
-        return asker.run(follow())
-    except AskFailed as failed:
-        return asker.fail(failed)
-    except KeyboardInterrupt:
-        return exit_codes.SUCCESS
+    job = await asker.find()
+    if not sys.stdout.isatty():
+        return await _print_changes(asker, job)
+    await _show(asker, job)
+    return exit_codes.SUCCESS
 
 
-async def _print_changes(asker: _Asker, job: Job) -> int:
+async def _show(asker: _Asker, job: FoundJob) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+        while True:
+            text = await _text(job, await asker.ask(job))
+            live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+            await asyncio.sleep(WAIT_INTERVAL)
+
+
+async def _print_changes(asker: _Asker, job: FoundJob) -> int:
     before = None
     while True:
         found = await asker.ask(job)
         key = (found.state, found.round, found.restarts, {node.node_id: node.state for node in found.nodes})
         if key != before:
             before = key
-            print(f"{_text(job, found, await job.progress())}\n", flush=True)
+            print(f"{await _text(job, found)}\n", flush=True)
         if found.state in (JobState.SUCCEEDED, JobState.FAILED):
             return _STATES.get(found.state, exit_codes.SUCCESS)
         await asyncio.sleep(WAIT_INTERVAL)
 
 
-def why(
-    context: typer.Context,
+@_command("rdzv_id")
+async def why(
+    asker: _Asker,
     logs: Logs = None,
     last_restart: Annotated[bool, typer.Option("--last-restart", help="Why were the workers restarted?")] = False,
     slow: Annotated[bool, typer.Option("--slow", help="Where does the time go?")] = False,
     start: Annotated[bool, typer.Option("--start", help="Why did the start take so long?")] = False,
-    rdzv_id: Id = None,
-    timeout: Timeout = "10",
     as_json: Json = False,
 ) -> int:
     """Say why a job is in its state: why it waits, failed, was restarted, is slow, or was slow to start.
@@ -222,59 +220,39 @@ def why(
     Of a job that is over: [b]dlrover-run why --last-restart logs/latest[/]
     """
     from dlrover_run.events.why import Question, explain
-    from dlrover_run.operate.logs import named_logs, running_logs
 
     if last_restart + slow + start > 1:
         raise UsageError("Give one of --last-restart, --slow and --start.")
-    question = next(
-        (each for each, given in (
-            (Question.LAST_RESTART, last_restart), (Question.SLOW, slow), (Question.START, start),
-        ) if given),
-        Question.NOW,
-    )  # fmt: skip
-    if logs is not None:
-        answer = explain(named_logs(logs), question)
-    else:
-        asker = _Asker(context, "why", timeout, rdzv_id=rdzv_id)
-        try:
-            job = asker.run(asker.find())
-        except AskFailed as failed:
-            report(asker.name, "name the event logs of a job that is over, for example logs/latest.")
-            return asker.fail(failed)
-        found = running_logs(job.agents)
-        if not found:
-            return _without_logs(asker, job, question is Question.NOW)
-        answer = explain(found, question, datetime.now(UTC))
-    print(_lines_as_json(answer.lines) if as_json else sanitize(answer.text), flush=True)
+    chosen = {Question.LAST_RESTART: last_restart, Question.SLOW: slow, Question.START: start}
+    question = next((question for question, given in chosen.items() if given), Question.NOW)
+    found, job = await asker.read_logs(logs)
+    if job is not None and not found:
+        if question is not Question.NOW:
+            raise _no_logs()
+        status = await asker.ask(job)
+        print(sanitize(status.waiting if status.state is JobState.WAITING else status.reason), flush=True)
+        report(asker.name, f"{_no_logs()}.")
+        return exit_codes.SUCCESS
+    answer = explain(found, question, None if job is None else datetime.now(UTC))
+    print(msgspec.json.encode(answer.lines).decode() if as_json else sanitize(answer.text), flush=True)
     return exit_codes.SUCCESS
 
 
-def _without_logs(asker: _Asker, job: Job, now: bool) -> int:
-    """Answer from the status of a job of which no event log can be read here."""
-    if now:
-        try:
-            found = asker.run(asker.ask(job))
-        except AskFailed as failed:
-            return asker.fail(failed)
-        print(sanitize(found.waiting if found.state is JobState.WAITING else found.reason), flush=True)
-    report(asker.name, "the job keeps no event log that this machine can read (--log-dir or --journal keeps one).")
-    return exit_codes.SUCCESS if now else NO_JOB
+def _no_logs() -> AskFailed:
+    return AskFailed(
+        "the job keeps no event log that this machine can read (--log-dir or --journal keeps one)", no_job=True
+    )
 
 
-def _lines_as_json(lines: tuple[Reasons, ...]) -> str:
-    return msgspec.json.encode(lines).decode()
-
-
-def events(
-    context: typer.Context,
+@_command("rdzv_id")
+async def events(
+    asker: _Asker,
     logs: Logs = None,
     since: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Events from then on: an age (10m), a time (04:12) or a date with a time."),
     ] = None,
     by_node: Annotated[bool, typer.Option("--by-node", help="Count the failures of each node.")] = False,
-    rdzv_id: Id = None,
-    timeout: Timeout = "10",
     as_json: Json = False,
 ) -> int:
     """List what happened in a job, from its event logs, also after its end.
@@ -282,24 +260,17 @@ def events(
     Of a job that is over: [b]dlrover-run events --since=04:00 logs/latest[/]
     """
     from dlrover_run.events.text import describe, short_name
-    from dlrover_run.operate.logs import entries_since, failures_by_node, named_logs, parse_since, running_logs
+    from dlrover_run.operate.logs import entries_since, failures_by_node, parse_since
 
     after = None if since is None else parse_since(since, datetime.now(UTC))
-    if logs is not None:
-        found = named_logs(logs)
-    else:
-        asker = _Asker(context, "events", timeout, rdzv_id=rdzv_id)
-        try:
-            job = asker.run(asker.find())
-        except AskFailed as failed:
-            report(asker.name, "name the event logs of a job that is over, for example logs/latest.")
-            return asker.fail(failed)
-        found = running_logs(job.agents)
-        if not found:
-            return _without_logs(asker, job, now=False)
+    found, _ = await asker.read_logs(logs)
+    if not found:
+        raise _no_logs()
     if by_node:
-        rows = [(host, str(agents), str(failed), last) for host, agents, failed, last in failures_by_node(found, after)]
-        print(sanitize("\n".join(table(("HOST", "AGENTS", "FAILURES", "LAST FAILURE"), rows))), flush=True)
+        counts = [
+            (host, str(agents), str(failed), last) for host, agents, failed, last in failures_by_node(found, after)
+        ]
+        print(sanitize("\n".join(table(("HOST", "AGENTS", "FAILURES", "LAST FAILURE"), counts))), flush=True)
         return exit_codes.SUCCESS
     rows = []
     for entry in entries_since(found, after):
@@ -315,84 +286,50 @@ def events(
     return exit_codes.SUCCESS
 
 
-def drain(
-    context: typer.Context,
+@_command(*_FLAGS, refused=REFUSED)
+async def drain(
+    asker: _Asker,
     node: Annotated[str, typer.Argument(metavar="NODE", help="Rank, host or id of the node, as in `status`.")],
     force: Annotated[
         bool, typer.Option("--force", help="Also if the job then has too few nodes.", rich_help_panel=OTHER)
     ] = False,
     wait: Wait = False,
-    rdzv_backend: Backend = None,
-    rdzv_endpoint: Endpoint = None,
-    rdzv_id: Id = None,
-    rdzv_conf: Conf = None,
-    timeout: Timeout = "10",
 ) -> int:
     """Ask one node to leave the job: its workers get the time to save, and a spare takes its place.
 
     The others form a new round without it, which costs no restart. A node that the job cannot do without is refused.
     """
-    asker = _Asker(
-        context, "drain", timeout,
-        rdzv_backend=rdzv_backend, rdzv_endpoint=rdzv_endpoint, rdzv_id=rdzv_id, rdzv_conf=rdzv_conf,
-    )  # fmt: skip
-
-    async def request() -> int:
-        job = await asker.find()
-        before = await asker.ask(job)
-        if not force and (problem := drain_problem(before, node)) is not None:
-            report(asker.name, f"{sanitize(problem)} (--force drains it all the same).")
-            return REFUSED
-        leaving = {each.node_id for each in named(before, node)}
-        await asker.ask(job, OperatorRequest(Action.DRAIN, node, by=_who()))
-        print(f"{asker.name}: node {node} is asked to leave the job {job.name!r}", flush=True)
-        while wait and leaving:
-            found = await asker.ask(job)
-            gone = {NodeCondition.DISCONNECTED, NodeCondition.SUCCEEDED}
-            leaving &= {each.node_id for each in found.nodes if each.state not in gone}
-            if leaving:
-                await asyncio.sleep(WAIT_INTERVAL)
-        return exit_codes.SUCCESS
-
-    try:
-        return asker.run(request())
-    except AskFailed as failed:
-        return asker.fail(failed)
-
-
-def stop(
-    context: typer.Context,
-    wait: Wait = False,
-    rdzv_backend: Backend = None,
-    rdzv_endpoint: Endpoint = None,
-    rdzv_id: Id = None,
-    rdzv_conf: Conf = None,
-    timeout: Timeout = "10",
-) -> int:
-    """Stop a job on all of its nodes. The workers get SIGTERM and the time of [b]--shutdown-timeout[/]."""
-    asker = _Asker(
-        context, "stop", timeout,
-        rdzv_backend=rdzv_backend, rdzv_endpoint=rdzv_endpoint, rdzv_id=rdzv_id, rdzv_conf=rdzv_conf,
-    )  # fmt: skip
-
-    async def request() -> int:
-        job = await asker.find()
-        await asker.ask(job, OperatorRequest(Action.STOP, by=_who()))
-        print(f"{asker.name}: the job {job.name!r} stops", flush=True)
-        while wait:
-            try:
-                found = await asker.ask(job)
-            except AskFailed:
-                break
-            if not any(each.state is not NodeCondition.DISCONNECTED for each in found.nodes):
-                break
+    job = await asker.find()
+    before = await asker.ask(job)
+    if not force and (problem := drain_problem(before, node)) is not None:
+        raise AskFailed(f"{problem} (--force drains it all the same)")
+    leaving = {each.node_id for each in named(before, node)}
+    await asker.ask(job, OperatorRequest(Action.DRAIN, node, by=_who()))
+    print(f"{asker.name}: node {node} is asked to leave the job {job.name!r}", flush=True)
+    while wait and leaving:
+        found = await asker.ask(job)
+        gone = {NodeCondition.DISCONNECTED, NodeCondition.SUCCEEDED}
+        leaving &= {each.node_id for each in found.nodes if each.state not in gone}
+        if leaving:
             await asyncio.sleep(WAIT_INTERVAL)
-        return exit_codes.SUCCESS
+    return exit_codes.SUCCESS
 
-    try:
-        return asker.run(request())
-    except AskFailed as failed:
-        return asker.fail(failed)
+
+@_command(*_FLAGS, refused=REFUSED)
+async def stop(asker: _Asker, wait: Wait = False) -> int:
+    """Stop a job on all of its nodes. The workers get SIGTERM and the time of [b]--shutdown-timeout[/]."""
+    job = await asker.find()
+    await asker.ask(job, OperatorRequest(Action.STOP, by=_who()))
+    print(f"{asker.name}: the job {job.name!r} stops", flush=True)
+    while wait:
+        try:
+            found = await asker.ask(job)
+        except AskFailed:
+            break
+        if all(each.state is NodeCondition.DISCONNECTED for each in found.nodes):
+            break
+        await asyncio.sleep(WAIT_INTERVAL)
+    return exit_codes.SUCCESS
 
 
 def _who() -> str:

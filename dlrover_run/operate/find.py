@@ -21,7 +21,7 @@ from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.operate import protocol, sockets
-from dlrover_run.operate.protocol import AgentInfo, Question, Reply, TaskProgress
+from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, TaskProgress
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
 
@@ -29,7 +29,7 @@ SURVEY_TIMEOUT = 3.0
 """Seconds that the agents of this machine have to name themselves. A stopped one is left out."""
 
 
-class Job(ABC):
+class FoundJob(ABC):
     """A job that was found. `agents` are those of its nodes on this machine that answer."""
 
     name: str
@@ -45,7 +45,7 @@ class Job(ABC):
         return {}
 
 
-class JobHere(Job):
+class JobHere(FoundJob):
     """A job with agents on this machine, `sockets`. The first that answers asks the coordinator."""
 
     def __init__(self, found: Sequence[tuple[str, AgentInfo]]) -> None:
@@ -54,22 +54,21 @@ class JobHere(Job):
         self._sockets = [socket for socket, _ in found]
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
-        problem = AskFailed(f"the agents of the job {self.name!r} have ended", no_job=True)
         for socket in self._sockets:
-            reply = await _ask_agent(socket, Question(status=True, request=request))
+            reply = await _ask_agent(socket, AgentRequest(status=True, request=request))
             if reply is None:
                 continue
             if reply.status is not None:
                 return reply.status
             raise AskFailed(reply.problem, reply.no_job)
-        raise problem
+        raise AskFailed(f"the agents of the job {self.name!r} have ended", no_job=True)
 
     async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
-        replies = await asyncio.gather(*(_ask_agent(socket, Question(progress=True)) for socket in self._sockets))
+        replies = await asyncio.gather(*(_ask_agent(socket, AgentRequest(progress=True)) for socket in self._sockets))
         return {reply.agent.node_id: reply.tasks for reply in replies if reply is not None and reply.tasks}
 
 
-class JobElsewhere(Job):
+class JobElsewhere(FoundJob):
     """A job at an endpoint. `spec` is the job as a program sees it that starts no master."""
 
     def __init__(self, spec: JobSpec) -> None:
@@ -95,7 +94,7 @@ class JobElsewhere(Job):
             await store.close()
 
 
-async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Program) -> Job:
+async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Program) -> FoundJob:
     """The job that these flags and variables mean. Raises SpecError for invalid ones, and AskFailed without a job."""
     named = flags.explicit("rdzv_id")
     by_flag = flags.explicit("rdzv_backend") or flags.explicit("rdzv_endpoint")
@@ -122,7 +121,7 @@ async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Progr
 async def survey(uid: int) -> list[tuple[str, AgentInfo]]:
     """The sockets of the agents of this user here that answer, each with its agent."""
     names = sorted(sockets.socket_prefix(uid) + rest for rest in sockets.socket_names(sockets.socket_prefix(uid)))
-    replies = await asyncio.gather(*(_ask_agent(name, Question()) for name in names))
+    replies = await asyncio.gather(*(_ask_agent(name, AgentRequest()) for name in names))
     return [(name, reply.agent) for name, reply in zip(names, replies, strict=True) if reply is not None]
 
 
@@ -138,17 +137,17 @@ def group(found: Sequence[tuple[str, AgentInfo]], name: str | None) -> list[list
     return list(jobs.values())
 
 
-async def _ask_agent(name: str, question: Question) -> Reply | None:
+async def _ask_agent(name: str, request: AgentRequest) -> AgentReply | None:
     """The reply of the agent with that socket; None if it does not answer, or belongs to another user."""
-    waits = question.status or question.request is not None
+    waits = request.status or request.request is not None
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(None if waits else SURVEY_TIMEOUT):
             reader, writer = await asyncio.open_unix_connection(f"\0{name}", limit=protocol.MAX_REPLY)
             if sockets.peer_uid(writer.get_extra_info("socket")) not in (os.geteuid(), 0):
                 return None
-            writer.write(msgspec.json.encode(question) + b"\n")
-            return msgspec.json.decode(await reader.readline(), type=Reply)
+            writer.write(msgspec.json.encode(request) + b"\n")
+            return msgspec.json.decode(await reader.readline(), type=AgentReply)
     except (OSError, TimeoutError, ValueError):
         return None
     finally:
@@ -161,39 +160,32 @@ async def _ask_agent(name: str, question: Question) -> Reply | None:
 def job_elsewhere(flags: FlagValues, environ: Mapping[str, str], program: Program) -> JobSpec | None:
     """The job at an endpoint that flags or variables give, or the cluster that has started this shell; None if nothing
     does. Raises SpecError."""
-    by_variable = environ.get(MASTER_VARIABLE, "").strip()
     args = RendezvousArgs(
         nodes=FlagValue("--nnodes", f"1:{MAX_NODES}"),
-        spares=0,
-        standalone=False,
-        backend=flags.explicit("rdzv_backend"),
         endpoint=flags.get("rdzv_endpoint"),
         run_id=flags.explicit("rdzv_id") or FlagValue("--rdzv-id", rendezvous_options.UNNAMED),
-        node_rank=None,
-        master_addr=None,
-        master_port=None,
         environ=environ,
+        backend=flags.explicit("rdzv_backend"),
     )
-    if not (args.backend or args.endpoint.text.strip() or by_variable):
+    if not (args.backend or args.endpoint.text.strip() or environ.get(MASTER_VARIABLE, "").strip()):
         completed = _by_cluster(args, flags, environ, program)
         if completed is None:
             return None
         args = completed
-    if args.backend is None:
-        args = args._replace(backend=FlagValue("--rdzv-backend", rendezvous_options.MASTER_BACKENDS[0]))
-    if args.backend is not None and args.backend.text == "static":
+    backend = args.backend or FlagValue("--rdzv-backend", rendezvous_options.MASTER_BACKENDS[0])
+    if backend.text == "static":
         raise SpecError("a job with --rdzv-backend=static is known to its own machines only: run this on one of them.")
-    rendezvous = rendezvous_options.resolve(args, rendezvous_options.UNNAMED)
+    rendezvous = rendezvous_options.resolve(args._replace(backend=backend), rendezvous_options.UNNAMED)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    backend = backend_spec.find_backend(rendezvous, conf, environ)
+    found = backend_spec.find_backend(rendezvous, conf, environ)
     return JobSpec(
         # Nothing runs, but a JobSpec needs an entry point.
         entrypoint=Entrypoint("program", "true"),
         run_id=rendezvous.run_id,
         rules=JobRules(max_nodes=MAX_NODES),
         backend=rendezvous.backend,
-        master=replace(backend.master, is_host=False) if backend.master else None,
-        etcd=backend.etcd,
+        master=replace(found.master, is_host=False) if found.master else None,
+        etcd=found.etcd,
     )
 
 

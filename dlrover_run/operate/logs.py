@@ -46,7 +46,7 @@ def _readable(place: Path) -> list[AgentLog]:
         return []
 
 
-def effectiveness(agents: Sequence[AgentInfo], now: datetime) -> Effectiveness | None:
+def effectiveness(agents: Sequence[AgentInfo]) -> Effectiveness | None:
     """The effective training time ratio up to now; None without logs, or if reading them would take long."""
     sizes = 0
     for agent in agents:
@@ -57,7 +57,7 @@ def effectiveness(agents: Sequence[AgentInfo], now: datetime) -> Effectiveness |
     if not sizes or sizes > MAX_QUICK_BYTES:
         return None
     logs = running_logs(agents)
-    ratio = build_ledger(logs, now, running=True).ettr
+    ratio = build_ledger(logs, datetime.now(UTC), running=True).ettr
     return None if ratio is None else Effectiveness(ratio, len(logs))
 
 

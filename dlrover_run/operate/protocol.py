@@ -1,4 +1,4 @@
-"""What an operator's program asks an agent on its own machine: one line of JSON each way (see `sockets`)."""
+"""What an operator's program requests from an agent on its own machine: one line of JSON each way (see `sockets`)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from dlrover_run.coordination.status import JobStatus
 MAX_REPLY = 4 * 1024 * 1024
 """The longest line that an operator's program reads: more than a status of `status.MAX_SHOWN` nodes."""
 
-
 MAX_TASKS = 1024
-"""Tasks of which an agent tells the progress."""
+"""Tasks of which an agent reports the progress."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is asked: always which agent it is, with `progress` also what its tasks have done, and with `status` the
-    status of its job, after `request` was taken."""
+class AgentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request for the AgentInfo, with `progress` also for what the tasks have done, and with `status` for the status
+    of the job, after the operator's `request` was taken."""
 
     status: bool = False
     progress: bool = False
@@ -41,7 +40,7 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
     """What a task has done since its start: its steps, the seconds since the last one, and the seconds of one
-    step, None as long as too few questions have shown them."""
+    step, None as long as too few requests have shown them."""
 
     name: str
     steps: int
@@ -49,9 +48,9 @@ class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
     period: float | None = None
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of an agent. `problem` is a clause if there is no status though it was asked for; with `no_job`, the
-    coordinator does not know the job. A task that has reported no step is left out."""
+class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of an agent. `problem` is a clause if there is no status though it was requested; with `no_job`, the
+    coordinator does not know the job, or does not answer. A task that has reported no step is left out."""
 
     agent: AgentInfo
     tasks: tuple[TaskProgress, ...] = ()

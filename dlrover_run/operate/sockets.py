@@ -13,7 +13,7 @@ import socket
 import struct
 from pathlib import Path
 
-MAX_QUESTION = 4096
+MAX_REQUEST = 4096
 """The longest line that an agent reads."""
 
 _CREDENTIALS = struct.Struct("3i")

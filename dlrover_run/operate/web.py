@@ -1,8 +1,8 @@
 """The master's read-only web server: `/metrics`, `/v1/status` and `/v1/events`.
 
-It takes GET alone, and costs nothing while nobody asks. A client proves the job's token, as a bearer token or as the
+It takes GET alone, and costs nothing without a request. A client proves the job's token, as a bearer token or as the
 password of any user. Without a token it serves the own machine only, and no name but the machine's own, so that a web
-page in a browser here cannot ask it under another name.
+page in a browser here cannot reach it under another name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.status import JobStatus
+from dlrover_run.operate.connections import ConnectionServer
 from dlrover_run.operate.metrics import CONTENT_TYPE, JobFigures, render_metrics
 
 MAX_HEAD = 8192
@@ -85,7 +86,7 @@ def parse_head(data: bytes) -> HttpRequest:
     except ValueError:
         raise HttpError("400 Bad Request", "not a request") from None
     if not protocol.startswith("HTTP/1."):
-        raise HttpError("505 HTTP Version Not Supported", "HTTP/1.1 is spoken here")
+        raise HttpError("505 HTTP Version Not Supported", "only HTTP/1.1 is served")
     if method != "GET":
         raise HttpError("405 Method Not Allowed", "only GET is answered")
     query = {name: texts[-1] for name, texts in parse_qs(url.query).items()}
@@ -118,37 +119,17 @@ class WebServer:
     def __init__(self, source: JobSource, token: str) -> None:
         self._source = source
         self._token = token
-        self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._connections = ConnectionServer(self._answer, MAX_CONNECTIONS)
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen; returns the port. Raises OSError."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD, ssl=tls)
-        return int(self._server.sockets[0].getsockname()[1])
+        accept = self._connections.accept
+        self._connections.server = server = await asyncio.start_server(accept, host, port, limit=MAX_HEAD, ssl=tls)
+        return int(server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
-        if self._server is not None:
-            self._server.close()
-        for serving in self._serving:
-            serving.cancel()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving = asyncio.current_task()
-        assert serving is not None, "a connection has a task"
-        self._serving.add(serving)
-        try:
-            if len(self._serving) <= MAX_CONNECTIONS:
-                await self._answer(reader, writer)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            # The client is gone or too slow, or its head is too long.
-            pass
-        except asyncio.CancelledError:
-            # By `close`. The server of asyncio would report it as an error of the connection.
-            pass
-        finally:
-            self._serving.discard(serving)
-            writer.close()
+        self._connections.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_TIMEOUT)

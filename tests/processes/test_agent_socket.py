@@ -19,7 +19,7 @@ from dlrover_run.coordination.status import JobStatus
 from dlrover_run.operate import agent_socket, sockets
 from dlrover_run.operate.agent_socket import AgentSocket
 from dlrover_run.operate.find import JobHere, survey
-from dlrover_run.operate.protocol import AgentInfo, Question
+from dlrover_run.operate.protocol import AgentInfo, AgentRequest
 from dlrover_run.rendezvous.client import AskFailed
 
 INFO = AgentInfo(
@@ -89,7 +89,7 @@ def test_nothing_is_left_of_an_agent_that_was_killed() -> None:
     assert not sockets.socket_names(own)
 
 
-@pytest.mark.parametrize("line", [b"\n", b"{}" * sockets.MAX_QUESTION + b"\n", b'{"status": "yes"}\n', b""])
+@pytest.mark.parametrize("line", [b"\n", b"{}" * sockets.MAX_REQUEST + b"\n", b'{"status": "yes"}\n', b""])
 def test_what_is_no_question_ends_the_connection(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_socket, "READ_TIMEOUT", 0.05)
 
@@ -127,5 +127,5 @@ def test_a_coordinator_that_does_not_answer_is_reported_to(monkeypatch: pytest.M
 
 
 def test_a_question_is_small() -> None:
-    longest = Question(status=True, request=OperatorRequest(Action.DRAIN, "n" * 255, by="b" * 255))
-    assert len(msgspec.json.encode(longest)) < sockets.MAX_QUESTION
+    longest = AgentRequest(status=True, request=OperatorRequest(Action.DRAIN, "n" * 255, by="b" * 255))
+    assert len(msgspec.json.encode(longest)) < sockets.MAX_REQUEST

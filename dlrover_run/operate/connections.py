@@ -1,0 +1,43 @@
+"""The connections of a small server: at most so many at one time, and all of them end with the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class ConnectionServer:
+    """Calls `serve` for each connection; beyond `limit` they are closed at once. `accept` is the callback of the
+    functions of asyncio that start a server, whose result belongs in `server`."""
+
+    def __init__(self, serve: Serve, limit: int) -> None:
+        self.server: asyncio.Server | None = None
+        self._serve = serve
+        self._limit = limit
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None, "a connection has a task"
+        self._serving.add(serving)
+        try:
+            if len(self._serving) <= self._limit:
+                await self._serve(reader, writer)
+        except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
+            # The peer is gone or too slow, or what it sends is too long.
+            pass
+        except asyncio.CancelledError:
+            # By `close`. The server of asyncio would report it as an error of the connection.
+            pass
+        finally:
+            self._serving.discard(serving)
+            writer.close()
+
+    def close(self) -> None:
+        """Stop listening, and end all connections."""
+        if self.server is not None:
+            self.server.close()
+        for serving in self._serving:
+            serving.cancel()
