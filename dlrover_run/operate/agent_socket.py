@@ -99,4 +99,4 @@ class AgentSocket:
             return replace(reply, problem=str(failed)[:4000], no_job=failed.no_job)
         except TimeoutError:
             problem = f"the coordinator has not answered within {ASK_TIMEOUT:g} s"
-            return replace(reply, problem=problem)
+            return replace(reply, problem=problem, no_job=True)

@@ -7,9 +7,11 @@ scripts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -175,7 +177,11 @@ async def top(asker: _Asker) -> int:
     job = await asker.find()
     if not sys.stdout.isatty():
         return await _print_changes(asker, job)
-    await _show(asker, job)
+    # The default action of the signal would leave the terminal without its cursor and its lines.
+    following = asyncio.ensure_future(_show(asker, job))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, following.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
     return exit_codes.SUCCESS
 
 

@@ -119,8 +119,9 @@ def test_a_coordinator_that_does_not_answer_is_reported_to(monkeypatch: pytest.M
         silent = AgentSocket(lambda: INFO, forever)
         await silent.open()
         (name,) = await own_names()
-        with pytest.raises(AskFailed):
+        with pytest.raises(AskFailed) as failed:
             await JobHere([(name, INFO)]).ask()
+        assert failed.value.no_job, "as for a job that does not exist: docs/operate.md"
         silent.close()
 
     bounded(work())
@@ -129,3 +130,29 @@ def test_a_coordinator_that_does_not_answer_is_reported_to(monkeypatch: pytest.M
 def test_a_question_is_small() -> None:
     longest = AgentRequest(status=True, request=OperatorRequest(Action.DRAIN, "n" * 255, by="b" * 255))
     assert len(msgspec.json.encode(longest)) < sockets.MAX_REQUEST
+
+
+def test_an_interrupt_of_top_gives_the_terminal_back() -> None:
+    async def work() -> None:
+        bed = Bed()
+        await bed.socket.open()
+        ours, theirs = os.openpty()
+        top = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dlrover_run", "top", f"--rdzv-id={INFO.job}",
+            stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+        )  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        while INFO.job.encode() not in shown:
+            shown += await asyncio.to_thread(os.read, ours, 65536)
+        top.send_signal(signal.SIGINT)
+        assert await top.wait() == 0
+        with contextlib.suppress(OSError):
+            while True:
+                shown += os.read(ours, 65536)
+        os.close(ours)
+        assert b"\x1b[?1049h" in shown
+        assert b"\x1b[?1049l" in shown, "the screen before it is shown again"
+        bed.socket.close()
+
+    bounded(work())
