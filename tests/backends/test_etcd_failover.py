@@ -18,6 +18,7 @@ from etcd_conversation import (
     read,
     resumed,
     talk,
+    write_ahead,
     write_once,
 )
 from etcd_server import Etcd
@@ -172,6 +173,8 @@ def test_a_server_that_comes_back_on_its_data_is_found_again(etcd: Etcd) -> None
         lease = await client.grant(60)
         revision = (await client.commit(put("/k", b"1", lease))).revision
         changes = resumed(client, [ALL], revision)
+        await next_keys(changes, 1)
+        await write_ahead(client)
         await next_keys(changes, 1)
         waiting = asyncio.ensure_future(anext(changes))
         etcd.kill()

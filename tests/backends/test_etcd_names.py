@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
-from etcd_conversation import read, talk
+from etcd_conversation import read, talk, write_ahead
 from etcd_server import Etcd
 
 from dlrover_run.etcd import connection
@@ -109,6 +109,7 @@ def test_a_lease_is_renewed_over_a_new_connection_while_no_name_server_answers(
     async def conversation(client: EtcdStore) -> None:
         name_server.answer = [HERE]
         lease = await client.grant(60)
+        await write_ahead(client)
         name_server.answer = None
         etcd.kill()
         with pytest.raises(EtcdUnavailable, match="refused"):
