@@ -77,7 +77,10 @@ class Agent:
         )
         self._client = open_client(self._wake.set, self._print_job_line)
         self._operator = AgentSocket(
-            lambda: self._info(run_dir), lambda request: self._client.ask(request), self._task_progress
+            lambda: self._info(run_dir),
+            lambda request: self._client.ask(request),
+            self._task_progress,
+            self._adapter.scale,
         )
         self.progress = ProgressSampler(self._adapter.progress)
         """What the tasks of this node do, for those who listen."""

@@ -18,7 +18,8 @@ from dlrover_run.rendezvous.client import AskFailed
 if TYPE_CHECKING:
     from dlrover_run.coordination.requests import OperatorRequest
     from dlrover_run.coordination.status import JobStatus
-    from dlrover_run.operate.protocol import AgentInfo, AgentReply, TaskProgress
+    from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, ScaleReply, TaskProgress
+    from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 
 READ_TIMEOUT = 5.0
 """Seconds that a program has to send its request, and to read the reply."""
@@ -30,21 +31,25 @@ MAX_CONNECTIONS = 16
 """Connections at one time; further ones are closed."""
 
 Ask = Callable[["OperatorRequest | None"], Awaitable["JobStatus"]]
+Scale = Callable[["DesiredReplicas"], Awaitable["ScaleReply"]]
 
 
 class AgentSocket:
-    """Answers requests with what `info` and `progress` return, and with the status that `ask` returns. It needs a
-    running loop, and costs nothing while no request comes."""
+    """Answers requests with what `info` and `progress` return, with the status that `ask` returns, and with the answer
+    of `scale`, None for tasks that no request can change. It needs a running loop, and costs nothing while no request
+    comes."""
 
     def __init__(
         self,
         info: Callable[[], AgentInfo],
         ask: Ask,
         progress: Callable[[], Sequence[TaskProgress]] = tuple,
+        scale: Scale | None = None,
     ) -> None:
         self._info = info
         self._progress = progress
         self._ask = ask
+        self._scale = scale
         self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
 
     async def open(self) -> None:
@@ -85,16 +90,21 @@ class AgentSocket:
         request = msgspec.json.decode(line, type=AgentRequest)
         tasks = tuple(self._progress())[:MAX_TASKS] if request.progress else ()
         reply = AgentReply(agent=self._info(), tasks=tasks)
-        if request.status or request.request is not None:
-            reply = await self._ask_coordinator(reply, request.request)
+        if request.waits:
+            reply = await self._ask_coordinator(reply, request)
         return msgspec.json.encode(reply) + b"\n"
 
-    async def _ask_coordinator(self, reply: AgentReply, request: OperatorRequest | None) -> AgentReply:
+    async def _ask_coordinator(self, reply: AgentReply, request: AgentRequest) -> AgentReply:
         from msgspec.structs import replace
 
         try:
+            if request.scale is not None:
+                if self._scale is None:
+                    raise AskFailed("the job has no parameter servers, so there is nothing to scale")
+                # The program that asks limits the time.
+                return replace(reply, scale=await self._scale(request.scale))
             async with asyncio.timeout(ASK_TIMEOUT):
-                return replace(reply, status=await self._ask(request))
+                return replace(reply, status=await self._ask(request.request))
         except AskFailed as failed:
             return replace(reply, problem=str(failed)[:4000], no_job=failed.no_job)
         except TimeoutError:

@@ -50,8 +50,7 @@ WAIT_INTERVAL = 1.0
 
 _STATES = {JobState.WAITING: WAITING, JobState.FAILED: FAILED}
 
-
-_FLAGS: dict[str, Any] = {
+FLAGS: dict[str, Any] = {
     dest: Annotated[str | None, flag_option(options.BY_DEST[dest]._replace(help=help))]
     for dest, help in (
         ("rdzv_backend", "How the nodes of the job meet, if it is elsewhere: [b]c10d[/] or [b]etcd[/]."),
@@ -60,6 +59,8 @@ _FLAGS: dict[str, Any] = {
         ("rdzv_conf", options.BY_DEST["rdzv_conf"].help),
     )
 }
+"""The flags of the launch command line that find a job, by their names in code."""
+
 _Timeout = Annotated[
     str, typer.Option(metavar="SECONDS", help="Time until the job must have answered.", rich_help_panel=OTHER)
 ]
@@ -71,28 +72,28 @@ Logs = Annotated[
 ]
 
 
-class _Asker:
+class Asker:
     """Finds and asks the job that a command line means; `name` begins the lines of the command."""
 
     def __init__(self, program: Program, command: str, timeout: str, given: dict[str, str | None]) -> None:
-        self._program = program
+        self.program = program
         self.name = f"{program.name} {command}"
-        self._timeout = values.seconds("--timeout", timeout, zero_allowed=False)
+        self.timeout = values.seconds("--timeout", timeout, zero_allowed=False)
         line = CommandLine({dest: [text] for dest, text in given.items() if text is not None})
-        self._flags = FlagValues(line, os.environ, program)
+        self.flags = FlagValues(line, os.environ, program)
 
     async def find(self) -> FoundJob:
         """The job. Raises SpecError and AskFailed."""
-        return await find_job(self._flags, os.environ, self._program)
+        return await find_job(self.flags, os.environ, self.program)
 
     async def ask(self, job: FoundJob, request: OperatorRequest | None = None) -> JobStatus:
         """Its status. Raises AskFailed, also when it does not answer in time."""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 return await job.ask(request)
         except TimeoutError:
             raise AskFailed(
-                f"the job {job.name!r} has not answered within {self._timeout:g} s (--timeout)", no_job=True
+                f"the job {job.name!r} has not answered within {self.timeout:g} s (--timeout)", no_job=True
             ) from None
 
     async def read_logs(self, place: str | None) -> tuple[list[AgentLog], FoundJob | None]:
@@ -113,26 +114,29 @@ class _Asker:
 _Work = Callable[..., Coroutine[Any, Any, int]]
 
 
-def _command(*flags: str, refused: int = NO_JOB) -> Callable[[_Work], Callable[..., int]]:
-    """Make a subcommand with these flags of the launch command line and --timeout. The function gets an `_Asker` for
-    them. `refused` is the exit code if there is a job, and it does not carry out the request."""
+def operator_command(
+    *flags: str, refused: int = NO_JOB, no_job: int = NO_JOB, timeout: str = "10"
+) -> Callable[[_Work], Callable[..., int]]:
+    """Make a subcommand with these flags of the launch command line and --timeout, with its default. The function gets
+    an `Asker` for them. `no_job` is the exit code if there is no job, and `refused` if there is one, and it does not
+    carry out the request."""
 
     def decorate(work: _Work) -> Callable[..., int]:
         def run(context: typer.Context, **given: Any) -> int:
             program = context.find_root().obj
             by_flag = {dest: given.pop(dest) for dest in flags}
-            asker = _Asker(program, work.__name__, given.pop("timeout"), by_flag)
+            asker = Asker(program, work.__name__, given.pop("timeout"), by_flag)
             try:
                 return asyncio.run(work(asker, **given))
             except AskFailed as failed:
                 report(asker.name, sanitize(str(failed)).rstrip(".") + ".")
-                return NO_JOB if failed.no_job else refused
+                return no_job if failed.no_job else refused
 
         own = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
         parameters = [
             Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
-            *(Parameter(dest, Parameter.KEYWORD_ONLY, default=None, annotation=_FLAGS[dest]) for dest in flags),
-            Parameter("timeout", Parameter.KEYWORD_ONLY, default="10", annotation=_Timeout),
+            *(Parameter(dest, Parameter.KEYWORD_ONLY, default=None, annotation=FLAGS[dest]) for dest in flags),
+            Parameter("timeout", Parameter.KEYWORD_ONLY, default=timeout, annotation=_Timeout),
             *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own),
         ]
         run.__doc__ = work.__doc__
@@ -141,8 +145,8 @@ def _command(*flags: str, refused: int = NO_JOB) -> Callable[[_Work], Callable[.
     return decorate
 
 
-@_command(*_FLAGS)
-async def status(asker: _Asker, as_json: Json = False) -> int:
+@operator_command(*FLAGS)
+async def status(asker: Asker, as_json: Json = False) -> int:
     """Show the state of a running job and of each of its nodes.
 
     The exit code is 0 if the job trains, 1 if it waits for nodes, 2 if it has failed and 3 if there is no such job.
@@ -171,8 +175,8 @@ async def _text(job: FoundJob, found: JobStatus) -> str:
     return render_status(found, effectiveness(job.agents), await job.progress())
 
 
-@_command(*_FLAGS)
-async def top(asker: _Asker) -> int:
+@operator_command(*FLAGS)
+async def top(asker: Asker) -> int:
     """Show the status of a job until you press Ctrl-C; once a second on a terminal, else after each change."""
     job = await asker.find()
     if not sys.stdout.isatty():
@@ -185,7 +189,7 @@ async def top(asker: _Asker) -> int:
     return exit_codes.SUCCESS
 
 
-async def _show(asker: _Asker, job: FoundJob) -> None:
+async def _show(asker: Asker, job: FoundJob) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -197,7 +201,7 @@ async def _show(asker: _Asker, job: FoundJob) -> None:
             await asyncio.sleep(WAIT_INTERVAL)
 
 
-async def _print_changes(asker: _Asker, job: FoundJob) -> int:
+async def _print_changes(asker: Asker, job: FoundJob) -> int:
     before = None
     while True:
         found = await asker.ask(job)
@@ -210,9 +214,9 @@ async def _print_changes(asker: _Asker, job: FoundJob) -> int:
         await asyncio.sleep(WAIT_INTERVAL)
 
 
-@_command("rdzv_id")
+@operator_command("rdzv_id")
 async def why(
-    asker: _Asker,
+    asker: Asker,
     logs: Logs = None,
     last_restart: Annotated[bool, typer.Option("--last-restart", help="Why were the workers restarted?")] = False,
     slow: Annotated[bool, typer.Option("--slow", help="Where does the time go?")] = False,
@@ -250,9 +254,9 @@ def _no_logs() -> AskFailed:
     )
 
 
-@_command("rdzv_id")
+@operator_command("rdzv_id")
 async def events(
-    asker: _Asker,
+    asker: Asker,
     logs: Logs = None,
     since: Annotated[
         str | None,
@@ -292,9 +296,9 @@ async def events(
     return exit_codes.SUCCESS
 
 
-@_command(*_FLAGS, refused=REFUSED)
+@operator_command(*FLAGS, refused=REFUSED)
 async def drain(
-    asker: _Asker,
+    asker: Asker,
     node: Annotated[str, typer.Argument(metavar="NODE", help="Rank, host or id of the node, as in `status`.")],
     force: Annotated[
         bool, typer.Option("--force", help="Also if the job then has too few nodes.", rich_help_panel=OTHER)
@@ -321,8 +325,8 @@ async def drain(
     return exit_codes.SUCCESS
 
 
-@_command(*_FLAGS, refused=REFUSED)
-async def stop(asker: _Asker, wait: Wait = False) -> int:
+@operator_command(*FLAGS, refused=REFUSED)
+async def stop(asker: Asker, wait: Wait = False) -> int:
     """Stop a job on all of its nodes. The workers get SIGTERM and the time of [b]--shutdown-timeout[/]."""
     job = await asker.find()
     await asker.ask(job, OperatorRequest(Action.STOP, by=_who()))

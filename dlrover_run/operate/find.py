@@ -21,7 +21,8 @@ from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.operate import protocol, sockets
-from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, TaskProgress
+from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, ScaleReply, TaskProgress
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
 
@@ -54,13 +55,23 @@ class JobHere(FoundJob):
         self._sockets = [socket for socket, _ in found]
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        reply = await self._first_reply(AgentRequest(status=True, request=request))
+        assert reply.status is not None, "a reply without a problem has what was requested"
+        return reply.status
+
+    async def scale(self, replicas: DesiredReplicas) -> ScaleReply:
+        """The answer to a request for other numbers of tasks. The caller limits the time. Raises AskFailed."""
+        reply = await self._first_reply(AgentRequest(scale=replicas))
+        assert reply.scale is not None, "a reply without a problem has what was requested"
+        return reply.scale
+
+    async def _first_reply(self, request: AgentRequest) -> AgentReply:
         for socket in self._sockets:
-            reply = await _ask_agent(socket, AgentRequest(status=True, request=request))
-            if reply is None:
-                continue
-            if reply.status is not None:
-                return reply.status
-            raise AskFailed(reply.problem, reply.no_job)
+            reply = await _ask_agent(socket, request)
+            if reply is not None and reply.problem:
+                raise AskFailed(reply.problem, reply.no_job)
+            if reply is not None:
+                return reply
         raise AskFailed(f"the agents of the job {self.name!r} have ended", no_job=True)
 
     async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
@@ -73,10 +84,10 @@ class JobElsewhere(FoundJob):
 
     def __init__(self, spec: JobSpec) -> None:
         self.name = spec.run_id
-        self._spec = spec
+        self.spec = spec
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
-        spec = self._spec
+        spec = self.spec
         if spec.master is not None:
             from dlrover_run.rendezvous.master_client import ask_master
 
@@ -94,12 +105,15 @@ class JobElsewhere(FoundJob):
             await store.close()
 
 
-async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Program) -> FoundJob:
-    """The job that these flags and variables mean. Raises SpecError for invalid ones, and AskFailed without a job."""
+async def find_job(
+    flags: FlagValues, environ: Mapping[str, str], program: Program, *, of_program: bool = False
+) -> JobHere | JobElsewhere:
+    """The job that these flags and variables mean; with `of_program` only jobs of this program are looked for on this
+    machine. Raises SpecError for invalid flags, and AskFailed without a job."""
     named = flags.explicit("rdzv_id")
     by_flag = flags.explicit("rdzv_backend") or flags.explicit("rdzv_endpoint")
     if not by_flag:
-        found = await survey(os.geteuid())
+        found = [each for each in await survey(os.geteuid()) if not of_program or each[1].program == program.name]
         jobs = group(found, named.text if named and named.text else None)
         if len(jobs) == 1:
             return JobHere(jobs[0])
@@ -139,10 +153,9 @@ def group(found: Sequence[tuple[str, AgentInfo]], name: str | None) -> list[list
 
 async def _ask_agent(name: str, request: AgentRequest) -> AgentReply | None:
     """The reply of the agent with that socket; None if it does not answer, or belongs to another user."""
-    waits = request.status or request.request is not None
     writer: asyncio.StreamWriter | None = None
     try:
-        async with asyncio.timeout(None if waits else SURVEY_TIMEOUT):
+        async with asyncio.timeout(None if request.waits else SURVEY_TIMEOUT):
             reader, writer = await asyncio.open_unix_connection(f"\0{name}", limit=protocol.MAX_REPLY)
             if sockets.peer_uid(writer.get_extra_info("socket")) not in (os.geteuid(), 0):
                 return None

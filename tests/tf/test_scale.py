@@ -1,29 +1,26 @@
-"""`tf-ps-run scale`: what it asks of a job on this machine, what it says of the answer, and when it gives up."""
+"""`tf-ps-run scale`: what it asks of a job on this machine, what it prints of the answer, and when it gives up."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from command_lines import isolate
+from harness import WAIT
 
 from dlrover_run import exit_codes
+from dlrover_run.operate.agent_socket import AgentSocket
+from dlrover_run.operate.protocol import AgentInfo, ScaleReply
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
-from dlrover_run.spec import SpecError
-from tf_ps_runner import scale, scale_protocol
+from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.spec import JobSpec, SpecError
+from tf_ps_runner import scale
 from tf_ps_runner.cli import main
 from tf_ps_runner.command_line import options
-from tf_ps_runner.scale_protocol import ScaleReply
-
-LIMIT = 60.0
-"""Seconds that a test waits for what it started before it gives up."""
-
-Answer = Callable[[DesiredReplicas], "bytes | None"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,52 +31,52 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-class FakeScaleServer:
-    """Stands in for the agent of a job: listens at its name and answers each request with `answer`."""
+class PretendAgent:
+    """The socket of an agent of a job, in a thread with a loop of its own. `requests` are those that it has got."""
 
-    def __init__(self, run_id: str, answer: Answer) -> None:
+    def __init__(self, job: str, answer: ScaleReply | None, program: str) -> None:
         self.requests: list[DesiredReplicas] = []
         self._answer = answer
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(scale_protocol.socket_address(os.geteuid(), run_id))
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._serve)
+        info = AgentInfo(job=job, program=program, backend="memory", host="vm", node_id="a", pid=os.getpid())
+        self._socket = AgentSocket(lambda: info, self._ask, scale=self._scale)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._socket.open(), self._loop).result(WAIT)
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection, connection.makefile("rb") as lines:
-                request = scale_protocol.read_request(lines.readline())
-                self.requests.append(request)
-                if (answer := self._answer(request)) is None:
-                    # Silent until the other side closes the connection.
-                    lines.readline()
-                else:
-                    connection.sendall(answer)
+    async def _scale(self, request: DesiredReplicas) -> ScaleReply:
+        self.requests.append(request)
+        if self._answer is None:
+            await asyncio.Event().wait()
+        assert self._answer is not None
+        return self._answer
+
+    async def _ask(self, request: object) -> None:
+        raise AssertionError("the status was not asked for")
 
     def close(self) -> None:
-        """Stop listening."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(LIMIT)
+        """Stop listening, and end all connections."""
+        self._loop.call_soon_threadsafe(self._socket.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT)
+        self._loop.close()
+
+
+Agents = Callable[..., PretendAgent]
 
 
 @pytest.fixture
-def servers() -> Iterator[Callable[[str, Answer], FakeScaleServer]]:
-    """Creates stand-ins for agents."""
-    made: list[FakeScaleServer] = []
+def agents() -> Iterator[Agents]:
+    """Starts the sockets of agents."""
+    made: list[PretendAgent] = []
 
-    def make(run_id: str, answer: Answer) -> FakeScaleServer:
-        made.append(FakeScaleServer(run_id, answer))
+    def make(job: str, answer: ScaleReply | None, program: str = "tf-ps-run") -> PretendAgent:
+        made.append(PretendAgent(job, answer, program))
         return made[-1]
 
     yield make
-    for server in made:
-        server.close()
+    for agent in made:
+        agent.close()
 
 
 def name_of(test: str) -> str:
@@ -88,73 +85,50 @@ def name_of(test: str) -> str:
 
 
 def test_an_accepted_request_is_printed_with_its_consequences(
-    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
+    agents: Agents, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = name_of("heard")
-    server = servers(
-        job, lambda request: scale_protocol.reply_line(ScaleReply(granted=True, text="a new set is started"))
-    )
+    job = name_of("accepted")
+    agent = agents(job, ScaleReply(granted=True, text="a new set is started"))
     assert main(["scale", "--ps=3", "--workers=2", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
-    assert server.requests == [DesiredReplicas(ps=3, workers=2)]
+    assert agent.requests == [DesiredReplicas(ps=3, workers=2)]
     printed = capsys.readouterr()
     assert printed.err == ""
     assert printed.out == f"tf-ps-run scale: the job {job!r} accepts: a new set is started.\n"
 
 
-def test_a_number_that_is_not_given_is_left_as_it_is(servers: Callable[[str, Answer], FakeScaleServer]) -> None:
+def test_a_number_that_is_not_given_is_left_as_it_is(agents: Agents) -> None:
     job = name_of("one")
-    server = servers(job, lambda request: scale_protocol.reply_line(ScaleReply(granted=True)))
+    agent = agents(job, ScaleReply(granted=True))
     assert main(["scale", "--workers=0", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
-    assert server.requests == [DesiredReplicas(ps=None, workers=0)]
+    assert agent.requests == [DesiredReplicas(ps=None, workers=0)]
 
 
-def test_a_refused_request_is_a_sentence_and_exit_code_1(
-    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_request_is_a_sentence_and_exit_code_1(agents: Agents, capsys: pytest.CaptureFixture[str]) -> None:
     job = name_of("refused")
-    servers(
-        job, lambda request: scale_protocol.reply_line(ScaleReply(granted=False, text="there is no \x1b[2Jroom now"))
-    )
-    assert main(["scale", "--ps=5", f"--rdzv-id={job}"]) == 1
+    agents(job, ScaleReply(granted=False, text="there is no \x1b[2Jroom now"))
+    assert main(["scale", "--ps=5", f"--rdzv-id={job}"]) == scale.REFUSED
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == (
-        "",
-        f"tf-ps-run scale: the job {job!r} refuses: there is no [2Jroom now.\n",
-    )
+    assert printed.out == ""
+    assert printed.err == f"tf-ps-run scale: the job {job!r} refuses: there is no room now.\n"
 
 
 def test_a_job_that_does_not_answer_is_waited_for_until_the_timeout(
-    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
+    agents: Agents, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("silent")
-    servers(job, lambda request: None)
-    assert main(["scale", "--ps=2", f"--rdzv-id={job}", "--timeout=0.2"]) == 1
+    agent = agents(job, None)
+    assert main(["scale", "--ps=2", f"--rdzv-id={job}", "--timeout=0.2"]) == scale.REFUSED
     assert "has not received the request within 0.2 s (--timeout)" in capsys.readouterr().err
+    assert agent.requests == [DesiredReplicas(ps=2)]
 
 
-def test_a_job_that_ends_meanwhile_has_not_received_the_request(
-    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = name_of("ended")
-    servers(job, lambda request: b"")
-    assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
-    assert capsys.readouterr().err == f"tf-ps-run scale: the job {job!r} ended before it received the request.\n"
-
-
-def test_an_invalid_answer_is_reported(
-    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = name_of("strange")
-    servers(job, lambda request: b"what?\n")
-    assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
-    assert "is not a tf-ps-run of this version" in capsys.readouterr().err
-
-
-def test_a_job_that_is_not_here_may_be_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    job = name_of("absent")
-    assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
+def test_a_job_of_another_program_is_not_scaled(agents: Agents, capsys: pytest.CaptureFixture[str]) -> None:
+    job = name_of("torch")
+    agent = agents(job, ScaleReply(granted=True), program="dlrover-run")
+    assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == scale.REFUSED
+    assert agent.requests == []
     printed = capsys.readouterr().err
-    assert f"no job {job!r} of yours runs on this machine" in printed
+    assert f"no job named {job!r} of yours runs on this machine" in printed
     assert "--rdzv-backend" in printed
 
 
@@ -174,95 +148,43 @@ def test_an_error_is_one_sentence_and_exit_code_2(text: str, sentence: str, caps
     assert len(sentences) <= 1
 
 
-def listed(proc: Path, *names: str) -> Path:
-    """A /proc that shows unix sockets of these names."""
-    lines = ["Num       RefCount Protocol Flags    Type St Inode Path"]
-    lines += [f"0000000000000000: 00000002 00000000 00010000 0001 01 1234{n} {name}" for n, name in enumerate(names)]
-    lines.append("0000000000000000: 00000002 00000000 00000000 0002 01 99999")
-    (proc / "net").mkdir(parents=True)
-    (proc / "net" / "unix").write_text("\n".join(lines) + "\n")
-    return proc
-
-
-def test_the_one_job_of_a_user_needs_no_name(tmp_path: Path) -> None:
-    mine, anothers = "@tf-ps-run-1000-ads of today", "@tf-ps-run-1001-other"
-    proc = listed(tmp_path, "/run/some.sock", anothers, mine, mine, "@tf-ps-run-0f0f0f", "@dlrover")
-    assert scale.only_job(1000, proc) == "ads of today"
-
-
-def test_several_jobs_are_listed_so_that_one_can_be_named(tmp_path: Path) -> None:
-    proc = listed(tmp_path, "@tf-ps-run-1000-b", "@tf-ps-run-1000-a", "@tf-ps-run-1000-\x1b[2Jc")
-    with pytest.raises(scale.ScaleFailed, match="give --rdzv-id, one of a, b"):
-        scale.only_job(1000, proc)
-    with pytest.raises(scale.ScaleFailed, match="no job of yours runs on this machine"):
-        scale.only_job(1002, proc)
-
-
-def test_a_job_that_listens_is_found_by_its_user(servers: Callable[[str, Answer], FakeScaleServer]) -> None:
-    job = name_of("found")
-    servers(job, lambda request: None)
-    assert job in scale.job_names(os.geteuid(), Path("/proc"))
-
-
-def test_the_longest_name_of_a_job_has_a_socket_of_its_own() -> None:
-    one, other = scale_protocol.socket_address(0, "a" * 255), scale_protocol.socket_address(0, "a" * 254 + "b")
-    assert one != other
-    assert max(len(one), len(other)) <= 108
-    assert scale_protocol.socket_address(0, "a" * 60) == b"\0tf-ps-run-0-" + b"a" * 60
-
-
-def test_an_invalid_line_is_no_request() -> None:
-    assert scale_protocol.read_request(scale_protocol.request_line(DesiredReplicas(ps=2))) == DesiredReplicas(ps=2)
-    for line in (b"", b"{", b"[]", b'{"ps":-1}', b'{"ps":2,"more":1}', b'{"ps":1e9}', b'{"ps":"2"}'):
-        with pytest.raises(msgspec.DecodeError):
-            scale_protocol.read_request(line)
+ELSEWHERE = ["scale", "--ps=3", "--rdzv-endpoint=node0:4000", "--rdzv-id=ads", "--timeout=5"]
 
 
 @pytest.mark.parametrize("backend", [["--rdzv-backend=master"], []])
 def test_a_remote_request_is_sent_to_the_master_that_the_flags_name(
     monkeypatch: pytest.MonkeyPatch, backend: list[str]
 ) -> None:
-    from tf_ps_runner import scale_remote
-
     sent = []
 
-    async def request_remotely(spec: object, request: DesiredReplicas, timeout: float, warn: object) -> ScaleReply:
+    async def join_and_request(spec: JobSpec, request: DesiredReplicas, timeout: float, log: object) -> ScaleReply:
         sent.append((spec, request, timeout))
         return ScaleReply(granted=True, text="a new set is started")
 
-    monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
+    monkeypatch.setattr(scale, "join_and_request", join_and_request)
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
-    words = ["scale", "--ps=3", *backend, "--rdzv-endpoint=node0:4000", "--rdzv-id=ads", "--timeout=5"]
-    assert main(words) == exit_codes.SUCCESS
+    assert main([*ELSEWHERE, *backend]) == exit_codes.SUCCESS
     ((spec, request, timeout),) = sent
-    assert isinstance(spec, scale_remote.JobSpec)
     assert spec.master is not None
     assert (spec.run_id, spec.master.host, spec.master.port, spec.master.token) == ("ads", "node0", 4000, "a secret")
-    # A client starts no master, and waits for one until its own timeout.
-    assert (spec.master.is_host, spec.rules.join_timeout, request, timeout) == (False, 5, DesiredReplicas(ps=3), 5)
+    # A client starts no master.
+    assert (spec.master.is_host, request, timeout) == (False, DesiredReplicas(ps=3), 5)
     assert "DLROVER_RDZV_TOKEN" not in os.environ
 
 
-def test_a_failed_remote_request_is_a_sentence_and_exit_code_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (AskFailed("no node of a job 'ads' is here"), scale.REFUSED),
+        (SpecError("the installed protobuf does not fit."), exit_codes.BAD_COMMAND_LINE),
+    ],
+)
+def test_a_failed_remote_request_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
-    from tf_ps_runner import scale_remote
+    async def join_and_request(*_: object) -> ScaleReply:
+        raise error
 
-    async def request_remotely(*_: object) -> ScaleReply:
-        raise scale_protocol.ScaleFailed("no node of a job 'ads' is here.")
-
-    monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
-    words = ["scale", "--ps=3", "--rdzv-backend=master", "--rdzv-endpoint=node0", "--rdzv-id=ads"]
-    assert main(words) == 1
-    assert capsys.readouterr().err == "tf-ps-run scale: no node of a job 'ads' is here.\n"
-
-
-def test_a_package_may_not_suit_remote_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tf_ps_runner import scale_remote
-
-    async def request_remotely(*_: object) -> ScaleReply:
-        raise SpecError("the installed protobuf does not fit.")
-
-    monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
-    words = ["scale", "--ps=3", "--rdzv-backend=master", "--rdzv-endpoint=node0"]
-    assert main(words) == exit_codes.BAD_COMMAND_LINE
+    monkeypatch.setattr(scale, "join_and_request", join_and_request)
+    assert main(ELSEWHERE) == code
+    assert capsys.readouterr().err.startswith(f"tf-ps-run scale: {str(error).rstrip('.')}.\n")

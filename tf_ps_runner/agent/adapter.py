@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,11 +27,12 @@ from tf_ps_runner.agent.desired import desired_tasks, task_states
 from tf_ps_runner.agent.queue_server import Membership
 from tf_ps_runner.agent.queue_service import Queues
 from tf_ps_runner.agent.report import EventPrinter, task_results
-from tf_ps_runner.agent.scale_server import ScaleServer
 from tf_ps_runner.agent.supervisor import TaskSupervisor
 from tf_ps_runner.agent.task_start import PACKAGE
-from tf_ps_runner.scale_protocol import ScaleReply
 from tf_ps_runner.spec import PsJobSpec
+
+if TYPE_CHECKING:
+    from dlrover_run.operate.protocol import ScaleReply
 
 MOVE_TIMEOUT = 2.0
 """Seconds that a node which was asked to leave gives the coordinator to begin moving its tasks to other nodes. A move
@@ -57,8 +59,10 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(spec, services, self._starter, self._channel, self._events, self._fail)
         self._tasks.prestart()
-        self._scale_server = ScaleServer(spec.job.run_id, self._request_scale)
+        self.scale = self._scale
         self._desired: DesiredReplicas | None = None
+        # The answer to each scale request that the coordinator has not decided on, in the order of their numbers.
+        self._scale_answers: dict[int, asyncio.Future[ScaleReply]] = {}
         self._scale_requests = 0
         self._assignment = Assignment()
         self._waiting: Waiting | None = None
@@ -77,9 +81,6 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             self._console.info(f"logs in {run_dir.path}")
         self._channel.open()
         await self._queues.listen()
-        problem = await self._scale_server.open(alone=self._spec.job.backend == "memory")
-        if problem is not None:
-            self._console.info(problem)
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
         self._assignment = assignment
@@ -87,9 +88,8 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             # If this is the only node, its shutdown ends the job, and no line about other nodes or restarts is true.
             self._show_waiting(assignment)
             self._events.follow(assignment)
-        if (order := NodeOrder.find(assignment.policy)) is not None:
-            answer = ScaleReply(granted=not order.scale_refused, text=render(order.scale_answer))
-            self._scale_server.answer_up_to(order.scale_answered, answer)
+        if self._scale_answers:
+            self._answer_scale(self._order)
         self._queues.follow(self._order)
         self._tasks.follow(self._order, ends)
 
@@ -135,7 +135,8 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         return self._report(NodePhase.LEFT)
 
     async def finish(self, assignment: Assignment) -> TaskResults:
-        await self._scale_server.close()
+        for answer in self._scale_answers.values():
+            answer.cancel()
         self._channel.close()
         await self._queues.close()
         await self._tasks.close()
@@ -186,18 +187,28 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             return None
         return Membership(job.run_id, job.master.token if job.master is not None else "")
 
-    def _request_scale(self, request: DesiredReplicas) -> int:
+    async def _scale(self, request: DesiredReplicas) -> ScaleReply:
         """Pass a scale request on, together with earlier ones that are not decided yet."""
-        order = NodeOrder.find(self._assignment.policy)
-        decided = order is not None and order.scale_answered >= self._scale_requests
-        before = DesiredReplicas() if decided or self._desired is None else self._desired
+        before = self._desired if self._scale_answers and self._desired else DesiredReplicas()
         self._desired = DesiredReplicas(
             ps=before.ps if request.ps is None else request.ps,
             workers=before.workers if request.workers is None else request.workers,
         )
         self._scale_requests += 1
+        answer: asyncio.Future[ScaleReply] = asyncio.get_running_loop().create_future()
+        self._scale_answers[self._scale_requests] = answer
         self._services.wake()
-        return self._scale_requests
+        return await answer
+
+    def _answer_scale(self, order: NodeOrder) -> None:
+        """The coordinator has decided on the requests up to a number, each of which includes those before it."""
+        from dlrover_run.operate.protocol import ScaleReply
+
+        reply = ScaleReply(granted=not order.scale_refused, text=render(order.scale_answer))
+        for number in [number for number in self._scale_answers if number <= order.scale_answered]:
+            answer = self._scale_answers.pop(number)
+            if not answer.done():
+                answer.set_result(reply)
 
     def _check_move(self) -> None:
         order = NodeOrder.find(self._assignment.policy)

@@ -34,24 +34,6 @@ def _shared(name: str, **changed: Any) -> Flag:
     return options.BY_DEST[name]._replace(extension=True, variable_prefix=PREFIX)._replace(**changed)
 
 
-RENDEZVOUS_FLAGS = (
-    _shared(
-        "rdzv_backend",
-        default=None,
-        choices=BACKENDS,
-        help="How nodes find each other: [b]master[/] or [b]c10d[/] (the same), through a master at the endpoint; "
-        "[b]etcd[/], through an etcd (v3). A job on one machine needs none.",
-    ),
-    _shared("rdzv_endpoint"),
-    _shared(
-        "rdzv_id",
-        default=None,
-        help="Name of the job, the same on all nodes; part of its log directory [dim](for several nodes: none)[/].",
-    ),
-    _shared("rdzv_conf"),
-)
-"""The flags that find the nodes of a job, for a launch and for subcommands."""
-
 TABLE: tuple[Flag, ...] = (
     _flag(
         "ps",
@@ -76,7 +58,20 @@ TABLE: tuple[Flag, ...] = (
         CLUSTER,
         "List in TF_CONFIG only the task itself, the chief and the servers, by their index.",
     ),
-    *RENDEZVOUS_FLAGS,
+    _shared(
+        "rdzv_backend",
+        default=None,
+        choices=BACKENDS,
+        help="How nodes find each other: [b]master[/] or [b]c10d[/] (the same), through a master at the endpoint; "
+        "[b]etcd[/], through an etcd (v3). A job on one machine needs none.",
+    ),
+    _shared("rdzv_endpoint"),
+    _shared(
+        "rdzv_id",
+        default=None,
+        help="Name of the job, the same on all nodes; part of its log directory [dim](for several nodes: none)[/].",
+    ),
+    _shared("rdzv_conf"),
     _shared("cluster"),
     _shared("hostfile", help="File with the hosts of the job in the order of their ranks, one on a line."),
     _shared("local_addr"),

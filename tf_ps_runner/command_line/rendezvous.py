@@ -11,24 +11,14 @@ from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.spec import FlagValue, SpecError
 from tf_ps_runner.command_line.options import BACKENDS
 
-DEFAULT_ID = "none"
-"""The name of a job with several nodes if none is given, as for dlrover-run."""
 
+def rendezvous_args(flags: FlagValues, environ: Mapping[str, str], *, in_cluster: bool) -> RendezvousArgs:
+    """The flags of the rendezvous. A cluster (`in_cluster`) has several nodes, and gives the endpoint.
 
-def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, as_client: bool = False) -> Rendezvous:
-    """The rendezvous options of a job that no cluster completes. Raises SpecError.
-
-    A node without a role and without an endpoint hosts the whole job alone. With `as_client` the caller is no node and
-    has no role. An endpoint without a backend is that of a master.
+    A node without a role and without an endpoint hosts the whole job alone. An endpoint without a backend is that of a
+    master. Raises SpecError.
     """
-    return resolve(flags, rendezvous_args(flags, environ, as_client=as_client), as_client=as_client)
-
-
-def rendezvous_args(
-    flags: FlagValues, environ: Mapping[str, str], *, as_client: bool = False, in_cluster: bool = False
-) -> RendezvousArgs:
-    """The flags of the rendezvous. A cluster (`in_cluster`) has several nodes, and gives the endpoint."""
-    role, backend = None if as_client else flags.explicit("role"), flags.explicit("rdzv_backend")
+    role, backend = flags.explicit("role"), flags.explicit("rdzv_backend")
     endpoint = flags.get("rdzv_endpoint")
     by_flag = bool(endpoint.text.strip()) or in_cluster
     by_variable = bool(environ.get(rendezvous_options.MASTER_VARIABLE, "").strip())
@@ -50,7 +40,7 @@ def rendezvous_args(
         standalone=False,
         backend=backend or FlagValue("--rdzv-backend", "c10d"),
         endpoint=endpoint,
-        run_id=run_id or FlagValue("--rdzv-id", "" if alone else DEFAULT_ID),
+        run_id=run_id or FlagValue("--rdzv-id", "" if alone else rendezvous_options.UNNAMED),
         node_rank=None,
         master_addr=None,
         master_port=None,
@@ -58,11 +48,11 @@ def rendezvous_args(
     )
 
 
-def resolve(flags: FlagValues, args: RendezvousArgs, *, as_client: bool = False) -> Rendezvous:
+def resolve(flags: FlagValues, args: RendezvousArgs) -> Rendezvous:
     """The rendezvous of these options. Raises SpecError."""
     import uuid
 
-    role = None if as_client else flags.explicit("role")
+    role = flags.explicit("role")
     rendezvous = rendezvous_options.resolve(args, str(uuid.uuid4()))
     # The name that a cluster manager gives a pod is unique only within its role, and its rank is not a node rank here.
     name = f"{role.text}-{rendezvous.node_id}" if role is not None and rendezvous.node_id else rendezvous.node_id
