@@ -12,6 +12,7 @@ import errno
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -49,6 +50,18 @@ class RequestHandler(Protocol):
         """The connection of a task has ended; what it holds is free, and its requests need no answer."""
 
 
+@dataclass
+class _Process:
+    """An expected process. `malformed` means that an invalid message of it was reported."""
+
+    key: TaskKey
+    token: str
+    order: OrderMessage | None = None
+    connection: LineConnection | None = None
+    pending: int = 0
+    malformed: bool = False
+
+
 class TaskChannel:
     """The connections of all tasks of a node: `open`, `expect` each process before it starts, and `finish` it when it
     has ended.
@@ -57,19 +70,14 @@ class TaskChannel:
     `Disconnected` always last. To be used in the thread of a running loop; no call blocks.
     """
 
-    def __init__(self, on_event: Callable[[TaskKey, TaskEvent], None], handler: RequestHandler | None = None) -> None:
+    def __init__(self, on_event: Callable[[TaskKey, TaskEvent], None], handler: RequestHandler) -> None:
         self._on_event = on_event
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
-        self._tasks: dict[str, TaskKey] = {}
-        self._tokens: dict[TaskKey, str] = {}
-        self._connections: dict[TaskKey, LineConnection] = {}
-        self._task_of: dict[LineConnection, TaskKey] = {}
-        self._pending: dict[LineConnection, int] = {}
-        self._malformed: set[LineConnection] = set()
+        self._processes: dict[TaskKey, _Process] = {}
+        self._authenticated: dict[LineConnection, _Process] = {}
         self._unauthenticated: dict[LineConnection, asyncio.TimerHandle] = {}
-        self._orders: dict[TaskKey, OrderMessage] = {}
         self._pause: asyncio.TimerHandle | None = None
         # An abstract name: reachable on this machine only, and nothing of it is left when this process ends.
         self.address = f"@tf-ps-run-{secrets.token_hex(16)}"
@@ -94,41 +102,39 @@ class TaskChannel:
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
-        for connection in [*self._unauthenticated, *self._task_of]:
+        for connection in [*self._unauthenticated, *self._authenticated]:
             connection.close()
-        self._tasks.clear()
-        self._tokens.clear()
-        self._orders.clear()
+        self._processes.clear()
 
     def expect(self, task: TaskKey) -> str:
         """A process is about to start; returns the token that it is to be given, which appears in no log."""
         token = secrets.token_hex(32)
-        self._tasks.pop(self._tokens.pop(task, ""), None)
-        self._tasks[token], self._tokens[task] = task, token
+        self._processes.setdefault(task, _Process(task, token)).token = token
         return token
 
     def send_order(self, task: TaskKey, order: OrderMessage) -> None:
         """The order for a task from now on: sent after its hello, and when it has changed. For a task that is not
         expected this does nothing."""
-        if task not in self._tokens or self._orders.get(task) == order:
+        process = self._processes.get(task)
+        if process is None or process.order == order:
             return
-        self._orders[task] = order
-        connection = self._connections.get(task)
-        if connection is not None:
-            connection.send_line(protocol.order_line(order))
+        process.order = order
+        if process.connection is not None:
+            process.connection.send_line(protocol.encode_line(order))
 
     def finish(self, task: TaskKey) -> None:
         """The process of a task has ended: read its last messages, with `Disconnected` at the end, and forget it."""
-        if task not in self._connections:
+        process = self._processes.get(task)
+        if process is None:
+            return
+        if process.connection is None:
             # It may have connected, sent messages and ended since the last turn of the loop.
             self._accept(_BACKLOG)
             for stranger in list(self._unauthenticated):
-                stranger.read_now()
-        connection = self._connections.get(task)
-        if connection is not None:
-            connection.finish()
-        self._tasks.pop(self._tokens.pop(task, ""), None)
-        self._orders.pop(task, None)
+                stranger.read()
+        if process.connection is not None:
+            process.connection.finish()
+        del self._processes[task]
 
     def _accept(self, most: int = ACCEPT_AT_ONCE) -> None:
         if self._listener is None:
@@ -150,85 +156,76 @@ class TaskChannel:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _on_connect(self, accepted: socket.socket) -> None:
-        connection = LineConnection(accepted, self._on_line, self._end)
+        connection = LineConnection(accepted, self._on_line, self._on_end)
         if connection.other_user:
             connection.close()
             return
         if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
             oldest = next(iter(self._unauthenticated))
             # A flood of connections may have kept its hello from being read.
-            oldest.read_now()
+            oldest.read()
             if oldest in self._unauthenticated:
                 oldest.close()
         self._unauthenticated[connection] = self._loop.call_later(HELLO_TIMEOUT, connection.close)
 
     def _on_line(self, connection: LineConnection, line: bytes) -> None:
-        task = self._task_of.get(connection)
+        process = self._authenticated.get(connection)
         try:
             message = protocol.read_line(line)
         except protocol.ProtocolError as bad:
-            self._on_malformed(connection, task, bad)
+            self._on_malformed(connection, process, bad)
             return
-        if task is None:
+        if process is None:
             self._authenticate(connection, message)
         elif isinstance(message, tuple):
-            self._on_request(connection, task, *message)
+            self._on_request(connection, process, *message)
         elif not isinstance(message, ProcessHello):
-            self._on_event(task, protocol.sanitize(message))
+            self._on_event(process.key, protocol.sanitize(message))
 
-    def _on_malformed(self, connection: LineConnection, task: TaskKey | None, bad: protocol.ProtocolError) -> None:
-        if task is None:
+    def _on_malformed(self, connection: LineConnection, process: _Process | None, bad: protocol.ProtocolError) -> None:
+        if process is None:
             connection.close()
         elif bad.request is not None:
             connection.answer(protocol.answer_line(bad.request, Answer(error=f"invalid request: {bad}")))
-        elif connection not in self._malformed:
+        elif not process.malformed:
             # The connection stays, because it is the process's only way to its data. One note is enough to look for the
             # reason.
-            self._malformed.add(connection)
-            self._on_event(task, Note(f"sent an invalid message: {bad}"))
+            process.malformed = True
+            self._on_event(process.key, Note(f"sent an invalid message: {bad}"))
 
     def _authenticate(self, connection: LineConnection, message: protocol.TaskMessage | tuple[int, Request]) -> None:
-        task = self._tasks.get(message.token) if isinstance(message, ProcessHello) else None
-        before = self._connections.get(task) if task is not None else None
-        if task is None or (before is not None and before.pid != connection.pid):
+        token = message.token if isinstance(message, ProcessHello) else ""
+        process = next((each for each in self._processes.values() if each.token == token), None)
+        before = process.connection if process is not None else None
+        if process is None or (before is not None and before.pid != connection.pid):
             connection.close()
             return
         if before is not None:
             before.finish()
         self._unauthenticated.pop(connection).cancel()
-        self._connections[task] = connection
-        self._task_of[connection] = task
-        self._pending[connection] = 0
-        self._on_event(task, ProcessHello("", connection.pid))
-        order = self._orders.get(task)
-        if order is not None:
-            connection.send_line(protocol.order_line(order))
+        self._authenticated[connection] = process
+        process.connection, process.pending, process.malformed = connection, 0, False
+        self._on_event(process.key, ProcessHello("", connection.pid))
+        if process.order is not None:
+            connection.send_line(protocol.encode_line(process.order))
 
-    def _on_request(self, connection: LineConnection, task: TaskKey, number: int, ask: Request) -> None:
-        pending = self._pending[connection]
-        if self._handler is None:
-            connection.answer(protocol.answer_line(number, Answer(error="this job has no queues")))
-        elif pending >= MAX_PENDING_REQUESTS:
+    def _on_request(self, connection: LineConnection, process: _Process, number: int, ask: Request) -> None:
+        if process.pending >= MAX_PENDING_REQUESTS:
             connection.close()
         else:
-            self._pending[connection] = pending + 1
-            self._handler.ask(task, ask, partial(self._reply, connection, number))
+            process.pending += 1
+            self._handler.ask(process.key, ask, partial(self._reply, connection, number))
 
     def _reply(self, connection: LineConnection, number: int, answer: Answer) -> None:
         # A connection that is not known any more has no reader.
-        if connection in self._task_of:
-            self._pending[connection] -= 1
+        if (process := self._authenticated.get(connection)) is not None:
+            process.pending -= 1
             connection.answer(protocol.answer_line(number, answer))
 
-    def _end(self, connection: LineConnection) -> None:
-        timer = self._unauthenticated.pop(connection, None)
-        if timer is not None:
+    def _on_end(self, connection: LineConnection) -> None:
+        if (timer := self._unauthenticated.pop(connection, None)) is not None:
             timer.cancel()
-        self._malformed.discard(connection)
-        task = self._task_of.pop(connection, None)
-        if task is None:
-            return
-        del self._connections[task], self._pending[connection]
-        if self._handler is not None:
-            self._handler.gone(task)
-        self._on_event(task, Disconnected())
+        if (process := self._authenticated.pop(connection, None)) is not None:
+            process.connection = None
+            self._handler.gone(process.key)
+            self._on_event(process.key, Disconnected())

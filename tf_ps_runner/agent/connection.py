@@ -10,17 +10,10 @@ import asyncio
 import os
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 
 from tf_ps_runner.agent.protocol import MAX_LINE
-
-LINES_PER_SECOND = 2000
-"""Lines that one process may send each second on average. A faster one waits, and no other process does."""
-
-LINES_AT_ONCE = 200
-"""Lines that one process may send at once, before its rate counts."""
 
 MAX_UNREAD = 128
 """Answers that may wait for a process that does not read. With more, its connection is closed."""
@@ -34,33 +27,32 @@ _PEER = struct.Struct("3i")
 
 class LineConnection:
     """A connection that was accepted. `on_line` is called with each line, without its newline; `on_end` is called once,
-    when no more lines will follow, also after `close`. Nothing is called from within this constructor."""
+    when no more lines will follow, also after `close`. Nothing is called from within this constructor.
+
+    In one turn of the loop at most MAX_LINE bytes are read, so that no process keeps the others waiting.
+    """
 
     def __init__(
         self,
         accepted: socket.socket,
         on_line: Callable[[LineConnection, bytes], None],
-        ended: Callable[[LineConnection], None],
+        on_end: Callable[[LineConnection], None],
     ) -> None:
         self._socket = accepted
         self._on_line = on_line
-        self._on_end = ended
+        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._buffer = b""
-        self._over = False
         self._closed = False
-        self._later: asyncio.TimerHandle | None = None
-        self._paid_until = 0.0
         self._latest: bytes | None = None
         self._answers: deque[bytes] = deque()
         self._sending = memoryview(b"")
-        self._blocked = False
         # The peer as the kernel knows it, which no process can fake.
         self.pid: int
         self.uid: int
         self.pid, self.uid, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         accepted.setblocking(False)
-        self._loop.add_reader(accepted.fileno(), self._readable)
+        self._loop.add_reader(accepted.fileno(), self.read)
 
     @property
     def other_user(self) -> bool:
@@ -80,24 +72,32 @@ class LineConnection:
         self._answers.append(line)
         self._send()
 
-    def read_now(self) -> None:
-        """Read what has arrived, without waiting for the loop."""
-        if not self._closed and self._later is None:
-            self._readable()
+    def read(self) -> int:
+        """Read what has arrived, without waiting, and return the number of bytes."""
+        try:
+            data = self._socket.recv(MAX_LINE)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            # It ended without reading what was sent.
+            data = b""
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            if len(line) >= MAX_LINE:
+                self.close()
+            if self._closed:
+                return 0
+            self._on_line(self, line)
+        # What has no newline by now is not a line, and what follows the last newline was cut off.
+        if not data or len(self._buffer) >= MAX_LINE:
+            self.close()
+        return len(data)
 
     def finish(self) -> None:
-        """Read all that was sent up to now, at any rate, and close: the process has ended."""
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+        """Read all that was sent up to now, and close: the process has ended."""
         read = 0
-        self._take_lines(hurried=True)
-        while not self._over and not self._closed and read < MAX_FINAL_BYTES:
-            data = self._receive()
-            if data is None:
-                break
-            read += len(data)
-            self._take_lines(hurried=True)
+        while not self._closed and read < MAX_FINAL_BYTES and (found := self.read()):
+            read += found
         self.close()
 
     def close(self) -> None:
@@ -105,8 +105,6 @@ class LineConnection:
         if self._closed:
             return
         self._closed = True
-        if self._later is not None:
-            self._later.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
@@ -114,61 +112,7 @@ class LineConnection:
         self._answers.clear()
         self._on_end(self)
 
-    def _readable(self) -> None:
-        if self._receive() is not None:
-            self._take_lines()
-
-    def _receive(self) -> bytes | None:
-        """What has arrived; empty at the end, None if there is nothing now."""
-        try:
-            data = self._socket.recv(MAX_LINE)
-        except (BlockingIOError, InterruptedError):
-            return None
-        except OSError:
-            # It ended without reading what was sent.
-            data = b""
-        self._over = not data
-        self._buffer += data
-        return data
-
-    def _take_lines(self, hurried: bool = False) -> None:
-        begin, data_ = 0, self._buffer
-        try:
-            while not self._closed:
-                end = data_.find(b"\n", begin)
-                if end < 0 or end - begin >= MAX_LINE or (not hurried and self._must_wait()):
-                    break
-                line, begin = data_[begin:end], end + 1
-                self._on_line(self, line)
-        finally:
-            self._buffer = data_[begin:]
-        if self._closed or self._later is not None:
-            return
-        # What has no newline by now is not a line, and what follows the last newline was cut off.
-        if self._over or len(self._buffer) >= MAX_LINE:
-            self.close()
-
-    def _must_wait(self) -> bool:
-        """Count one line; whether it exceeds the rate. Then reading goes on after a pause."""
-        now = time.monotonic()
-        self._paid_until = max(self._paid_until, now - LINES_AT_ONCE / LINES_PER_SECOND)
-        if self._paid_until > now:
-            self._loop.remove_reader(self._socket.fileno())
-            self._later = self._loop.call_later(self._paid_until - now + LINES_AT_ONCE / LINES_PER_SECOND, self._go_on)
-            return True
-        self._paid_until += 1 / LINES_PER_SECOND
-        return False
-
-    def _go_on(self) -> None:
-        self._later = None
-        self._loop.add_reader(self._socket.fileno(), self._readable)
-        self._take_lines()
-
     def _send(self) -> None:
-        if not self._blocked:
-            self._write()
-
-    def _write(self) -> None:
         while not self._closed:
             if not self._sending:
                 if self._latest is not None:
@@ -176,23 +120,14 @@ class LineConnection:
                 elif self._answers:
                     line = self._answers.popleft()
                 else:
-                    break
+                    self._loop.remove_writer(self._socket.fileno())
+                    return
                 self._sending = memoryview(line)
             try:
                 self._sending = self._sending[self._socket.send(self._sending) :]
             except (BlockingIOError, InterruptedError):
-                self._block(True)
+                self._loop.add_writer(self._socket.fileno(), self._send)
                 return
             except OSError:
                 # It has ended, which is noticed once all that it sent was read.
                 self._sending = memoryview(b"")
-        self._block(False)
-
-    def _block(self, blocked: bool) -> None:
-        if blocked == self._blocked or self._closed:
-            return
-        self._blocked = blocked
-        if blocked:
-            self._loop.add_writer(self._socket.fileno(), self._write)
-        else:
-            self._loop.remove_writer(self._socket.fileno())

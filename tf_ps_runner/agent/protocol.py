@@ -149,7 +149,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     queue: QueueAccess | None = None
 
 
-class OrderMessage(msgspec.Struct, frozen=True):
+class OrderMessage(msgspec.Struct, frozen=True, tag_field="type", tag="order"):
     """What the cluster asks of the process, as in `NodeOrder`: `open` lets workers in, `pause` has them leave after the
     current step, `save` has the chief save and leave, `ending` means that the chief has succeeded."""
 
@@ -173,10 +173,28 @@ class QueueHello(msgspec.Struct, frozen=True, tag_field="type", tag="queue", for
     nonce: Nonce
 
 
+class Challenge(msgspec.Struct, frozen=True, tag_field="type", tag="challenge"):
+    """What the proof of that process has to cover."""
+
+    nonce: str
+
+
 class QueueProof(msgspec.Struct, frozen=True, tag_field="type", tag="proof", forbid_unknown_fields=True):
     """The second line: that the process has the token of its task."""
 
     mac: Mac
+
+
+class Welcome(msgspec.Struct, frozen=True, tag_field="type", tag="welcome"):
+    """Lets that process ask, with this side's own proof."""
+
+    mac: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag_field="type", tag="refused"):
+    """Turns that process away; the same may be granted a little later."""
+
+    reason: str
 
 
 class QueueRequest(NamedTuple):
@@ -221,24 +239,9 @@ def read_queue_line(line: bytes) -> QueueHello | QueueProof | QueueRequest:
     return opening
 
 
-def challenge_line(nonce: str) -> bytes:
-    """The line that a process's proof has to cover."""
-    return _encoder.encode({"type": "challenge", "nonce": nonce}) + b"\n"
-
-
-def welcome_line(mac: str) -> bytes:
-    """The line that lets a process of another node ask, with this side's own proof."""
-    return _encoder.encode({"type": "welcome", "mac": mac}) + b"\n"
-
-
-def refusal_line(reason: str) -> bytes:
-    """The line that turns such a process away; the same may be granted a little later."""
-    return _encoder.encode({"type": "refused", "reason": reason}) + b"\n"
-
-
-def order_line(order: OrderMessage) -> bytes:
-    """The line that sends an order to a process."""
-    return _encoder.encode({"type": "order", **msgspec.structs.asdict(order)}) + b"\n"
+def encode_line(message: OrderMessage | Challenge | Welcome | Refused) -> bytes:
+    """The line of a message to a process."""
+    return _encoder.encode(message) + b"\n"
 
 
 def answer_line(number: int, answer: Answer) -> bytes:

@@ -19,12 +19,15 @@ from tf_ps_runner.agent import protocol
 from tf_ps_runner.agent.protocol import (
     MAX_LINE,
     Answer,
+    Challenge,
     ProtocolError,
     QueueAccess,
     QueueHello,
     QueueProof,
     QueueRequest,
+    Refused,
     Request,
+    Welcome,
 )
 from tf_ps_runner.data.access import PROTOCOL, break_when_dead, prove, task_token
 
@@ -157,22 +160,24 @@ class QueueServer:
             raise ProtocolError("it did not introduce itself")
         if hello.protocol != PROTOCOL or hello.job != self._membership.job:
             reason = f"the queues of the job {self._membership.job} are here, in protocol {PROTOCOL}"
-            writer.write(protocol.refusal_line(reason))
+            writer.write(protocol.encode_line(Refused(reason)))
             return None
         nonce = auth.new_nonce()
-        writer.write(protocol.challenge_line(nonce))
+        writer.write(protocol.encode_line(Challenge(nonce)))
         shown = protocol.read_queue_line(await reader.readuntil())
         task = TaskKey(hello.role, hello.id)
         token = self._membership.token_of(task, hello.version, self.key)
         expected = prove(token, "process", hello.nonce, nonce)
         if not isinstance(shown, QueueProof) or not auth.macs_equal(shown.mac, expected):
-            writer.write(protocol.refusal_line("this process has another token than this job's, or another key"))
+            writer.write(
+                protocol.encode_line(Refused("this process has another token than this job's, or another key"))
+            )
             return None
         if hello.version != self._version:
             reason = f"this node serves version {self._version} of the cluster, not {hello.version}"
-            writer.write(protocol.refusal_line(reason))
+            writer.write(protocol.encode_line(Refused(reason)))
             return None
-        writer.write(protocol.welcome_line(prove(token, "queues", hello.nonce, nonce)))
+        writer.write(protocol.encode_line(Welcome(prove(token, "queues", hello.nonce, nonce))))
         return self._session(task, hello.session, writer)
 
     def _session(self, task: TaskKey, number: str, writer: asyncio.StreamWriter) -> _Session:
