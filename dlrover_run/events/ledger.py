@@ -220,8 +220,9 @@ class _Account:
 
     def __init__(self, log: AgentLog, began: int) -> None:
         self.now = began
-        self._first_phase = _first_phase(log)
         self._ready_phases = _ready_phases(log)
+        # From its start.
+        self._first_phase = TimePhase.IMPORT if self._ready_phases else TimePhase.TRAIN
         self._checkpoints: list[tuple[int, int | None]] = []
         self._has_formed = False
         self._broken = False
@@ -273,11 +274,9 @@ class _Account:
             case WorkerStarted():
                 self._start(event)
             case WorkerReady(local_rank=local_rank, stage=stage, since=since) if stage in self._ready_phases:
-                for place in self._working(local_rank):
-                    place.enter(self._at(since), self._ready_phases[stage])
+                self._enter(self._working(local_rank), self._ready_phases[stage], since)
             case WorkerStalled(local_rank=local_rank, since=since):
-                for place in self._working(local_rank):
-                    place.enter(self._at(since), TimePhase.STALLED)
+                self._enter(self._working(local_rank), TimePhase.STALLED, since)
             case WorkerResumed(local_rank=local_rank):
                 self._enter(self._working(local_rank), TimePhase.TRAIN)
             case WorkerProgress(local_rank=local_rank):
@@ -293,10 +292,6 @@ class _Account:
             place.enter(self.now, place.phase if known else TimePhase.UNKNOWN)
             place.enter(end, place.phase)
 
-    def _at(self, since: float | None) -> int:
-        """A time before this event."""
-        return self.now if since is None else min(self.now, microseconds(since))
-
     def _start(self, event: WorkerStarted) -> None:
         if self._grows and event.local_rank == len(self.places):
             if self._first_version is None:
@@ -307,15 +302,13 @@ class _Account:
                 self.places.append(_Place(self.now, TimePhase.START))
         for place in self._place(event.local_rank):
             place.live, place.role, place.trains = True, event.role, event.trains
-            place.enter(self._at(event.since), self._first_phase)
+            self._enter([place], self._first_phase, event.since)
 
     def _exit(self, event: WorkerExited) -> None:
         for place in self._place(event.local_rank):
             place.live = False
-            if self._stops or (event.code == 0 and not event.stopped_with):
-                place.enter(self.now, TimePhase.STOP)
-            else:
-                place.enter(self.now, TimePhase.RESTART)
+            done = self._stops or (event.code == 0 and not event.stopped_with)
+            place.enter(self.now, TimePhase.STOP if done else TimePhase.RESTART)
         if event.failed and not self._stops and not event.role:
             # The other workers of the round only wait for the failed one from now on.
             self._break()
@@ -342,9 +335,11 @@ class _Account:
             if place.trains:
                 place.lose(since)
 
-    def _enter(self, places: Iterable[_Place], phase: TimePhase) -> None:
+    def _enter(self, places: Iterable[_Place], phase: TimePhase, since: float | None = None) -> None:
+        """They are in another phase, `since` a time before this event if one is given."""
+        at = self.now if since is None else min(self.now, microseconds(since))
         for place in places:
-            place.enter(self.now, phase)
+            place.enter(at, phase)
 
     @property
     def _all(self) -> list[_Place]:
@@ -362,12 +357,15 @@ class _Account:
         return [] if self._broken else [place for place in self._place(local_rank) if place.live]
 
 
-def _observed(log: AgentLog) -> set[str]:
-    """The stages that show what a worker of this agent does: those that one has reached, and, until one has worked
-    without doubt, those that the agent observes of every script."""
-    reached = {event.stage for event in log.events if isinstance(event, WorkerReady)}
-    certain = () if _has_worked(log) else log.opened.stages
-    return {stage for stage in _STAGES if stage in reached or stage in certain}
+def _ready_phases(log: AgentLog) -> dict[str, TimePhase]:
+    """What a worker does from each stage on. The stages are those that a worker of this agent has reached and, until
+    one has worked without doubt, those that the agent observes of every script."""
+    observed = {event.stage for event in log.events if isinstance(event, WorkerReady)}
+    if not _has_worked(log):
+        observed.update(log.opened.stages)
+    if "step" not in observed:
+        return {"store": TimePhase.TRAIN} if "store" in observed else {}
+    return {stage: phase for stage, phase in _STAGES.items() if stage in observed}
 
 
 def _has_worked(log: AgentLog) -> bool:
@@ -382,18 +380,6 @@ def _has_worked(log: AgentLog) -> bool:
                 if succeeded or mono - began.get(local_rank, mono) >= WORKS_AFTER:
                     return True
     return False
-
-
-def _first_phase(log: AgentLog) -> TimePhase:
-    """What a worker does from its start."""
-    return TimePhase.IMPORT if _observed(log) else TimePhase.TRAIN
-
-
-def _ready_phases(log: AgentLog) -> dict[str, TimePhase]:
-    """What a worker does from each stage on."""
-    observed = _observed(log)
-    last = observed == {"store"}
-    return {stage: TimePhase.TRAIN if last else _STAGES[stage] for stage in observed}
 
 
 def _is_spare(event: NodeWaiting) -> bool:

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
-from dlrover_run.events.records import (
-    FILE_NAME,
-    SCHEMA,
-    UNSET_TIME,
-    AgentEnded,
-    AnyEvent,
-    Event,
-    JobEnded,
-    LogOpened,
-)
+from dlrover_run.events.records import FILE_NAME, UNSET_TIME, AgentEnded, AnyEvent, Event, JobEnded, LogOpened
 
 MAX_LINE = 64 * 1024
 """Maximum bytes of a line: an event has bounded texts."""
 
 _NAME = re.compile(r"(?:.+\.)?events\.jsonl(?:\.(\d+))?")
 
-_DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(AnyEvent)
 
 
 @dataclass(frozen=True)
 class AgentLog:
-    """The events of one agent in their order. `unread` lines were damaged, incomplete, or events of another version.
-    `torn_head` says that files before these are gone."""
+    """The events of one agent in their order. `unread` lines were damaged, incomplete, or events of another version."""
 
     opened: LogOpened
     events: tuple[Event, ...] = ()
     unread: int = 0
-    torn_head: bool = False
-    paths: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def torn_head(self) -> bool:
+        """Whether files before these are gone."""
+        return self.opened.part > 0
 
     @property
     def ended(self) -> AgentEnded | None:
@@ -52,27 +46,12 @@ class AgentLog:
         """The last event, or the first line if there is none."""
         return self.events[-1] if self.events else self.opened
 
-    @property
-    def is_newer(self) -> bool:
-        """Whether a later version wrote it, whose names may have another meaning."""
-        return self.opened.schema > SCHEMA
-
 
 class NoEventLog(Exception):
     """There is no event log where one was looked for; the message names the place."""
 
 
-def parse_line(line: bytes) -> Event | None:
-    """The event of one line; None for a line that is damaged, too long, or of another version."""
-    if len(line) > MAX_LINE:
-        return None
-    try:
-        return _DECODER.decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-
-
-def parse_log(lines: Iterable[bytes], paths: tuple[str, ...] = ()) -> AgentLog | None:
+def parse_log(lines: Iterable[bytes]) -> AgentLog | None:
     """The log of one agent from the lines of its files, in the order of these files; None without a first line.
 
     Lines before the first line are lost: without it their job and their workers are not known.
@@ -83,16 +62,17 @@ def parse_log(lines: Iterable[bytes], paths: tuple[str, ...] = ()) -> AgentLog |
     for line in lines:
         if not line.strip():
             continue
-        event = parse_line(line)
-        if event is None or (opened is None and not isinstance(event, LogOpened)):
-            unread += 1
-        elif isinstance(event, LogOpened):
+        event: Event | None = None
+        if len(line) <= MAX_LINE:
+            with contextlib.suppress(ValueError, RecursionError):
+                event = _DECODER.decode(line)
+        if isinstance(event, LogOpened):
             opened = opened or event
+        elif event is None or opened is None:
+            unread += 1
         else:
             events.append(event)
-    if opened is None:
-        return None
-    return AgentLog(opened, tuple(events), unread, torn_head=opened.part > 0, paths=paths)
+    return None if opened is None else AgentLog(opened, tuple(events), unread)
 
 
 def read_logs(place: str | os.PathLike[str]) -> list[AgentLog]:
@@ -134,8 +114,7 @@ def _read_one(base: Path) -> AgentLog | None:
         if (found := _NAME.fullmatch(path.name)) is not None and found[1] is not None
     )
     files = [path for _, path in reversed(older)] + [base]
-    present = [path for path in files if path.is_file()]
-    return parse_log(_lines(present), tuple(map(str, present)))
+    return parse_log(_lines([path for path in files if path.is_file()]))
 
 
 def _lines(paths: Sequence[Path]) -> Iterator[bytes]:

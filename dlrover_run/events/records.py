@@ -10,7 +10,10 @@ of one file are compared by `mono`, which no clock adjustment changes; `time` is
 
 from __future__ import annotations
 
+import functools
+import operator
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -229,28 +232,9 @@ class AgentEnded(Event, frozen=True, kw_only=True, tag="dlrover.agent.ended"):
     what: str = ""
 
 
-AnyEvent = (
-    LogOpened
-    | LogGap
-    | NodeWaiting
-    | CheckStarted
-    | CheckEnded
-    | RoundFormed
-    | RoundClosed
-    | WorkerStarted
-    | WorkerReady
-    | WorkerProgress
-    | WorkerStalled
-    | WorkerResumed
-    | WorkerExited
-    | WorkerFailed
-    | CheckpointSeen
-    | CheckpointRestored
-    | CoordinatorChanged
-    | StopRequested
-    | JobEnded
-    | AgentEnded
-)
+_KINDS = (*Event.__subclasses__(), *WorkerEvent.__subclasses__())
+AnyEvent: Any = functools.reduce(operator.or_, (kind for kind in _KINDS if kind is not WorkerEvent))
+"""Each event that a line of a log may be."""
 
 
 def name_of(kind: type[Event]) -> str:

@@ -6,6 +6,7 @@ An answer is lines of codes with parameters. `WhyAnswer.text` renders them; the 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,10 +21,9 @@ from dlrover_run.events.ledger import (
     build_ledger,
     checkpoints_elsewhere,
 )
-from dlrover_run.events.reader import AgentLog, Entry, merged
+from dlrover_run.events.reader import AgentLog, merged
 from dlrover_run.events.records import (
     AgentEnded,
-    Event,
     JobEnded,
     LogOpened,
     NodeWaiting,
@@ -114,12 +114,12 @@ class WhyAnswer:
 def explain(logs: Sequence[AgentLog], question: Question, until: datetime | None = None) -> WhyAnswer:
     """Answer a question from the logs of all agents of a job, as far as they show. With `until`, agents without an end
     run, and that is now; without, their logs are all there is."""
-    lines = {
-        Question.NOW: lambda: _now(logs),
-        Question.LAST_RESTART: lambda: _last_restart(logs),
-        Question.SLOW: lambda: _slow(logs, until),
-        Question.START: lambda: _start(logs, until),
-    }[question]()
+    if question is Question.NOW:
+        lines = _now(logs)
+    elif question is Question.LAST_RESTART:
+        lines = _last_restart(logs)
+    else:
+        lines = (_slow if question is Question.SLOW else _start)(logs, until)
     return WhyAnswer((*lines, *_limits(logs, until is not None)))
 
 
@@ -141,22 +141,23 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
         return stalls
     entries = list(merged(logs))
     last_round = _last_round(logs)
-    for entry in reversed(entries):
-        event = entry.event
-        if isinstance(event, JobEnded):
-            if event.phase == "failed":
-                if Code.STOPPED_ON_REQUEST.within(event.reasons):
-                    return [(WhyCode.JOB_STOPPED(at=_at(event.time)), *event.reasons)]
-                failed = _last_task_failure(logs)[:1] if last_round is None else _failures(logs, last_round)
-                return [(WhyCode.JOB_FAILED(at=_at(event.time)), *event.reasons), *failed]
-            return [(WhyCode.JOB_SUCCEEDED(at=_at(event.time), number=event.restarts),)]
+    ends = [entry.event for entry in entries if isinstance(entry.event, JobEnded)]
+    if ends and ends[-1].phase != "failed":
+        return [(WhyCode.JOB_SUCCEEDED(at=_at(ends[-1].time), number=ends[-1].restarts),)]
+    if ends and Code.STOPPED_ON_REQUEST.within(ends[-1].reasons):
+        return [(WhyCode.JOB_STOPPED(at=_at(ends[-1].time)), *ends[-1].reasons)]
+    if ends:
+        failed = _last_task_failure(logs)[:1] if last_round is None else _failures(logs, last_round)
+        return [(WhyCode.JOB_FAILED(at=_at(ends[-1].time)), *ends[-1].reasons), *failed]
     if logs and all(log.ended is not None for log in logs):
-        lines: list[Reasons] = []
-        for entry in entries:
-            if isinstance(end := entry.event, AgentEnded):
-                ended = WhyCode.AGENT_ENDED(host=entry.opened.host, at=_at(end.time), code=end.exit_code)
-                lines.append((ended, *sentence(end.what or end.reason)))
-        return lines
+        return [
+            (
+                WhyCode.AGENT_ENDED(host=entry.opened.host, at=_at(end.time), code=end.exit_code),
+                *sentence(end.what or end.reason),
+            )
+            for entry in entries
+            if isinstance(end := entry.event, AgentEnded)
+        ]
     waiting = [
         (WhyCode.WAITS(host=log.opened.host), *state.reasons)
         for log in logs
@@ -228,52 +229,47 @@ def _is_of(event: object, latest: RoundFormed) -> bool:
 def _failures(logs: Sequence[AgentLog], of: RoundFormed) -> list[Reasons]:
     """The failures of one round, in the order of their times; those that other failures explain only if there is no
     other."""
-    lines: list[Reasons] = []
-    consequences: list[Reasons] = []
-    began: dict[tuple[str, int], WorkerStarted] = {}
-    for entry in merged(logs):
-        event = entry.event
-        match event:
-            case WorkerStarted(round=number) if number == of.round:
-                began[entry.opened.node_id, event.pid] = event
-            case WorkerFailed(round=number) if number == of.round:
-                line = _failure(entry.opened, event, began.get((entry.opened.node_id, event.pid)))
-                (consequences if event.cause == Cause.LOST_PEER else lines).append(line)
-    return lines or consequences
+    failed = [
+        (entry.opened, entry.event)
+        for entry in merged(logs)
+        if isinstance(entry.event, WorkerFailed) and entry.event.round == of.round
+    ]
+    roots = [each for each in failed if each[1].cause != Cause.LOST_PEER]
+    return [_failure(logs, opened, event) for opened, event in roots or failed]
 
 
-def _failure(opened: LogOpened, event: WorkerFailed, start: WorkerStarted | None) -> Reasons:
+def _failure(logs: Sequence[AgentLog], opened: LogOpened, event: WorkerFailed) -> Reasons:
     failed = WhyCode.FAILED_WORKER(name=event.name, host=opened.host, pid=event.pid, what=event.what)
-    return (failed,) if start is None else (failed, WhyCode.LIVED(seconds=event.mono - start.mono))
+    starts = [
+        start.mono
+        for log in logs
+        if log.opened.node_id == opened.node_id
+        for start in log.events
+        if isinstance(start, WorkerStarted) and start.pid == event.pid and start.mono <= event.mono
+    ]
+    return (failed, WhyCode.LIVED(seconds=event.mono - starts[-1])) if starts else (failed,)
 
 
 def _last_task_failure(logs: Sequence[AgentLog]) -> list[Reasons]:
     """The last failure of a task, in a job of `tf-ps-run`, which has no rounds, and when that task ran again."""
-    last: Entry | None = None
-    began: dict[tuple[str, int], WorkerStarted] = {}
-    again: datetime | None = None
+    last: tuple[LogOpened, WorkerFailed] | None = None
+    again: WorkerStarted | None = None
     has_run = False
     for entry in merged(logs):
         match entry.event:
             case WorkerStarted() as start:
                 has_run = True
-                began[entry.opened.node_id, start.pid] = start
-                if last is not None and again is None and _same_task(start, last.event):
-                    again = start.time
-            case WorkerFailed():
-                last, again = entry, None
-    if last is None or not isinstance(last.event, WorkerFailed):
+                if last is not None and again is None and (start.role, start.rank) == (last[1].role, last[1].rank):
+                    again = start
+            case WorkerFailed() as failed:
+                last, again = (entry.opened, failed), None
+    if last is None:
         return [(WhyCode.NO_RESTART(),) if has_run else (WhyCode.NO_ROUND(),)]
-    failed = last.event
-    head = _failure(last.opened, failed, began.get((last.opened.node_id, failed.pid)))
+    head = _failure(logs, *last)
     if again is None:
         return [head, (WhyCode.TASK_STILL_DOWN(),)]
     # It may run on another node, whose clock the time of day has to stand for.
-    return [head, (WhyCode.TASK_DOWN(seconds=max(0.0, (again - failed.time).total_seconds())),)]
-
-
-def _same_task(start: WorkerStarted, failed: Event) -> bool:
-    return isinstance(failed, WorkerFailed) and (start.role, start.rank) == (failed.role, failed.rank)
+    return [head, (WhyCode.TASK_DOWN(seconds=max(0.0, (again.time - last[1].time).total_seconds())),)]
 
 
 def _tasks(logs: Sequence[AgentLog]) -> list[Reasons]:
@@ -326,8 +322,7 @@ def _lost_before(logs: Sequence[AgentLog], log: AgentLog, latest: RoundFormed) -
     before = next((place for place in range(after - 1, -1, -1) if isinstance(log.events[place], RoundFormed)), 0)
     elsewhere = checkpoints_elsewhere(logs, log)
     whole, earlier = (
-        agent_times(AgentLog(log.opened, log.events[:end], torn_head=log.torn_head), elsewhere=elsewhere)
-        for end in (after + 1, before + 1)
+        agent_times(AgentLog(log.opened, log.events[:end]), elsewhere=elsewhere) for end in (after + 1, before + 1)
     )
     pairs = zip(whole, earlier, strict=True)
     return max((one.total(TimePhase.LOST) - other.total(TimePhase.LOST) for one, other in pairs), default=0)
@@ -341,7 +336,7 @@ def _shares(ledger: Ledger) -> Reasons:
     """The part of the time that each phase took, the longest first."""
     totals = ledger.totals()
     trained, wall = totals.pop(TimePhase.TRAIN), max(1, ledger.wall)
-    others = sorted((item for item in totals.items() if item[1]), key=lambda item: -item[1])
+    others = Counter({phase: time for phase, time in totals.items() if time}).most_common()
     head: Reasons = (WhyCode.TRAINED(percent=100 * trained / wall, seconds=ledger.wall / MICROSECONDS),)
     if others:
         head = (*head, WhyCode.SHARES())
@@ -393,19 +388,16 @@ def _start(logs: Sequence[AgentLog], until: datetime | None) -> list[Reasons]:
     missing, took, place = slowest
     code = WhyCode.NOT_TRAINING if missing else WhyCode.START_TOOK
     head = code(seconds=took / MICROSECONDS, local_rank=place.local_rank, host=place.opened.host)
-    lines = [(head, *_parts(place, took))]
-    waits = _first_waits(logs)
-    return [*lines, *waits]
+    return [(head, *_parts(place, took)), *_first_waits(logs)]
 
 
 def _parts(place: PlaceTimes, took: int) -> Iterable[Reason]:
     """The phases of the first microseconds of a place, the longest first."""
-    totals: dict[TimePhase, int] = {}
+    totals: Counter[TimePhase] = Counter()
     for each in place.segments:
         if each.start - place.segments[0].start < took:
-            totals[each.phase] = totals.get(each.phase, 0) + each.end - each.start
-    ordered = sorted(totals.items(), key=lambda item: -item[1])
-    return (WhyCode.PART(phase=phase.value, seconds=time / MICROSECONDS) for phase, time in ordered)
+            totals[each.phase] += each.end - each.start
+    return (WhyCode.PART(phase=phase.value, seconds=time / MICROSECONDS) for phase, time in totals.most_common())
 
 
 def _first_waits(logs: Sequence[AgentLog]) -> list[Reasons]:

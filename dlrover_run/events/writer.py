@@ -127,7 +127,7 @@ class EventWriter(Events):
         self._thread: threading.Thread | None = None
 
     def emit(self, event: Event) -> None:
-        event = self._stamped(event)
+        event = self._stamped_now(event)
         with self._changed:
             if self._closed:
                 return
@@ -153,15 +153,13 @@ class EventWriter(Events):
         thread.join(timeout)
         return not thread.is_alive()
 
-    def _stamped(self, event: Event) -> Event:
-        return msgspec.structs.replace(
-            event, time=self._now(), mono=round(self._mono(), 6), severity=severity_of(event)
-        )
+    def _stamped_now(self, event: Event) -> Event:
+        return _stamped(event, self._now(), round(self._mono(), 6))
 
     def _note_overflow(self) -> None:
         """Put a gap where events were dropped: after those that wait, and before the next one."""
         if self._overflow:
-            self._pending.append(self._stamped(LogGap(dropped=self._overflow)))
+            self._pending.append(self._stamped_now(LogGap(dropped=self._overflow)))
             self._overflow = 0
 
     def _run(self) -> None:
@@ -178,10 +176,7 @@ class EventWriter(Events):
     def _append(self, event: Event) -> None:
         try:
             if self._unwritten:
-                gap = LogGap(dropped=self._unwritten)
-                self._file.append(
-                    msgspec.structs.replace(gap, time=event.time, mono=event.mono, severity=severity_of(gap))
-                )
+                self._file.append(_stamped(LogGap(dropped=self._unwritten), event.time, event.mono))
                 self._unwritten = 0
             self._file.append(event)
         except OSError as error:
@@ -192,3 +187,7 @@ class EventWriter(Events):
                     f"warning: the event log {self._file.path} cannot be written ({error.strerror}); "
                     "the job continues without it"
                 )
+
+
+def _stamped(event: Event, time: datetime, mono: float) -> Event:
+    return msgspec.structs.replace(event, time=time, mono=mono, severity=severity_of(event))
