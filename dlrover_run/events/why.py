@@ -6,6 +6,7 @@ An answer is lines of codes with parameters. `WhyAnswer.text` renders them; the 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -174,8 +175,7 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
 
 def _state(log: AgentLog) -> RoundFormed | NodeWaiting | None:
     """What the agent did last of being in a round and waiting for one."""
-    found = (event for event in reversed(log.events) if isinstance(event, RoundFormed | NodeWaiting))
-    return next(found, None)
+    return next((event for event in reversed(log.events) if isinstance(event, RoundFormed | NodeWaiting)), None)
 
 
 def _stalls(logs: Sequence[AgentLog]) -> list[Reasons]:
@@ -196,30 +196,24 @@ def _stalls(logs: Sequence[AgentLog]) -> list[Reasons]:
     ]
 
 
-def _last_round(logs: Sequence[AgentLog]) -> RoundFormed | None:
-    """The event of the latest round, as the node wrote it that formed it first."""
+def _last_round(logs: Sequence[AgentLog], besides: RoundFormed | None = None) -> RoundFormed | None:
+    """The event of the latest round, `besides` that one if it is given, as the node wrote it that formed it first."""
     rounds = [event for log in logs for event in log.events if isinstance(event, RoundFormed)]
-    return min(rounds, key=lambda event: (-event.epoch, -event.round, event.time), default=None)
+    others = [event for event in rounds if besides is None or not _is_of(event, besides)]
+    return min(others, key=lambda event: (-event.epoch, -event.round, event.time), default=None)
 
 
 def _last_restart(logs: Sequence[AgentLog]) -> list[Reasons]:
     latest = _last_round(logs)
     if latest is None:
         return _last_task_failure(logs)
-    before = _round_before(logs, latest)
+    before = _last_round(logs, besides=latest)
     if before is None:
         return [(WhyCode.NO_RESTART(),)]
     head: Reasons = (WhyCode.ROUND_FORMED(round=latest.round, at=_at(latest.time), nodes=latest.nodes),)
     if latest.reasons:
         head = (*head, WhyCode.BECAUSE(), *latest.reasons)
     return [head, *_failures(logs, before), *_cost(logs, latest)]
-
-
-def _round_before(logs: Sequence[AgentLog], latest: RoundFormed) -> RoundFormed | None:
-    """The round that the latest one replaced."""
-    return _last_round(
-        [AgentLog(log.opened, tuple(event for event in log.events if not _is_of(event, latest))) for log in logs]
-    )
 
 
 def _is_of(event: object, latest: RoundFormed) -> bool:
@@ -404,14 +398,10 @@ def _first_waits(logs: Sequence[AgentLog]) -> list[Reasons]:
     """What the nodes waited for last before their first round, each cause once."""
     lines: dict[Reasons, Reasons] = {}
     for log in logs:
-        waiting: NodeWaiting | None = None
-        for event in log.events:
-            if isinstance(event, RoundFormed):
-                break
-            if isinstance(event, NodeWaiting):
-                waiting = event
-        if waiting is not None and waiting.reasons:
-            lines.setdefault(waiting.reasons, (WhyCode.WAITED(host=log.opened.host), *waiting.reasons))
+        before = itertools.takewhile(lambda event: not isinstance(event, RoundFormed), log.events)
+        waits = [event for event in before if isinstance(event, NodeWaiting)]
+        if waits and waits[-1].reasons:
+            lines.setdefault(waits[-1].reasons, (WhyCode.WAITED(host=log.opened.host), *waits[-1].reasons))
     return list(lines.values())
 
 
