@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
@@ -19,8 +20,7 @@ from dlrover_run.command_line import (
     rendezvous_options,
     values,
 )
-from dlrover_run.command_line.health_check import HealthCheckOptions, resolve_health_check
-from dlrover_run.command_line.job_size import LocalNodes
+from dlrover_run.command_line.health_check import add_health_check
 from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
@@ -84,17 +84,18 @@ def _job(
     args = _rendezvous_args(flags, size.nodes, environ)
     if found:
         args = cluster.complete(args, found, flags, here)
-    rendezvous = _rendezvous(args, local)
+    resolve = rendezvous_options.resolve_local if local else rendezvous_options.resolve
+    rendezvous = resolve(args, fresh_id=str(uuid.uuid4()))
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    check = resolve_health_check(flags, rendezvous)
+    rules, check_warnings = add_health_check(flags, rendezvous, conf.rules)
     workers = values.worker_count(*size.workers)
     if workers is None:
         workers = count(size.workers.text, environ)
     logs = _logs(flags, environ)
-    rules = _rules(flags, size.nodes, rendezvous, conf, check)
+    rules = _rules(flags, size.nodes, rendezvous, conf, rules)
     spares_given = flags.explicit("spares") is not None
     ignored = ignored_flags.rendezvous_warnings(rendezvous, conf, environ, spares_given=spares_given)
-    warnings = [*size.warnings, *rendezvous.warnings, *ignored, *check.warnings]
+    warnings = [*size.warnings, *rendezvous.warnings, *ignored, *check_warnings]
     if local:
         rules, spare_warnings = job_size.fit_rules(local, rules, conf, size.nodes, spares_given=spares_given)
         warnings += spare_warnings
@@ -170,19 +171,9 @@ def _rendezvous_args(flags: FlagValues, nodes: FlagValue, environ: Mapping[str, 
     )
 
 
-def _rendezvous(args: RendezvousArgs, local: LocalNodes | None) -> Rendezvous:
-    import uuid
-
-    if local:
-        return rendezvous_options.resolve_local(args, fresh_id=str(uuid.uuid4()))
-    return rendezvous_options.resolve(args, fresh_id=str(uuid.uuid4()))
-
-
-def _rules(
-    flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf: RdzvConf, check: HealthCheckOptions
-) -> JobRules:
+def _rules(flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf: RdzvConf, rules: JobRules) -> JobRules:
     rules = replace(
-        check.add_to(conf.rules),
+        rules,
         min_nodes=rendezvous.min_nodes,
         max_nodes=rendezvous.max_nodes,
         node_unit=flags.integer("node_unit", 1, MAX_NODES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ def find_backend(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, s
         port=rendezvous.master.port,
         is_host=rendezvous.master.is_host if conf.is_host is None else conf.is_host,
         bind=conf.bind,
-        state_dir=lookup.absolute(conf.state_dir.text) if conf.state_dir else None,
+        state_dir=os.path.abspath(conf.state_dir.text) if conf.state_dir else None,
         web=conf.web,
         token=token,
         auth_required=conf.auth == "required",

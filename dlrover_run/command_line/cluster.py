@@ -75,11 +75,7 @@ def context_of(line: CommandLine, program: Program) -> Context:
     command = shlex.join([*words, line.script or "SCRIPT", *line.script_args])
     if len(command) > _MAX_COMMAND or not command.isprintable():
         command = f"{program.name} ..."
-    return Context(_hostname(), _read, _is_interactive(), command, _is_own_address)
-
-
-def _hostname() -> str:
-    return socket.gethostname()
+    return Context(socket.gethostname(), _read, _is_interactive(), command, _is_own_address)
 
 
 def _read(path: str) -> str | None:

@@ -161,7 +161,7 @@ def _read_tls(
 def _pem(file: FlagValue, mark: bytes, what: str) -> str:
     if mark not in lookup.read_file(*file, _MAX_PEM_BYTES):
         raise values.invalid(*file, f"is not {what} in PEM format", "name another file")
-    return lookup.absolute(file.text)
+    return os.path.abspath(file.text)
 
 
 def require_credentials(conf: RdzvConf, token: str, tls: TlsSpec | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,32 +24,9 @@ SAFE_THRESHOLD = 1.7
 _USE_MASTER = "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes"
 
 
-class HealthCheckOptions(NamedTuple):
-    """The fields of `Rules` for the check, and warnings."""
-
-    mode: int
-    straggler_threshold: float
-    exclude_stragglers: bool
-    measure_links: bool
-    warnings: tuple[str, ...]
-
-    def add_to(self, rules: JobRules) -> JobRules:
-        """The rules with these fields. Without a check the others keep their defaults, so that nodes are not warned of
-        a difference that has no effect."""
-        if self.mode == CHECK_NEVER:
-            return rules
-        part = msgspec.structs.replace(
-            HealthRules.get(rules.policy),
-            check=self.mode,
-            straggler_threshold=self.straggler_threshold,
-            exclude_stragglers=int(self.exclude_stragglers),
-            measure_links=int(self.measure_links),
-        )
-        return replace(rules, policy=with_part(rules.policy, part))
-
-
-def resolve_health_check(flags: FlagValues, rendezvous: Rendezvous) -> HealthCheckOptions:
-    """The options of the check. Raises SpecError for a check of nodes that do not communicate."""
+def add_health_check(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) -> tuple[JobRules, list[str]]:
+    """The rules with the options of the check, and warnings. Raises SpecError for a check of nodes that do not
+    communicate."""
     threshold = values.ratio(*flags.get("straggler_threshold"))
     level = int(flags.choice("precheck"))
     network_check = flags.explicit("network_check")
@@ -85,4 +61,14 @@ def resolve_health_check(flags: FlagValues, rendezvous: Rendezvous) -> HealthChe
             f"{given.source if given else '--straggler-threshold'} {threshold:g} may flag healthy nodes, which can "
             f"measure 1.5 times apart: give {SAFE_THRESHOLD:g} or more."
         )
-    return HealthCheckOptions(mode, threshold, flags.is_on("exclude_straggler"), measure_links, tuple(warnings))
+    if mode == CHECK_NEVER:
+        # The other fields keep their defaults, so that nodes are not warned of a difference that has no effect.
+        return rules, warnings
+    part = msgspec.structs.replace(
+        HealthRules.get(rules.policy),
+        check=mode,
+        straggler_threshold=threshold,
+        exclude_stragglers=int(flags.is_on("exclude_straggler")),
+        measure_links=int(measure_links),
+    )
+    return replace(rules, policy=with_part(rules.policy, part)), warnings

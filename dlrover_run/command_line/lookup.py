@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlrover_run.command_line import values
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError
 from dlrover_run.spec import Entrypoint, SpecError
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 INTERPRETER_VARIABLE = "PYTHON_EXEC"
 """Names another interpreter than this one, as for torchrun."""
@@ -132,45 +135,39 @@ def check_module(name: str, environ: Mapping[str, str], python: str = sys.execut
 
     Submodules cannot be looked up without importing the package, so that is left to the worker.
     """
+    from importlib.machinery import PathFinder
+
     here = _working_directory()
+    top = name.partition(".")[0]
     if python == sys.executable:
-        found, where = _probe_here(name.partition(".")[0], here, environ), "installed"
+        # The search path of this interpreter begins with another directory than a worker's.
+        first = filter(None, [here, *environ.get("PYTHONPATH", "").split(os.pathsep)])
+        spec = PathFinder.find_spec(top, [*first, *sys.path]) or _find_spec(top)
+        exists, package = spec is not None, spec is not None and spec.submodule_search_locations is not None
+        where = "installed"
     else:
-        found, where = probe_interpreter(python, name.partition(".")[0], environ), f"installed for {python}"
-    if not found.exists:
+        exists, package = probe_interpreter(python, top, environ)
+        where = f"installed for {python}"
+    if not exists:
         raise SpecError(
             f"The module {name!r} is neither in {here or _DELETED} nor {where}: check its name, or set PYTHONPATH."
         )
-    if name.endswith(".py") and not found.package:
+    if name.endswith(".py") and not package:
         raise SpecError(f"The module {name!r} is named like a file: write -m {name[:-3]}, or leave -m out.")
 
 
-def _probe_here(top: str, here: str | None, environ: Mapping[str, str]) -> ModuleProbe:
-    """The same for this interpreter, whose search path begins with another directory than a worker's."""
-    import importlib.machinery
+def _find_spec(name: str) -> ModuleSpec | None:
     import importlib.util
 
-    paths = list(filter(None, [here, *environ.get("PYTHONPATH", "").split(os.pathsep)]))
-    spec = importlib.machinery.PathFinder.find_spec(top, [*paths, *sys.path])
-    if spec is None:
-        try:
-            spec = importlib.util.find_spec(top)
-        except ValueError:
-            spec = None
-    return ModuleProbe(
-        exists=spec is not None, package=spec is not None and spec.submodule_search_locations is not None
-    )
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:
+        return None
 
 
 def require_package(name: str, extra: str, what_for: str) -> None:
     """Refuse to go on without an installed package, which is looked up and not imported; `extra` installs it."""
-    import importlib.util
-
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:
-        spec = None
-    if spec is None:
+    if _find_spec(name) is None:
         raise SpecError(
             f"{what_for} needs the package {name}, which is not installed: pip install 'dlrover-run[{extra}]'."
         )
@@ -182,7 +179,7 @@ def check_directory(source: str, path: str) -> None:
         return
     if not os.path.isabs(path) and _working_directory() is None:
         raise SpecError(f"{source} {path!r} cannot be created in {_DELETED}: give an absolute path.")
-    ancestor = absolute(path)
+    ancestor = os.path.abspath(path)
     while not os.path.lexists(ancestor):
         ancestor = os.path.dirname(ancestor)
     if not os.path.isdir(ancestor):
@@ -195,7 +192,7 @@ def journal_directory(flags: FlagValues) -> str | None:
     if not given.text:
         return None
     check_directory(*given)
-    return given.text if given.text == os.devnull else absolute(given.text)
+    return given.text if given.text == os.devnull else os.path.abspath(given.text)
 
 
 def read_file(source: str, path: str, limit: int) -> bytes:
@@ -207,11 +204,6 @@ def read_file(source: str, path: str, limit: int) -> bytes:
         raise SpecError(
             f"{source} {path!r} cannot be read ({error.strerror}): name a file that this user may read."
         ) from None
-
-
-def absolute(path: str) -> str:
-    """The absolute path of a file or a directory that was found."""
-    return os.path.abspath(path)
 
 
 def check_logs_plugin(name: str) -> None:

@@ -96,7 +96,7 @@ _auth = partial(values.choice, allowed=("auto", "required"))
 
 
 def _yes_or_no(source: str, text: str) -> bool:
-    return values.choice(source, text.lower(), (*_TRUE_WORDS, *_FALSE_WORDS)) in _TRUE_WORDS
+    return _word(source, text, (*_TRUE_WORDS, *_FALSE_WORDS)) in _TRUE_WORDS
 
 
 def _prefix(source: str, text: str) -> str:
@@ -114,8 +114,8 @@ def _user(source: str, text: str) -> FlagValue:
     return FlagValue(source, text)
 
 
-def _store_type(source: str, text: str) -> str:
-    return values.choice(source, text.lower(), ("tcp", "file"))
+def _word(source: str, text: str, allowed: tuple[str, ...]) -> str:
+    return values.choice(source, text.lower(), allowed)
 
 
 def _web(source: str, text: str) -> str:
@@ -123,9 +123,8 @@ def _web(source: str, text: str) -> str:
     return text
 
 
-def _protocol(source: str, text: str) -> str:
-    return values.choice(source, text.lower(), ("http", "https"))
-
+_protocol = partial(_word, allowed=("http", "https"))
+_store_type = partial(_word, allowed=("tcp", "file"))
 
 _RULES = frozenset({*(rule.name for rule in fields(JobRules)), "check_timeout"})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dlrover_run.command_line.options import CHECK_MODES, WORKER_COUNTS
 from dlrover_run.coordination.text import join_words
@@ -72,12 +72,17 @@ def check_mode(source: str, text: str) -> int:
 
 def ratio(source: str, text: str) -> float:
     """A finite number above 1."""
+    return _number(source, text, "a number above 1", lambda value: value > 1)
+
+
+def _number(source: str, text: str, allowed: str, fits: Callable[[float], bool]) -> float:
+    """A finite number that fits; `allowed` says which ones do."""
     try:
         value = float(text)
     except ValueError:
-        raise invalid(source, text, "is not a number", "give a number above 1") from None
-    if not 1 < value < math.inf:
-        raise invalid(source, text, "is out of range", "give a number above 1")
+        raise invalid(source, text, "is not a number", f"give {allowed}") from None
+    if not (math.isfinite(value) and fits(value)):
+        raise invalid(source, text, "is out of range", f"give {allowed}")
     return value
 
 
@@ -97,14 +102,9 @@ def integer(source: str, text: str, lowest: int, highest: int | None = None) -> 
 
 def seconds(source: str, text: str, *, zero_allowed: bool) -> float:
     """A finite time in seconds; fractions are allowed."""
-    allowed = "a number of seconds, 0 or more" if zero_allowed else "a number of seconds above 0"
-    try:
-        value = float(text)
-    except ValueError:
-        raise invalid(source, text, "is not a number", f"give {allowed}") from None
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero_allowed):
-        raise invalid(source, text, "is out of range", f"give {allowed}")
-    return value
+    if zero_allowed:
+        return _number(source, text, "a number of seconds, 0 or more", lambda value: value >= 0)
+    return _number(source, text, "a number of seconds above 0", lambda value: value > 0)
 
 
 def choice(source: str, text: str, allowed: Sequence[str]) -> str:
@@ -261,8 +261,6 @@ def preemption_notice(value: FlagValue, others: Sequence[FlagValue]) -> Preempti
 
 def regex(source: str, text: str) -> str:
     """A regular expression with one group at most, or with one whose number is the step; empty for an empty text."""
-    import re
-
     try:
         # Compiled for bytes, as the lines of a worker need not be valid in any encoding.
         re.compile(text.encode())
@@ -284,7 +282,7 @@ def modules(source: str, text: str) -> tuple[str, ...]:
 
 def module(source: str, text: str) -> str:
     """One dotted name of a module, as `python -m` takes it."""
-    if not text or not all(part for part in text.split(".")):
+    if not all(text.split(".")):
         raise invalid(source, text, "is not the name of a module", "give a dotted name such as package.train")
     return text
 

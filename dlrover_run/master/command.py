@@ -170,7 +170,7 @@ def _read_token(fd: int) -> str:
 
 def _make_state_dir(path: str) -> Path:
     lookup.check_directory("--state-dir", path)
-    directory = Path(lookup.absolute(path))
+    directory = Path(os.path.abspath(path))
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

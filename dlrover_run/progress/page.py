@@ -144,11 +144,8 @@ class Writer:
         self._area = area
         found = _newest(memory[area : area + AREA_BYTES])
         self._number = found.number if found is not None else 0
-        self._source = int(found.progress.source) if found is not None else 0
-        self._steps = found.progress.steps if found is not None else 0
-        self._samples = found.progress.samples if found is not None else 0
-        self._waited = found.progress.waited if found is not None else 0.0
-        self._at = found.progress.at if found is not None else 0
+        last = found.progress if found is not None else (0, 0, 0.0, 0, 0, 0)
+        self._steps, self._samples, self._waited, self._at, self._source, _ = last
         self._phase = int(Phase.TRAINING)
         # Reentrant: a signal handler of the script may report a step in the middle of another report.
         self._lock = threading.RLock()
