@@ -128,77 +128,45 @@ _store_type = partial(_word, allowed=("tcp", "file"))
 
 _RULES = frozenset({*(rule.name for rule in fields(JobRules)), "check_timeout"})
 
+# A row has the name, the text, and what belongs to the value.
+# fmt: off
 TABLE: tuple[Key, ...] = (
     Key("join_timeout", _time_above_zero, "Seconds to wait for MIN nodes at the start"),
     Key("last_call_timeout", _time_above_zero, "Seconds without a new node until fewer than MAX nodes start"),
     Key("pend_timeout", _time, "Seconds to wait for other nodes when fewer than MIN are left", scope="nodes"),
-    Key(
-        "lost_after",
-        _time,
+    Key("lost_after", _time,
         "Seconds from the end of a node's connection (1) or lease (0) until the node is declared lost",
-        scope="nodes",
-    ),
-    Key(
-        "scale_up_delay",
-        _time,
+        scope="nodes"),
+    Key("scale_up_delay", _time,
         "Seconds from the arrival of a new node until the job includes it and those that came meanwhile",
-        scope="nodes",
-    ),
-    Key(
-        "cut_off_timeout",
-        _time,
+        scope="nodes"),
+    Key("cut_off_timeout", _time,
         "Seconds without an answer of the master or etcd and of all other nodes after which a node ends, so that it "
         "can be replaced; 0 for never",
-        scope="nodes",
-    ),
+        scope="nodes"),
     Key("restart_window", _time, "Seconds in which --max-restarts counts; 0 counts over the whole job"),
     Key("keep_alive_interval", _time_above_zero, "Seconds between two heartbeats of a node"),
-    Key(
-        "keep_alive_max_attempt",
-        _count_above_zero,
+    Key("keep_alive_max_attempt", _count_above_zero,
         "Missed heartbeats after which a silent connection counts as ended",
-        alias="keep_alive_attempts",
-    ),
-    Key(
-        "early_failure_limit",
-        _count,
-        "Identical failures in a row before any worker got to work, after which the job stops; 0 for no limit",
-    ),
-    Key(
-        "check_timeout",
-        _time_above_zero,
-        "Seconds for a round of --network-check, after which a node that did not answer has failed",
-    ),
+        alias="keep_alive_attempts"),
+    Key("early_failure_limit", _count,
+        "Identical failures in a row before any worker got to work, after which the job stops; 0 for no limit"),
+    Key("check_timeout", _time_above_zero,
+        "Seconds for a round of --network-check, after which a node that did not answer has failed"),
     Key("is_host", _yes_or_no, "1 if this node runs the master, 0 if not; by default the endpoint's address decides"),
     Key("auth", _auth, "auto, or required to refuse to run without credentials", scope="nodes"),
-    Key(
-        "bind",
-        values.host,
+    Key("bind", values.host,
         "The address on which a master on this node listens, by default the endpoint's",
-        scope="master",
-        instead_in_etcd="no node listens there",
-    ),
-    Key(
-        "state_dir",
-        FlagValue,
+        scope="master", instead_in_etcd="no node listens there"),
+    Key("state_dir", FlagValue,
         "Directory in which a master on this node keeps its journal",
-        scope="master",
-        instead_in_etcd="etcd itself stores the state of the job",
-    ),
-    Key(
-        "web",
-        _web,
+        scope="master", instead_in_etcd="etcd itself stores the state of the job"),
+    Key("web", _web,
         "[HOST:]PORT where a master on this node serves /metrics and the status over HTTP; loopback without HOST",
-        scope="master",
-        instead_in_etcd="ask `status` for what it would serve",
-    ),
-    Key(
-        "token_file",
-        FlagValue,
+        scope="master", instead_in_etcd="ask `status` for what it would serve"),
+    Key("token_file", FlagValue,
         "File with the job's token, else DLROVER_RDZV_TOKEN or DLROVER_RDZV_TOKEN_FILE",
-        scope="master",
-        instead_in_etcd="give user and password_file instead",
-    ),
+        scope="master", instead_in_etcd="give user and password_file instead"),
     *(
         Key(name, FlagValue, help, scope="master", instead_in_etcd=f"give {instead} instead")
         for name, help, instead in (
@@ -212,12 +180,9 @@ TABLE: tuple[Key, ...] = (
     Key("cert", FlagValue, "For etcd: file (PEM) with this node's certificate"),
     Key("key", FlagValue, "For etcd: file (PEM) with the private key of cert"),
     Key("user", _user, "For etcd: the user name of this node", scope="etcd"),
-    Key(
-        "password_file",
-        FlagValue,
+    Key("password_file", FlagValue,
         "For etcd: file with the password, else DLROVER_ETCD_PASSWORD or DLROVER_ETCD_PASSWORD_FILE",
-        scope="etcd",
-    ),
+        scope="etcd"),
     Key("prefix", _prefix, f"For etcd: the path of all keys, else {EtcdSpec.prefix}", scope="etcd"),
     *(Key(name, FlagValue, alias=alias) for name, alias in (("ca_cert", "cacert"), ("ssl_cert", "cert"))),
     Key("ssl_cert_key", FlagValue, alias="key"),
@@ -228,6 +193,7 @@ TABLE: tuple[Key, ...] = (
     Key("rank", FlagValue),
     Key("store_type", _store_type),
 )
+# fmt: on
 
 _BY_NAME = {key.name: key for key in TABLE}
 
