@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 
 from dlrover_run.cluster_environment import MARKERS, batch, host_list, is_marked
 from dlrover_run.cluster_environment.host_list import Host
 from dlrover_run.cluster_environment.records import BY_FLAGS, Context, Contradiction, Detected, Finding, port_of
 from dlrover_run.coordination.text import join_words
 from dlrover_run.spec import FlagValue
+
+Find = Callable[[Mapping[str, str], Context], Finding]
+
+_FINDERS = {
+    "mpi": "mpi:find",
+    "slurm": "slurm:find",
+    "lsf": "batch:find_lsf",
+    "pbs": "batch:find_pbs",
+    "kubernetes": "kubernetes:find",
+    "sagemaker": "managed:find_sagemaker",
+    "vertex": "managed:find_vertex",
+}
 
 
 def detect(
@@ -23,17 +36,18 @@ def detect(
     if cluster != "auto":
         context = context._replace(interactive=False, named=True)
     if hostfile is None:
-        return _detect(environ, context, cluster, None)
+        return _detect(environ, context, cluster)
     listed = batch.read_file(hostfile, context)
     if listed is None:
         raise Contradiction(
             f"{hostfile.source} {hostfile.text!r} cannot be read", "name a file that this node can read"
         )
-    hosts = [FlagValue(f"{hostfile.source} {hostfile.text}", host.name) for host in listed]
-    return _with_hosts(_detect(environ, context, cluster, hosts), hostfile, listed, hosts, context)
+    source = f"{hostfile.source} {hostfile.text}"
+    context = context._replace(hosts=tuple(FlagValue(source, host.name) for host in listed))
+    return _with_hosts(_detect(environ, context, cluster), hostfile, listed, context)
 
 
-def _detect(environ: Mapping[str, str], context: Context, cluster: str, hosts: list[FlagValue] | None) -> Finding:
+def _detect(environ: Mapping[str, str], context: Context, cluster: str) -> Finding:
     names = [name for name in MARKERS if cluster in ("auto", name) and is_marked(environ, name)]
     if cluster not in ("auto", "none", *names):
         raise Contradiction(
@@ -43,7 +57,7 @@ def _detect(environ: Mapping[str, str], context: Context, cluster: str, hosts: l
         )
     found: dict[str, Finding] = {}
     for name in names:
-        result = _look_at(name, environ, context, hosts)
+        result = _look_at(name, environ, context)
         # mpirun runs inside the jobs of the other clusters, and there it decides where launchers run. The variables of
         # the scheduler are then those of mpirun's own processes, and need not fit this node.
         if name == "mpi" and result is not None:
@@ -64,48 +78,31 @@ def _is_single(found: Finding) -> bool:
     return isinstance(found, Detected) and found.size == 1
 
 
-def _look_at(name: str, environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | None) -> Finding:
+def _look_at(name: str, environ: Mapping[str, str], context: Context) -> Finding:
     """What one cluster's variables say. Only its own module is imported."""
-    if name == "mpi":
-        from dlrover_run.cluster_environment import mpi
-
-        return mpi.find(environ, context, hosts)
-    if name == "slurm":
-        from dlrover_run.cluster_environment import slurm
-
-        return slurm.find(environ, context)
-    if name == "kubernetes":
-        from dlrover_run.cluster_environment import kubernetes
-
-        return kubernetes.find(environ, context)
-    if name in ("lsf", "pbs"):
-        return (batch.find_lsf if name == "lsf" else batch.find_pbs)(environ, context)
-    from dlrover_run.cluster_environment import managed
-
-    return (managed.find_sagemaker if name == "sagemaker" else managed.find_vertex)(environ, context)
+    module, _, function = _FINDERS[name].partition(":")
+    find: Find = getattr(import_module(f"dlrover_run.cluster_environment.{module}"), function)
+    return find(environ, context)
 
 
-def _with_hosts(
-    found: Finding, path: FlagValue, listed: list[Host], hosts: list[FlagValue], context: Context
-) -> Detected:
+def _with_hosts(found: Finding, path: FlagValue, listed: list[Host], context: Context) -> Detected:
     """The job on the hosts of a file. What started the launcher completes it, and must not contradict it."""
-    names = [host.text for host in hosts]
-    size = FlagValue(hosts[0].source, str(len(names)))
-    if isinstance(found, Detected):
-        if found.nodes is not None and found.size != len(names) and found.cluster != "mpi":
+    names = [host.name for host in listed]
+    file = context.hosts[0].source
+    if isinstance(found, Detected) and found.cluster == "mpi":
+        if (found.size or 0) > len(names):
             raise Contradiction(
-                f"{path.source} {path.text!r} names {len(names)} hosts, and {found.title} has {found.size} nodes "
-                f"({found.nodes.source})",
-                "name those hosts only, or give --cluster=none",
+                f"{path.source} {path.text!r} names {len(names)} hosts, and {found.title} has {found.size} nodes",
+                "name every host of the job",
             )
-        if found.cluster == "mpi":
-            if (found.size or 0) > len(names):
-                raise Contradiction(
-                    f"{path.source} {path.text!r} names {len(names)} hosts, and {found.title} has {found.size} nodes",
-                    "name every host of the job",
-                )
-            slots = listed[int(found.node_rank.text)].slots if found.node_rank else 0
-            return replace(found, workers=found.workers or _slots(hosts[0].source, slots))
+        slots = listed[int(found.node_rank.text)].slots if found.node_rank else 0
+        return replace(found, workers=found.workers or _slots(file, slots))
+    if isinstance(found, Detected) and found.nodes is not None and found.size != len(names):
+        raise Contradiction(
+            f"{path.source} {path.text!r} names {len(names)} hosts, and {found.title} has {found.size} nodes "
+            f"({found.nodes.source})",
+            "name those hosts only, or give --cluster=none",
+        )
     at = _own_position(names, context)
     if at is None:
         raise Contradiction(
@@ -113,16 +110,13 @@ def _with_hosts(
             f"add it as `hostname` prints it, or {BY_FLAGS}",
         )
     base = found if isinstance(found, Detected) else Detected("hostfile", "hosts of a file", None)
-    joined = ",".join(names)
-    return Detected(
-        base.cluster,
-        base.title,
-        size,
-        FlagValue(hosts[0].source, str(at)),
-        host=hosts[0],
-        port=base.port or port_of(joined),
-        run_id=base.run_id,
-        workers=base.workers or _slots(hosts[0].source, listed[at].slots),
+    return replace(
+        base,
+        nodes=FlagValue(file, str(len(names))),
+        node_rank=FlagValue(file, str(at)),
+        host=context.hosts[0],
+        port=base.port or port_of(",".join(names)),
+        workers=base.workers or _slots(file, listed[at].slots),
         first=at == 0,
         hosts=tuple(names),
     )

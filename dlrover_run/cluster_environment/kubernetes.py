@@ -115,10 +115,7 @@ def _volcano(environ: Mapping[str, str], context: Context) -> Finding:
     own = context.hostname.partition(".")[0]
     at = host_list.find_host(hosts, own)
     if at is not None and at != int(index.text):
-        raise Contradiction(
-            f"{index.source} is {index.text}, and {source} has {own} as number {at}",
-            BY_FLAGS,
-        )
+        raise Contradiction(f"{index.source} is {index.text}, and {source} has {own} as number {at}", BY_FLAGS)
     job = own.removesuffix(f"-{index.text}") if own.endswith(f"-{index.text}") else ""
     return Detected(
         "kubernetes",

@@ -30,8 +30,11 @@ def find_sagemaker(environ: Mapping[str, str], context: Context) -> Finding:
     names = _json(listed)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise Contradiction(f"{listed.source} is not a list of hosts", BY_FLAGS)
-    # By number, since algo-10 comes before algo-2 in the alphabet. Every node must get the same order.
-    hosts = sorted(set(names), key=lambda name: [int(part) if part.isdecimal() else part for part in _runs(name)])
+    # By number, since algo-10 comes before algo-2 in the alphabet. Every node must get the same order. The parts of a
+    # name alternate between text and digits, beginning with text.
+    hosts = sorted(
+        set(names), key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    )
     own = given(environ, "SM_CURRENT_HOST") or FlagValue("the host name", context.hostname)
     at = host_list.find_host(hosts, own.text)
     if at is None:
@@ -49,11 +52,6 @@ def find_sagemaker(environ: Mapping[str, str], context: Context) -> Finding:
         first=at == 0,
         hosts=tuple(hosts),
     )
-
-
-def _runs(name: str) -> list[str]:
-    """The parts of a name that alternate between text and digits, beginning with text."""
-    return re.split(r"(\d+)", name)
 
 
 def find_vertex(environ: Mapping[str, str], context: Context) -> Finding:

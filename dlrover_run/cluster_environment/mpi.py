@@ -7,7 +7,7 @@ inside the job of a scheduler too, and then the scheduler's list of hosts is the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dlrover_run.cluster_environment import batch, host_list
@@ -64,16 +64,17 @@ _CONTACTS = ("OMPI_MCA_orte_hnp_uri", "PRTE_MCA_prte_hnp_uri")
 _ADDRESS = re.compile(r"tcp(?:4|6)?://(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+))")
 
 
-def find(environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | None = None) -> Finding:
-    """What the variables of an MPI program say; `hosts` are those of --hostfile. Raises Contradiction."""
+def find(environ: Mapping[str, str], context: Context) -> Finding:
+    """What the variables of an MPI program say. Raises Contradiction."""
     starter = _starter(environ)
     if starter is None:
         return None
     size, rank = number(environ, starter.size, lowest=1), number(environ, starter.rank)
     local_size, local_rank = number(environ, starter.local_size, lowest=1), number(environ, starter.local_rank)
-    missing = starter.size if size is None else starter.rank
+    remedy = f"start it with `{starter.launch} {context.command}`, or {BY_FLAGS}"
     if size is None or rank is None:
-        raise Contradiction(f"{missing} of {starter.name} is not set", _or_none(starter, context))
+        missing = starter.size if size is None else starter.rank
+        raise Contradiction(f"{missing} of {starter.name} is not set", remedy)
     nodes = int(size.text)
     title = f"{starter.name} job"
     on_node = max(int(local_size.text) if local_size else 1, int(local_rank.text) + 1 if local_rank else 1)
@@ -83,20 +84,15 @@ def find(environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | 
     if starter is _MPI_LAUNCHERS[0] and (each := given(environ, "OMPI_APP_CTX_NUM_PROCS")):
         counts = each.text.split()
         if not all(count.isascii() and count.isdigit() for count in counts) or sum(map(int, counts)) != nodes:
-            raise Contradiction(
-                f"{size.source} is {nodes}, and {each.source} is {each.text[:100]!r}", _or_none(starter, context)
-            )
+            raise Contradiction(f"{size.source} is {nodes}, and {each.source} is {each.text[:100]!r}", remedy)
     if int(rank.text) >= nodes:
-        raise Contradiction(f"{rank.source} is {rank.text}, and {size.source} is {nodes}", _or_none(starter, context))
+        raise Contradiction(f"{rank.source} is {rank.text}, and {size.source} is {nodes}", remedy)
     if local_size is None and nodes > 1:
-        raise Contradiction(
-            f"{size.source} is {nodes}, and {starter.local_size} does not say how many of them are on this node",
-            _or_none(starter, context),
-        )
-    hosts = hosts or _hosts(environ, context)
+        problem = f"{starter.local_size} does not say how many of them are on this node"
+        raise Contradiction(f"{size.source} is {nodes}, and {problem}", remedy)
+    hosts = context.hosts or _hosts(environ, context)
     job = given(environ, *_JOBS)
     run_id = FlagValue(job.source, job.text[:200]) if job and job.text.isprintable() else None
-    first = rank.text == "0"
     return Detected(
         "mpi",
         f"{starter.name} job {run_id.text}" if run_id else title,
@@ -106,7 +102,7 @@ def find(environ: Mapping[str, str], context: Context, hosts: list[FlagValue] | 
         port=port_of(run_id.text if run_id else ""),
         run_id=run_id,
         workers=visible_gpus(environ),
-        first=first,
+        first=rank.text == "0",
         hosts=tuple(host.text for host in hosts) if len(hosts) == nodes else (),
         no_host="give --hostfile FILE with the hosts in the order of their ranks, or --rdzv-endpoint=HOST:PORT",
     )
@@ -125,11 +121,7 @@ def _starter(environ: Mapping[str, str]) -> _MpiLauncher | None:
     return None
 
 
-def _or_none(starter: _MpiLauncher, context: Context) -> str:
-    return f"start it with `{starter.launch} {context.command}`, or {BY_FLAGS}"
-
-
-def _hosts(environ: Mapping[str, str], context: Context) -> list[FlagValue]:
+def _hosts(environ: Mapping[str, str], context: Context) -> Sequence[FlagValue]:
     """The hosts on which the program starts processes, the first of which gets rank 0; at least the first if known."""
     for name in _HOST_FILES:
         path = given(environ, name)

@@ -27,7 +27,7 @@ class Context(NamedTuple):
     `read` returns the text of a file, None if there is none. `interactive` means that a person types at a terminal: the
     launcher is then started by that person and not by the cluster. `is_own_address` is whether a host is an IP address
     of this machine. `command` is the command line for messages. `named` means that `--cluster` names the cluster, which
-    counts in a shell too.
+    counts in a shell too. `hosts` are those of --hostfile.
     """
 
     hostname: str
@@ -36,6 +36,7 @@ class Context(NamedTuple):
     command: str = "dlrover-run ..."
     is_own_address: Callable[[str], bool] = lambda host: False
     named: bool = False
+    hosts: tuple[FlagValue, ...] = ()
 
 
 @dataclass(frozen=True)

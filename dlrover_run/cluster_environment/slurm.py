@@ -85,10 +85,7 @@ def _step(environ: Mapping[str, str], context: Context, job: FlagValue, step: Fl
     hosts = _hosts(environ, nodes)
     if nodes is None:
         if not hosts:
-            raise Contradiction(
-                f"{title} does not say how many nodes it has",
-                BY_FLAGS,
-            )
+            raise Contradiction(f"{title} does not say how many nodes it has", BY_FLAGS)
         nodes = FlagValue(hosts[0].source, str(len(hosts)))
     size = int(nodes.text)
     _refuse_several_launchers(environ, context, title, size)
