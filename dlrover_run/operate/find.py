@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -30,24 +29,8 @@ SURVEY_TIMEOUT = 3.0
 """Seconds that the agents of this machine have to name themselves. A stopped one is left out."""
 
 
-class FoundJob(ABC):
-    """A job that was found. `agents` are those of its nodes on this machine that answer."""
-
-    name: str
-    agents: tuple[AgentInfo, ...] = ()
-
-    @abstractmethod
-    async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
-        """The status of the job, after a request was taken. The caller limits the time. Raises AskFailed."""
-
-    async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
-        """What the tasks of each node on this machine have done, by its node id; those that have no step are left
-        out."""
-        return {}
-
-
-class JobHere(FoundJob):
-    """A job with agents on this machine, `sockets`. The first that answers asks the coordinator."""
+class JobHere:
+    """A job with agents on this machine. The first that answers asks the coordinator."""
 
     def __init__(self, found: Sequence[tuple[str, AgentInfo]]) -> None:
         self.agents = tuple(agent for _, agent in found)
@@ -55,6 +38,7 @@ class JobHere(FoundJob):
         self._sockets = [socket for socket, _ in found]
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        """The status of the job, after a request was taken. The caller limits the time. Raises AskFailed."""
         reply = await self._first_reply(AgentRequest(status=True, request=request))
         assert reply.status is not None, "a reply without a problem has what was requested"
         return reply.status
@@ -75,12 +59,16 @@ class JobHere(FoundJob):
         raise AskFailed(f"the agents of the job {self.name!r} have ended", no_job=True)
 
     async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
+        """What the tasks of each node on this machine have done, by its node id; those that have no step are left
+        out."""
         replies = await asyncio.gather(*(_ask_agent(socket, AgentRequest(progress=True)) for socket in self._sockets))
         return {reply.agent.node_id: reply.tasks for reply in replies if reply is not None and reply.tasks}
 
 
-class JobElsewhere(FoundJob):
+class JobElsewhere:
     """A job at an endpoint. `spec` is the job as a program sees it that starts no master."""
+
+    agents: tuple[AgentInfo, ...] = ()
 
     def __init__(self, spec: JobSpec) -> None:
         self.name = spec.run_id
@@ -104,10 +92,16 @@ class JobElsewhere(FoundJob):
         finally:
             await store.close()
 
+    async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
+        return {}
+
+
+FoundJob = JobHere | JobElsewhere
+
 
 async def find_job(
     flags: FlagValues, environ: Mapping[str, str], program: Program, *, of_program: bool = False
-) -> JobHere | JobElsewhere:
+) -> FoundJob:
     """The job that these flags and variables mean; with `of_program` only jobs of this program are looked for on this
     machine. Raises SpecError for invalid flags, and AskFailed without a job."""
     named = flags.explicit("rdzv_id")
