@@ -40,7 +40,7 @@ PARALLEL := -n 3 --dist worksteal
 test: check tensorflow-newest tensorflow-2.15 ## check the code and run the tests
 	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL)
 
-test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 slurm $(RAY)/.made ## a hundred kills and recoveries, Slurm, Ray, torchrun itself
+test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 slurm browser $(RAY)/.made ## a hundred kills and recoveries, Slurm, Ray, torchrun itself
 	$(BIN)/python -m pytest -s -m "long or rival"
 
 # What the tests of clusters start; they configure and end all of it themselves.
@@ -55,6 +55,14 @@ slurm:
 	echo "Installing Slurm and Open MPI from Debian, for the tests only: about 150 MB."; \
 	apt-get update -q && apt-get install -y -q --no-install-recommends $(SLURM_PACKAGES); \
 	else echo "Slurm and Open MPI are not installed: as root on Debian, make slurm installs them. Their tests are skipped."; fi
+
+.PHONY: browser
+browser:
+	@if which chromium >/dev/null || which chromium-browser >/dev/null || which google-chrome >/dev/null; then :; \
+	elif which apt-get >/dev/null && test "$$(id -u)" = 0; then \
+	echo "Installing Chromium from Debian, for the tests only: about 90 MB."; \
+	apt-get update -q && apt-get install -y -q --no-install-recommends chromium; \
+	else echo "Chromium is not installed: as root on Debian, make browser installs it. Its tests are skipped."; fi
 
 test-slurm: $(VENV)/.test slurm ## run jobs on a real Slurm of four nodes; writes docs/transcripts/slurm.txt
 	TRANSCRIPT=docs/transcripts/slurm.txt $(BIN)/python -m pytest -s tests/clusters/test_slurm.py

@@ -18,8 +18,12 @@ ALLOWED = (
     r"test_cli_differential.py::.*",
     # Names its interpreter by a variable, see `make test-tensorflow`.
     r"test_seams.py::test_the_tensorflow_of_tf_python_has_all_that_is_changed",
-    # `make slurm` installs Debian's packages of Slurm and Open MPI; other systems may have none.
-    *(() if shutil.which("apt-get") else (r"test_slurm.py::.*", r"test_fake_launchers.py::test_mpirun")),
+    # `make slurm` and `make browser` install Debian's packages; other systems may have none.
+    *(
+        ()
+        if shutil.which("apt-get")
+        else (r"test_slurm.py::.*", r"test_fake_launchers.py::test_mpirun", r"test_master_page.py::TestInABrowser::.*")
+    ),
 )
 
 

@@ -16,12 +16,13 @@ MAX_CHANGES = 256
 
 class JobChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the state or of the round. `number` counts the changes, from 1. `at` is the age of the job then, in
-    seconds (`JobStatus.age`)."""
+    seconds (`JobStatus.age`). `nodes` are those of the round that runs."""
 
     number: int
     at: float
     state: JobState
     round: int
+    nodes: int
     restarts: int
     reason: str
     reasons: Reasons
@@ -65,6 +66,7 @@ class JobHistory:
                 at=round(plan.clock, 3),
                 state=STATES[plan.phase],
                 round=plan.key.number,
+                nodes=len(plan.members) if plan.phase is PlanPhase.TRAINING else 0,
                 restarts=plan.restart_count,
                 reason=plan.reason,
                 reasons=plan.reasons,

@@ -307,7 +307,7 @@ async def _start_web(jobs: Jobs, options: Options, address: tuple[str, int]) -> 
         port = await web.start(*address, tls)
     except OSError as error:
         raise OSError(f"--web {join_address(*address)}: cannot listen there ({error.strerror or error})") from None
-    log(f"serves http{'s' if tls else ''}://{join_address(address[0], port)}/metrics")
+    log(f"serves http{'s' if tls else ''}://{join_address(address[0], port)}/ and /metrics")
     return web
 
 

@@ -1,4 +1,4 @@
-"""The master's read-only web server: `/metrics`, `/v1/status` and `/v1/events`.
+"""The master's read-only web server: a page, `/metrics`, `/v1/status` and `/v1/events`.
 
 It takes GET alone, and costs nothing without a request. A client proves the job's token, as a bearer token or as the
 password of any user. Without a token it serves the own machine only, and no name but the machine's own, so that a web
@@ -11,9 +11,11 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import hashlib
 import hmac
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -39,6 +41,10 @@ EVENT_INTERVAL = 1.0
 KEEP_ALIVE_INTERVAL = 15.0
 """Seconds without a change after which a stream gets a comment, by which a client that is gone is noticed."""
 
+PAGE = Path(__file__).with_name("page.html")
+"""The page that shows a job in a browser. It loads nothing, and gets the events of this server."""
+
+HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
@@ -143,6 +149,10 @@ class WebServer:
                     async for event in events:
                         await _send(writer, event)
                 return
+            if request.path == "/":
+                page = PAGE.read_bytes()
+                await _send(writer, _head("200 OK", HTML, len(page), _page_policy(page)) + page)
+                return
             kind, body = self._body(request)
         except HttpError as error:
             more = 'WWW-Authenticate: Basic realm="dlrover-run"\r\n' if error.status.startswith("401") else ""
@@ -161,7 +171,7 @@ class WebServer:
             return JSON, msgspec.json.encode(list(self._source.names()))
         if request.path == "/v1/status":
             return JSON, msgspec.json.encode(self._report(self._job_name(request))[0])
-        raise HttpError("404 Not Found", "there are /metrics, /v1/jobs, /v1/status and /v1/events")
+        raise HttpError("404 Not Found", "there are /, /metrics, /v1/jobs, /v1/status and /v1/events")
 
     def _job_name(self, request: HttpRequest) -> str:
         """The job that a request names, or the only one. Raises HttpError."""
@@ -214,6 +224,16 @@ class WebServer:
 
 def _event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _page_policy(page: bytes) -> str:
+    """The header by which a browser runs the page's own script and nothing else, and asks this server alone."""
+    script = page.partition(b"<script>")[2].partition(b"</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    return (
+        f"Content-Security-Policy: default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    )
 
 
 def _head(status: str, kind: str, length: int | None = None, more: str = "") -> bytes:

@@ -1,0 +1,97 @@
+"""The page of a master: what it loads, who gets it, and what a real browser shows of a job that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from browser import PROGRAM, Browser
+from harness import WAIT
+from master_node import Bed, serving
+from test_master_web import TOKEN, ask, body, with_web
+
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.operate import web
+from dlrover_run.operate.web import PAGE, WebServer
+
+RULES = JobRules(min_nodes=1, max_nodes=2, last_call_timeout=0.0, lost_after=0.0)
+
+
+def test_the_page_runs_its_own_script_and_loads_nothing_from_elsewhere() -> None:
+    async def look(bed: Bed, port: int) -> None:
+        answer = await ask(port, "/")
+        page = body(answer)
+        assert page.encode() == PAGE.read_bytes()
+        (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        (policy,) = re.findall(r"Content-Security-Policy: (.*)\r\n", answer)
+        assert f"script-src 'sha256-{digest}'" in policy
+        assert "default-src 'none'" in policy
+        # A name in XML is no address.
+        assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg"}
+        assert "innerHTML" not in page
+
+    with_web(look)
+
+
+def in_browser(test: Callable[[Bed, Browser], Awaitable[None]], directory: Path, token: str = TOKEN) -> None:
+    """Run a test with a master, and a browser that shows its page."""
+
+    async def run() -> None:
+        async with asyncio.timeout(WAIT), serving(token=token) as bed:
+            server = WebServer(bed.server.jobs, token)
+            port = await server.start("127.0.0.1", 0)
+            browser = await asyncio.to_thread(Browser, directory / "profile", token)
+            try:
+                await asyncio.to_thread(browser.open, f"http://localhost:{port}/")
+                await test(bed, browser)
+                assert browser.problems == []
+            finally:
+                await asyncio.to_thread(browser.close)
+                server.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.long
+@pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: make browser")
+class TestInABrowser:
+    def test_a_job_is_shown_as_it_changes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(web, "EVENT_INTERVAL", 0.0)
+
+        async def look(bed: Bed, browser: Browser) -> None:
+            a, b = await bed.joined("a", "b", rules=RULES, token=TOKEN)
+            await a.seated(1)
+            await b.seated(1)
+            await asyncio.to_thread(browser.open, await asyncio.to_thread(browser.evaluate, "location.href"))
+            shows = "document.body.innerText.includes(%r)"
+            await asyncio.to_thread(browser.until, "document.querySelectorAll('#nodes tr').length == 2")
+            b.cut()
+            await asyncio.to_thread(browser.until, "document.querySelectorAll('#nodes tr').length == 1")
+            await asyncio.to_thread(browser.until, shows % "lost")
+            assert await asyncio.to_thread(browser.evaluate, "document.getElementById('live').textContent") == "live"
+            rows = await asyncio.to_thread(browser.evaluate, "document.querySelectorAll('#changes tr').length")
+            assert rows >= 2
+            if picture := os.environ.get("PICTURE"):
+                await asyncio.to_thread(browser.picture, Path(picture))
+
+        in_browser(look, tmp_path)
+
+    def test_what_a_node_calls_itself_stays_text(self, tmp_path: Path) -> None:
+        evil = "<img src=x onerror=alert(1)>"
+
+        async def look(bed: Bed, browser: Browser) -> None:
+            node = bed.node("a", token=TOKEN, host=evil)
+            await node.join(RULES)
+            await node.seated(1)
+            await asyncio.to_thread(browser.open, await asyncio.to_thread(browser.evaluate, "location.href"))
+            await asyncio.to_thread(browser.until, f"document.querySelector('#nodes')?.innerText.includes({evil!r})")
+            assert await asyncio.to_thread(browser.evaluate, "document.querySelectorAll('img').length") == 0
+
+        in_browser(look, tmp_path)
