@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 
-from core.cases import Benchmark, Case, Limits
-from core.launchers import OURS, WORKERS, Job, Launcher
+from core.cases import Benchmark, Case, Limits, Measure
+from core.launchers import OURS, WORKERS, Floor, Job, Launcher
 from core.ratios import Measured, Sample
 from core.run import NANOSECOND, Run
 from launch import pair_start, restart_time, start_time
@@ -32,15 +30,8 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(Floor):
     """The check itself: no launcher, no job, and a template that has imported torch before the clock starts."""
-
-    name: str = TASK
-
-    def absent(self) -> str | None:
-        """It can always run."""
-        return None
 
 
 def task_time(run: Run, limits: Limits, workers: int) -> Measured:
@@ -59,14 +50,14 @@ def add_difference(samples: list[Sample]) -> list[Sample]:
     A turn in which either was lost or did not end has no difference: it counts as lost.
     """
     without = {sample.turn: sample.measured for sample in samples if sample.rival == WITHOUT}
-    found = []
+    added = []
     for rival, turn, measured in samples:
-        if rival == WITH and turn in without:
-            other, values = without[turn], None
+        if rival == WITH and (other := without.get(turn)):
+            values = None
             if measured.values and other.values and not measured.unended | other.unended:
                 values = {"": measured.values[""] - other.values[""]}
-            found.append(Sample(ADDED, turn, Measured(values)))
-    return [*samples, *found]
+            added.append(Sample(ADDED, turn, Measured(values)))
+    return [*samples, *added]
 
 
 def _start_case(method: str, imports: str, workers: int) -> Case:
@@ -80,7 +71,7 @@ def _start_case(method: str, imports: str, workers: int) -> Case:
         f"{' '.join(METHODS[method])}, a script that imports {imports}, {workers} worker{'s' * (workers > 1)}: "
         "start to its first line",
         "s",
-        (*_with_and_without(method), Task()),
+        (*_with_and_without(method), Task(TASK)),
         TASK,
         measure,
         {(ADDED, ""): MAX_ADDED},
@@ -93,26 +84,17 @@ def _with_and_without(method: str) -> tuple[Launcher, Launcher]:
     return Launcher(WITHOUT, OURS, options), Launcher(WITH, OURS, (*options, "--network-check"))
 
 
-RESTART = restart_time("steps.py", "step-of-2")
+def _job_case(method: str, name: str, title: str, baseline: str, measure: Measure) -> Case:
+    title, targets = f"{' '.join(METHODS[method])}: {title}", {(WITH, ""): SAME} if baseline else {}
+    return Case(f"{name}-{method}", title, "s", _with_and_without(method), baseline, measure, targets)
 
 
-def _cases() -> Iterator[Case]:
-    for method in METHODS:
-        for imports in SCRIPTS:
-            for workers in (1, 2):
-                yield _start_case(method, imports, workers)
-    for method in ("spawn", "forkserver"):
-        title = f"{' '.join(METHODS[method])}: SIGKILL of one of 2 workers to the next step of both"
-        yield Case(
-            f"kill-{method}", title, "s", _with_and_without(method), WITHOUT, RESTART, targets={(WITH, ""): SAME}
-        )
-    for method in ("spawn", "forkserver"):
-        title = f"{' '.join(METHODS[method])}: start of the second of 2 nodes to the first line on both"
-        yield Case(f"pair-{method}", title, "s", _with_and_without(method), "", pair_start)
-
-
-CASES = tuple(_cases())
-
+KILL = ("kill", "SIGKILL of one of 2 workers to the next step of both", WITHOUT, restart_time("steps.py", "step-of-2"))
+PAIR = ("pair", "start of the second of 2 nodes to the first line on both", "", pair_start)
+CASES = (
+    *(_start_case(method, imports, workers) for method in METHODS for imports in SCRIPTS for workers in (1, 2)),
+    *(_job_case(method, *rest) for rest in (KILL, PAIR) for method in ("spawn", "forkserver")),
+)
 
 BENCHMARK = Benchmark(
     "What --network-check costs",

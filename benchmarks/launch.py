@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from core.cases import Benchmark, Case, Limits
@@ -82,9 +81,9 @@ def restart_time(script: str, event: str) -> Callable[[Rival, Run, Limits], Meas
 def pair_start(rival: Rival, run: Run, limits: Limits) -> Measured:
     """Start of the second of two nodes, while the first one waits, to the first line on both."""
     job = Job("first_line.py", workers=1, nodes=2, nnodes="2", port=free_port())
-    rival.start(run, replace(job, node=0))
+    rival.start(run, job)
     run.settle(limits.settle)
-    began = rival.start(run, replace(job, node=1))
+    began = rival.start(run, job)
     return until_last(began, limits.start, lambda limit: run.wait("first_line", job.nodes, limit))
 
 

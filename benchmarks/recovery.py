@@ -105,9 +105,9 @@ def train(rival: Launcher, run: Run, job: Job, limits: Limits) -> list[Report]:
     The first node starts well before the second, so that it hosts the rendezvous and the store.
     """
     run.ends_by_itself = False
-    rival.start(run, replace(job, node=0))
+    rival.start(run, job)
     run.settle(limits.settle)
-    rival.start(run, replace(job, node=1))
+    rival.start(run, job)
     run.wait(step(2), job.nodes, limits.start)
     run.settle(limits.settle)
     return newest_workers(run)
@@ -146,11 +146,11 @@ def growth(rival: Launcher, run: Run, limits: Limits) -> Measured:
     # The first node would wait 30 s for others before it trains alone. The round that is measured reaches its maximum
     # of nodes, so it has no last call.
     job = two_nodes("1:2", conf="last_call_timeout=5")
-    rival.start(run, replace(job, node=0))
+    rival.start(run, job)
     alone = run.wait(step(1), 1, limits.start)[0]
     run.settle(limits.settle)
     run.watch([alone.pid])
-    began = rival.start(run, replace(job, node=1))
+    began = rival.start(run, job)
     return time_recovery(run, began, job.nodes, [alone.pid], limits.recovery)
 
 
@@ -209,7 +209,7 @@ def network_cut(rival: Launcher, run: Run, limits: Limits) -> Measured:
         for node in (0, 1):
             conf = f"{KEEP_ALIVE_CONF},is_host={int(node == 0)}"
             with switch.connect(node).entered():
-                rival.start(run, replace(job, node=node, own_address=network.node_address(node), conf=conf))
+                rival.start(run, replace(job, own_address=network.node_address(node), conf=conf))
             run.settle(limits.settle)
         run.wait(step(2), job.nodes, limits.start)
         run.settle(limits.settle)

@@ -182,13 +182,13 @@ def try_once(rival: Rival, nodes: int, turn: int, limit: float, names: Sequence[
     for given, measure in measurements.items():
         if set(given).isdisjoint(names):
             continue
-        with Run() as run:
-            try:
+        try:
+            with Run() as run:
                 figures |= measure(run, rival, nodes, limit)
-            except Lost as lost:
-                why = str(lost)
-                print(run.output_tail(), file=sys.stderr)
-                break
+        except Lost as lost:
+            why = str(lost)
+            print(run.tail, end="", file=sys.stderr)
+            break
     parts = [
         f"{name} {report.figure((measured.values or {})[''], TABLES[name].unit, limit if measured.unended else None)}"
         for name, measured in figures.items()

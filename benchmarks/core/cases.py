@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from core import pictures, report
-from core.ratios import Lost, Measured, Row, Sample, summarise
+from core.ratios import Lost, Measured, Sample, summarise
 from core.report import RESULTS, Machine, Result, Unit
 from core.run import Run
 
@@ -29,17 +29,13 @@ class Limits:
     settle: float = 3.0
 
 
-def _nothing() -> None:
-    return None
-
-
-def _as_measured(samples: list[Sample]) -> list[Sample]:
-    return samples
+Measure = Callable[[Any, Run, Limits], Measured]
+"""Runs one rival once."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. `measure` runs one rival once. A rival has a `name`, and `absent()` returns why it cannot run
+    """One comparison. A rival has a `name`, and `absent()` returns why it cannot run
     here, None if it can.
 
     `targets` bound the ratio to `baseline` by rival and part; `within`: see `summarise`. `warm_up` adds one run of each
@@ -53,41 +49,32 @@ class Case:
     unit: Unit
     rivals: Sequence[Any]
     baseline: str
-    measure: Callable[[Any, Run, Limits], Measured]
+    measure: Measure
     targets: Mapping[tuple[str, str], float] = field(default_factory=dict)
     within: Mapping[str, str] = field(default_factory=dict)
     warm_up: bool = True
     max_turns: int = NO_LIMIT
     turns_of: Mapping[str, int] = field(default_factory=dict)
     known_baseline: float = 0.0
-    derive: Callable[[list[Sample]], list[Sample]] = _as_measured
-    unavailable: Callable[[], str | None] = _nothing
-
-    def rows(self, samples: list[Sample]) -> list[Row]:
-        """The table of these samples."""
-        return summarise(self.derive(samples), self.baseline, self.targets, self.within)
+    derive: Callable[[list[Sample]], list[Sample]] = lambda samples: samples
+    unavailable: Callable[[], str | None] = lambda: None
 
 
 def run_once(case: Case, rival: Any, turn: int, limits: Limits) -> Sample:
     """Run one rival once, and print on stderr how it went; turn 0 is a warm-up."""
     try:
         with Run() as run:
-            try:
-                measured = case.measure(rival, run, limits)
-            except Lost:
-                if tail := run.output_tail():
-                    print(tail, file=sys.stderr)
-                raise
+            measured = case.measure(rival, run, limits)
     except Lost as why:
+        print(run.tail, end="", file=sys.stderr)
         measured = Measured(None, str(why))
     outcome = ", ".join(
         report.figure(value, case.unit, value if part in measured.unended else None) + part
         for part, value in (measured.values or {}).items()
     )
     turn_text = f"turn {turn}" if turn else "warm-up"
-    print(
-        f"{case.name:17} {turn_text:8} {rival.name}: {outcome or 'lost: ' + measured.note}", file=sys.stderr, flush=True
-    )
+    outcome = outcome or f"lost: {measured.note}"
+    print(f"{case.name:17} {turn_text:8} {rival.name}: {outcome}", file=sys.stderr, flush=True)
     return Sample(rival.name, turn, measured)
 
 
@@ -109,7 +96,8 @@ def run_case(case: Case, repetitions: int, limits: Limits, machine: Machine) -> 
         samples += [run_once(case, rival, turn, limits) for rival in due]
         if case.known_baseline and turn <= case.max_turns:
             samples.append(Sample(case.baseline, turn, Measured({"": case.known_baseline})))
-    return dataclasses.replace(result, rows=case.rows(samples), absent=absent)
+    rows = summarise(case.derive(samples), case.baseline, case.targets, case.within)
+    return dataclasses.replace(result, rows=rows, absent=absent)
 
 
 Options = argparse.Namespace

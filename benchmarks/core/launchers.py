@@ -26,8 +26,8 @@ class Job:
     """What a rival is to run: on each node `workers` processes of one script of `benchmarks/workers`.
 
     Several nodes meet at `port` of `address`. `own_address` is the address of the node to start, if nodes have networks
-    of their own. `nnodes` and `conf` are the values of --nnodes and --rdzv-conf. `node` is the node to start now, None
-    for all. `with_parent` asks for a process that starts the workers even of a rival that needs none.
+    of their own. `nnodes` and `conf` are the values of --nnodes and --rdzv-conf. `with_parent` asks for a process that
+    starts the workers even of a rival that needs none.
     """
 
     script: str
@@ -39,7 +39,6 @@ class Job:
     port: int = 0
     own_address: str = ""
     conf: str = ""
-    node: int | None = None
     with_parent: bool = False
 
     @property
@@ -58,7 +57,7 @@ class Launcher:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, job: Job) -> list[str]:
-        """The command line of a node; all nodes have the same."""
+        """The command line of a node."""
         flags = [f"--nproc-per-node={job.workers}", f"--max-restarts={job.max_restarts}"]
         if job.nodes > 1:
             flags += [f"--nnodes={job.nnodes}", f"--rdzv-endpoint={job.address}:{job.port}"]
@@ -75,13 +74,12 @@ class Launcher:
         return None if shutil.which(program) else f"there is no program {program}"
 
     def start(self, run: Run, job: Job) -> int:
-        """Start the launcher of one node or of all nodes; return the time just before the first."""
-        count = job.nodes if job.node is None else 1
-        return min(run.start(self.command(job), dict(self.environment)) for _ in range(count))
+        """Start the launcher of one node; return the time just before."""
+        return run.start(self.command(job), self.environment)
 
     def start_help(self, run: Run) -> int:
         """Start `--help`."""
-        return run.start([*self.prefix, "--help"], dict(self.environment))
+        return run.start([*self.prefix, "--help"], self.environment)
 
     def after_kill(self, run: Run, job: Job, killed: Report) -> None:
         """Nothing: recovery is the task of the launcher."""

@@ -8,7 +8,6 @@ import selectors
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -33,28 +32,19 @@ def tree(root: int) -> list[int]:
         return []
 
 
-def of_run(roots: Iterable[int], mark: str, proc: Path = Path("/proc")) -> list[Process]:
-    """The live processes of a run: those below `roots`, and those that have `mark` in their environment.
+def of_run(roots: Iterable[int], directory: str) -> list[Process]:
+    """The live processes of a run: those below `roots`, and those with its directory in BENCHMARK_RUN.
 
-    The mark finds processes that have left the tree, such as orphans of a killed launcher. The caller is left out.
+    The variable finds processes that have left the tree, such as orphans of a killed launcher. The caller is left out.
     """
-    found = {pid for pid in psutil.pids() if _has_mark(proc / str(pid) / "environ", mark.encode())}
-    found.update(*(tree(root) for root in roots))
-    found.discard(os.getpid())
-    processes = []
-    for pid in sorted(found):
+    below = {pid for root in roots for pid in tree(root)}
+    found = []
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            if process.status() != psutil.STATUS_ZOMBIE:
-                processes.append(Process(pid, process.ppid(), " ".join(process.cmdline())))
-    return processes
-
-
-def _has_mark(environ: Path, mark: bytes) -> bool:
-    try:
-        return mark in environ.read_bytes()
-    except OSError:
-        return False
+            of_this = process.pid in below or process.environ().get("BENCHMARK_RUN") == directory
+            if of_this and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(Process(process.pid, process.ppid(), " ".join(process.cmdline())))
+    return found
 
 
 def classify(processes: Iterable[Process], workers: Iterable[int]) -> dict[int, Role]:
@@ -66,14 +56,12 @@ def classify(processes: Iterable[Process], workers: Iterable[int]) -> dict[int, 
     by_pid = {process.pid: process for process in processes}
     reported = set(workers)
 
+    def is_worker(process: Process | None) -> bool:
+        return process is not None and (process.pid in reported or is_worker(by_pid.get(process.parent)))
+
     def role(process: Process) -> Role:
-        seen: set[int] = set()
-        ancestor: Process | None = process
-        while ancestor is not None and ancestor.pid not in seen:
-            if ancestor.pid in reported:
-                return "worker"
-            seen.add(ancestor.pid)
-            ancestor = by_pid.get(ancestor.parent)
+        if is_worker(process):
+            return "worker"
         return "template" if "template" in process.command else "launcher"
 
     return {pid: role(process) for pid, process in by_pid.items()}

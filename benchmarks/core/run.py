@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from subprocess import Popen
 from typing import NamedTuple
@@ -100,8 +100,9 @@ def until_last(
 class Run:
     """A run, as a context manager: its end ends all processes that it started.
 
-    `ends` maps the id of each watched process to the time of its end in nanoseconds. `ends_by_itself` says that the
-    job ends once the gate is open (see `workers/reporting.py`); set it to False for workers that never end.
+    `ends` maps the id of each launcher and watched process to the time of its end in nanoseconds. `ends_by_itself`: the
+    job ends once the gate is open (see `workers/reporting.py`); set it to False for workers that never end. `tail` has
+    the last lines that the job printed, after its end.
     """
 
     def __init__(self) -> None:
@@ -110,13 +111,15 @@ class Run:
         self.launchers: list[Popen[bytes]] = []
         self.ends: dict[int, int] = {}
         self.ends_by_itself = True
-        self._watched: dict[int, int] = {}
+        self.tail = ""
         for name in ("reports", "gate"):
             os.mkfifo(self.directory / name)
         # Opened for reading and writing: as there is always a writer, there is no end of file when a worker closes.
         self._reports = os.open(self.directory / "reports", os.O_RDWR | os.O_NONBLOCK)
         self._gate = os.open(self.directory / "gate", os.O_RDWR | os.O_NONBLOCK)
         self._unread = ""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._reports, selectors.EVENT_READ)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         # TMPDIR keeps the files of a rival in the run's directory. OMP_NUM_THREADS is what torchrun sets.
         own = {"BENCHMARK_RUN": str(self.directory), "TMPDIR": str(self.directory), "OMP_NUM_THREADS": "1"}
@@ -127,30 +130,32 @@ class Run:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._end(self.ends_by_itself and kind is None)
-        os.close(self._reports)
-        for descriptor in self._watched:
-            os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.directory / "output.log").read_text(errors="replace").splitlines()
+            self.tail = "".join(f"{line}\n" for line in lines[-TAIL_LINES:])
+        for key in self._selector.get_map().values():
+            os.close(key.fd)
+        self._selector.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(
-        self, command: Sequence[str], environment: dict[str, str] | None = None, inherited: Sequence[int] = ()
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, inherited: Sequence[int] = ()
     ) -> int:
         """Start a process of the rival; return the time just before, in nanoseconds of the monotonic clock. It gets
         these variables besides those of the run, and inherits these descriptors."""
         with open(self.directory / "output.log", "ab") as output:
-            variables = self.environment | (environment or {})
             began = time.monotonic_ns()
-            self.launchers.append(
-                Popen(
-                    command,
-                    env=variables,
-                    cwd=self.directory,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    pass_fds=inherited,
-                )
+            launcher = Popen(
+                command,
+                env={**self.environment, **(environment or {})},
+                cwd=self.directory,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=inherited,
             )
+        self.launchers.append(launcher)
+        self.watch([launcher.pid])
         return began
 
     def wait(
@@ -182,7 +187,7 @@ class Run:
         """Record in `ends` when these processes end, as far as the run waits for something then."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                self._watched[os.pidfd_open(pid)] = pid
+                self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
 
     def kill(self, pid: int) -> int:
         """Kill a worker with SIGKILL; return the time just before. Raises Lost if it has ended already."""
@@ -214,12 +219,12 @@ class Run:
     def wait_end(self, timeout: float) -> int:
         """Wait until the newest launcher has ended with 0; return when. Raises Lost if it does not."""
         launcher = self.launchers[-1]
-        if wait_for_end([launcher.pid], timeout):
+        self._wait(lambda: launcher.pid in self.ends, timeout)
+        if launcher.pid not in self.ends:
             raise Lost(f"still running after {timeout:g} s")
-        ended = time.monotonic_ns()
         if code := launcher.wait():
             raise Lost(f"exit code {code}")
-        return ended
+        return self.ends[launcher.pid]
 
     def settle(self, seconds: float) -> None:
         """Let the job run for a fixed time, the same for all rivals. Raises Lost if it ends meanwhile."""
@@ -227,47 +232,28 @@ class Run:
         if self._failed() or self._all_ended():
             raise Lost("the job ended while it should have been running")
 
-    def output_tail(self) -> str:
-        """The last lines that the job printed."""
-        with contextlib.suppress(FileNotFoundError):
-            lines = (self.directory / "output.log").read_text(errors="replace").splitlines()
-            return "\n".join(lines[-TAIL_LINES:])
-        return ""
-
     def _failed(self) -> bool:
         return any(report.event == "failed" for report in self.reports)
 
     def _all_ended(self) -> bool:
-        return all(launcher.poll() is not None for launcher in self.launchers)
+        return all(launcher.pid in self.ends for launcher in self.launchers)
 
     def _wait(self, done: Callable[[], bool], timeout: float) -> None:
         """Read reports until `done()`, until all launchers have ended or `timeout` seconds passed."""
-        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as descriptors:
-            for descriptor in (self._reports, *self._watched):
-                selector.register(descriptor, selectors.EVENT_READ)
-            running: set[int] = set()
-            for launcher in self.launchers:
-                if launcher.poll() is None:
-                    descriptor = os.pidfd_open(launcher.pid)
-                    descriptors.callback(os.close, descriptor)
-                    selector.register(descriptor, selectors.EVENT_READ)
-                    running.add(descriptor)
-            deadline = time.monotonic() + timeout
-            left = 0.0
-            # What has happened already is read first, even if there is no time to wait.
-            while True:
-                for key, _ in selector.select(left):
-                    if key.fd in self._watched:
-                        self.ends[self._watched.pop(key.fd)] = time.monotonic_ns()
-                        selector.unregister(key.fd)
-                        os.close(key.fd)
-                    elif key.fd != self._reports:
-                        selector.unregister(key.fd)
-                        running.discard(key.fd)
-                self._read_reports()
-                left = deadline - time.monotonic()
-                if done() or not running or left <= 0:
-                    return
+        deadline = time.monotonic() + timeout
+        left = 0.0
+        # What has happened already is read first, even if there is no time to wait.
+        while True:
+            for key, _ in self._selector.select(left):
+                if key.data is None:
+                    self._read_reports()
+                else:
+                    self.ends[key.data] = time.monotonic_ns()
+                    self._selector.unregister(key.fd)
+                    os.close(key.fd)
+            left = deadline - time.monotonic()
+            if done() or self._all_ended() or left <= 0:
+                return
 
     def _read_reports(self) -> None:
         with contextlib.suppress(BlockingIOError):
