@@ -14,8 +14,9 @@ import resource
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,8 +39,7 @@ SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 @dataclass(frozen=True)
 class Options:
     """The settings of a master. `idle_timeout` None serves for ever; a descriptor of -1 is not used. `web` is where the
-    status is served over HTTP. `warnings` are
-    sentences about the command line."""
+    status is served over HTTP. `warnings` are sentences about the command line."""
 
     host: str
     port: int
@@ -214,18 +214,10 @@ def log(text: str) -> None:
 def _write_line(fd: int, text: str) -> None:
     # Part of the text comes from nodes, and must not control a terminal.
     line = "".join(char if char.isprintable() else "?" for char in text) + "\n"
+    # There is no descriptor (-1), or its reader is slow or gone.
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [fd], [], 0)[1]:
             os.write(fd, line.encode(errors="replace"))
-
-
-def _log_to_launcher(fd: int) -> Callable[[str], None]:
-    """A function that writes lines to the process that launched this master, which may have ended or be slow."""
-    if fd < 0:
-        return lambda line: None
-    with contextlib.suppress(OSError):
-        os.set_blocking(fd, False)
-    return lambda line: _write_line(fd, line)
 
 
 async def _serve(options: Options) -> int:
@@ -255,7 +247,10 @@ async def _serve(options: Options) -> int:
         ends.watch_pipe(options.parent_pipe_fd, lambda: end("the process that started it has ended"))
     _raise_file_limit()
     idle_shutdown = IdleShutdown(options.idle_timeout, end)
-    server = MasterServer(options.token, options.state_dir, log, on_change, _log_to_launcher(options.report_fd))
+    log_to_launcher = partial(_write_line, options.report_fd)
+    with contextlib.suppress(OSError):
+        os.set_blocking(options.report_fd, False)
+    server = MasterServer(options.token, options.state_dir, log, on_change, log_to_launcher)
     if options.parent_pipe_fd < 0:
         for number in SHUTDOWN_SIGNALS:
             loop.add_signal_handler(number, on_signal, f"received {number.name}")
@@ -274,7 +269,7 @@ async def _serve(options: Options) -> int:
             if not options.is_launched:
                 raise
             # The job does not need it, and a master without a console can tell it only to its launcher.
-            _log_to_launcher(options.report_fd)(f"warning: {error}")
+            log_to_launcher(f"warning: {error}")
     for sentence in options.warnings:
         log(f"warning: {sentence}")
     if not options.token and tls is None and not _all_loopback(addresses):

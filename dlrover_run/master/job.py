@@ -44,11 +44,9 @@ class NodeConnection(Protocol):
 
     def send_assignment(self, assignment: Assignment) -> None:
         """Send an assignment; it replaces one that has not been sent yet."""
-        ...
 
     def end(self, last_message: Refused | None) -> None:
         """End the connection after this message."""
-        ...
 
 
 @dataclass
@@ -132,10 +130,10 @@ class Job:
         node = self._nodes.get(report.key)
         if node is None or node.connection is not connection:
             raise RequestRefused("a node may only report itself, and this is the report of another node")
-        if self._take(report, now):
-            return True
-        self._send(report.key, node, now, is_answer=True)
-        return False
+        is_due = self._take(report, now)
+        if not is_due:
+            self._send(report.key, node, now, is_answer=True)
+        return is_due
 
     def disconnect(self, connection: NodeConnection, key: NodeKey, now: float) -> None:
         """Record that a node's stream has ended, unless another stream has replaced it."""

@@ -58,8 +58,7 @@ class Jobs:
         self._on_change = on_change
         self._log_to_launcher = log_to_launcher
         self._jobs: dict[str, Job] = {}
-        self._listeners: dict[int, Callable[[], None]] = {}
-        self._listener_numbers = itertools.count()
+        self._listeners: list[Callable[[], None]] = []
         self._due: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._taken_over: set[str] = set()
@@ -121,7 +120,6 @@ class Jobs:
         return Answered(msgspec.Raw(msgspec.json.encode(job.status(now))), refusal)
 
     def names(self) -> list[str]:
-        """The names of all jobs."""
         return sorted(self._jobs)
 
     def report(self, name: str) -> tuple[JobStatus, JobHistory] | None:
@@ -131,14 +129,8 @@ class Jobs:
 
     def listen(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """Call `on_change` after each step of a job; returns what ends that."""
-        # Two listeners may be equal, as the methods of one object are.
-        number = next(self._listener_numbers)
-        self._listeners[number] = on_change
-
-        def stop_listening() -> None:
-            self._listeners.pop(number, None)
-
-        return stop_listening
+        self._listeners.append(on_change)
+        return lambda: self._listeners.remove(on_change)
 
     def close(self, reason: str) -> None:
         """End every stream; the journals stay, for a successor."""
@@ -152,10 +144,10 @@ class Jobs:
     def _begin(self, name: str, rules: JobRules, now: float) -> Job:
         if len(self._jobs) >= MAX_JOBS:
             raise RequestRefused(f"this master coordinates {MAX_JOBS} jobs and takes no more", retry=True)
-        journal = None if self._state_dir is None else Journal(self._state_dir, name)
-        if journal is None:
-            coordinator = Coordinator(rules, now, next(self._epochs))
+        if self._state_dir is None:
+            journal, coordinator = None, Coordinator(rules, now, next(self._epochs))
         else:
+            journal = Journal(self._state_dir, name)
             coordinator = self._take_over(name, journal, rules, now)
         if coordinator.plan.key.number == 0:
             nodes = str(rules.min_nodes) + (f" to {rules.max_nodes}" if rules.max_nodes != rules.min_nodes else "")
@@ -240,7 +232,7 @@ class Jobs:
             elif (time := job.wake_at()) is not None:
                 self._timers[name] = self._loop.call_at(time, self._schedule, name)
         self._on_change()
-        for listener in tuple(self._listeners.values()):
+        for listener in tuple(self._listeners):
             listener()
 
     def _drop(self, job: Job) -> None:
