@@ -14,9 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlrover_run.policies.health.model import HealthAssignment, HealthReport, HealthState
-from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
-
 # The simulated nodes are those of the tests.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -27,7 +24,16 @@ from node_truth import Truth
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import NodeKey, NodeReport, PlanPhase
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health.model import CheckKey, CheckTask, ComputeResult, LinkResults
+from dlrover_run.policies.health.model import (
+    CheckKey,
+    CheckTask,
+    ComputeResult,
+    HealthAssignment,
+    HealthReport,
+    HealthState,
+    LinkResults,
+)
+from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
 
 SIZES = (2_000, 20_000)
 NOISE = 0.2
@@ -58,15 +64,10 @@ class NoisyTruth(Truth):
 WORLDS = ("healthy", "a third links slowly", "a third has no network", "a third computes slowly")
 
 
-def address_of(node: int) -> str:
-    """The address of a node."""
-    return f"n{node}.net"
-
-
 def draw(nodes: int, world: str) -> NoisyTruth:
     """The state of the nodes, the same in each run."""
     truth = NoisyTruth(nodes)
-    third = [address_of(node) for node in random.Random(f"{world} {nodes}").sample(range(nodes), nodes // 3)]
+    third = [f"n{node}.net" for node in random.Random(f"{world} {nodes}").sample(range(nodes), nodes // 3)]
     if world == "a third links slowly":
         truth.link_slowness = dict.fromkeys(third, SLOWER)
     elif world == "a third has no network":
@@ -101,10 +102,17 @@ def check(nodes: int, world: str) -> Check:
     coordinator = Coordinator(rules, 0.0, 1)
     reports: dict[NodeKey, NodeReport] = {}
     for node in range(nodes):
-        name, address = f"n{node}", address_of(node)
-        report = NodeReport(node_id=name, incarnation="1", host=name, address=address, port=1, workers=1)
-        report = msgspec.structs.replace(
-            report, preferred_rank=node, policy=HealthReport(check_port=1, compute_result=truth.compute(address))
+        name, address = f"n{node}", f"n{node}.net"
+        health = HealthReport(check_port=1, compute_result=truth.compute(address))
+        report = NodeReport(
+            node_id=name,
+            incarnation="1",
+            host=name,
+            address=address,
+            port=1,
+            workers=1,
+            preferred_rank=node,
+            policy=health,
         )
         reports[report.key] = report
         coordinator.receive(report, 0.0)

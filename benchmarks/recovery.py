@@ -48,11 +48,6 @@ SEED = 6
 """The same workers are drawn for every rival."""
 
 
-def step(world: int) -> str:
-    """The event that a worker reports after the first step of a world of that size."""
-    return f"step-of-{world}"
-
-
 def time_recovery(run: Run, began_ns: int, world: int, survivors: Collection[int], limit: float) -> Measured:
     """The parts of a recovery that began at `began_ns`, up to the first step of all ranks of a new world of `world`
     workers. `survivors` are the watched process ids of the old workers that the fault spares.
@@ -60,7 +55,7 @@ def time_recovery(run: Run, began_ns: int, world: int, survivors: Collection[int
     A part that does not end in `limit` seconds is unended. Raises Lost if the job ends.
     """
     with contextlib.suppress(Late):
-        run.wait(step(world), world, limit, began_ns)
+        run.wait(f"step-of-{world}", world, limit, began_ns)
     return recovery_parts(run.reports, run.ends, began_ns, world, survivors, limit)
 
 
@@ -78,7 +73,7 @@ def recovery_parts(
     of its peers, the old world trains no more. The new world is complete when its last rank has passed
     `init_process_group`. If a world formed and failed, the one counts that made the step.
     """
-    steps = all_ranks(reports, step(world), world, began_ns)
+    steps = all_ranks(reports, f"step-of-{world}", world, began_ns)
     worlds = [report for report in reports if report.event == f"world-of-{world}" and report.at_ns > began_ns]
     if steps is not None:
         stepped = {report.pid for report in steps}
@@ -108,14 +103,14 @@ def train(rival: Launcher, run: Run, job: Job, limits: Limits) -> list[Report]:
     rival.start(run, job)
     run.settle(limits.settle)
     rival.start(run, job)
-    run.wait(step(2), job.nodes, limits.start)
+    run.wait("step-of-2", job.nodes, limits.start)
     run.settle(limits.settle)
     return newest_workers(run)
 
 
 def newest_workers(run: Run) -> list[Report]:
     """The first step of the newest worker of each rank, which is alive even if the rival restarted by itself."""
-    by_rank = {report.rank: report for report in run.reports if report.event == step(2)}
+    by_rank = {report.rank: report for report in run.reports if report.event == "step-of-2"}
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
@@ -147,16 +142,11 @@ def growth(rival: Launcher, run: Run, limits: Limits) -> Measured:
     # of nodes, so it has no last call.
     job = two_nodes("1:2", conf="last_call_timeout=5")
     rival.start(run, job)
-    alone = run.wait(step(1), 1, limits.start)[0]
+    alone = run.wait("step-of-1", 1, limits.start)[0]
     run.settle(limits.settle)
     run.watch([alone.pid])
     began = rival.start(run, job)
     return time_recovery(run, began, job.nodes, [alone.pid], limits.recovery)
-
-
-def find_master(run: Run) -> int | None:
-    """The process id of the master, if the launcher has one."""
-    return next((process.pid for process in run.processes() if process.command == MASTER_NAME), None)
 
 
 def master_death(rival: Launcher, run: Run, limits: Limits) -> Measured:
@@ -164,8 +154,12 @@ def master_death(rival: Launcher, run: Run, limits: Limits) -> Measured:
 
     With torchrun the launcher of the first node hosts the rendezvous, so that node is killed.
     """
+
+    def find_master() -> int | None:
+        return next((process.pid for process in run.processes() if process.command == MASTER_NAME), None)
+
     workers = train(rival, run, two_nodes("2"), limits)
-    if find_master(run) is None:
+    if find_master() is None:
         run.kill_node(0)
         run.settle(CALM)
         raise Lost("the other node goes on without a step")
@@ -178,7 +172,7 @@ def master_death(rival: Launcher, run: Run, limits: Limits) -> Measured:
     workers = newest_workers(run)
     run.watch(worker.pid for worker in workers)
     # The launcher may have started another one meanwhile.
-    master = find_master(run)
+    master = find_master()
     if master is None:
         raise Lost("the master had ended by itself")
     killed = run.kill(master)
@@ -211,7 +205,7 @@ def network_cut(rival: Launcher, run: Run, limits: Limits) -> Measured:
             with switch.connect(node).entered():
                 rival.start(run, replace(job, own_address=network.node_address(node), conf=conf))
             run.settle(limits.settle)
-        run.wait(step(2), job.nodes, limits.start)
+        run.wait("step-of-2", job.nodes, limits.start)
         run.settle(limits.settle)
         lost = run.of_node(1)
         survivors = [worker.pid for worker in newest_workers(run) if worker.pid not in lost]
@@ -240,13 +234,6 @@ def victim(reports: Sequence[Report], alive: Collection[int], rank: int) -> int 
 def survive(storm: Storm) -> Callable[[Launcher, Run, Limits], Measured]:
     """The effective training time ratio while workers are killed."""
 
-    def kill_one(run: Run, rank: int) -> list[int]:
-        # The process id of a worker that has ended may belong to another program now.
-        pid = victim(run.reports, {process.pid for process in run.processes()}, rank)
-        with contextlib.suppress(Lost):
-            return [] if pid is None else [run.kill(pid)]
-        return []
-
     def measure(rival: Launcher, run: Run, limits: Limits) -> Measured:
         train(rival, run, replace(two_nodes("2"), max_restarts=STORM_RESTARTS), limits)
         calm = time.monotonic_ns()
@@ -259,7 +246,10 @@ def survive(storm: Storm) -> Callable[[Launcher, Run, Limits], Measured]:
         kills: list[int] = []
         note = ""
         for number in range(1, storm.kills + 1):
-            kills += kill_one(run, draw.randrange(2))
+            # The process id of a worker that has ended may belong to another program now.
+            pid = victim(run.reports, {process.pid for process in run.processes()}, draw.randrange(2))
+            with contextlib.suppress(Lost):
+                kills += [run.kill(pid)] if pid is not None else []
             over = began + int(number * storm.interval / NANOSECOND)
             try:
                 run.settle((over - time.monotonic_ns()) * NANOSECOND)
@@ -350,19 +340,10 @@ def cases(storm: Storm) -> tuple[Case, ...]:
     )
 
 
-HEADINGS = {
-    "worker-death": "A worker is killed (2 nodes)",
-    "node-death": "A node fails: launcher and worker killed at once (--nnodes=1:2)",
-    "growth": "A node joins a running one (--nnodes=1:2)",
-    "master-death": "The master (torchrun: node 0) is killed: longest pause between steps",
-    "network-cut": "The network of a node is cut (ratio to the time-out of 9 s, --nnodes=1:2)",
-    "ettr": "Longer is better: share of effective training time, a worker killed every 30 s for 5 minutes",
-}
 CAPTION = (
-    "2 nodes on one machine with a worker each, gloo, one allreduce every 20 ms; shorter is better. "
+    "2 nodes on one machine with a worker each, gloo, one allreduce every 20 ms; shorter is better, except in ettr. "
     "Ratios are to torchrun with its own store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), which comes back every time"
 )
-
 
 BENCHMARK = Benchmark(
     "Recovering: dlrover-run, torchrun and others",
@@ -371,11 +352,9 @@ BENCHMARK = Benchmark(
     repetitions=5,
     draw=partial(
         pictures.bars,
-        columns=2,
         stages=(OLD_ENDED, NEW_WORLD),
         hidden=(PAUSE_BEFORE, WORKER_BEFORE),
         success="came back",
-        headings=HEADINGS,
         caption=CAPTION,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ LABEL_ROOM = 1.35
 
 SHADES = (0.9, 0.6, 0.35)
 MISSED = "tab:red"
-TITLE_WIDTHS = {1: 110, 2: 72}
-"""Letters in a line of a heading, by the number of columns."""
+TITLE_WIDTH = 110
+"""Letters in a line of a heading."""
 
 
 def figure_text(value: float, unit: str) -> str:
@@ -51,18 +51,15 @@ def bars(
     results: Sequence[Result],
     path: Path,
     *,
-    columns: int = 1,
     stages: Sequence[str] = (),
     hidden: Collection[str] = (),
     success: str = "ended",
-    headings: Mapping[str, str] | None = None,
     caption: str = "",
 ) -> None:
     """Draw a bar to the median of the runs that ended, a dot for each run, and the target in red.
 
     Parts in `stages` are drawn inside the bar of their rival, as shades that become lighter, on a logarithmic axis;
-    `hidden` parts are not drawn. `headings` replace the titles of cases, and `success` is
-    what a run that ended did.
+    `hidden` parts are not drawn. `success` is what a run that ended did.
     """
     import matplotlib
 
@@ -71,21 +68,14 @@ def bars(
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    panels = [
-        (result, [row for row in result.rows if not row.title.endswith((*stages, *hidden))]) for result in results
-    ]
-    lines = [panels[at : at + columns] for at in range(0, len(panels), columns)]
-    heights = [0.9 + 0.4 * max(len(rows) for _, rows in line) for line in lines]
-    size = (11.0 if columns == 1 else 8.0 * columns, 1.0 + sum(heights))
+    panels = [[row for row in result.rows if not row.title.endswith((*stages, *hidden))] for result in results]
+    heights = [0.9 + 0.4 * len(rows) for rows in panels]
     drawing, grid = pyplot.subplots(
-        len(lines), columns, figsize=size, squeeze=False, height_ratios=heights, layout="constrained"
+        len(panels), figsize=(11.0, 1.0 + sum(heights)), squeeze=False, height_ratios=heights, layout="constrained"
     )
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, (result, rows) in zip(grid.flat, panels, strict=False):
+    for axes, result, rows in zip(grid.flat, results, panels, strict=True):
         _panel(axes, result, rows, stages, success)
-        heading = (headings or {}).get(result.name, result.heading)
-        axes.set_title(textwrap.fill(heading, TITLE_WIDTHS[columns]), fontsize=10, loc="left", fontweight="bold")
+        axes.set_title(textwrap.fill(result.heading, TITLE_WIDTH), fontsize=10, loc="left", fontweight="bold")
     shades = zip((*stages, ""), SHADES, strict=False) if stages else ()
     key: list[Any] = [
         Patch(color="dimgray", alpha=shade, label=stage.strip(", ") or "to the first step") for stage, shade in shades

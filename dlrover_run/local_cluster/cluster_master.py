@@ -1,7 +1,7 @@
-"""The master at which the nodes of a local cluster meet: it belongs to the supervisor, and comes back when it dies.
+"""The master of the nodes of a local cluster: a process of the supervisor, which restarts it when it dies.
 
-It keeps no journal. One that is started anew hears from the nodes what goes on, as `coordination/recovery.py` has it,
-and the workers do not notice.
+It has no journal. A new one recovers the plan from the reports of the nodes (`coordination/recovery.py`), while the
+workers continue.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from dlrover_run.spec import MasterSpec
 LOOPBACK = "127.0.0.1"
 
 RESTART_PAUSE = 1.0
-"""Seconds between a master that could not be started, or ended as soon as it had been, and the next try. Nodes go on
-without one meanwhile."""
+"""Seconds from a master that could not be started, or ended at once, to the next attempt. Nodes continue without."""
 
 END_TIMEOUT = 5.0
-"""Seconds that the master gets to end once all nodes have; it takes milliseconds, and is killed then."""
+"""Seconds that the master gets to end after all nodes, which takes milliseconds; then it is killed."""
 
 
 class ClusterMaster:
     """Runs a master for the nodes; `log` prints one line on the console.
 
-    It listens on the loopback interface, or in the switch of `network`. Only clients that know the token
-    of this cluster are admitted; only its nodes get that token.
+    It listens on the loopback interface, or in the switch of `network`, and admits only clients with the token of this
+    cluster, which only its nodes get.
     """
 
     def __init__(self, network: Network | None, log: Callable[[str], None]) -> None:
@@ -39,7 +38,7 @@ class ClusterMaster:
         self._log = log
         host = LOOPBACK if network is None else network.master_address
         self.spec = MasterSpec(host, port=0, is_host=False, token=secrets.token_hex(32), auth_required=True)
-        """What a node needs to find it; complete once `start` has returned."""
+        """How a node reaches it; the port is known once `start` has returned."""
         self._process: MasterProcess | None = None
         self._exited = asyncio.Event()
         self._listens_since = 0.0
@@ -47,17 +46,16 @@ class ClusterMaster:
         self._ending = False
 
     async def start(self) -> None:
-        """Start the master. Raises MasterNotReady or OSError when it cannot be started."""
-        port = await self._begin()
-        self.spec = replace(self.spec, port=port)
+        """Start the master. Raises MasterNotReady or OSError if it cannot be started."""
+        self.spec = replace(self.spec, port=await self._begin())
 
     @property
     def pids(self) -> set[int]:
-        """Its process, if it lives."""
+        """The pid of the master while it runs."""
         return {self._process.pid} if self._process is not None else set()
 
     async def end(self) -> None:
-        """End it, and wait for its end."""
+        """End the master, and wait for its end."""
         self._ending = True
         if self._restarting is not None:
             self._restarting.cancel()
@@ -90,18 +88,18 @@ class ClusterMaster:
     async def _restart(self, pause: float) -> None:
         logged = ""
         while True:
+            await asyncio.sleep(pause)
             try:
-                await asyncio.sleep(pause)
                 await self._begin()
                 break
             except (MasterNotReady, OSError) as why:
-                sentence = f"the master cannot be started, which is tried again and again: {reason_of(why)}"
-                if sentence != logged:
-                    self._log(sentence)
-                logged, pause = sentence, RESTART_PAUSE
+                line = f"the master cannot be started, which is tried again and again: {reason_of(why)}"
+                if line != logged:
+                    self._log(line)
+                logged, pause = line, RESTART_PAUSE
         self._restarting = None
         if self._process is None:
-            # It ended in the moment in which it had just begun to listen.
+            # It ended just after it had begun to listen.
             self._ended()
 
 

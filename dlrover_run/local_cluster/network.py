@@ -1,9 +1,8 @@
-"""Networks of their own for nodes on one machine, so that one of them can really be cut.
+"""A network for the nodes on one machine, so that one of them can really be cut off.
 
 Each node has a network namespace with one end of a cable, `eth0`; the other end is in a switch, a bridge in a namespace
-of its own. None of it has a name in the file system: a namespace lives for as long as a process is in it or holds a
-descriptor of it, and what was connected goes with it. So nothing is left once the supervisor and its nodes have ended,
-however they did.
+of its own. No namespace has a name in the file system: each exists as long as a process is in it or holds a descriptor
+of it, and its cables with it. So nothing is left once the supervisor and its nodes have ended, also by SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,36 +18,35 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 IP_TIMEOUT = 30.0
-"""Seconds for one run of `ip`, which takes milliseconds unless the kernel is busy taking many networks apart; then it
-is killed, and the node cannot be connected."""
+"""Seconds for one run of `ip`, which takes milliseconds unless the kernel is removing many networks. Then it is killed,
+and the node cannot be connected."""
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/16")
 """The network of all nodes. It has no route out, so other machines may have the same addresses."""
 
 MASTER_ADDRESS = "10.77.0.1"
 
-NODES_BEYOND = 25_400
-"""The first number that has no address any more: 254 times a hundred do."""
+MAX_NODES = 25_400
+"""Nodes with an address: a hundred in each of 254 subnets."""
 
 _SWITCH_HARDWARE_ADDRESS = "02:00:0a:4d:00:01"
-"""Without one, a bridge has that of a cable, and another one's when that is gone: nodes would lose the master for
-seconds."""
+"""Otherwise a bridge has that of a cable, and changes it with the cable: nodes would lose the master for seconds."""
 
-_NOBODYS_HARDWARE_ADDRESS = "02:00:00:00:00:99"
+_UNUSED_HARDWARE_ADDRESS = "02:00:00:00:00:99"
 
 _CLONE_NEWNET = 0x40000000
 
-_FAILED_ORDER = re.compile(r"Command failed -:(\d+)")
+_FAILED_COMMAND = re.compile(r"Command failed -:(\d+)")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NetworkError(OSError):
-    """There is no such network, or it cannot be changed; the message is a clause with the cause."""
+    """A network cannot be made or changed; the message is a clause with the cause."""
 
 
 def why_not() -> str | None:
-    """A clause on why nodes cannot have networks of their own here; None if they can, for one just had."""
+    """A clause on why nodes cannot have networks here; None if they can, which is tried with one node."""
     try:
         with contextlib.closing(Network()) as network:
             network.connect(0)
@@ -58,51 +56,46 @@ def why_not() -> str | None:
 
 
 def node_address(number: int) -> str:
-    """The address of a node on `eth0`. The last two digits are those of its number: node 7 has 10.77.1.107.
+    """The address of a node on `eth0`, in which the last two digits are those of its number: node 7 has 10.77.1.107.
 
-    Raises NetworkError for a number that has none.
+    Raises NetworkError for a number without an address.
     """
-    if not 0 <= number < NODES_BEYOND:
-        raise NetworkError(f"there is no address for a node {number}, for they end with node {NODES_BEYOND - 1}")
+    if not 0 <= number < MAX_NODES:
+        raise NetworkError(f"there is no address for node {number}: the last one is that of node {MAX_NODES - 1}")
     hundreds, rest = divmod(number, 100)
     return str(NETWORK[(1 + hundreds) * 256 + 100 + rest])
 
 
 class Namespace:
-    """A network namespace that lives for as long as this holds it, or a process is in it.
-
-    A process that is started while the thread is inside `entered` is in it; it inherits no descriptor.
-    Raises NetworkError where the kernel makes none.
-    """
+    """A new network namespace, which exists until `close`, and as long as a process is in it. Raises NetworkError."""
 
     def __init__(self) -> None:
-        with _away(_leave):
-            self.fd = _own_namespace()
+        with _elsewhere(_unshare):
+            self.fd = _current_namespace()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Have this thread in the namespace. Nothing may be awaited meanwhile: others would run in it too."""
-        with _away(lambda: _move_to(self.fd)):
+        """Move this thread into the namespace, and so the processes that it starts. Nothing may be awaited meanwhile:
+        other tasks would run in it too."""
+        with _elsewhere(lambda: _move_to(self.fd)):
             yield
 
-    def ip(self, *orders: str, descriptors: tuple[int, ...] = ()) -> None:
-        """Give orders to `ip` in the namespace; those after one that fails are not carried out.
+    def ip(self, *commands: str, descriptors: tuple[int, ...] = ()) -> None:
+        """Execute commands of `ip` in the namespace, up to the first that fails. Blocks for milliseconds.
 
-        `descriptors` are open in `ip` too, which can then be given `/proc/self/fd/N` as a path. Blocks for
-        milliseconds. Raises NetworkError.
+        `descriptors` are inherited, so that a command can have `/proc/self/fd/N` as a path. Raises NetworkError.
         """
         with self.entered():
-            _give_orders(orders, descriptors)
+            _execute(commands, descriptors)
 
     def close(self) -> None:
-        """Hold it no longer."""
         os.close(self.fd)
 
 
 class Network:
-    """A switch, which also has an address on it where the master listens, and the nodes that are connected to it.
+    """A switch, with the address of the master, and the nodes that are connected to it, a thousand at most at a time.
 
-    A switch has room for a thousand nodes at once. Raises NetworkError where there can be none.
+    Raises NetworkError.
     """
 
     def __init__(self) -> None:
@@ -110,7 +103,7 @@ class Network:
         self.switch = Namespace()
         self._nodes: dict[int, Namespace] = {}
         try:
-            # Without a spanning tree to look for, a cable is of use the moment it is plugged in.
+            # Without a spanning tree, a cable can be used as soon as it is connected.
             self.switch.ip(
                 "link set lo up",
                 f"link add switch address {_SWITCH_HARDWARE_ADDRESS} type bridge stp_state 0 forward_delay 0",
@@ -144,42 +137,42 @@ class Network:
         return node
 
     def disconnect(self, number: int) -> None:
-        """Let the namespace of a node go whose processes are gone; its cable goes with it. Its number may not come
-        back."""
+        """Remove the namespace of a node whose processes have ended, and its cable. A number is used once."""
         self._nodes.pop(number).close()
 
     def cut(self, one: int, other: int) -> None:
         """Drop everything that these two nodes send to each other, until the `eth0` of either is set down and up again.
 
-        It is sent to a hardware address that no interface has, so both get no answer and no error. Raises NetworkError.
+        It is sent to a hardware address that no interface has, so neither gets an answer or an error. Raises
+        NetworkError.
         """
         for near, far in ((one, other), (other, one)):
             self._nodes[near].ip(
-                f"neigh replace {node_address(far)} lladdr {_NOBODYS_HARDWARE_ADDRESS} dev eth0 nud permanent"
+                f"neigh replace {node_address(far)} lladdr {_UNUSED_HARDWARE_ADDRESS} dev eth0 nud permanent"
             )
 
     def close(self) -> None:
-        """Remove all of it. Processes that are still in a namespace keep it, but reach no other node."""
+        """Remove the network. Processes that are still in a namespace keep it, but reach no other node."""
         for namespace in (self.switch, *self._nodes.values()):
             namespace.close()
         self._nodes.clear()
 
 
 @contextlib.contextmanager
-def _away(go: Callable[[], None]) -> Iterator[None]:
-    """Have this thread go to another network namespace, and back to the one that it is in now."""
-    home = _own_namespace()
+def _elsewhere(move: Callable[[], None]) -> Iterator[None]:
+    """Move this thread to another network namespace, and back at the end."""
+    before = _current_namespace()
     try:
-        go()
+        move()
         try:
             yield
         finally:
-            _move_to(home)
+            _move_to(before)
     finally:
-        os.close(home)
+        os.close(before)
 
 
-def _own_namespace() -> int:
+def _current_namespace() -> int:
     try:
         return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     except OSError as error:
@@ -192,8 +185,8 @@ def _move_to(namespace: int) -> None:
         raise NetworkError(f"a network namespace cannot be entered ({os.strerror(code)})")
 
 
-def _leave() -> None:
-    """Go to a network namespace that is made for this."""
+def _unshare() -> None:
+    """Move to a new network namespace."""
     if _libc.unshare(_CLONE_NEWNET) == 0:
         return
     code = ctypes.get_errno()
@@ -205,17 +198,16 @@ def _leave() -> None:
 
 
 def _without_ipv6(device: str) -> tuple[str, ...]:
-    """The order that keeps IPv6 off a device: its addresses are of no use before seconds have gone by."""
+    """The command that keeps IPv6 off a device, because its addresses cannot be used in the first seconds."""
     return (f"link set {device} addrgenmode none",) if Path("/proc/net/if_inet6").exists() else ()
 
 
-def _give_orders(orders: tuple[str, ...], descriptors: tuple[int, ...]) -> None:
+def _execute(commands: tuple[str, ...], descriptors: tuple[int, ...]) -> None:
     try:
         done = subprocess.run(
             ["ip", "-batch", "-"],
-            input="".join(f"{order}\n" for order in orders),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            input="".join(f"{command}\n" for command in commands),
+            capture_output=True,
             text=True,
             errors="replace",
             timeout=IP_TIMEOUT,
@@ -231,7 +223,7 @@ def _give_orders(orders: tuple[str, ...], descriptors: tuple[int, ...]) -> None:
         raise NetworkError(f"the program ip cannot be run ({error.strerror})") from None
     if done.returncode == 0:
         return
-    failed = _FAILED_ORDER.search(done.stderr)
-    what = f"ip {orders[int(failed[1]) - 1]}" if failed else "ip -batch"
-    words = next((line.strip() for line in done.stderr.splitlines() if line.strip()), f"exit code {done.returncode}")
-    raise NetworkError(f"`{what}` failed: {words}")
+    failed = _FAILED_COMMAND.search(done.stderr)
+    what = f"ip {commands[int(failed[1]) - 1]}" if failed else "ip -batch"
+    reason = next((line.strip() for line in done.stderr.splitlines() if line.strip()), f"exit code {done.returncode}")
+    raise NetworkError(f"`{what}` failed: {reason}")

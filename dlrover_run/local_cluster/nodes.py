@@ -1,7 +1,7 @@
-"""One node of a cluster on this machine: a launcher with an agent of its own, as it would run on a machine of its own.
+"""One node of a local cluster: a launcher with its agent, as on a machine of its own.
 
-A node has a parent-death pipe, whose other end only the supervisor holds: the node ends when the supervisor has ended,
-however that happened. The node sends its `JobResult` through another pipe; a killed node sends none.
+Only the supervisor has the other end of its parent-death pipe, so the node also ends when the supervisor is killed.
+The node sends its `JobResult` through another pipe; a killed node sends none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_RESULT = 16 * 1024 * 1024
 
 
 def spec_of(job: JobSpec, node: LocalNode, master: MasterSpec | None) -> JobSpec:
-    """The job of one node: `job`, which all nodes share, with a name and log files of its own, and `master`."""
+    """The job of one node: `job` with `master`, and with a name and log files of its own."""
     logs = job.logs
     if logs.log_dir not in (None, os.devnull):
         logs = replace(logs, log_dir=os.path.join(logs.log_dir, f"node-{node.number}"))
@@ -68,9 +68,8 @@ def spec_of(job: JobSpec, node: LocalNode, master: MasterSpec | None) -> JobSpec
 
 
 def environment_of(parent: Mapping[str, str], node: LocalNode, *, isolated: bool) -> dict[str, str]:
-    """The environment of a node: `parent`, which is that of the command, and the variables that tell nodes apart."""
-    left_out = {*_RANK_VARIABLES, *credentials.VARIABLES}
-    own = {name: text for name, text in parent.items() if name not in left_out}
+    """The environment of a node: `parent`, that of the command, with the variables that distinguish nodes."""
+    own = {name: text for name, text in parent.items() if name not in (*_RANK_VARIABLES, *credentials.VARIABLES)}
     own |= {NODE_VARIABLE: str(node.number), CLUSTER_VARIABLE: str(os.getpid())}
     own |= dict.fromkeys(_ID_VARIABLES, str(node.number))
     if isolated:
@@ -91,14 +90,17 @@ class NodeProcess:
         self._aftermath: asyncio.TimerHandle | None = None
         self._process: ManagedProcess[ProcessSpec] | None = None
         self._sent: set[int] = set()
-        self._temp_dir = _unused_temp_dir()
+        self._temp_dir: str | None = None
+        # Without room for a temporary directory the node runs all the same.
+        with contextlib.suppress(OSError):
+            self._temp_dir = unused_temp_dir()
         self.started_at = 0.0
         """When it was started, by the clock of the loop."""
         self.result: JobResult | None = None
         """Its result, if it has sent one."""
 
     def start(self, spec: JobSpec, environment: Mapping[str, str], namespace: Namespace | None) -> None:
-        """Start it. Raises OSError if that is not possible."""
+        """Start the processes. Raises OSError if that is not possible."""
         with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as kept:
             theirs, ours = os.pipe()
             passed_on.callback(os.close, theirs)
@@ -197,14 +199,14 @@ class NodeProcess:
             self._check_end()
 
 
-def _unused_temp_dir() -> str | None:
-    """The name of a temporary directory that the node may make; None if there is no room for one."""
-    with contextlib.suppress(OSError):
-        return unused_temp_dir()
-    return None
+_CANNOT_BEGIN = frozenset({exit_codes.BAD_COMMAND_LINE, exit_codes.INTERNAL_ERROR, exit_codes.CANNOT_START})
+"""Exit codes after which a replacement would fail to begin for the same reason."""
 
-
-_HOPELESS = frozenset({exit_codes.BAD_COMMAND_LINE, exit_codes.INTERNAL_ERROR, exit_codes.CANNOT_START})
+_KINDS = {
+    ExitReason.FAULTY_NODE: (EndKind.EXCLUDED, "was found broken by the node check"),
+    ExitReason.STRAGGLER: (EndKind.EXCLUDED, "was found too slow by the node check"),
+    ExitReason.CUT_OFF: (EndKind.LEFT, "was cut off from the other nodes"),
+}
 
 
 def end_of(number: int, code: int, result: JobResult | None, sent: Collection[int] = ()) -> NodeEnd:
@@ -212,37 +214,31 @@ def end_of(number: int, code: int, result: JobResult | None, sent: Collection[in
 
     `sent` are the signals that it got from the supervisor.
     """
+    # The watchdog may have been killed after its agent had ended.
     if code == exit_codes.SUCCESS or (result is not None and result.exit_code == exit_codes.SUCCESS):
-        # Also if the watchdog was killed after its agent had ended.
         return NodeEnd(number, EndKind.DONE, exit_codes.SUCCESS, "has done the job")
     if code < 0:
         kind = EndKind.LEFT if -code in sent else EndKind.DIED
-        return NodeEnd(number, kind, exit_codes.of_signal(-code), f"was killed by {failures.describe_signal(-code)}")
-    if result is None:
-        # A replacement would fail to begin for the same reason.
-        hopeless = code in _HOPELESS
-        clause = f"could not begin (exit code {code})" if hopeless else f"died without a result (exit code {code})"
-        return NodeEnd(number, EndKind.FAILED if hopeless else EndKind.DIED, code, clause)
-    if result.stopped:
-        return NodeEnd(number, EndKind.LEFT, code, f"left: {result.reason}")
-    if result.exit_reason is ExitReason.FAULTY_NODE:
-        return NodeEnd(number, EndKind.EXCLUDED, code, "was found broken by the node check")
-    if result.exit_reason is ExitReason.STRAGGLER:
-        return NodeEnd(number, EndKind.EXCLUDED, code, "was found too slow by the node check")
-    if result.exit_reason is ExitReason.CUT_OFF:
-        return NodeEnd(number, EndKind.LEFT, code, "was cut off from the other nodes")
-    if result.exit_reason is ExitReason.CANNOT_JOIN and result.ends:
-        return NodeEnd(number, EndKind.LEFT, code, f"lost the job ({result.error or result.reason})")
-    if result.root is None and result.failure is not None:
+        clause, code = f"was killed by {failures.describe_signal(-code)}", exit_codes.of_signal(-code)
+    elif result is None and code in _CANNOT_BEGIN:
+        kind, clause = EndKind.FAILED, f"could not begin (exit code {code})"
+    elif result is None:
+        kind, clause = EndKind.DIED, f"died without a result (exit code {code})"
+    elif result.stopped:
+        kind, clause = EndKind.LEFT, f"left: {result.reason}"
+    elif result.exit_reason in _KINDS:
+        kind, clause = _KINDS[result.exit_reason]
+    elif result.exit_reason is ExitReason.CANNOT_JOIN and result.ends:
+        kind, clause = EndKind.LEFT, f"lost the job ({result.error or result.reason})"
+    elif result.root is None and result.failure is not None:
         return NodeEnd(number, EndKind.FAILED, code, "ended because another node failed", by_peer=True)
-    return NodeEnd(number, EndKind.FAILED, code, f"failed with exit code {code}")
+    else:
+        kind, clause = EndKind.FAILED, f"failed with exit code {code}"
+    return NodeEnd(number, kind, code, clause)
 
 
 def decode(data: bytes) -> JobResult | None:
     """The result in these bytes; None if there is none, or if its writer was killed while it wrote."""
-    if not data:
-        return None
-    try:
+    with contextlib.suppress(msgspec.MsgspecError):
         return msgspec.json.decode(data, type=JobResult)
-    except msgspec.MsgspecError:
-        return None
+    return None

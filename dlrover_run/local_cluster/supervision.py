@@ -1,7 +1,6 @@
-"""Decides which nodes of a local cluster are started, replaced and given up. Pure.
+"""Decides which nodes of a local cluster are started and replaced, from the ends of their processes. Pure.
 
-It knows processes only, as a cluster manager does. The job's coordinator decides whether the nodes that are left are
-enough to train.
+Whether the remaining nodes are enough to train is decided by the job's coordinator.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from dlrover_run.spec import LocalSpec
 class EndKind(enum.Enum):
     """How a node ended.
 
-    DONE means that the job is done. DIED is a node that sent no result, EXCLUDED one that the node check dismissed,
-    LEFT one that a signal ended, or that could not reach the master any more. FAILED means that the job failed.
+    DONE: the job is done. DIED: without a result. EXCLUDED: dismissed by the node check. LEFT: ended by a signal, or
+    could not reach the master any more. FAILED: the job failed.
     """
 
     DONE = "done"
@@ -43,8 +42,8 @@ class LocalNode:
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """The end of node `number`. `clause` describes it, such as "was killed by SIGKILL". `by_peer` is true if it FAILED
-    because of another node, so that its exit code is not that of the failure."""
+    """The end of node `number`; `clause` is such as "was killed by SIGKILL". `by_peer`: it FAILED because of another
+    node, so its exit code is not that of the failure."""
 
     number: int
     kind: EndKind
@@ -57,9 +56,9 @@ class NodeEnd:
 class LocalCluster:
     """The state of the cluster.
 
-    `running` are the nodes that have been started and have not ended. `numbers` and `places` count those in use, and
-    `replaced` the nodes that were replaced. `done` is true if a node has finished the job. `failed` is the exit code of
-    the first node that failed; a node that failed `by_peer` counts only while no other has failed. `stopped_by` is the
+    `running` are the nodes that have been started and have not ended. `numbers`, `places` and `replaced` count the
+    numbers and places in use and the replaced nodes. `done`: a node has finished the job. `failed` is the exit code of
+    the first node that failed; a failure `by_peer` counts only while no other node has failed. `stopped_by` is the
     signal that stops the command, and `last_code` the exit code of the latest end.
     """
 
@@ -76,7 +75,7 @@ class LocalCluster:
 
     @property
     def over(self) -> bool:
-        """Whether no node runs. Then none is started any more, because it would have no node to join."""
+        """Whether no node runs. No node is started then, because it would have none to join."""
         return not self.running
 
     @property
@@ -89,17 +88,13 @@ class LocalCluster:
         """Whether `join` would start a node."""
         return not self.over and not self.settled and self.places < self.local.max_nodes
 
-    def node(self, number: int) -> LocalNode | None:
-        """The node with this number while it runs."""
-        return next((node for node in self.running if node.number == number), None)
-
 
 @dataclass(frozen=True)
 class Transition:
     """What follows from an event: the new state, the nodes to `start`, and the lines to print.
 
-    `end_others` is true once, when the job is done or has failed and nodes still run: the job's coordinator makes them
-    end by themselves, and one that has not after a while gets a signal.
+    `end_others` is true once, when the job is done or has failed and nodes still run: the coordinator ends them, and a
+    node that has not ended after a while gets a signal.
     """
 
     cluster: LocalCluster
@@ -121,7 +116,7 @@ def begin(local: LocalSpec) -> Transition:
 
 def node_ended(cluster: LocalCluster, end: NodeEnd) -> Transition:
     """What follows from the end of a node. An end of a node that does not run changes nothing."""
-    node = cluster.node(end.number)
+    node = next((node for node in cluster.running if node.number == end.number), None)
     if node is None:
         return Transition(cluster)
     left = replace(_without(cluster, node), last_code=end.code)
@@ -133,13 +128,14 @@ def node_ended(cluster: LocalCluster, end: NodeEnd) -> Transition:
     if cluster.settled:
         # A node that was stopped with the command needs no line.
         return Transition(left, lines=() if end.kind is EndKind.LEFT else (line,))
-    if cluster.replaced == cluster.local.restarts:
-        return _give_up(left, f"{line}; {_no_restart(cluster.local)}")
-    replaced = cluster.replaced + 1
+    restarts, replaced = cluster.local.restarts, cluster.replaced + 1
+    if replaced > restarts:
+        why = f"no node restart is left of {restarts}" if restarts else "no node is replaced in this job"
+        return _continue_without(left, f"{line}; {why}")
     after = _with_another(replace(left, replaced=replaced), node.place)
     newcomer = after.running[-1]
-    of = f"{replaced} of {counted(cluster.local.restarts, 'node restart')}"
-    return Transition(after, (newcomer,), (f"{line}; node {newcomer.number} takes its place ({of})",))
+    line += f"; node {newcomer.number} takes its place ({replaced} of {counted(restarts, 'node restart')})"
+    return Transition(after, (newcomer,), (line,))
 
 
 def join(cluster: LocalCluster) -> Transition:
@@ -152,10 +148,10 @@ def join(cluster: LocalCluster) -> Transition:
 
 
 def cannot_start(cluster: LocalCluster, node: LocalNode, why: str) -> Transition:
-    """What follows when a node of a step could not be started; `why` is a clause or a sentence.
+    """What follows when a node could not be started; `why` is a clause or a sentence.
 
-    Without one of the first nodes the job cannot begin, so it has failed. Without a later one the others go on; no
-    other node is started in its place, because the machine would hardly allow that.
+    Without one of the first nodes the job has failed, because it cannot begin. Without a later one the others continue;
+    it is not replaced, because the machine would hardly start another.
     """
     if node not in cluster.running:
         return Transition(cluster)
@@ -163,14 +159,12 @@ def cannot_start(cluster: LocalCluster, node: LocalNode, why: str) -> Transition
     line = f"node {node.number} could not be started: {why.rstrip('.')}"
     if node.number < cluster.local.min_nodes:
         return _fail(left, line, exit_codes.CANNOT_START)
-    return Transition(left, lines=(line,)) if cluster.settled else _give_up(left, line)
+    return Transition(left, lines=(line,)) if cluster.settled else _continue_without(left, line)
 
 
 def stop(cluster: LocalCluster, number: signal.Signals) -> Transition:
-    """The command has got a signal that ends it, which its nodes get too: no node is started any more."""
-    if cluster.settled:
-        return Transition(cluster)
-    return Transition(replace(cluster, stopped_by=number))
+    """The command received a signal that ends it, which its nodes get too: no node is started any more."""
+    return Transition(cluster if cluster.settled else replace(cluster, stopped_by=number))
 
 
 def exit_code(cluster: LocalCluster) -> int:
@@ -217,13 +211,9 @@ def _fail(left: LocalCluster, line: str, code: int, *, by_peer: bool = False) ->
     return Transition(replace(left, failed=code, by_peer=by_peer), lines=(line,), end_others=_ends_others(left))
 
 
-def _give_up(left: LocalCluster, line: str) -> Transition:
-    onward = "no node is left" if left.over else "the others go on without it"
-    return Transition(left, lines=(f"{line}, so {onward}",))
-
-
-def _no_restart(local: LocalSpec) -> str:
-    return f"no node restart is left of {local.restarts}" if local.restarts else "no node is replaced in this job"
+def _continue_without(left: LocalCluster, line: str) -> Transition:
+    consequence = "no node is left" if left.over else "the others go on without it"
+    return Transition(left, lines=(f"{line}, so {consequence}",))
 
 
 def job_result(code: int, results: Sequence[JobResult], last_line: str) -> JobResult:
@@ -235,11 +225,10 @@ def job_result(code: int, results: Sequence[JobResult], last_line: str) -> JobRe
     if code == exit_codes.SUCCESS:
         return JobResult(code, ExitReason.SUCCESS, last_line)
     deciding = [result for result in results if result.exit_code == code]
-    # The node of the worker that failed knows most of the failure.
-    with_root = [result for result in deciding if result.root is not None]
-    found = next(iter([*with_root, *deciding]), None)
-    if found is None:
+    if not deciding:
         return JobResult(code, reason_without_result(code), last_line, error=last_line)
+    # The result of the node whose worker failed first describes the failure best.
+    found = next((result for result in deciding if result.root is not None), deciding[0])
     failed = [result for result in results if result.root is not None or result.failure is not None]
     ends = {end.rank: end for result in failed for end in result.ends}
     return replace(found, ends=tuple(ends[rank] for rank in sorted(ends)))

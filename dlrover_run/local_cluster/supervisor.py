@@ -32,15 +32,14 @@ from dlrover_run.rendezvous.master_launcher import MasterNotReady
 from dlrover_run.spec import JobSpec, LocalSpec
 
 END_GRACE = 30.0
-"""Seconds that the other nodes get to end by themselves once the job is over for one. Its master informs them
-within milliseconds; one that cannot be reached, because its network is cut, gets a signal then."""
-
+"""Seconds that the other nodes get to end by themselves once the job is over for one. The master informs them within
+milliseconds; a node that it cannot reach, because its network is cut, gets a signal then."""
 
 NEWCOMER_GRACE = 1.0
-"""The same for a newcomer. A node that joins when the job is done would begin it anew, and train alone."""
+"""The same for a newcomer: a node that joins when the job is done would begin it anew, and train alone."""
 
 NEWCOMER_AGE = 15.0
-"""Seconds since its start for which a node is a newcomer: it may not have joined yet on a busy machine."""
+"""Seconds since its start for which a node is a newcomer: on a busy machine it may not have joined yet."""
 
 
 def supervise(spec: JobSpec, parent_pipe_fd: int | None, result_fd: int | None) -> int:
@@ -57,9 +56,8 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, result_fd: int | None) 
     try:
         relay = RelayClient.start(shared=True, secrets=spec.secrets)
     except OSError as error:
-        os.write(
-            2, f"dlrover-run: the launcher's own processes could not be started: {explain_os_error(error)}\n".encode()
-        )
+        line = f"dlrover-run: the launcher's own processes could not be started: {explain_os_error(error)}\n"
+        os.write(2, line.encode())
         return in_scheme(ExitReason.CANNOT_START, exit_codes.CANNOT_START, spec.exit_codes)
     return event_loop.run(_supervise(spec, spec.local, relay, parent_pipe_fd, result_fd))
 
@@ -117,7 +115,6 @@ class Supervisor:
         self._orphans = OrphanKiller(self._own_children)
 
     def log(self, line: str) -> None:
-        """Print a line on the console."""
         self.last_line = line
         self._log(line)
 
@@ -184,7 +181,7 @@ class Supervisor:
         except OSError as error:
             self._carry_out(supervision.cannot_start(self._cluster, node, explain_os_error(error)))
             if self._cluster.failed is not None:
-                # The others do not know it, and would wait for this node.
+                # The other nodes would wait for this one.
                 self._end_others()
             return
         self._nodes[node.number] = process
@@ -196,7 +193,7 @@ class Supervisor:
         if process.result is not None:
             self.results.append(process.result)
         self._disconnect(end.number)
-        # Its watchdog and its agent have ended, so what they left is killed here.
+        # Kill what its watchdog and its agent have left behind.
         self._orphans.kill_orphans()
         self._carry_out(supervision.node_ended(self._cluster, end))
 
@@ -259,9 +256,8 @@ class Supervisor:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, do))
 
     def _own_children(self) -> set[int]:
-        pids = {pid for process in self._nodes.values() for pid in process.pids}
-        masters = self._master.pids if self._master is not None else set()
-        return pids | masters | {self._relay.pid}
+        masters = () if self._master is None else self._master.pids
+        return {self._relay.pid, *masters}.union(*(process.pids for process in self._nodes.values()))
 
 
 def _end(nodes: Iterable[NodeProcess]) -> None:

@@ -16,9 +16,8 @@ with torch.distributed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -26,43 +25,17 @@ GROUP = "dlrover_run.accelerators"
 """The group of entry points of accelerators."""
 
 
-class Accelerator(Protocol):
-    """One device. `dtype` is the number format of the matrices, `backend` the name in torch.distributed of the library
-    that connects such devices; "gloo" connects their processes through the memory of the machine."""
-
-    @property
-    def name(self) -> str:
-        """The name for the user, such as "NVIDIA H200"."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of tensors; with its index if it has one."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """A floating point format that holds integers up to 256, as bfloat16 does."""
-
-    @property
-    def backend(self) -> str:
-        """Such as "nccl"."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished all submitted work."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """An accelerator that torch itself knows."""
+class Accelerator(NamedTuple):
+    """One device. `name` is for the user, such as "NVIDIA H200"; `device` has its index if there is one. `dtype` is
+    the number format of the matrices: floating point, exact for integers up to 256, as bfloat16 is. `backend` is the
+    name in torch.distributed of the library that connects such devices, such as "nccl"; "gloo" connects their processes
+    through the memory of the machine. `synchronize` waits until the device has finished all submitted work."""
 
     name: str
     device: torch.device
     dtype: torch.dtype
     backend: str
-    wait: Callable[[], None]
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished all submitted work."""
-        self.wait()
+    synchronize: Callable[[], None]
 
 
 def find_accelerator(local_rank: int, workers: int) -> Accelerator:
@@ -77,14 +50,14 @@ def find_accelerator(local_rank: int, workers: int) -> Accelerator:
         if offered is not None:
             return offered
     if not torch.cuda.is_available():
-        return Device("cpu", torch.device("cpu"), torch.float32, "gloo", lambda: None)
+        return Accelerator("cpu", torch.device("cpu"), torch.float32, "gloo", lambda: None)
     present = torch.cuda.device_count()
     if present > 1 and local_rank >= present:
         # A workstation has one GPU that all ranks share; with several GPUs, one is missing.
         raise RuntimeError(f"local rank {local_rank} has no GPU: {present} are visible")
     device = torch.device("cuda", local_rank % present)
     torch.cuda.set_device(device)
-    return Device(
+    return Accelerator(
         torch.cuda.get_device_name(device),
         device,
         torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32,

@@ -211,13 +211,13 @@ def test_a_node_cannot_be_connected_twice(network: Network) -> None:
 
 
 def test_every_node_has_an_address_of_its_own() -> None:
-    everyone = [node_address(number) for number in range(networks.NODES_BEYOND)]
+    everyone = [node_address(number) for number in range(networks.MAX_NODES)]
     assert everyone[7] == "10.77.1.107"
     assert everyone[250] == "10.77.3.150"
-    assert len({*everyone, networks.MASTER_ADDRESS}) == networks.NODES_BEYOND + 1
+    assert len({*everyone, networks.MASTER_ADDRESS}) == networks.MAX_NODES + 1
     assert {address.rsplit(".", 1)[1] for address in everyone}.isdisjoint({"0", "255"})
-    with pytest.raises(NetworkError, match="there is no address for a node 25400, for they end with node 25399"):
-        node_address(networks.NODES_BEYOND)
+    with pytest.raises(NetworkError, match="there is no address for node 25400"):
+        node_address(networks.MAX_NODES)
 
 
 @pytest.mark.usefixtures("network")
