@@ -10,7 +10,8 @@ from pathlib import Path
 
 def cgroup_directories(proc: Path, kind: str, controller: str) -> list[Path]:
     """The directories of this process's control group and its mounted ancestors, nearest first."""
-    own = _own_group(proc, controller)
+    lines = (line.split(":", 2) for line in _lines(proc / "self" / "cgroup") if line.count(":") >= 2)
+    own = next((path for _, controllers, path in lines if controller in controllers.split(",")), None)
     mount = _mount(proc, kind, controller)
     if own is None or mount is None:
         return []
@@ -19,15 +20,6 @@ def cgroup_directories(proc: Path, kind: str, controller: str) -> list[Path]:
     inside = own[len(top.rstrip("/")) :] if own == top or own.startswith(top.rstrip("/") + "/") else "/"
     here = point / inside.strip("/")
     return [here, *[parent for parent in here.parents if parent == point or point in parent.parents]]
-
-
-def _own_group(proc: Path, controller: str) -> str | None:
-    for line in _lines(proc / "self" / "cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if (controllers == "" and not controller) or (controller and controller in controllers.split(",")):
-            return path
-    return None
 
 
 def _mount(proc: Path, kind: str, controller: str) -> tuple[str, Path] | None:

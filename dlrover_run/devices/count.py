@@ -7,6 +7,7 @@ arguments.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def count_workers(
     if kind == "gpu":
         return _count_gpus(environ, nvml)
     if kind == "xpu":
-        return count_xpus(environ, sysfs, dev)
+        return _count_xpus(environ, sysfs, dev)
     if kind != "auto":
         raise SpecError(f"--nproc-per-node={kind}: not a known kind; give a number, auto, gpu, cpu or xpu.")
     try:
@@ -87,7 +88,12 @@ def count_workers(
         if not problem.absent:
             raise SpecError(f"--nproc-per-node=auto: {problem}; repair that, or {GIVE_NUMBER}.") from None
         gpus = 0
-    return gpus or xpus_for_auto(environ, sysfs, dev) or cpus()
+    if gpus:
+        return gpus
+    discrete = [gpu for gpu in read_intel_gpus(sysfs, dev) if not gpu.integrated]
+    if discrete:
+        _check_selector("auto", environ)
+    return select_xpus(environ, discrete) or cpus()
 
 
 def _count_gpus(environ: Mapping[str, str], nvml: Nvml) -> int:
@@ -160,15 +166,12 @@ def read_gpu(nvml: Nvml, index: int) -> PhysicalGpu:
         mig_on = False
     if not mig_on:
         return PhysicalGpu(device)
-    slots = [_mig_uuid(nvml, handle, slot) for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))]
-    return PhysicalGpu(device, tuple(uuid for uuid in slots if uuid is not None))
-
-
-def _mig_uuid(nvml: Nvml, handle: Any, slot: int) -> str | None:
-    try:
-        return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)))
-    except nvml.NVMLError:  # An empty slot returns "not found", and a later one may be in use.
-        return None
+    parts = []
+    for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        # An empty slot returns "not found", and a later one may be in use.
+        with contextlib.suppress(nvml.NVMLError):
+            parts.append(_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))))
+    return PhysicalGpu(device, tuple(parts))
 
 
 def _text(value: str | bytes) -> str:
@@ -286,8 +289,7 @@ def select_xpus(environ: Mapping[str, str], gpus: Sequence[IntelGpu]) -> int:
     return len([gpu for gpu in shown if not gpu.integrated]) or len(shown)
 
 
-def count_xpus(environ: Mapping[str, str], sysfs: Path, dev: Path) -> int:
-    """The number of Intel GPUs, at least 1. Raises SpecError if there is none or they cannot be counted."""
+def _count_xpus(environ: Mapping[str, str], sysfs: Path, dev: Path) -> int:
     gpus = read_intel_gpus(sysfs, dev)
     if not gpus:
         raise SpecError(
@@ -302,14 +304,6 @@ def count_xpus(environ: Mapping[str, str], sysfs: Path, dev: Path) -> int:
             f"Intel GPUs ({len(gpus)} found); unset it, or {GIVE_NUMBER}."
         )
     return count
-
-
-def xpus_for_auto(environ: Mapping[str, str], sysfs: Path, dev: Path) -> int:
-    """The number of discrete Intel GPUs, may be 0. Raises SpecError if there are some that cannot be counted."""
-    discrete = [gpu for gpu in read_intel_gpus(sysfs, dev) if not gpu.integrated]
-    if discrete:
-        _check_selector("auto", environ)
-    return select_xpus(environ, discrete)
 
 
 def _check_selector(kind: str, environ: Mapping[str, str]) -> None:

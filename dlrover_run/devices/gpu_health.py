@@ -15,7 +15,15 @@ from typing import Any
 
 from dlrover_run.coordination.text import counted, format_bytes
 from dlrover_run.devices import NodeProblem
-from dlrover_run.devices.count import DeviceId, Nvml, PhysicalGpu, means_absent, read_gpu, select_devices
+from dlrover_run.devices.count import (
+    DeviceId,
+    Nvml,
+    PhysicalGpu,
+    means_absent,
+    read_gpu,
+    select_devices,
+    sysfs_address,
+)
 
 MAX_MEMORY_IN_USE = 0.5
 """Share of a GPU's memory that may be in use while no worker of this node runs. The driver itself uses a few percent.
@@ -26,8 +34,7 @@ full or too busy shows that in the measurements that follow."""
 _VOLATILE, _UNCORRECTED = 0, 1
 _RECOVERY_ACTION_FIELD = 230
 
-_NO_ACTION = 0
-_MUST = {
+_REQUIRED = {
     1: "it reset; end all that uses it, then `nvidia-smi --gpu-reset -i {index}`",
     2: "the machine rebooted; do so",
     3: "that its links to other GPUs are not used; end all that uses it, then `nvidia-smi --gpu-reset -i {index}`",
@@ -52,7 +59,7 @@ NOTE_XIDS = frozenset({63, 154})
 """Notes rather than errors: a row will be remapped, a recovery action is required. NVML has the current state."""
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
-_LINE = re.compile(r"(?:\[ *(\d+\.\d+)\] )?NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+)[^)]*\): (\d+)")
+_LINE = re.compile(r"(?:\[ *(\d+\.\d+)\] )?NVRM: Xid \((?:PCI:)?((?:[0-9a-fA-F]+:){2}[0-9a-fA-F]+)[^)\n]*\): (\d+)")
 
 
 @dataclass(frozen=True)
@@ -80,15 +87,11 @@ def read_kernel_log() -> str:
 def parse_xids(log: str) -> dict[str, XidErrors]:
     """The errors that no program causes, by the PCI address of the GPU without its function (`0000:3b:00`)."""
     found: dict[str, XidErrors] = {}
-    for line in log.splitlines():
-        match = _LINE.search(line)
-        if match is None or int(match[3]) in PROGRAM_XIDS | NOTE_XIDS:
-            continue
-        domain, bus, device = match[2].lower().split(":")
-        name = f"{int(domain, 16):04x}:{bus}:{device}"
-        before = found.get(name)
-        at = float(match[1]) if match[1] else None
-        found[name] = XidErrors(1 + (before.count if before else 0), int(match[3]), at)
+    for at, address, number in _LINE.findall(log):
+        if int(number) not in PROGRAM_XIDS | NOTE_XIDS:
+            name = sysfs_address(address)
+            count = found[name].count if name in found else 0
+            found[name] = XidErrors(count + 1, int(number), float(at) if at else None)
     return found
 
 
@@ -125,9 +128,8 @@ def find_gpu_problems(
     if nvml is None:
         if not any((dev / name).exists() for name in _DRIVER_FILES):
             if expected:
-                required = (
-                    "each worker needs a GPU" if gpu_each else f"CUDA_VISIBLE_DEVICES names {counted(named, 'GPU')}"
-                )
+                names = f"CUDA_VISIBLE_DEVICES names {counted(named, 'GPU')}"
+                required = "each worker needs a GPU" if gpu_each else names
                 yield NodeProblem(
                     f"{required}, and this machine has no NVIDIA driver ({dev / _DRIVER_FILES[0]} is missing): load it "
                     "(`modprobe nvidia`), or start the container with its GPUs (--gpus all)",
@@ -213,17 +215,18 @@ def _examine(nvml: Nvml, gpu: _Gpu, part: DeviceId, xids: Mapping[str, XidErrors
         )
         return
     handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-    wanted = _MUST.get(_recovery_action(nvml, handle) or _NO_ACTION)
-    if wanted is not None:
-        yield NodeProblem(
-            f"{gpu.name} has failed: the NVIDIA driver wants {wanted.format(index=gpu.index)}", severe=True
-        )
+    if action := _REQUIRED.get(_recovery_action(nvml, handle) or 0):
+        text = f"{gpu.name} has failed: the NVIDIA driver wants {action.format(index=gpu.index)}"
+        yield NodeProblem(text, severe=True)
     yield from _memory_errors(nvml, gpu, handle)
     if part == gpu.gpu.device:
         yield from _memory_taken(nvml, gpu, handle)
-    address = gpu.gpu.device.pci_bus_id.partition(".")[0]
-    if address in xids:
-        yield _describe_xids(gpu, xids[address])
+    if errors := xids.get(gpu.gpu.device.pci_bus_id.partition(".")[0]):
+        ago = "" if errors.at is None else f", {max(0.0, time.monotonic() - errors.at) / 3600:.1f} h ago"
+        yield NodeProblem(
+            f"the kernel log has {counted(errors.count, 'error')} of {gpu.name}, the last one Xid {errors.last}{ago}: "
+            "see `dmesg | grep Xid` and https://docs.nvidia.com/deploy/xid-errors"
+        )
 
 
 def _memory_errors(nvml: Nvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
@@ -261,15 +264,6 @@ def _memory_taken(nvml: Nvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
     yield NodeProblem(
         f"{gpu.name} has {format_bytes(memory.used)} of {format_bytes(memory.total)} in use{most}, and no worker runs "
         "yet: end the process (`nvidia-smi` shows it), or leave the GPU out with CUDA_VISIBLE_DEVICES"
-    )
-
-
-def _describe_xids(gpu: _Gpu, xids: XidErrors) -> NodeProblem:
-    ago = "" if xids.at is None else f", {max(0.0, time.monotonic() - xids.at) / 3600:.1f} h ago"
-    times = counted(xids.count, "error")
-    return NodeProblem(
-        f"the kernel log has {times} of {gpu.name}, the last one Xid {xids.last}{ago}: "
-        "see `dmesg | grep Xid` and https://docs.nvidia.com/deploy/xid-errors"
     )
 
 

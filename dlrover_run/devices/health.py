@@ -47,7 +47,7 @@ class LimitSources:
     """Where the limits are read; tests pass others. `limit` is the soft limit of open files, None for no limit."""
 
     statvfs: Callable[[str], os.statvfs_result] = os.statvfs
-    limit: Callable[[], int | None] = lambda: _soft_limit(resource.RLIMIT_NOFILE)
+    limit: Callable[[], int | None] = lambda: _open_files_limit()
     proc: Path = Path("/proc")
 
 
@@ -62,9 +62,8 @@ def find_node_problems(
     """The problems of this machine for that many workers, severe ones first; empty for a healthy machine.
 
     `environ` is that of the workers. `gpu_each`: the user requested a GPU for each worker; without it, too few GPUs are
-    severe only if CUDA_VISIBLE_DEVICES names more. This takes some milliseconds on a machine without an NVIDIA driver.
-    With a driver, initialising NVML takes seconds if persistence mode is off and the GPUs have to wake up, so an event
-    loop calls this in a thread. Raises nothing.
+    severe only if CUDA_VISIBLE_DEVICES names more. With an NVIDIA driver this can take seconds, if persistence mode is
+    off and the GPUs have to wake up, so an event loop calls it in a thread. Raises nothing.
     """
     gpus = find_gpu_problems(workers, environ, gpu_each, nvml, dev)
     limits = find_limit_problems(workers, log_dir, environ, dev)
@@ -82,7 +81,12 @@ def find_limit_problems(
     machine = machine or LimitSources()
     yield from _shared_memory(workers, dev / "shm", machine)
     yield from _disks(log_dir, environ.get("TMPDIR") or "/tmp", machine)
-    yield from _open_files(machine)
+    limit = machine.limit()
+    if limit is not None and limit < MIN_OPEN_FILES:
+        yield NodeProblem(
+            f"a process may have {limit} files open: data loaders and many ranks need more than {MIN_OPEN_FILES}; "
+            "raise it with `ulimit -n 65536` (Docker: --ulimit nofile=65536)"
+        )
     yield from _processes(workers, machine)
 
 
@@ -95,18 +99,17 @@ def _shared_memory(workers: int, place: Path, machine: LimitSources) -> Iterator
             "mount a tmpfs there, or start the container with --shm-size=8g"
         )
         return
-    free, whole = _free_bytes(space), _all_bytes(space)
+    free, whole = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     wanted = workers * SHM_PER_WORKER
-    if free >= wanted:
-        return
     if whole < wanted:
         remedy = "start the container with --shm-size=8g (Kubernetes: an emptyDir with medium: Memory)"
     else:
         remedy = "remove the files of ended programs (`ls -l` lists them)"
-    yield NodeProblem(
-        f"{place} has {format_bytes(free)} free of {format_bytes(whole)}: data loaders with workers need more, about "
-        f"{format_bytes(SHM_PER_WORKER)} in each worker of the job; {remedy}"
-    )
+    if free < wanted:
+        yield NodeProblem(
+            f"{place} has {format_bytes(free)} free of {format_bytes(whole)}: data loaders with workers need more, "
+            f"about {format_bytes(SHM_PER_WORKER)} in each worker of the job; {remedy}"
+        )
 
 
 def _disks(log_dir: str | None, temporary: str, machine: LimitSources) -> Iterator[NodeProblem]:
@@ -115,7 +118,9 @@ def _disks(log_dir: str | None, temporary: str, machine: LimitSources) -> Iterat
     for what, wanted in (("logs go there", log_dir), ("temporary files go there", temporary)):
         if wanted is None:
             continue
-        place = _existing(wanted)
+        path = Path(os.path.abspath(wanted))
+        # The directory, or its nearest existing ancestor, in which it will be created.
+        place = next((here for here in (path, *path.parents) if os.path.exists(here)), Path("/"))
         try:
             space, device = machine.statvfs(str(place)), os.stat(place).st_dev
         except OSError as error:
@@ -130,12 +135,12 @@ def _disks(log_dir: str | None, temporary: str, machine: LimitSources) -> Iterat
 
 
 def _disk(place: Path, what: str, space: os.statvfs_result) -> Iterator[NodeProblem]:
-    free = _free_bytes(space)
+    free, whole = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     if space.f_flag & os.ST_RDONLY:
         yield NodeProblem(f"{place} is mounted read-only, and {what}: choose another directory (--log-dir, TMPDIR)")
     elif free < MIN_DISK_BYTES:
         yield NodeProblem(
-            f"the disk of {place} has {format_bytes(free)} free of {format_bytes(_all_bytes(space))}, and {what}: "
+            f"the disk of {place} has {format_bytes(free)} free of {format_bytes(whole)}, and {what}: "
             "make room, or choose another directory (--log-dir, TMPDIR)"
         )
     # A file system that creates inodes on demand, such as btrfs, reports a total of 0.
@@ -146,31 +151,14 @@ def _disk(place: Path, what: str, space: os.statvfs_result) -> Iterator[NodeProb
         )
 
 
-def _existing(wanted: str) -> Path:
-    """The directory, or its nearest existing ancestor, in which it will be created."""
-    place = Path(os.path.abspath(wanted))
-    return next((here for here in (place, *place.parents) if os.path.exists(here)), Path("/"))
-
-
-def _open_files(machine: LimitSources) -> Iterator[NodeProblem]:
-    limit = machine.limit()
-    if limit is not None and limit < MIN_OPEN_FILES:
-        yield NodeProblem(
-            f"a process may have {limit} files open: data loaders and many ranks need more than {MIN_OPEN_FILES}; "
-            "raise it with `ulimit -n 65536` (Docker: --ulimit nofile=65536)"
-        )
-
-
 def _processes(workers: int, machine: LimitSources) -> Iterator[NodeProblem]:
     """The group with the fewest processes left: this process's own, or an ancestor."""
     counts = []
-    for group in [
-        *cgroup_directories(machine.proc, "cgroup2", ""),
-        *cgroup_directories(machine.proc, "cgroup", "pids"),
-    ]:
-        used, limit = read_cgroup_number(group / "pids.current"), read_cgroup_number(group / "pids.max")
-        if used is not None and limit is not None:
-            counts.append((limit - used, used, limit))
+    for kind, controller in (("cgroup2", ""), ("cgroup", "pids")):
+        for group in cgroup_directories(machine.proc, kind, controller):
+            used, limit = read_cgroup_number(group / "pids.current"), read_cgroup_number(group / "pids.max")
+            if used is not None and limit is not None:
+                counts.append((limit - used, used, limit))
     if counts and min(counts)[0] < workers * PIDS_PER_WORKER:
         _, used, limit = min(counts)
         yield NodeProblem(
@@ -180,14 +168,6 @@ def _processes(workers: int, machine: LimitSources) -> Iterator[NodeProblem]:
         )
 
 
-def _soft_limit(which: int) -> int | None:
-    soft, _ = resource.getrlimit(which)
+def _open_files_limit() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _free_bytes(space: os.statvfs_result) -> int:
-    return space.f_bavail * space.f_frsize
-
-
-def _all_bytes(space: os.statvfs_result) -> int:
-    return space.f_blocks * space.f_frsize

@@ -71,19 +71,26 @@ def cpus_for_rank(
         return machine.socket_cpus(node)
     neighbours = [index for index, gpu in enumerate(gpus) if machine.node_of(gpu) == node]
     place = neighbours.index(local_rank)
-    if mode == "exclusive":
-        cores = machine.grouped(cpus, machine.core_of)
-        if len(cores) < len(neighbours):
-            raise machine.error(
-                f"NUMA node {node} has {len(cores)} usable physical cores for {len(neighbours)} GPUs",
-                "use --numa-binding=node, which lets workers share cores",
-            )
-        each, extra = divmod(len(cores), len(neighbours))
-        start = place * each + min(place, extra)
-        mine = cores[start : start + each + (1 if place < extra else 0)]
-        return frozenset().union(*mine)
-    caches = sorted(machine.grouped(cpus, machine.cache_of), key=len, reverse=True)
-    return caches[place % len(caches)]
+    if mode == "core-complex":
+        caches = sorted(_grouped(cpus, machine.cache_of), key=len, reverse=True)
+        return caches[place % len(caches)]
+    cores = _grouped(cpus, machine.core_of)
+    if len(cores) < len(neighbours):
+        raise machine.error(
+            f"NUMA node {node} has {len(cores)} usable physical cores for {len(neighbours)} GPUs",
+            "use --numa-binding=node, which lets workers share cores",
+        )
+    each, extra = divmod(len(cores), len(neighbours))
+    start = place * each + min(place, extra)
+    return frozenset().union(*cores[start : start + each + (place < extra)])
+
+
+def _grouped(cpus: Iterable[int], name_of: Callable[[int], int]) -> list[frozenset[int]]:
+    """The CPUs grouped by the id that `name_of` returns, in the order of the ids."""
+    groups: dict[int, set[int]] = {}
+    for cpu in cpus:
+        groups.setdefault(name_of(cpu), set()).add(cpu)
+    return [frozenset(groups[name]) for name in sorted(groups)]
 
 
 class _Machine:
@@ -142,14 +149,6 @@ class _Machine:
         if not levels:
             raise self._unknown(root, "no data cache is listed")
         return min(self._read(levels[max(levels)] / "shared_cpu_list", parse_ranges))
-
-    @staticmethod
-    def grouped(cpus: Iterable[int], name_of: Callable[[int], int]) -> list[frozenset[int]]:
-        """The CPUs grouped by the id that `name_of` returns, in the order of the ids."""
-        groups: dict[int, set[int]] = {}
-        for cpu in cpus:
-            groups.setdefault(name_of(cpu), set()).add(cpu)
-        return [frozenset(groups[name]) for name in sorted(groups)]
 
 
 def parse_ranges(text: str) -> frozenset[int]:
