@@ -149,8 +149,7 @@ def read_outcome(response: Any) -> TxnResult:
 
 def write_watch(api: Api, range: Range, revision: int) -> Any:
     """The WatchRequest for the changes of a range from a revision on."""
-    create = api.message("WatchCreateRequest")(**_bounds(range), start_revision=revision)
-    return api.message("WatchRequest")(create_request=create)
+    return api.message("WatchRequest")(create_request={**_bounds(range), "start_revision": revision})
 
 
 def read_changes(events: Sequence[Any]) -> list[Change]:
@@ -158,29 +157,30 @@ def read_changes(events: Sequence[Any]) -> list[Change]:
 
 
 def _write_condition(api: Api, condition: Absent | CreateRevisionIs | ModRevisionIs | LeaseIs) -> Any:
-    compare = api.message("Compare")
-    if isinstance(condition, Absent):
-        # A key that does not exist counts as created at 0, and so does a range without any.
-        bounds = _bounds(condition.range)
-        return compare(**bounds, target=compare.CREATE, result=compare.EQUAL, create_revision=0)
-    key = _bytes(condition.key)
-    if isinstance(condition, LeaseIs):
-        return compare(key=key, target=compare.LEASE, result=compare.EQUAL, lease=condition.lease)
-    if isinstance(condition, CreateRevisionIs):
-        return compare(key=key, target=compare.CREATE, result=compare.EQUAL, create_revision=condition.revision)
-    return compare(key=key, target=compare.MOD, result=compare.EQUAL, mod_revision=condition.revision)
+    compare = functools.partial(api.message("Compare"), result="EQUAL")
+    match condition:
+        case Absent(range):
+            # A key that does not exist counts as created at 0, and so does a range without any.
+            return compare(**_bounds(range), target="CREATE", create_revision=0)
+        case CreateRevisionIs(key, revision):
+            return compare(key=key.encode(), target="CREATE", create_revision=revision)
+        case ModRevisionIs(key, revision):
+            return compare(key=key.encode(), target="MOD", mod_revision=revision)
+        case LeaseIs(key, lease):
+            return compare(key=key.encode(), target="LEASE", lease=lease)
 
 
 def _write_operation(api: Api, operation: Get | Put | Delete | Txn) -> Any:
     wrap = api.message("RequestOp")
-    if isinstance(operation, Get):
-        return wrap(request_range=api.message("RangeRequest")(**_bounds(operation.range)))
-    if isinstance(operation, Delete):
-        return wrap(request_delete_range=api.message("DeleteRangeRequest")(**_bounds(operation.range)))
-    if isinstance(operation, Put):
-        key, value, lease = operation
-        return wrap(request_put=api.message("PutRequest")(key=_bytes(key), value=value, lease=lease))
-    return wrap(request_txn=write_txn(api, operation))
+    match operation:
+        case Get(range):
+            return wrap(request_range=_bounds(range))
+        case Delete(range):
+            return wrap(request_delete_range=_bounds(range))
+        case Put(key, value, lease):
+            return wrap(request_put={"key": key.encode(), "value": value, "lease": lease})
+        case Txn():
+            return wrap(request_txn=write_txn(api, operation))
 
 
 def _found(response: Any) -> Iterator[KeyValue]:
@@ -193,7 +193,7 @@ def _found(response: Any) -> Iterator[KeyValue]:
 
 
 def _bounds(range: Range) -> dict[str, bytes]:
-    key = _bytes(range.key)
+    key = range.key.encode()
     if not range.prefix:
         return {"key": key}
     if not key:
@@ -204,10 +204,6 @@ def _bounds(range: Range) -> dict[str, bytes]:
 
 def _key_value(kv: Any) -> KeyValue:
     return KeyValue(_text(kv.key), kv.value, kv.create_revision, kv.mod_revision, kv.lease)
-
-
-def _bytes(key: str) -> bytes:
-    return key.encode()
 
 
 def _text(key: bytes) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from dlrover_run.etcd import codec, tls_probe
+from dlrover_run.etcd import codec
 from dlrover_run.etcd.codec import Method
 from dlrover_run.etcd.errors import (
     AuthNotEnabled,
@@ -50,6 +51,15 @@ _OPTIONS = {
 RESOLVE_SHARE = 0.5
 """The share of a call's timeout for resolving a name. After that the name's previous addresses are used; without any
 the call fails, and the next call waits for the same answer."""
+
+PROBE_TIMEOUT = 3.0
+"""Seconds for one probe of whether a server uses TLS."""
+
+_SETTINGS = 4
+"""The type of the first frame that each side of an HTTP/2 connection sends."""
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
+_FRAME_HEADER = 9
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -230,9 +240,9 @@ class EtcdConnection:
             address, *_ = await self._names.find(*endpoint, CALL_TIMEOUT)
         except EndpointFailed:
             return failed
-        if self.spec.tls is None and await tls_probe.answers_with_tls(address):
+        if self.spec.tls is None and await _answers_with_tls(address):
             return connection_failed(ConnectionProblem.TLS, self.spec)
-        if self.spec.tls is not None and await tls_probe.answers_without_tls(address):
+        if self.spec.tls is not None and await _answers_without_tls(address):
             return connection_failed(ConnectionProblem.NO_TLS, self.spec)
         return failed
 
@@ -282,3 +292,38 @@ class EtcdConnection:
 
 def _metadata(token: str) -> Metadata:
     return (("token", token),) if token else ()
+
+
+# Whether a server uses TLS is probed where it closes each connection, as etcd does if only one side uses TLS. Only the
+# beginning of a connection is sent, so no certificate is checked.
+
+
+async def _answers_with_tls(address: Address) -> bool:
+    """Whether the server takes part in a TLS handshake, even if it then demands a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT):
+            _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
+    writer.transport.abort()
+    return True
+
+
+async def _answers_without_tls(address: Address) -> bool:
+    """Whether the server answers in HTTP/2, which gRPC uses, without TLS."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            try:
+                writer.write(_PREFACE)
+                header = await reader.readexactly(_FRAME_HEADER)
+            finally:
+                writer.transport.abort()
+    except (OSError, EOFError):
+        return False
+    return header[3] == _SETTINGS

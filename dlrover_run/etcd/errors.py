@@ -21,15 +21,18 @@ _CLAUSES = {
 }
 """The clauses for those of etcd's error messages that another member, or the same one later, may not return."""
 
-_TLS_SETTINGS = frozenset(
-    {
-        ConnectionProblem.UNTRUSTED,
-        ConnectionProblem.OTHER_NAME,
-        ConnectionProblem.NO_TLS,
-        ConnectionProblem.TLS,
-        ConnectionProblem.REJECTED,
-        ConnectionProblem.BAD_TLS_FILES,
-    }
+_LIMITS = {
+    "too large": " Start etcd with a greater --max-request-bytes.",
+    "too many operations": " Start etcd with a greater --max-txn-ops.",
+}
+
+_TLS_SETTINGS = (
+    ConnectionProblem.UNTRUSTED,
+    ConnectionProblem.OTHER_NAME,
+    ConnectionProblem.NO_TLS,
+    ConnectionProblem.TLS,
+    ConnectionProblem.REJECTED,
+    ConnectionProblem.BAD_TLS_FILES,
 )
 """Problems that only a change of settings solves."""
 
@@ -75,8 +78,16 @@ def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
     if "permission denied" in details:
         # etcd 3.5.1 also returns this for a watch with an unknown token, or without one.
         return LoginRequired(EtcdMisconfigured(_not_permitted(spec)))
+    if "invalid user ID or password" in details and not spec.password:
+        return EtcdMisconfigured(
+            f"etcd demands a password of the user {spec.user!r}: put it into DLROVER_ETCD_PASSWORD, or its file into "
+            "password_file=PATH in --rdzv-conf."
+        )
     if "invalid user ID or password" in details:
-        return EtcdMisconfigured(_wrong_password(spec))
+        return EtcdMisconfigured(
+            f"etcd knows no user {spec.user!r} with the password that was given: check user=NAME in --rdzv-conf, and "
+            "DLROVER_ETCD_PASSWORD or password_file=PATH."
+        )
     if "authentication is not enabled" in details:
         return AuthNotEnabled()
     if "requested lease not found" in details:
@@ -84,7 +95,8 @@ def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
     if "has been compacted" in details:
         return Compacted()
     if code == "INVALID_ARGUMENT":
-        return RequestRejected(f"etcd rejects the request: {grpc_errors.last_error(details)}.{_limit(details)}")
+        remedy = next((text for fragment, text in _LIMITS.items() if fragment in details), "")
+        return RequestRejected(f"etcd rejects the request: {grpc_errors.last_error(details)}.{remedy}")
     if code == "UNIMPLEMENTED":
         return EndpointFailed(f"{ETCD.missing} v3")
     if problem := grpc_errors.classify(details):
@@ -139,18 +151,6 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _wrong_password(spec: EtcdSpec) -> str:
-    if not spec.password:
-        return (
-            f"etcd demands a password of the user {spec.user!r}: put it into DLROVER_ETCD_PASSWORD, or its file into "
-            "password_file=PATH in --rdzv-conf."
-        )
-    return (
-        f"etcd knows no user {spec.user!r} with the password that was given: check user=NAME in --rdzv-conf, and "
-        "DLROVER_ETCD_PASSWORD or password_file=PATH."
-    )
-
-
 def _not_permitted(spec: EtcdSpec) -> str:
     if not spec.user and not (spec.tls and spec.tls.cert):
         return _NO_USER
@@ -159,11 +159,3 @@ def _not_permitted(spec: EtcdSpec) -> str:
         f"{user} may not read and write below {spec.prefix}/ in etcd: grant that to a role of the user with `etcdctl "
         f"role grant-permission --prefix ROLE readwrite {spec.prefix}/`, or give another prefix=PATH in --rdzv-conf."
     )
-
-
-def _limit(details: str) -> str:
-    if "too large" in details:
-        return " Start etcd with a greater --max-request-bytes."
-    if "too many operations" in details:
-        return " Start etcd with a greater --max-txn-ops."
-    return ""

@@ -134,7 +134,6 @@ class Watch(Protocol):
         It continues by itself on another member where it stopped. Raises EtcdUnavailable, EtcdMisconfigured, and
         Compacted if missed changes are no longer kept.
         """
-        ...
 
 
 class KeyValueStore(Protocol):
@@ -142,22 +141,18 @@ class KeyValueStore(Protocol):
 
     async def grant(self, seconds: int) -> int:
         """A new lease, which expires unless it is renewed within that many seconds."""
-        ...
 
     async def renew(self, lease: int) -> bool:
         """Restart a lease's time to live; False if it has expired."""
-        ...
 
     async def revoke(self, lease: int) -> None:
         """End a lease and delete all keys attached to it. An expired lease is no error."""
-        ...
 
     async def commit(self, txn: Txn) -> TxnResult:
         """Apply a transaction: all of it or nothing. Raises LeaseExpired if the lease of a `Put` has expired.
 
         It may be applied twice if a member dies before it has answered, so it must be idempotent.
         """
-        ...
 
     def watch(self, ranges: Sequence[Range]) -> AbstractAsyncContextManager[Watch]:
         """Watch these ranges from now on. The caller then reads the current values: no change after the revision of
@@ -166,6 +161,5 @@ class KeyValueStore(Protocol):
         Reading first would be slower: etcd sets aside a watch that begins in the past, and serves those only every 100
         ms.
         """
-        ...
 
     async def close(self) -> None: ...
