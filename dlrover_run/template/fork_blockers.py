@@ -21,25 +21,17 @@ SETTLING_FORKS = 3
 thread that has just ended may be listed for a moment longer."""
 
 
-def thread_names(proc: str = "/proc") -> list[str]:
+def thread_names() -> list[str]:
     """The kernel's names of this process's threads except the main thread."""
     names = []
-    for task in os.listdir(f"{proc}/self/task"):
+    for task in os.listdir("/proc/self/task"):
         if int(task) != os.getpid():
             try:
-                with open(f"{proc}/self/task/{task}/comm") as name:
+                with open(f"/proc/self/task/{task}/comm") as name:
                     names.append(name.read().strip())
             except OSError:
                 continue
     return names
-
-
-def trial_fork() -> None:
-    """Fork a child that does nothing, so that libraries that stop their threads before a fork stop them now."""
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
 
 
 def persistent_threads() -> list[str]:
@@ -47,7 +39,11 @@ def persistent_threads() -> list[str]:
     for _ in range(SETTLING_FORKS):
         if not thread_names():
             return []
-        trial_fork()
+        # Libraries that stop their threads before a fork stop them now.
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
     left = thread_names()
     threading = sys.modules.get("threading")
     if left and threading is not None:
@@ -56,9 +52,9 @@ def persistent_threads() -> list[str]:
     return left
 
 
-def child_processes(proc: str = "/proc") -> list[int]:
+def child_processes() -> list[int]:
     try:
-        with open(f"{proc}/self/task/{os.getpid()}/children") as children:
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
             return [int(child) for child in children.read().split()]
     except OSError:
         return []
@@ -82,14 +78,13 @@ def descriptor_blocker(descriptors: dict[int, tuple[str, int]]) -> str | None:
     return None
 
 
-def open_descriptors(ours: Collection[int], proc: str = "/proc") -> dict[int, tuple[str, int]]:
+def open_descriptors(ours: Collection[int]) -> dict[int, tuple[str, int]]:
     """The descriptors of this process except the standard three and `ours`."""
     found = {}
-    for entry in os.listdir(f"{proc}/self/fd"):
-        fd = int(entry)
+    for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2 and fd not in ours:
             try:
-                found[fd] = (os.readlink(f"{proc}/self/fd/{fd}"), os.fstat(fd).st_mode)
+                found[fd] = (os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_mode)
             except OSError:
                 continue
     return found

@@ -8,11 +8,12 @@ preloaded; own modules are parsed for the modules that they import.
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
-from typing import Any
+from typing import Any, NamedTuple
 
 SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
@@ -23,16 +24,15 @@ MAX_OWN_FILES = 2000
 MAX_SOURCE_BYTES = 4_000_000
 
 
-class ImportRoots:
+class ImportRoots(NamedTuple):
     """The directories of modules: `shared` ones, and the user's `own`, both in the order of sys.path.
 
     `ours` are the launcher's own directories, which are shared wherever they are.
     """
 
-    def __init__(self, shared: Sequence[str], own: Sequence[str], ours: Sequence[str] = ()) -> None:
-        self.shared = tuple(shared)
-        self.own = tuple(own)
-        self.ours = tuple(ours)
+    shared: Sequence[str] = ()
+    own: Sequence[str] = ()
+    ours: Sequence[str] = ()
 
     def is_shared(self, path: str) -> bool:
         """Whether a file is shared: the deepest directory that contains it decides.
@@ -63,10 +63,10 @@ def find_import_roots(
         inside = entry in (archive, stdlib) or entry.startswith(stdlib + "/")
         return base in SITE_DIRECTORIES or inside or _depth(entry, ours) >= 0
 
-    common = [entry for entry in search_path if shared(entry)]
-    own = [entry for entry in search_path if not shared(entry)]
+    common = tuple(entry for entry in search_path if shared(entry))
+    own = tuple(entry for entry in search_path if not shared(entry))
     if script_directory is not None and script_directory not in common:
-        own.insert(0, script_directory)
+        own = (script_directory, *own)
     return ImportRoots(common, own, ours)
 
 
@@ -75,31 +75,20 @@ def resolve(name: str, search_path: Sequence[str], finders: Sequence[Any] = ()) 
 
     `finders` are tried first for the top-level name, as is the finder of an editable install.
     """
-    spec: ModuleSpec | None = None
-    parts = name.split(".")
-    for depth in range(len(parts)):
-        full = ".".join(parts[: depth + 1])
-        try:
-            if depth == 0:
-                spec = _top_level(full, search_path, finders)
-            else:
-                assert spec is not None
-                inside = spec.submodule_search_locations
-                spec = PathFinder.find_spec(full, list(inside)) if inside is not None else None
-        except Exception:
-            return None
-        if spec is None:
-            return None
-    return spec
-
-
-def _top_level(name: str, search_path: Sequence[str], finders: Sequence[Any]) -> ModuleSpec | None:
-    for finder in finders:
-        found: ModuleSpec | None = finder.find_spec(name, None, None)
-        if found is not None:
-            return found
-    inside = BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name)
-    return inside or PathFinder.find_spec(name, list(search_path))
+    try:
+        parent, _, _ = name.rpartition(".")
+        if parent:
+            package = resolve(parent, search_path, finders)
+            inside = package.submodule_search_locations if package is not None else None
+            return PathFinder.find_spec(name, list(inside)) if inside is not None else None
+        for finder in finders:
+            found: ModuleSpec | None = finder.find_spec(name, None, None)
+            if found is not None:
+                return found
+        builtin = BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name)
+        return builtin or PathFinder.find_spec(name, list(search_path))
+    except Exception:
+        return None
 
 
 def origin_of(spec: ModuleSpec) -> str | None:
@@ -147,8 +136,11 @@ class Scan:
         if path in self._seen or len(self._seen) >= MAX_OWN_FILES:
             return
         self._seen.add(path)
-        tree = _parsed(path)
-        if tree is None:
+        try:
+            with open(path, "rb") as source:
+                text = source.read(MAX_SOURCE_BYTES + 1)
+            tree = ast.parse(text, path) if len(text) <= MAX_SOURCE_BYTES else ast.Module([], [])
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             return
         for node in executed_statements(tree.body, entry):
             if self.stopped_at is not None:
@@ -165,9 +157,7 @@ class Scan:
 
     def module(self, name: str) -> None:
         """Add a shared module, or parse one of the user's own."""
-        parts = name.split(".")
-        for depth in range(len(parts)):
-            full = ".".join(parts[: depth + 1])
+        for full in itertools.accumulate(name.split("."), lambda package, part: f"{package}.{part}"):
             spec = resolve(full, self.search_path, self.finders)
             if spec is None:
                 return
@@ -289,12 +279,3 @@ def _absolute(node: ast.ImportFrom, package: str) -> str | None:
         return None
     kept = parts[: len(parts) - node.level + 1]
     return ".".join([*kept, node.module] if node.module else kept)
-
-
-def _parsed(path: str) -> ast.Module | None:
-    try:
-        with open(path, "rb") as source:
-            text = source.read(MAX_SOURCE_BYTES + 1)
-        return ast.parse(text, path) if len(text) <= MAX_SOURCE_BYTES else None
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None

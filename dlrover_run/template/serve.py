@@ -62,7 +62,7 @@ class Server:
         self._learns = True
         self._worker_path: list[str] = []
         self._finders: list[Any] = []
-        self._where = ImportRoots((), ())
+        self._where = ImportRoots()
         self.unsafe: str | None = None
 
     def answer(self, request: dict[str, Any], received: Sequence[int]) -> dict[str, Any] | Worker:
@@ -79,9 +79,8 @@ class Server:
             directory = os.getcwd()
         elif kind == "script" and not self._template.safe_path:
             directory = os.path.abspath(target) if os.path.isdir(target) else os.path.dirname(os.path.realpath(target))
-        self._where = find_import_roots(
-            self._search_path, directory, os.path.dirname(os.__file__), request.get("ours", ())
-        )
+        stdlib = os.path.dirname(os.__file__)
+        self._where = find_import_roots(self._search_path, directory, stdlib, request.get("ours", ()))
         self._preloader = preloader = Preloader(self._where, self._search_path, self._startup)
         self._worker_path = [directory, *self._search_path] if directory is not None else self._search_path
         self._finders = [f for f in preloader.gate.finders if not type(f).__module__.startswith("_distutils_hack")]
@@ -121,9 +120,8 @@ class Server:
     def _learn(self) -> dict[str, Any]:
         recorded = dict.fromkeys(name for log in self._logs for name in log.finish())
         self._logs.clear()
-        names = [
-            name for name in recorded if name not in sys.modules and name not in self._unfit and self._can_preload(name)
-        ]
+        known = sys.modules.keys() | self._unfit
+        names = [name for name in recorded if name not in known and self._can_preload(name)]
         notes: list[str] = []
         for _ in range(MAX_TRIAL_IMPORTS):
             if not names:
@@ -131,8 +129,7 @@ class Server:
             reason, module = self._trial_import(names)
             if reason is None:
                 answer = self._import(names)
-                answer["skipped"] = notes + answer["skipped"]
-                return answer
+                return {**answer, "skipped": notes + answer["skipped"]}
             notes.append(f"{module or names[0]}: {reason}")
             self._unfit.add(module)
             names = [name for name in names if module and name != module and not name.startswith(module + ".")]
@@ -309,7 +306,6 @@ def _read(fd: int) -> dict[str, Any]:
 def _packed(answer: dict[str, Any]) -> bytes:
     """The reply as JSON, with its lists halved until it fits into one packet."""
     while len(packed := json.dumps(answer).encode()) > MAX_ANSWER:
-        answer = {
-            key: value[: len(value) // 2] if isinstance(value, (list, str)) else value for key, value in answer.items()
-        }
+        for key, value in answer.items():
+            answer[key] = value[: len(value) // 2] if isinstance(value, (list, str)) else value
     return packed

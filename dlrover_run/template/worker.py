@@ -70,15 +70,11 @@ class TemplateState:
         main = vars(sys.modules["__main__"])
         self.boot_code = boot_code
         self.main_names = {name: main[name] for name in main if name.startswith("__")}
-        self.environment = _initial_environment()
+        with open("/proc/self/environ", "rb") as environ:
+            pairs = [os.fsdecode(entry).partition("=") for entry in environ.read().split(b"\0") if b"=" in entry]
+        self.environment = {name: value for name, _, value in pairs}
         self.safe_path = bool(getattr(sys.flags, "safe_path", False))
         self.python = sys.orig_argv[0]
-
-
-def _initial_environment() -> dict[str, str]:
-    with open("/proc/self/environ", "rb") as environ:
-        pairs = [os.fsdecode(entry).partition("=") for entry in environ.read().split(b"\0") if b"=" in entry]
-    return {name: value for name, _, value in pairs}
 
 
 class Worker:
@@ -108,7 +104,12 @@ class Worker:
         os.chdir(command["cwd"])
         if command["affinity"] is not None:
             os.sched_setaffinity(0, command["affinity"])
-        _replace_environment(apply_env_delta(command["env"], env_delta(self._template.environment, os.environ)))
+        environment = apply_env_delta(command["env"], env_delta(self._template.environment, os.environ))
+        # Through os.environ, so that C's getenv sees the change too.
+        os.environ.clear()
+        os.environ.update(environment)
+        if "TZ" in environment:
+            time.tzset()
         process_title.set_process_title(command["argv_title"], command["env"])
         _renew_per_process_state()
         _renew_streams()
@@ -118,7 +119,10 @@ class Worker:
             sys.path_importer_cache.pop(entry, None)
         importlib.invalidate_caches()
         sys.orig_argv[:] = command["argv_title"]
-        self._clean_main()
+        # The module object stays: libraries, multiprocessing among them, may hold a reference to it.
+        main = vars(sys.modules["__main__"])
+        for name in main.keys() - self._template.main_names.keys():
+            del main[name]
         for name in [name for name in sys.modules if name.partition(".")[0] == OURS]:
             del sys.modules[name]
         if command["start_code"] is not None:
@@ -197,19 +201,13 @@ class Worker:
         if not self._template.safe_path:
             sys.path.insert(0, directory)
 
-    def _clean_main(self) -> None:
-        # The module object stays: libraries, multiprocessing among them, may hold a reference to it.
-        names = vars(sys.modules["__main__"])
-        for name in [name for name in names if name not in self._template.main_names]:
-            del names[name]
-
     def _code(self, path: str, names: dict[str, Any]) -> Any:
         try:
             with open(path, "rb") as file:
                 source = file.read()
         except OSError as error:
-            where = f"{self._template.python}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
-            sys.stderr.write(where)
+            reason = f"[Errno {error.errno}] {error.strerror}"
+            sys.stderr.write(f"{self._template.python}: can't open file {path!r}: {reason}\n")
             raise SystemExit(2) from None
         machinery = importlib.machinery
         compiled = path.endswith(".pyc")
@@ -237,14 +235,6 @@ def _holds_a_program(path: str) -> bool:
             continue
         return True
     return False
-
-
-def _replace_environment(env: Environment) -> None:
-    # Through os.environ, so that C's getenv sees the change too.
-    os.environ.clear()
-    os.environ.update(env)
-    if "TZ" in env:
-        time.tzset()
 
 
 def _renew_per_process_state() -> None:
