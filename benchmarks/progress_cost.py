@@ -66,13 +66,8 @@ class Cost:
 
     def cells(self) -> list[str]:
         """Its row in the table."""
-        low, high = min(self.ratios), max(self.ratios)
-        return [
-            str(self.worker),
-            f"{median(self.ratios):.4f}",
-            f"{low:.4f} - {high:.4f}",
-            f"{1e6 * median(self.seconds):.2f} us",
-        ]
+        spread = f"{min(self.ratios):.4f} - {max(self.ratios):.4f}"
+        return [str(self.worker), f"{median(self.ratios):.4f}", spread, f"{1e6 * median(self.seconds):.2f} us"]
 
 
 def cost_of(worker: int, printed: str) -> Cost:
@@ -80,26 +75,17 @@ def cost_of(worker: int, printed: str) -> Cost:
     times = [float(line.split()[1]) for line in printed.splitlines()]
     groups = zip(times[::4], times[1::4], times[2::4], times[3::4], strict=True)
     pairs = [(first + fourth, second + third) for first, second, third, fourth in groups]
-    return Cost(
-        worker,
-        tuple(reporting / silent for silent, reporting in pairs),
-        tuple((reporting - silent) / (2 * BLOCK) for silent, reporting in pairs),
-    )
+    ratios = tuple(reporting / silent for silent, reporting in pairs)
+    return Cost(worker, ratios, tuple((reporting - silent) / (2 * BLOCK) for silent, reporting in pairs))
 
 
 def measure(workers: int, rate: float, blocks: int) -> tuple[list[Cost], float, int]:
     """The cost of each worker; the processor time of a read of all pages, in seconds; and the steps that were read."""
     pages = ProgressPages(workers)
     arguments = [str(1 / rate), str(BLOCK), str(blocks)]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, *arguments],
-            env={**os.environ, VARIABLE: pages.path(number)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(workers)
-    ]
+    command = [sys.executable, "-c", WORKER, *arguments]
+    environments = ({**os.environ, VARIABLE: pages.path(number)} for number in range(workers))
+    running = [subprocess.Popen(command, env=each, stdout=subprocess.PIPE, text=True) for each in environments]
     reads: list[float] = []
     while any(process.poll() is None for process in running):
         began = time.process_time()

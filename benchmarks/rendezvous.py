@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from core import report
 from core.cases import Benchmark, Options
@@ -56,8 +57,7 @@ ALL = tuple(RIVALS)
 SHRINKING = (OURS.name, ETCD.name)
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """One figure: its title and unit, and the rivals that have it."""
 
     title: str
@@ -171,16 +171,14 @@ def try_once(rival: Rival, nodes: int, turn: int, limit: float, names: Sequence[
     pause, age = drawn.uniform(*PAUSE), drawn.uniform(0, RENEWAL_INTERVAL)
     figures: Figures = {}
     why = ""
-    measurements: dict[tuple[str, ...], Callable[[Run, Rival, int, float], Figures]] = {
-        ("at-once", "first-round-requests"): join_at_once,
-        ("last-joiner", "memory", "cpu", "steady"): partial(join_last, pause=pause),
-    }
-    if rival.shrinks:
-        measurements["death", "next-round-requests"] = partial(lose_one, age=age, elected=False)
-    if rival.elects:
-        measurements["elected-death",] = partial(lose_one, age=age, elected=True)
-    for given, measure in measurements.items():
-        if set(given).isdisjoint(names):
+    measurements: tuple[tuple[bool, set[str], Callable[[Run, Rival, int, float], Figures]], ...] = (
+        (True, {"at-once", "first-round-requests"}, join_at_once),
+        (True, {"last-joiner", "memory", "cpu", "steady"}, partial(join_last, pause=pause)),
+        (rival.shrinks, {"death", "next-round-requests"}, partial(lose_one, age=age, elected=False)),
+        (rival.elects, {"elected-death"}, partial(lose_one, age=age, elected=True)),
+    )
+    for can, given, measure in measurements:
+        if not can or given.isdisjoint(names):
             continue
         try:
             with Run() as run:
@@ -193,8 +191,8 @@ def try_once(rival: Rival, nodes: int, turn: int, limit: float, names: Sequence[
         f"{name} {report.figure((measured.values or {})[''], TABLES[name].unit, limit if measured.unended else None)}"
         for name, measured in figures.items()
     ]
-    outcome = ", ".join([*parts, *([f"lost: {why}"] if why else [])])
-    print(f"{nodes:4} nodes, turn {turn}, {rival.name}: {outcome}", file=sys.stderr, flush=True)
+    outcome = [*parts, f"lost: {why}"] if why else parts
+    print(f"{nodes:4} nodes, turn {turn}, {rival.name}: {', '.join(outcome)}", file=sys.stderr, flush=True)
     return Trial(rival.name, nodes, turn, figures, why)
 
 
@@ -277,8 +275,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
             axes.set_ylim(bottom=0)
         axes.set_xticks(sizes, [str(nodes) for nodes in sizes], fontsize=8)
         axes.minorticks_off()
-        axes.set_xlabel("nodes", fontsize=8)
-        axes.set_ylabel("seconds", fontsize=8)
+        axes.set(xlabel="nodes", ylabel="seconds")
         axes.set_title(textwrap.fill(f"{result.name}: {result.title}", 80), fontsize=7, loc="left")
         axes.legend(fontsize=8)
     drawing.savefig(path, dpi=120)

@@ -14,9 +14,8 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import psutil
@@ -132,8 +131,7 @@ def start_etcd(run: Run) -> Server:
     return Etcd(pid, client)
 
 
-@dataclass(frozen=True)
-class Rival:
+class Rival(NamedTuple):
     """A rendezvous. `shrinks`: the death of a node leads to a new world although no worker has failed. `elects`: one
     of the nodes is elected and decides, and the server counts requests."""
 
@@ -168,15 +166,14 @@ class Job:
         self.server = rival.open(run)
         # torch's nodes would start without the last one if the others took longer to join than a last call.
         least = max(1, nodes - 1) if rival.shrinks else nodes
-        first = 0
+        sizes = crowd_sizes(nodes)
         self._pids = []
-        for number, count in enumerate(crowd_sizes(nodes)):
-            place = map(str, (self.server.address, first, count, nodes, least, interval))
+        for number, count in enumerate(sizes):
+            place = map(str, (self.server.address, sum(sizes[:number]), count, nodes, least, interval))
             run.start([sys.executable, str(WORKERS / "crowd.py"), rival.kind, *place], {"RANK": str(number)})
             self._pids.append(run.launchers[-1].pid)
-            first += count
-        self.last = {len(self._pids) - 1}
-        self.everyone = {*range(len(self._pids))}
+        self.everyone = {*range(len(sizes))}
+        self.last = {len(sizes) - 1}
         self.others = self.everyone - self.last
         self.wait("ready", self.everyone, READY_TIMEOUT)
 
