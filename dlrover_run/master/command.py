@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ipaddress
 import itertools
 import json
 import logging
@@ -245,7 +244,10 @@ async def _serve(options: Options) -> int:
 
     if options.parent_pipe_fd >= 0:
         ends.watch_pipe(options.parent_pipe_fd, lambda: end("the process that started it has ended"))
-    _raise_file_limit()
+    # Each node takes a descriptor, and the usual limit of 1024 is lower than allowed.
+    _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
     idle_shutdown = IdleShutdown(options.idle_timeout, end)
     log_to_launcher = partial(_write_line, options.report_fd)
     with contextlib.suppress(OSError):
@@ -259,7 +261,13 @@ async def _serve(options: Options) -> int:
     try:
         port = await server.start(options.address, tls)
     except OSError as error:
-        raise OSError(_bind_problem(options, addresses, error)) from None
+        # The kernel's reason, because gRPC gives none.
+        errors = filter(None, map(bind_error, reversed(addresses)))
+        reason = next((found.strerror or str(found) for found in errors), str(error))
+        raise OSError(
+            f"--listen {options.address!r}: cannot listen there ({reason}); give an address of this machine that is "
+            "free"
+        ) from None
     log(f"listens on {join_address(options.host, port)}")
     web = None
     if options.web is not None:
@@ -272,7 +280,7 @@ async def _serve(options: Options) -> int:
             log_to_launcher(f"warning: {error}")
     for sentence in options.warnings:
         log(f"warning: {sentence}")
-    if not options.token and tls is None and not _all_loopback(addresses):
+    if not options.token and tls is None and not all(address.loopback for address in addresses):
         log(
             "warning: any client that reaches this address can join a job, because neither a token nor TLS is set "
             "(set DLROVER_RDZV_TOKEN on the master and on every node)"
@@ -324,24 +332,15 @@ def _server_credentials(grpc: Any, files: TlsSpec) -> Any:
     return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
 
 
-def _addresses(options: Options) -> list[tuple[Any, ...]]:
+def _addresses(options: Options) -> list[Address]:
+    """The addresses of `--listen`. Raises OSError."""
     try:
-        return socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise OSError(
             f"--listen {options.address!r}: {options.host} is no address of this machine ({error.strerror})"
         ) from None
-
-
-def _all_loopback(addresses: Sequence[tuple[Any, ...]]) -> bool:
-    return all(ipaddress.ip_address(address[4][0].partition("%")[0]).is_loopback for address in addresses)
-
-
-def _bind_problem(options: Options, addresses: Sequence[tuple[Any, ...]], error: OSError) -> str:
-    """Why the master cannot listen: the kernel's reason, because gRPC gives none."""
-    errors = [bind_error(Address(family, place[0], place[1])) for family, _, _, _, place in addresses]
-    reason = next((found.strerror or str(found) for found in reversed(errors) if found is not None), str(error))
-    return f"--listen {options.address!r}: cannot listen there ({reason}); give an address of this machine that is free"
+    return [Address(family, str(place[0]), int(place[1])) for family, _, _, _, place in found]
 
 
 def _send_ready(fd: int, message: dict[str, Any]) -> None:
@@ -350,10 +349,3 @@ def _send_ready(fd: int, message: dict[str, Any]) -> None:
         os.write(fd, json.dumps(message).encode() + b"\n")
     with contextlib.suppress(OSError):
         os.close(fd)
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit on descriptors: each node takes one, and the usual limit of 1024 is lower than allowed."""
-    _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))

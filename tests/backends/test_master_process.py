@@ -421,9 +421,9 @@ def test_a_token_comes_in_by_no_argument_and_never_out(way: str, tmp_path: Path)
 
 def test_an_open_address_is_distinguished_from_a_local_one() -> None:
     for host in ("127.0.0.1", "localhost", "127.0.0.2"):
-        assert command._all_loopback(command._addresses(Options(host, 0)))
+        assert all(address.loopback for address in command._addresses(Options(host, 0)))
     for host in ("0.0.0.0", "192.0.2.1"):
-        assert not command._all_loopback(command._addresses(Options(host, 0)))
+        assert not all(address.loopback for address in command._addresses(Options(host, 0)))
 
 
 def test_a_master_that_was_killed_has_a_successor_in_the_same_round(tmp_path: Path) -> None:
