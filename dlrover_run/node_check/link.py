@@ -64,6 +64,10 @@ class LinkProblem(Exception):
     """The link could not be tested, or failed; the message is a clause."""
 
 
+class WrongData(LinkProblem):
+    """The received data is not the data that was sent."""
+
+
 class Stores:
     """The stores that this process hosts until it ends, one for each port.
 
@@ -142,10 +146,6 @@ def measure_link(accelerator: Accelerator, request: Link, stores: Stores, give_u
             raise
     finally:
         timer.cancel()
-
-
-class WrongData(LinkProblem):
-    """The received data is not the data that was sent."""
 
 
 def _start_timer(seconds: float, act: Callable[[], None]) -> threading.Timer:

@@ -44,7 +44,9 @@ class Tasks:
         """Carry out a request and reply. After some failures the process ends itself with the reply."""
         if self._accelerator is None:
             try:
-                self._accelerator = find_accelerator(*_device_share())
+                alone = os.environ.get(OWN_DEVICE) == "1"
+                local_rank, workers = (0, 1) if alone else (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"])
+                self._accelerator = find_accelerator(int(local_rank), int(workers))
             except Exception as error:
                 self._replies.send(failed(request, f"no device could be used: {first_line(error)}"))
                 return
@@ -77,10 +79,3 @@ class Tasks:
             self._replies.send(failed(request, str(error) if isinstance(error, LinkProblem) else first_line(error)))
         else:
             self._replies.send({"done": "link", "name": request.name, "gigabytes": gigabytes})
-
-
-def _device_share() -> tuple[int, int]:
-    """The index of this process among the local ranks that see the same devices, and their number."""
-    if os.environ.get(OWN_DEVICE) == "1":
-        return 0, 1
-    return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

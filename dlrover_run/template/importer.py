@@ -116,18 +116,20 @@ class Preloader:
 
     def worker_path(self) -> list[str]:
         """A worker's sys.path after the script's directory: the original entries and those that libraries added."""
-        added = [entry for entry in sys.path if entry not in self.where.shared]
-        first = sys.path.index(self.where.shared[0]) if self.where.shared and self.where.shared[0] in sys.path else 0
-        front = [entry for entry in added if sys.path.index(entry) < first]
-        return [*front, *self._search_path, *(entry for entry in added if entry not in front)]
+        shared = self.where.shared
+        return _with_added(sys.path, self._search_path, shared, next(iter(shared), None))
 
     def worker_finders(self) -> list[Any]:
         """A worker's sys.meta_path: the original finders, and those that libraries added, before or after them."""
-        known: list[Any] = [*self._original_finders, self.gate, self.missed]
-        added = [finder for finder in sys.meta_path if finder not in known]
-        first = sys.meta_path.index(self.gate) if self.gate in sys.meta_path else 0
-        front = [finder for finder in added if sys.meta_path.index(finder) < first]
-        return [*front, *self._original_finders, *(finder for finder in added if finder not in front)]
+        known = [*self._original_finders, self.gate, self.missed]
+        return _with_added(sys.meta_path, self._original_finders, known, self.gate)
+
+
+def _with_added(current: Sequence[Any], original: Sequence[Any], known: Sequence[Any], first: Any) -> list[Any]:
+    """The original entries, and around them those that libraries added before and after the entry `first`."""
+    at = current.index(first) if first in current else 0
+    before, after = ([entry for entry in part if entry not in known] for part in (current[:at], current[at:]))
+    return [*before, *original, *after]
 
 
 def import_modules(
@@ -141,8 +143,7 @@ def import_modules(
     imported: list[str] = []
     skipped: list[str] = []
     for name in names:
-        problem = load(name)
-        if problem is None:
+        if (problem := load(name)) is None:
             imported.append(name)
         else:
             skipped.append(problem)

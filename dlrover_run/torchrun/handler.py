@@ -132,9 +132,8 @@ class DlroverRendezvous(RendezvousHandler):
         shown = ""
 
         def is_decided(view: NodeSnapshot) -> bool:
-            if view.problem is not None or view.assignment.phase in OVER:
-                return True
-            return view.ranks is not None and (tried is None or view.ranks.key != tried.key)
+            has_ranks = view.ranks is not None and (tried is None or view.ranks.key != tried.key)
+            return has_ranks or view.problem is not None or view.assignment.phase in OVER
 
         def has_changed(view: NodeSnapshot) -> bool:
             waiting = view.assignment.waiting
@@ -154,15 +153,10 @@ class DlroverRendezvous(RendezvousHandler):
             raise RendezvousClosedError(f"the job has finished: {view.assignment.reason}")
         if view.problem is not None:
             raise RendezvousConnectionError(view.problem)
-        assert view.ranks is not None, "is_decided was true for it"
-        _log.info(
-            "round %d, node rank %d of %d: %s",
-            view.ranks.round,
-            view.ranks.node_rank,
-            view.ranks.nodes,
-            view.assignment.reason,
-        )
-        return view.ranks
+        ranks = view.ranks
+        assert ranks is not None, "is_decided was true for it"
+        _log.info("round %d, node rank %d of %d: %s", ranks.round, ranks.node_rank, ranks.nodes, view.assignment.reason)
+        return ranks
 
     def _join_store(self, ranks: RankAssignment, deadline: float) -> RoundStore | None:
         """The store of that round once all its nodes are connected; None if the round did not begin."""

@@ -165,14 +165,13 @@ class NodeThread:
                     if self._leaving:
                         client.report(node_state.report(self._worker_state.phase, self._worker_state.failure))
                         return
-                    worker_state = self._worker_state
+                    workers = self._worker_state
                     node_state.accept(client.assignment)
-                    is_current = worker_state.round is not None and worker_state.round == node_state.round
-                    # The workers of an earlier round may still be ending; their state does not matter any more.
-                    phase, failure = (
-                        (worker_state.phase, worker_state.failure) if is_current else (NodePhase.WAITING, None)
-                    )
-                    client.report(node_state.report(phase, failure, progressed=phase is NodePhase.SUCCEEDED))
+                    if workers.round != node_state.round:
+                        # The workers of an earlier round may still be ending; their state does not matter any more.
+                        workers = _WorkerState()
+                    succeeded = workers.phase is NodePhase.SUCCEEDED
+                    client.report(node_state.report(workers.phase, workers.failure, progressed=succeeded))
                     health, problem = HealthAssignment.get(client.assignment.policy).health, client.problem
                     if problem is None and health is not None and health.dismissed:
                         problem = f"the node check dismissed this node: {health.reason}"

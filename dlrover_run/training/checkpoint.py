@@ -13,8 +13,7 @@ import logging
 import os
 import pickle
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -122,11 +121,14 @@ class CheckpointDirectory:
             return self._save(step, state)
 
     def _save(self, step: int, state: object) -> Path:
-        self._make_directory()
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            self._files.sync_directory(path.parent)
         # Only a save that was killed leaves a temporary file, because there is one writer, this process.
         for left_over in self.path.glob(_TEMPORARY):
             self._files.remove(left_over)
-        target = self.path / f"step-{step:012d}.pt"
+        target = self._file_of(step)
         temporary = self.path / f".{target.name}.{os.getpid()}.tmp"
         try:
             with self._files.create(temporary) as file:
@@ -139,7 +141,9 @@ class CheckpointDirectory:
             self._files.remove(temporary)
             raise
         self._files.sync_directory(self.path)
-        _write_mark(step)
+        if mark := os.environ.get(MARK_VARIABLE):
+            with suppress(OSError):
+                Path(mark).write_text(f"{step}\n")
         # Files of later steps are not counted: they are damaged, or of a run that this one was deliberately reset from.
         older = [number for number in self.steps() if number <= step]
         for number in older[: -self.keep]:
@@ -148,7 +152,8 @@ class CheckpointDirectory:
 
     def steps(self) -> list[int]:
         """The steps with a file, damaged or not, in ascending order; empty if the directory does not exist."""
-        return sorted(self._numbered())
+        names = os.listdir(self.path) if self.path.is_dir() else []
+        return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
     def load_latest(self, map_location: str | torch.device = "cpu") -> Checkpoint | None:
         """The newest checkpoint that is not damaged, or None. Each damaged one before it is logged as a warning.
@@ -158,7 +163,7 @@ class CheckpointDirectory:
         """
         tried: set[int] = set()
         # The directory is listed again each time: a file disappears only if a newer one has been saved meanwhile.
-        while left := set(self._numbered()) - tried:
+        while left := set(self.steps()) - tried:
             step = max(left)
             tried.add(step)
             path = self._file_of(step)
@@ -170,46 +175,20 @@ class CheckpointDirectory:
                 logger.warning("Skip damaged checkpoint %s: %s; trying the next older one", path, error)
         return None
 
-    def _numbered(self) -> Iterator[int]:
-        if not self.path.is_dir():
-            return
-        for name in os.listdir(self.path):
-            if match := _NAME.fullmatch(name):
-                yield int(match[1])
-
     def _file_of(self, step: int) -> Path:
         return self.path / f"step-{step:012d}.pt"
 
-    def _make_directory(self) -> None:
-        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
-        for path in missing:
-            self._files.sync_directory(path.parent)
-
-
-def _write_mark(step: int) -> None:
-    if path := os.environ.get(MARK_VARIABLE):
-        with suppress(OSError), open(path, "wb") as mark:
-            mark.write(b"%d\n" % step)
-
 
 def _load(path: Path, map_location: str | torch.device) -> Any:
-    with _bad_sectors_as_damage(), path.open("rb") as file:
-        _verify(file)
-        file.seek(0)
-        try:
-            return torch.load(file, map_location=map_location, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise ValueError(
-                f"the checkpoint {path} is not damaged but holds more than tensors and plain values: {error}"
-            ) from error
-
-
-@contextmanager
-def _bad_sectors_as_damage() -> Iterator[None]:
-    """Treat a file that the disk cannot read (EIO) as damaged; other errors pass."""
     try:
-        yield
+        with path.open("rb") as file:
+            _verify(file)
+            file.seek(0)
+            return torch.load(file, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"the checkpoint {path} is not damaged but holds more than tensors and plain values: {error}"
+        ) from error
     except OSError as error:
         if error.errno != errno.EIO:
             raise
