@@ -17,6 +17,7 @@ from dlrover_run.cluster_environment.records import (
     Finding,
     Unstarted,
     given,
+    is_count,
     number,
     port_of,
     visible_gpus,
@@ -51,7 +52,7 @@ def lsf_hosts(environ: Mapping[str, str], context: Context) -> tuple[str, list[s
     source = "LSB_MCPU_HOSTS"
     words = environ.get(source, "").split()
     if words:
-        if len(words) % 2 or not all(count.isascii() and count.isdigit() for count in words[1::2]):
+        if len(words) % 2 or not all(map(is_count, words[1::2])):
             raise Contradiction(f"{source} {' '.join(words)[:200]!r} is not pairs of hosts and slots", _GIVE_ALL)
         hosts = [Host(name, int(count)) for name, count in zip(words[::2], words[1::2], strict=True)]
     elif path := given(environ, "LSB_DJOB_HOSTFILE"):

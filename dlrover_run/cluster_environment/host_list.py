@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from dlrover_run.cluster_environment.records import is_count
+
 MAX_HOSTS = 100_000
 """Hosts of the longest list: more than any scheduler allocates, so that a damaged list costs no memory."""
 
@@ -97,7 +99,7 @@ def read_hosts(text: str) -> list[Host]:
             continue
         name, colon, count = words[0].rpartition(":")
         # `fd00::3` is an IPv6 address and has no slots.
-        if (":" in name and not name.endswith("]")) or not (colon and count.isascii() and count.isdigit()):
+        if (":" in name and not name.endswith("]")) or not (colon and is_count(count)):
             name, count = words[0], ""
         if ":" in name and name.startswith("["):
             name = name.removeprefix("[").removesuffix("]")

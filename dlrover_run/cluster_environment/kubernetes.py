@@ -18,6 +18,7 @@ from dlrover_run.cluster_environment.records import (
     Finding,
     Unstarted,
     given,
+    is_count,
     number,
     read_number,
     visible_gpus,
@@ -165,5 +166,4 @@ def _ranked(environ: Mapping[str, str], context: Context) -> Finding:
 def _least(environ: Mapping[str, str], rank: FlagValue) -> int:
     """The lowest number of nodes that the job has, by this pod's rank and by its operator."""
     by_operator = environ.get("PET_NNODES", "").partition(":")[0].strip()
-    known = by_operator.isascii() and by_operator.isdigit() and len(by_operator) < 9
-    return max(int(rank.text) + 1, int(by_operator) if known else 1)
+    return max(int(rank.text) + 1, int(by_operator) if is_count(by_operator) else 1)

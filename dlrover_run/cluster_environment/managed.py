@@ -15,6 +15,7 @@ from dlrover_run.cluster_environment.records import (
     Detected,
     Finding,
     given,
+    is_count,
     number,
     port_of,
     visible_gpus,
@@ -33,7 +34,7 @@ def find_sagemaker(environ: Mapping[str, str], context: Context) -> Finding:
     # By number, since algo-10 comes before algo-2 in the alphabet. Every node must get the same order. The parts of a
     # name alternate between text and digits, beginning with text.
     hosts = sorted(
-        set(names), key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+        set(names), key=lambda name: [int(part) if is_count(part) else part for part in re.split(r"(\d+)", name)]
     )
     own = given(environ, "SM_CURRENT_HOST") or FlagValue("the host name", context.hostname)
     at = host_list.find_host(hosts, own.text)
@@ -87,7 +88,7 @@ def find_vertex(environ: Mapping[str, str], context: Context) -> Finding:
             )
     host, _, port = hosts[0].rpartition(":") if ":" in hosts[0] else (hosts[0], "", "")
     job = given(environ, "CLOUD_ML_JOB_ID")
-    open_port = number(environ, "MASTER_PORT", lowest=1) or (FlagValue(text.source, port) if port.isdecimal() else None)
+    open_port = number(environ, "MASTER_PORT", lowest=1) or (FlagValue(text.source, port) if is_count(port) else None)
     return Detected(
         "vertex",
         f"Vertex AI job {job.text}" if job else "Vertex AI job",

@@ -19,6 +19,7 @@ from dlrover_run.cluster_environment.records import (
     Detected,
     Finding,
     given,
+    is_count,
     number,
     port_of,
     several_launchers,
@@ -83,7 +84,7 @@ def find(environ: Mapping[str, str], context: Context) -> Finding:
         raise several_launchers(problem, nodes, starter.launch, context)
     if starter is _MPI_LAUNCHERS[0] and (each := given(environ, "OMPI_APP_CTX_NUM_PROCS")):
         counts = each.text.split()
-        if not all(count.isascii() and count.isdigit() for count in counts) or sum(map(int, counts)) != nodes:
+        if not all(map(is_count, counts)) or sum(map(int, counts)) != nodes:
             raise Contradiction(f"{size.source} is {nodes}, and {each.source} is {each.text[:100]!r}", remedy)
     if int(rank.text) >= nodes:
         raise Contradiction(f"{rank.source} is {rank.text}, and {size.source} is {nodes}", remedy)

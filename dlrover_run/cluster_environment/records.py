@@ -120,13 +120,17 @@ def positive(environ: Mapping[str, str], *names: str) -> FlagValue | None:
 
 def read_number(value: FlagValue, lowest: int = 0) -> int:
     """The integer that a variable holds. Raises Contradiction."""
-    text = value.text
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and int(text) >= lowest):
+    if not is_count(value.text) or int(value.text) < lowest:
         raise Contradiction(
-            f"{value.source} {text[:100]!r} is not an integer of {lowest} or more",
+            f"{value.source} {value.text[:100]!r} is not an integer of {lowest} or more",
             f"unset {value.source}, or give --cluster=none",
         )
-    return int(text)
+    return int(value.text)
+
+
+def is_count(text: str) -> bool:
+    """Whether a text is an integer of 0 or more, of a length that Python converts."""
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
 def visible_gpus(environ: Mapping[str, str], *counts: str) -> FlagValue | None:

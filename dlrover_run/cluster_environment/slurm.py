@@ -18,6 +18,7 @@ from dlrover_run.cluster_environment.records import (
     Finding,
     Unstarted,
     given,
+    is_count,
     number,
     port_of,
     positive,
@@ -158,10 +159,10 @@ def _refuse_several_launchers(environ: Mapping[str, str], context: Context, titl
     most = max(most, -(-total // nodes))
     launch = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
     cpus = given(environ, "SLURM_CPUS_PER_TASK")
-    if cpus and cpus.text.isdigit():
+    if cpus and is_count(cpus.text):
         launch += f" --cpus-per-task={int(cpus.text) * most}"
     gpus = given(environ, "SLURM_GPUS_ON_NODE")
-    if gpus and gpus.text.isdigit() and int(gpus.text):
+    if gpus and is_count(gpus.text) and int(gpus.text):
         launch += f" --gpus-per-node={gpus.text}"
     problem = f"{title} starts {most} launchers on a node ({total} tasks on {nodes} node{'s' * (nodes > 1)})"
     raise several_launchers(problem, total, launch, context)

@@ -27,8 +27,8 @@ MAX_INTEGER = 2**31 - 1
 MAX_NAME_LENGTH = 255
 """Characters of a name that is sent to other nodes."""
 
-_MAX_RANK_DIGITS = 9
-"""Digits of the longest local rank that is parsed: more than any machine has workers."""
+_MAX_DIGITS = 9
+"""Digits of the longest local rank or port that is parsed: Python converts no text of thousands of digits."""
 
 TRUE_WORDS = frozenset({"true", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "no", "off"})
@@ -150,7 +150,7 @@ def endpoint(source: str, text: str, default_port: int) -> tuple[str, int]:
     address, port = written, str(default_port)
     if ":" in written and not written.endswith("]"):
         address, _, port = written.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
+    if not (port.isascii() and port.isdigit() and len(port) <= _MAX_DIGITS and int(port) <= MAX_PORT):
         raise invalid(source, text, "has an invalid port", f"give HOST:PORT with a port from 0 to {MAX_PORT}")
     name = _without_brackets(address)
     # Otherwise `::1` without brackets would be the host `:` with port 1.
@@ -183,7 +183,7 @@ def streams(source: str, text: str) -> StreamMap:
     by_rank: dict[int, Std] = {}
     for item in text.split(","):
         rank, colon, value = item.partition(":")
-        if not (colon and rank.isascii() and rank.isdigit() and len(rank) <= _MAX_RANK_DIGITS and value in _STREAMS):
+        if not (colon and rank.isascii() and rank.isdigit() and len(rank) <= _MAX_DIGITS and value in _STREAMS):
             remedy = "give 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or RANK:VALUE,RANK:VALUE"
             raise invalid(source, text, "does not name output streams", remedy)
         by_rank[int(rank)] = _STREAMS[value]

@@ -69,15 +69,15 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def parse_since(text: str, now: datetime) -> datetime:
     """The time that `--since` means: an age (`10m`), the last time that the clock showed this (`04:12`), or a date and
     time. Raises SpecError."""
-    if age := _AGE.fullmatch(text):
-        return now - timedelta(seconds=float(age[1]) * _UNITS[age[2]])
     if clock := _CLOCK.fullmatch(text):
         local = now.astimezone()
         then = local.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0), microsecond=0)
         return (then if then <= local else then - timedelta(days=1)).astimezone(UTC)
     try:
+        if age := _AGE.fullmatch(text):
+            return now - timedelta(seconds=float(age[1]) * _UNITS[age[2]])
         return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise values.invalid(
             "--since", text, "is no time", "give an age such as 10m, a time such as 04:12, or a date with a time"
         ) from None

@@ -325,6 +325,19 @@ def test_variables_that_contradict_each_other_are_refused(changed: dict[str, str
     assert place(job(SLURM, line, **changed)[0]) == ("master", "gpu07:29400")
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"SLURM_STEP_NUM_TASKS": "8", "SLURM_CPUS_PER_TASK": "9" * 5000},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_APP_CTX_NUM_PROCS": "9" * 5000},
+        {"SLURM_STEP_ID": None, "SLURM_JOB_ID": None, "LSB_JOBID": "1", "LSB_MCPU_HOSTS": f"gpu10 {'9' * 5000}"},
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_refused_in_a_sentence(changed: dict[str, str | None]) -> None:
+    """Python raises ValueError for one."""
+    refused(SLURM, **changed)
+
+
 def test_a_named_cluster_must_be_there() -> None:
     assert "LSB_JOBID" in refused(SLURM, "--cluster=lsf")
     assert "--cluster 'condor'" in refused(SLURM, "--cluster=condor")
