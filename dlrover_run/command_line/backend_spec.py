@@ -37,7 +37,7 @@ def find_backend(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, s
     if rendezvous.master is None:
         return BackendSpec(None, None)
     token = credentials.find_token(conf, environ)
-    tls = credentials.master_tls(conf)
+    tls = credentials.read_tls(conf, credentials.MASTER_TLS)
     credentials.require_credentials(conf, token, tls)
     if conf.state_dir is not None:
         lookup.check_directory(*conf.state_dir)
@@ -91,5 +91,5 @@ def _etcd_tls(members: EtcdMembers, conf: RdzvConf) -> TlsSpec | None:
     file = conf.cacert or conf.cert or conf.key
     if protocol == "http" and file:
         raise values.invalid(*file, "cannot be used with http", "give https, or leave it out")
-    files = credentials.etcd_tls(conf)
+    files = credentials.read_tls(conf, credentials.ETCD_TLS)
     return TlsSpec() if files is None and protocol == "https" else files

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from dlrover_run.command_line import lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
@@ -19,6 +20,10 @@ PASSWORD_VARIABLE = "DLROVER_ETCD_PASSWORD"
 PASSWORD_FILE_VARIABLE = "DLROVER_ETCD_PASSWORD_FILE"
 VARIABLES = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE)
 """The variables that hold a secret or name its file. No child process of the launcher inherits them."""
+
+MASTER_TLS = ("tls_ca", "tls_cert", "tls_key")
+ETCD_TLS = ("cacert", "cert", "key")
+"""The keys of `--rdzv-conf` with the files of the authority, of the certificate of this node and of its private key."""
 
 MAX_SECRET_LENGTH = 4096
 """Characters of a token or a password."""
@@ -132,23 +137,14 @@ def _checked(kind: str, where: str, text: str) -> str:
     return secret
 
 
-def master_tls(conf: RdzvConf) -> TlsSpec | None:
-    """The TLS files for a master, by their absolute paths; None if none is given."""
-    return _read_tls(conf.tls_ca, conf.tls_cert, conf.tls_key, ("tls_cert", "tls_key"))
-
-
-def etcd_tls(conf: RdzvConf) -> TlsSpec | None:
-    """The TLS files for etcd, by their absolute paths; None if none is given."""
-    return _read_tls(conf.cacert, conf.cert, conf.key, ("cert", "key"))
-
-
-def _read_tls(
-    ca: FlagValue | None, cert: FlagValue | None, key: FlagValue | None, names_of_pair: tuple[str, str]
-) -> TlsSpec | None:
-    if not (ca or cert or key):
+def read_tls(conf: RdzvConf, names: tuple[str, str, str]) -> TlsSpec | None:
+    """The TLS files that the keys of these names give (`MASTER_TLS`, `ETCD_TLS`), by their absolute paths; None if none
+    is given."""
+    ca, cert, key = files = [cast("FlagValue | None", getattr(conf, name)) for name in names]
+    if not any(files):
         return None
     if bool(cert) != bool(key):
-        alone, missing = (cert, names_of_pair[1]) if cert else (key, names_of_pair[0])
+        alone, missing = (cert, names[2]) if cert else (key, names[1])
         assert alone is not None
         raise values.invalid(*alone, f"requires a {missing}", f"give {missing} too")
     return TlsSpec(

@@ -171,7 +171,8 @@ def _others(others: Sequence[WorkerExit], root: WorkerExit | None) -> list[str]:
     for (kind, _), ends in sorted(groups.items(), key=lambda item: item[0][0]):
         ranks = format_ranks(end.rank for end in ends)
         if kind == 0:
-            texts.append(f"{ranks} {_delay(ends, root) if root else 'failed'}{_lost(ends)}{_how(ends)}")
+            lost = " (lost a peer)" if all(map(lost_peer, ends)) else ""
+            texts.append(f"{ranks} {_delay(ends, root) if root else 'failed'}{lost}: {_how(ends)}")
         elif kind == 1:
             texts.append(_stopped(ends, ranks))
         else:
@@ -189,10 +190,6 @@ def _delay(ends: Sequence[WorkerExit], root: WorkerExit) -> str:
     if first == last:
         return f"failed {first} later"
     return f"failed up to {last} later" if first == format_duration(0.0) else f"failed {first} to {last} later"
-
-
-def _lost(ends: Sequence[WorkerExit]) -> str:
-    return " (lost a peer): " if all(lost_peer(end) for end in ends) else ": "
 
 
 def _how(ends: Sequence[WorkerExit]) -> str:

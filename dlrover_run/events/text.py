@@ -3,84 +3,59 @@
 from __future__ import annotations
 
 from dlrover_run.coordination.reasons import render
-from dlrover_run.events.records import (
-    AgentEnded,
-    CheckEnded,
-    CheckpointRestored,
-    CheckpointSeen,
-    CheckStarted,
-    CoordinatorChanged,
-    Event,
-    JobEnded,
-    LogGap,
-    LogOpened,
-    NodeWaiting,
-    RoundClosed,
-    RoundFormed,
-    StopRequested,
-    WorkerExited,
-    WorkerFailed,
-    WorkerProgress,
-    WorkerReady,
-    WorkerResumed,
-    WorkerStalled,
-    WorkerStarted,
-    name_of,
-)
+from dlrover_run.events import records
 
 
-def short_name(event: Event) -> str:
+def short_name(event: records.Event) -> str:
     """The name of an event without the part that all have in common."""
-    return name_of(type(event)).removeprefix("dlrover.")
+    return records.name_of(type(event)).removeprefix("dlrover.")
 
 
-def describe(event: Event) -> str:
+def describe(event: records.Event) -> str:
     """What happened, without the name of the event."""
     match event:
-        case LogOpened():
+        case records.LogOpened():
             return f"{event.program} of job {event.job}, pid {event.pid}"
-        case LogGap():
+        case records.LogGap():
             return f"{event.dropped} events could not be written"
-        case NodeWaiting():
+        case records.NodeWaiting():
             return render(event.reasons)
-        case CheckEnded():
+        case records.CheckEnded():
             return _joined(event.status, event.reason)
-        case RoundFormed():
+        case records.RoundFormed():
             last = event.first_rank + event.workers - 1
             ranks = f"rank {last}" if event.workers == 1 else f"ranks {event.first_rank} to {last}"
             return _joined(f"round {event.round}, node {event.node} of {event.nodes}, {ranks}", render(event.reasons))
-        case RoundClosed():
+        case records.RoundClosed():
             return _joined(f"round {event.round}", render(event.reasons))
-        case WorkerStarted():
+        case records.WorkerStarted():
             return f"{event.name}, pid {event.pid}"
-        case WorkerReady():
+        case records.WorkerReady():
             return f"{event.name} has reached its {event.stage}"
-        case WorkerProgress():
+        case records.WorkerProgress():
             return f"{event.name}, step {event.steps}"
-        case WorkerStalled():
+        case records.WorkerStalled():
             return _joined(f"{event.name} makes no progress", render(event.reasons))
-        case WorkerResumed():
+        case records.WorkerResumed():
             return f"{event.name} makes progress again"
-        case WorkerExited():
+        case records.WorkerExited():
             how = f"by signal {-event.code}" if event.code < 0 else f"with exit code {event.code}"
             by = f", stopped with {event.stopped_with}" if event.stopped_with else ""
             return f"{event.name}, pid {event.pid}, {how}{by}"
-        case WorkerFailed():
+        case records.WorkerFailed():
             return f"{event.name} {event.what}"
-        case CheckpointSeen():
+        case records.CheckpointSeen():
             return "" if event.step is None else f"step {event.step}"
-        case CheckpointRestored():
+        case records.CheckpointRestored():
             return f"step {event.step}"
-        case CoordinatorChanged():
+        case records.CoordinatorChanged():
             return f"epoch {event.epoch} after {event.before}"
-        case StopRequested():
+        case records.StopRequested():
             return "an operator drains the node" if event.drained else event.signal
-        case JobEnded():
+        case records.JobEnded():
             return _joined(event.phase, render(event.reasons))
-        case AgentEnded():
+        case records.AgentEnded():
             return _joined(f"exit code {event.exit_code}", event.what or event.reason)
-        case CheckStarted():
-            return ""
     return ""
 
 

@@ -122,7 +122,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
     )
     token_fd = descriptor("--token-fd")
     token = credentials.find_token(conf, environ) if token_fd < 0 else _read_token(token_fd)
-    tls = credentials.master_tls(conf)
+    tls = credentials.read_tls(conf, credentials.MASTER_TLS)
     if tls is not None and tls.cert is None:
         raise SpecError("--tls-ca needs --tls-cert and --tls-key: without them nothing is encrypted.")
     if given["auth_required"] and not token and (tls is None or tls.ca is None):
