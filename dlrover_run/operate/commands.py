@@ -240,7 +240,8 @@ async def why(
         if question is not Question.NOW:
             raise _no_logs()
         status = await asker.ask(job)
-        print(sanitize(status.waiting if status.state is JobState.WAITING else status.reason), flush=True)
+        reason = status.waiting if status.state is JobState.WAITING else status.reason
+        print(sanitize(reason or f"the job is {status.state}"), flush=True)
         report(asker.name, f"{_no_logs()}.")
         return exit_codes.SUCCESS
     answer = explain(found, question, None if job is None else datetime.now(UTC))
@@ -277,10 +278,13 @@ async def events(
     if not found:
         raise _no_logs()
     if by_node:
-        counts = [
-            (host, str(agents), str(failed), last) for host, agents, failed, last in failures_by_node(found, after)
-        ]
-        print(sanitize("\n".join(table(("HOST", "AGENTS", "FAILURES", "LAST FAILURE"), counts))), flush=True)
+        counts = failures_by_node(found, after)
+        if as_json:
+            keys = ("host", "agents", "failures", "last_failure")
+            print(msgspec.json.encode([dict(zip(keys, count, strict=True)) for count in counts]).decode(), flush=True)
+        else:
+            rows = [tuple(map(str, count)) for count in counts]
+            print(sanitize("\n".join(table(("HOST", "AGENTS", "FAILURES", "LAST FAILURE"), rows))), flush=True)
         return exit_codes.SUCCESS
     rows = []
     for entry in entries_since(found, after):

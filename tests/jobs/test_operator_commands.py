@@ -7,12 +7,17 @@ import os
 import signal
 import subprocess
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from harness import OURS, WAIT, Finished, finish, run, start
 
 from dlrover_run import exit_codes
+from dlrover_run.command_line import application
+from dlrover_run.command_line.parser import DLROVER_RUN
+from dlrover_run.events.records import FILE_NAME, LogOpened, WorkerFailed
+from dlrover_run.events.writer import EventFile
 from dlrover_run.operate.commands import NO_JOB, REFUSED
 
 NAME = f"operated-{os.getpid()}"
@@ -83,3 +88,15 @@ def test_the_only_job_here_is_found_without_flags(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == exit_codes.STOPPED_ON_REQUEST, done.stderr
     assert "training" in (tmp_path / "status.txt").read_text()
+
+
+def test_the_failures_of_each_node_are_printed_for_programs_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = LogOpened(time=datetime.now(UTC), schema=1, job="j", host="n1", node_id="a", pid=1, workers=1, began=1)
+    log = EventFile(tmp_path / FILE_NAME, head)
+    log.append(WorkerFailed(round=1, rank=0, local_rank=0, pid=9, code=1, cause="exception", what="raised KeyError: 1"))
+    log.close()
+    assert application.run(DLROVER_RUN, ["events", "--by-node", "--json", str(tmp_path)]) == exit_codes.SUCCESS
+    (node,) = json.loads(capsys.readouterr().out)
+    assert node == {"host": "n1", "agents": 1, "failures": 1, "last_failure": "rank 0 raised KeyError: 1"}
