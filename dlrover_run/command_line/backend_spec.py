@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.command_line.rendezvous_options import EtcdMembers, Rendezvous
+from dlrover_run.command_line.rendezvous_options import LOCAL_MASTER, EtcdMembers, Rendezvous
 from dlrover_run.spec import EtcdSpec, MasterSpec, SpecError, TlsSpec
-
-LOCAL_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)
-"""The master of nodes on this machine. Its address and token are known when it has been started."""
 
 
 class BackendSpec(NamedTuple):
@@ -32,18 +30,15 @@ def find_backend(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, s
             "the password goes to etcd unencrypted: give --rdzv-conf protocol=https, or protocol=http if you mean it."
         )
         return BackendSpec(None, etcd, (warning,) if unencrypted else ())
-    if rendezvous.local_master:
-        return BackendSpec(LOCAL_MASTER, None)
-    if rendezvous.master is None:
-        return BackendSpec(None, None)
+    if rendezvous.master is None or rendezvous.master is LOCAL_MASTER:
+        return BackendSpec(rendezvous.master, None)
     token = credentials.find_token(conf, environ)
     tls = credentials.read_tls(conf, credentials.MASTER_TLS)
     credentials.require_credentials(conf, token, tls)
     if conf.state_dir is not None:
         lookup.check_directory(*conf.state_dir)
-    master = MasterSpec(
-        host=rendezvous.master.host,
-        port=rendezvous.master.port,
+    master = replace(
+        rendezvous.master,
         is_host=rendezvous.master.is_host if conf.is_host is None else conf.is_host,
         bind=conf.bind,
         state_dir=os.path.abspath(conf.state_dir.text) if conf.state_dir else None,

@@ -287,18 +287,25 @@ def describe(
     parts = [f"{nodes.text} node{'s' * (nodes.text != '1')} ({nodes.source})", hosted]
     if rank := args.preferred_rank:
         parts.append(f"node rank {rank.text} ({rank.source})")
-    places = (args.endpoint, args.master_addr, FlagValue("default of --master-addr", STATIC_ADDRESS))
-    given = next(place for place in places if place and place.text.strip())
+    variable = FlagValue(MASTER_VARIABLE, args.environ.get(MASTER_VARIABLE, ""))
     if rendezvous.store:
-        parts.append(f"node 0 at {join_address(*rendezvous.store)} ({given.source})")
+        default = FlagValue("default of --master-addr", STATIC_ADDRESS)
+        parts.append(
+            f"node 0 at {join_address(*rendezvous.store)} ({_given(args.endpoint, args.master_addr, default)})"
+        )
     elif rendezvous.master:
-        source = MASTER_VARIABLE if rendezvous.master.external else given.source
-        parts.append(f"master at {join_address(rendezvous.master.host, rendezvous.master.port)} ({source})")
+        master = join_address(rendezvous.master.host, rendezvous.master.port)
+        parts.append(f"master at {master} ({_given(args.endpoint, variable, args.master_addr)})")
     elif rendezvous.etcd:
         parts.append(f"etcd at {args.endpoint.text} ({args.endpoint.source})")
     if rendezvous.backend != "memory":
         parts.append(f"rdzv-id {rendezvous.run_id} ({source_of(args.run_id, flags, 'rdzv_id')})")
     return f"{found.title}: {', '.join(parts)}."
+
+
+def _given(*places: FlagValue | None) -> str:
+    """Where the first of these places that is given is from."""
+    return next(place.source for place in places if place and place.text.strip())
 
 
 def wanted_of(flags: FlagValues, environ: Mapping[str, str], *, local: FlagValue | None) -> Wanted:

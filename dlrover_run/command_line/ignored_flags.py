@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dlrover_run.command_line import credentials
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
-from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, Rendezvous
+from dlrover_run.command_line.rendezvous_options import LOCAL_MASTER, MASTER_VARIABLE, Rendezvous
 from dlrover_run.policies.health.rules import HealthRules
 from dlrover_run.spec import JobSpec
 
@@ -38,7 +38,7 @@ def rendezvous_warnings(
 
 def _key_warning(key: Key, rendezvous: Rendezvous) -> str:
     what = f"{key.name} of --rdzv-conf"
-    if rendezvous.local_master and (key.scope == "master" or key.name == "is_host"):
+    if rendezvous.master is LOCAL_MASTER and (key.scope == "master" or key.name == "is_host"):
         return f"{what} {_OWN_MASTER}"
     if rendezvous.backend == "etcd" and key.instead_in_etcd:
         return f"{what} has no effect with etcd: {key.instead_in_etcd}."

@@ -16,7 +16,7 @@ from dlrover_run.command_line import credentials, values
 from dlrover_run.command_line.options import STATIC_ADDRESS
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.spec import FlagValue, SpecError
+from dlrover_run.spec import FlagValue, MasterSpec, SpecError
 
 MASTER_PORT = 29400
 """The default port of a master, as of torchrun's c10d."""
@@ -38,6 +38,9 @@ ID_VARIABLES = ("NODE_ID", "WORKER_ID")
 
 STATIC_RANK_HINTS = ("JOB_COMPLETION_INDEX", "SLURM_NODEID", *RANK_VARIABLES)
 """Variables of schedulers with the node rank, which `static` takes from --node-rank alone, as torchrun does."""
+
+LOCAL_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)
+"""The master of nodes on this machine. Its address and token are known when it has been started."""
 
 MASTER_BACKENDS = ("c10d", "master")
 ETCD_BACKENDS = ("etcd", "etcd-v2")
@@ -77,16 +80,6 @@ class RendezvousArgs(NamedTuple):
         return self.node_rank or _first_set(self.environ, RANK_VARIABLES)
 
 
-class MasterEndpoint(NamedTuple):
-    """The address of a master. `external` means that it runs already and that no node starts it, `is_host` whether this
-    node does, None if the address decides."""
-
-    host: str
-    port: int
-    external: bool = False
-    is_host: bool | None = None
-
-
 class EtcdMembers(NamedTuple):
     """The members of an etcd cluster as (host, port), and the flag that named them.
 
@@ -99,17 +92,16 @@ class EtcdMembers(NamedTuple):
 
 
 class Rendezvous(NamedTuple):
-    """The resolved rendezvous: the fields of `JobSpec` and `Rules` with the same names, the endpoint of the master or
-    etcd, and warnings. With `local_master` the launcher of all nodes on this machine starts a master with them."""
+    """The resolved rendezvous: the fields of `JobSpec` and `JobRules` with the same names, and warnings. The master
+    has no credentials yet; it is `LOCAL_MASTER` if the launcher of all nodes on this machine starts one with them."""
 
     backend: Literal["memory", "static", "master", "etcd"]
     run_id: str
     min_nodes: int = 1
     max_nodes: int = 1
     store: tuple[str, int] | None = None
-    master: MasterEndpoint | None = None
+    master: MasterSpec | None = None
     etcd: EtcdMembers | None = None
-    local_master: bool = False
     node_rank: int | None = None
     node_id: str = ""
     warnings: tuple[str, ...] = ()
@@ -117,7 +109,7 @@ class Rendezvous(NamedTuple):
     @property
     def coordinated(self) -> bool:
         """Whether nodes communicate, so that each learns of the others."""
-        return self.master is not None or self.etcd is not None or self.local_master
+        return self.master is not None or self.etcd is not None
 
 
 def resolve(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
@@ -167,7 +159,7 @@ def resolve_local(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
     if backend.text not in MASTER_BACKENDS:
         raise values.invalid(*backend, "cannot be used with --local-nodes", "give c10d or etcd, or leave it out")
     run_id = values.shared_name(*args.run_id)
-    return Rendezvous("master", fresh_id if run_id == UNNAMED else run_id, min_nodes, max_nodes, local_master=True)
+    return Rendezvous("master", fresh_id if run_id == UNNAMED else run_id, min_nodes, max_nodes, master=LOCAL_MASTER)
 
 
 def _set_by_variable(args: RendezvousArgs) -> bool:
@@ -199,7 +191,8 @@ def _with_master(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_n
         values.shared_name(*args.run_id),
         min_nodes,
         max_nodes,
-        master=MasterEndpoint(host, port, endpoint is variable, False if endpoint is variable else args.is_host),
+        # A master that the variable names runs already.
+        master=MasterSpec(host, port, is_host=False if endpoint is variable else args.is_host),
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),
     )

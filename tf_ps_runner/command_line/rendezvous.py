@@ -36,14 +36,9 @@ def rendezvous_args(flags: FlagValues, environ: Mapping[str, str], *, in_cluster
         values.shared_name(*run_id)
     return RendezvousArgs(
         nodes=FlagValue("--role", "1" if alone else f"1:{MAX_NODES}"),
-        spares=0,
-        standalone=False,
         backend=backend or FlagValue("--rdzv-backend", "c10d"),
         endpoint=endpoint,
         run_id=run_id or FlagValue("--rdzv-id", "" if alone else rendezvous_options.UNNAMED),
-        node_rank=None,
-        master_addr=None,
-        master_port=None,
         environ=environ,
     )
 
