@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
+import subprocess
 import sys
 import types
 from collections.abc import Mapping
@@ -17,6 +18,11 @@ from dlrover_run.cli import parse
 from dlrover_run.cluster_environment import MARKERS
 from dlrover_run.spec import JobSpec, SpecError
 
+LIMIT = 60.0
+"""Seconds that a child process of a test may take before the test fails."""
+
+AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
+
 
 def isolate(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Change to a working directory with one script, and remove every variable that could change a job."""
@@ -28,6 +34,25 @@ def isolate(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name, raising=False)
     (directory / "train.py").write_text("")
     monkeypatch.chdir(directory)
+
+
+def write_pems(directory: Path) -> dict[str, str]:
+    """A file of each kind that TLS takes, by their names; only their first lines are ever read."""
+    for name, kind in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
+        (directory / name).write_text(f"-----BEGIN {kind}-----\nAA==\n-----END {kind}-----\n")
+    return {name: str(directory / name) for name in ("ca", "cert", "key")}
+
+
+def run_python(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A Python process with these words and variables, run to its end."""
+    return subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
 
 
 def fake_etcd3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +71,13 @@ def parsed(line: str, **environ: str) -> tuple[JobSpec, list[str]]:
     """The job of these flags and variables, and its warnings."""
     warnings: list[str] = []
     return parse([*line.split(), "train.py", "--lr"], environ, count_workers=count, warn=warnings.append), warnings
+
+
+def job(line: str, **environ: str) -> JobSpec:
+    """The job of these flags and variables, which give no warning."""
+    spec, warnings = parsed(line, **environ)
+    assert warnings == []
+    return spec
 
 
 def error(line: str, **environ: str) -> str:

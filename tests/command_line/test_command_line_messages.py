@@ -14,7 +14,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command_lines import fake_etcd3, isolate
+from command_lines import fake_etcd3, isolate, write_pems
 
 from dlrover_run import cli, exit_codes
 from tf_ps_runner import cli as tf_cli
@@ -32,8 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     isolate(tmp_path, monkeypatch)
     for name in [name for name in os.environ if name.startswith((PREFIX, "MASTER_", "SLURM_"))]:
         monkeypatch.delenv(name)
-    for name, kind in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
-        (tmp_path / name).write_text(f"-----BEGIN {kind}-----\nAA==\n-----END {kind}-----\n")
+    write_pems(tmp_path)
     (tmp_path / "empty").write_text("\n")
     fake_etcd3(monkeypatch)
     monkeypatch.setattr(tf_cli, "require_tensorflow", lambda python: None)
