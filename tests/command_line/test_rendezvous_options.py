@@ -279,7 +279,7 @@ def test_a_token_in_a_variable_is_checked_too() -> None:
 )
 @pytest.mark.parametrize("backend", ["c10d", "etcd"])
 def test_a_secret_on_the_command_line_is_refused_and_not_repeated(conf: str, backend: str) -> None:
-    with pytest.raises(SpecError, match="contains a (token|password), which every process list shows") as refused:
+    with pytest.raises(SpecError, match=r"contains a (token|password), which every process list shows") as refused:
         parse([f"--rdzv-backend={backend}", "--rdzv-conf", conf, "train.py"], {})
     assert SECRET not in str(refused.value)
 
