@@ -16,55 +16,45 @@ from harness import WAIT, Launcher, Mailbox, finish, launch
 PRETEND = Path(__file__).parent / "workers" / "pretend.py"
 SERVERS = Launcher("tf-ps-run", (sys.executable, "-m", "tf_ps_runner"))
 
-Told = dict[str, Any]
+Post = dict[str, Any]
+"""What a task has posted to the test."""
 
 
 class Job:
-    """A running job of pretended tasks. What they tell is kept, so that a test may ask in any order."""
+    """A running job of pretended tasks. What they post is kept, so that a test can wait for it in any order."""
 
     def __init__(self, mailbox: Mailbox, *flags: str, args: tuple[str, ...] = (), script: Path = PRETEND) -> None:
         self._mailbox = mailbox
         self.folder = mailbox.directory / "pipes"
         self.folder.mkdir(exist_ok=True)
-        self._told: list[Told] = []
+        self._posts: list[Post] = []
         self.run_id = f"pretend-{mailbox.name}"
         command = ["--start-method=spawn", f"--rdzv-id={self.run_id}", *flags, str(script), *args]
-        # The launcher refuses an interpreter that has no TensorFlow; nobody imports this one.
+        # The launcher refuses an interpreter that has no TensorFlow; no process imports this one.
         stand_in = mailbox.directory / "installed" / "tensorflow"
         stand_in.mkdir(parents=True, exist_ok=True)
         (stand_in / "__init__.py").write_text("raise ImportError('this is only a name')\n")
         env: dict[str, str | None] = {"PRETEND": str(self.folder), "PYTHONPATH": str(stand_in.parent)}
         self.process = launch(mailbox, *command, launcher=SERVERS, env=env, stderr=subprocess.STDOUT)
 
-    def hear(self, what: Callable[[Told], bool]) -> Told:
-        """The first that was told of which that is true; it is not told again."""
-        for told in self._told:
-            if what(told):
-                self._told.remove(told)
-                return told
-        while True:
-            told = self._mailbox.receive()
-            if what(told):
-                return told
-            self._told.append(told)
+    def receive(self, what: Callable[[Post], bool]) -> Post:
+        """The first post of which that is true; it is not returned again."""
+        while not (found := [post for post in self._posts if what(post)]):
+            self._posts.append(self._mailbox.receive())
+        self._posts.remove(found[0])
+        return found[0]
 
-    def heard_more(self, what: str) -> bool:
-        """Whether a task has told this and it was not heard yet; to be asked after the end of the job."""
-        return any(told["at"] == what for told in (*self._told, *self._mailbox.pending()))
+    def received_more(self, at: str) -> bool:
+        """Whether there is another such post; to be called after the end of the job."""
+        return any(post["at"] == at for post in (*self._posts, *self._mailbox.pending()))
 
-    def up(self, name: str) -> Told:
-        """Wait until that task obeys, or serves."""
-        return self.hear(lambda told: told["name"] == name and told["at"] in ("up", "serving"))
+    def up(self, name: str) -> Post:
+        """Wait until that task waits for commands, or serves."""
+        return self.receive(lambda post: post["name"] == name and post["at"] in ("up", "serving"))
 
-    def told(self, name: str, **order: bool) -> Told:
-        """Wait until that task was told this."""
-        return self.hear(
-            lambda told: (
-                told["name"] == name
-                and told["at"] == "told"
-                and all(told[key] == value for key, value in order.items())
-            )
-        )
+    def ordered(self, name: str, **order: bool) -> Post:
+        """Wait until that task has received this order."""
+        return self.receive(lambda post: {"name": name, "at": "ordered", **order}.items() <= post.items())
 
     def do(self, name: str, command: str) -> None:
         """Have a task do something."""
@@ -74,18 +64,18 @@ class Job:
     def send(self, name: str, **fields: object) -> None:
         """Have a task send a message to its agent; it has been sent when this returns."""
         self.send_last(name, **fields)
-        self.hear(lambda told: told["name"] == name and told["at"] == "said")
+        self.receive(lambda post: post["name"] == name and post["at"] == "sent")
 
     def send_last(self, name: str, **fields: object) -> None:
         """Have a task send a message for which the agent kills it: the task may not live to report that it was sent."""
         self.do(name, f"send {json.dumps(fields)}")
 
     def train(self, chief: str = "chief-0", how: str = "fresh", step: int = 0, path: str | None = None) -> None:
-        """Have the chief say that it has a whole model."""
+        """Have the chief report that it has a whole model."""
         self.send(chief, type="restored", step=step, how=how, path=path)
 
     def finish(self, chief: str, code: int = 0) -> str:
-        """Have the chief end well, and the job with it; what stood on the console."""
+        """Have the chief end, and the job with it; what stood on the console."""
         self.do(chief, "exit 0")
         return self.ended(code)
 

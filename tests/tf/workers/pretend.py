@@ -1,6 +1,6 @@
 """Stands in for a script of TensorFlow, without it: it knows its place from `TF_CONFIG`, speaks the channel, and as a
-server it answers an empty `GetStatus`. It tells the test's mailbox what happens to it, and does what the test writes to
-the pipe of its name in the folder `PRETEND`, one command a line.
+server it answers an empty `GetStatus`. It posts what happens to it to the test's mailbox, and does what the test writes
+to the pipe of its name in the folder `PRETEND`, one command a line.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 HERE = Path(os.environ["PRETEND"])
@@ -23,10 +24,10 @@ NAME = f"{ROLE}-{os.environ['WORKER_ID']}"
 
 
 def post(**fields: object) -> None:
-    """Tell the test."""
-    told = {"name": NAME, "rank": INDEX, "pid": os.getpid(), "version": int(os.environ["TF_PS_VERSION"]), **fields}
+    """Send the test a message."""
+    message = {"name": NAME, "rank": INDEX, "pid": os.getpid(), "version": int(os.environ["TF_PS_VERSION"]), **fields}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mailbox:
-        mailbox.sendto(json.dumps(told).encode(), "\0" + os.environ["TEST_MAILBOX"])
+        mailbox.sendto(json.dumps(message).encode(), "\0" + os.environ["TEST_MAILBOX"])
 
 
 class Channel:
@@ -38,8 +39,8 @@ class Channel:
         self.lines = self._socket.makefile("r")
         self.send(type="hello", token=os.environ["TF_PS_TASK_TOKEN"], pid=os.getpid())
 
-    def send(self, **words: object) -> None:
-        self._socket.sendall(json.dumps(words).encode() + b"\n")
+    def send(self, **fields: object) -> None:
+        self._socket.sendall(json.dumps(fields).encode() + b"\n")
 
 
 def serve() -> None:
@@ -70,7 +71,7 @@ def obey(channel: Channel) -> None:
                 word, _, rest = command.strip().partition(" ")
                 if word == "send":
                     channel.send(**json.loads(rest))
-                    post(at="said")
+                    post(at="sent")
                 elif word == "exit":
                     os._exit(int(rest))
                 elif word == "raise":
@@ -79,10 +80,10 @@ def obey(channel: Channel) -> None:
 
 
 def listen(channel: Channel) -> None:
-    """Tell the test what the agent tells us, and leave as told."""
+    """Post each order of the agent, and leave as ordered."""
     for line in channel.lines:
         order = json.loads(line)
-        post(at="told", **{key: order[key] for key in ("open", "pause", "save", "ending")})
+        post(at="ordered", **{key: order[key] for key in ("open", "pause", "save", "ending")})
         if order["pause"] and ROLE == "worker":
             os._exit(75)
         if order["pause" if SERVED else "save"] and ROLE == "chief":
@@ -92,6 +93,22 @@ def listen(channel: Channel) -> None:
             os._exit(0)
 
 
+def take_data() -> None:
+    """Take parts from the job's queues. Worker 0 stops in the middle of its second part, until the test kills it."""
+    from tf_ps_runner.hooks import DataShards
+    from tf_ps_runner.worker.agent_connection import agent
+
+    agent().report("ready")
+    post(at="begins")
+    for begin, _ in DataShards("train", size=60, shard_size=20).batches(10):
+        post(at="took", begin=begin)
+        while NAME == "worker-0" and begin == 30:
+            time.sleep(60)
+
+
+if sys.argv[1:] == ["data"] and ROLE == "worker":
+    take_data()
+    sys.exit()
 print(f"{NAME} begins", flush=True)
 signal.signal(signal.SIGUSR1, lambda number, frame: post(at="signalled"))
 if ROLE == "ps":
