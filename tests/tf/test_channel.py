@@ -1,10 +1,9 @@
-"""The agent's end of the channel: real sockets, and processes that say too much, nothing, or what is not theirs."""
+"""The agent's end of the channel: real sockets, and processes that send too much, nothing, or what is not theirs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import random
@@ -12,10 +11,11 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from loops import in_loop
 
 from dlrover_run.policies.parameter_servers.model import Role, ServerBounds, TaskKey
 from tf_ps_runner.agent import channel as channel_module
@@ -42,62 +42,35 @@ from tf_ps_runner.agent.protocol import (
 )
 
 WORKER, CHIEF = TaskKey(Role.WORKER, 3), TaskKey(Role.CHIEF, 0)
-PATIENCE = 30.0
+TIMEOUT = 30.0
 TAKE = {"type": "take", "queue": "train", "spec": {"size": 10, "shard": 5, "epochs": 1, "seed": 0, "shuffle": False}}
-
-
-class Agent:
-    """A channel, what was heard over it, and a clerk that answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[TaskKey, TaskEvent]] = []
-        self.asked: list[tuple[TaskKey, Request, Callable[[Answer], None]]] = []
-        self.gone_to_clerk: list[TaskKey] = []
-        self._more = asyncio.Event()
-        self.channel = TaskChannel(self._hear, self)
-        self.channel.open()
-
-    def _hear(self, task: TaskKey, event: TaskEvent) -> None:
-        self.events.append((task, event))
-        self._more.set()
-
-    def ask(self, task: TaskKey, ask: Request, reply: Callable[[Answer], None]) -> None:
-        self.asked.append((task, ask, reply))
-        self._more.set()
-
-    def gone(self, task: TaskKey) -> None:
-        self.gone_to_clerk.append(task)
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something that was heard makes it true."""
-        while not true():
-            await asyncio.wait_for(self._more.wait(), PATIENCE)
-            self._more.clear()
-
-    async def heard(self, *events: TaskEvent, of: TaskKey = WORKER) -> None:
-        """Wait until the last that was heard of a task is this."""
-        await self.until(lambda: [event for task, event in self.events if task == of][-len(events) :] == [*events])
+HELLO = ProcessHello("", os.getpid())
 
 
 class Line:
-    """A process's end, in this process."""
+    """A process's end of a connection, in this process."""
 
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(PATIENCE)
+        self.socket.settimeout(TIMEOUT)
         self.socket.connect("\0" + address[1:])
         self._read = b""
 
-    def say(self, *messages: Any) -> None:
+    def send(self, *messages: Any) -> None:
         self.socket.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
 
-    async def hear(self) -> Any:
-        """The next line; None at the end."""
+    def send_bytes(self, data: bytes) -> None:
+        """Send as much of that as the agent takes before it closes the connection."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.socket.sendall(data)
+
+    async def receive(self) -> Any:
+        """The next message; None at the end."""
         loop = asyncio.get_running_loop()
         self.socket.setblocking(False)
         while b"\n" not in self._read:
             try:
-                data = await asyncio.wait_for(loop.sock_recv(self.socket, 65536), PATIENCE)
+                data = await asyncio.wait_for(loop.sock_recv(self.socket, 65536), TIMEOUT)
             except ConnectionResetError:
                 data = b""
             if not data:
@@ -107,103 +80,126 @@ class Line:
         return json.loads(line)
 
 
+class Agent:
+    """A channel that expects a worker and a chief, its events, and requests that are answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[TaskKey, TaskEvent]] = []
+        self.requests: list[tuple[TaskKey, Request, Callable[[Answer], None]]] = []
+        self.ended: list[TaskKey] = []
+        self._more = asyncio.Event()
+        self.channel = TaskChannel(self._on_event, self)
+        self.channel.open()
+        self.tokens = {task: self.channel.expect(task) for task in (WORKER, CHIEF)}
+        self._lines: list[Line] = []
+
+    def line(self) -> Line:
+        """A new connection, without a hello."""
+        self._lines.append(Line(self.channel.address))
+        return self._lines[-1]
+
+    def hello(self, task: TaskKey = WORKER) -> dict[str, Any]:
+        return {"type": "hello", "token": self.tokens[task], "pid": 1}
+
+    def connect(self, task: TaskKey = WORKER) -> Line:
+        """The connection of a task that has sent its hello."""
+        line = self.line()
+        line.send(self.hello(task))
+        return line
+
+    def _on_event(self, task: TaskKey, event: TaskEvent) -> None:
+        self.events.append((task, event))
+        self._more.set()
+
+    def ask(self, task: TaskKey, ask: Request, reply: Callable[[Answer], None]) -> None:
+        self.requests.append((task, ask, reply))
+        self._more.set()
+
+    def gone(self, task: TaskKey) -> None:
+        self.ended.append(task)
+
+    def of(self, task: TaskKey) -> list[TaskEvent]:
+        """The events of a task."""
+        return [event for of, event in self.events if of == task]
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait until an event or a request makes it true."""
+        while not true():
+            await asyncio.wait_for(self._more.wait(), TIMEOUT)
+            self._more.clear()
+
+    async def received(self, *events: TaskEvent, of: TaskKey = WORKER) -> None:
+        """Wait until the last events of a task are these."""
+        await self.until(lambda: self.of(of)[-len(events) :] == [*events])
+
+    def close(self) -> None:
+        for line in self._lines:
+            line.socket.close()
+        self.channel.close()
+
+
 @contextlib.contextmanager
-def agent_of_one(**order: Any) -> Iterator[tuple[Agent, Line]]:
-    """An agent, and the line of a worker that it expects and that has greeted."""
-    agent = Agent()
-    token = agent.channel.expect(WORKER)
-    line = Line(agent.channel.address)
-    try:
-        line.say({"type": "hello", "token": token, "pid": os.getpid()})
-        yield agent, line
-    finally:
-        line.socket.close()
-        agent.channel.close()
+def opened() -> Iterator[Agent]:
+    """An agent that is closed afterwards."""
+    with contextlib.closing(Agent()) as agent:
+        yield agent
 
 
-def running(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test that runs in a loop, in which nothing may go wrong unheard."""
-
-    def run() -> None:
-        troubles: list[Any] = []
-
-        async def watched() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda loop, context: troubles.append(context))
-            await test()
-            gc.collect()
-
-        asyncio.run(watched())
-        assert not troubles
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-@running
+@in_loop
 async def test_a_process_is_known_by_its_token_and_by_the_pid_from_the_kernel() -> None:
-    agent = Agent()
-    token = agent.channel.expect(WORKER)
-    line = Line(agent.channel.address)
-    line.say({"type": "hello", "token": token, "pid": 1})
-    await agent.heard(ProcessHello("", os.getpid()))
-    line.say({"type": "ready"}, {"type": "step", "step": 7}, {"type": "note", "text": "a word"})
-    line.say({"type": "saved", "step": 8, "path": "/x/model.ckpt-8"})
-    line.say({"type": "restored", "step": 9, "path": None, "how": "live", "skipped": ["a sentence"]})
-    line.socket.close()
-    await agent.heard(
-        ProcessHello("", os.getpid()),
-        Ready(),
-        Step(7),
-        Note("a word"),
-        Saved(8, "/x/model.ckpt-8"),
-        Restored(9, "live", None, ("a sentence",)),
-        Disconnected(),
-    )
-    assert agent.gone_to_clerk == [WORKER]
-    agent.channel.close()
-
-
-@running
-async def test_an_order_is_sent_after_the_greeting_and_whenever_it_changes() -> None:
-    agent = Agent()
-    token = agent.channel.expect(WORKER)
-    agent.channel.send_order(WORKER, OrderMessage(1))
-    line = Line(agent.channel.address)
-    line.say({"type": "hello", "token": token, "pid": 1})
-    told = {"type": "order", "version": 1, "open": False, "pause": False, "save": False, "ending": False}
-    assert await line.hear() == told
-    agent.channel.send_order(WORKER, OrderMessage(1))
-    agent.channel.send_order(WORKER, OrderMessage(1, open=True))
-    assert await line.hear() == {**told, "open": True}
-    agent.channel.close()
-    assert await line.hear() is None
-
-
-@running
-async def test_requests_are_answered_when_the_answer_is_known_in_whatever_order() -> None:
-    with agent_of_one() as (agent, line):
-        line.say({"request": 1, **TAKE}, {"request": 2, "type": "snapshot"})
-        await agent.until(lambda: len(agent.asked) == 2)
-        assert isinstance(agent.asked[0][1], Take)
-        assert agent.asked[1][:2] == (WORKER, Snapshot())
-        agent.asked[1][2](Answer(over=True))
-        agent.asked[0][2](Answer(shard=4, begin=0, end=5, epoch=1))
-        assert await line.hear() == {"answer": 2, "over": True}
-        assert await line.hear() == {"answer": 1, "shard": 4, "begin": 0, "end": 5, "epoch": 1}
-        line.say({"request": 3, "type": "used", "queue": "train", "shard": 4, "next": 5})
-        await agent.until(lambda: len(agent.asked) == 3)
-        agent.asked[2][2](Answer())
-        assert await line.hear() == {"answer": 3}
-        line.say({"request": 4, "type": "snapshot"})
-        await agent.until(lambda: len(agent.asked) == 4)
+    with opened() as agent:
+        line = agent.connect()
+        line.send({"type": "ready"}, {"type": "step", "step": 7}, {"type": "note", "text": "a word"})
+        line.send({"type": "saved", "step": 8, "path": "/x/model.ckpt-8"})
+        line.send({"type": "restored", "step": 9, "path": None, "how": "live", "skipped": ["a sentence"]})
         line.socket.close()
-        await agent.heard(Disconnected())
-        agent.asked[3][2](Answer())
+        await agent.received(
+            HELLO,
+            Ready(),
+            Step(7),
+            Note("a word"),
+            Saved(8, "/x/model.ckpt-8"),
+            Restored(9, "live", None, ("a sentence",)),
+            Disconnected(),
+        )
+        assert agent.ended == [WORKER]
 
 
-@running
-async def test_what_cannot_be_asked_is_answered_with_a_sentence_and_the_line_goes_on() -> None:
-    with agent_of_one() as (_, line):
+@in_loop
+async def test_an_order_is_sent_after_the_hello_and_whenever_it_changes() -> None:
+    with opened() as agent:
+        agent.channel.send_order(WORKER, OrderMessage(1))
+        line = agent.connect()
+        order = {"type": "order", "version": 1, "open": False, "pause": False, "save": False, "ending": False}
+        assert await line.receive() == order
+        agent.channel.send_order(WORKER, OrderMessage(1))
+        agent.channel.send_order(WORKER, OrderMessage(1, open=True))
+        assert await line.receive() == {**order, "open": True}
+        agent.channel.close()
+        assert await line.receive() is None
+
+
+@in_loop
+async def test_requests_are_answered_in_any_order_and_not_after_the_end_of_the_connection() -> None:
+    with opened() as agent:
+        line = agent.connect()
+        line.send({"request": 1, **TAKE}, {"request": 2, "type": "snapshot"}, {"request": 3, "type": "snapshot"})
+        await agent.until(lambda: len(agent.requests) == 3)
+        assert isinstance(agent.requests[0][1], Take)
+        assert agent.requests[1][:2] == (WORKER, Snapshot())
+        agent.requests[1][2](Answer(over=True))
+        agent.requests[0][2](Answer(shard=4, begin=0, end=5, epoch=1))
+        assert await line.receive() == {"answer": 2, "over": True}
+        assert await line.receive() == {"answer": 1, "shard": 4, "begin": 0, "end": 5, "epoch": 1}
+        line.socket.close()
+        await agent.received(Disconnected())
+        agent.requests[2][2](Answer())
+
+
+@in_loop
+async def test_an_invalid_request_is_answered_with_an_error_and_the_connection_stays() -> None:
+    with opened() as agent:
+        line = agent.connect()
         for request in (
             {"type": "nothing"},
             {**TAKE, "spec": {"size": -1, "shard": 5}},
@@ -211,66 +207,53 @@ async def test_what_cannot_be_asked_is_answered_with_a_sentence_and_the_line_goe
             {"type": "used", "queue": "train", "shard": 0, "next": 2**80},
             {"type": "rollback", "state": {"version": 1, "queues": {"a": []}}},
         ):
-            line.say({"request": 5, **request})
-            answer = await line.hear()
+            line.send({"request": 5, **request})
+            answer = await line.receive()
             assert answer["answer"] == 5
             assert answer["error"].startswith("invalid request: ")
 
 
-@running
-async def test_an_invalid_message_of_a_known_process_is_reported_once_and_does_not_end_its_connection() -> None:
-    with agent_of_one() as (agent, line):
-        line.say({"type": "step", "step": -5}, {"type": "sing"}, [1, 2], {"type": "step", "step": 4})
-        await agent.heard(Step(4))
-        notes = [event for _, event in agent.events if isinstance(event, Note)]
-        assert len(notes) == 1
-        assert "step" in notes[0].text
+@in_loop
+async def test_an_invalid_message_of_a_known_process_is_reported_once_and_the_connection_stays() -> None:
+    with opened() as agent:
+        agent.connect().send({"type": "step", "step": -5}, {"type": "sing"}, [1, 2], {"type": "step", "step": 4})
+        await agent.received(Step(4))
+        (note,) = [event for event in agent.of(WORKER) if isinstance(event, Note)]
+        assert "step" in note.text
 
 
 @pytest.mark.parametrize(
-    "word",
+    "data",
     [
         b'{"type":"hello","token":"x","pid":1}\n',
         b'{"type":"ready"}\n',
         b'{"request":1,"type":"snapshot"}\n',
         b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\n",
         b"[" * 60_000 + b"\n",
         b"\xff\xfe\n",
         b"\n",
         b"x" * (2 * MAX_LINE),
     ],
 )
-def test_a_process_without_a_token_is_refused(word: bytes) -> None:
-    async def test() -> None:
-        agent = Agent()
-        agent.channel.expect(WORKER)
-        line = Line(agent.channel.address)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            line.socket.sendall(word)
-        assert await line.hear() is None
+@in_loop
+async def test_a_process_without_a_token_is_refused(data: bytes) -> None:
+    with opened() as agent:
+        line = agent.line()
+        line.send_bytes(data)
+        assert await line.receive() is None
+        assert agent.events == agent.requests == []
+
+
+@in_loop
+async def test_another_user_is_refused_even_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened() as agent:
+        monkeypatch.setattr(connection_module.os, "geteuid", lambda: os.getuid() + 1)
+        assert await agent.connect().receive() is None
         assert agent.events == []
-        assert agent.asked == []
-        agent.channel.close()
-
-    running(test)()
-
-
-@running
-async def test_another_user_is_refused_even_with_the_token() -> None:
-    agent = Agent()
-    token = agent.channel.expect(WORKER)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection_module.os, "geteuid", lambda: os.getuid() + 1)
-        line = Line(agent.channel.address)
-        line.say({"type": "hello", "token": token, "pid": 1})
-        assert await line.hear() is None
-    assert agent.events == []
-    agent.channel.close()
 
 
 CHILD = """
-import os, socket, sys, time
+import os, socket, sys
 line = socket.socket(socket.AF_UNIX)
 line.connect("\\0" + sys.argv[1][1:])
 line.sendall(b'{"type":"hello","token":"%s","pid":1}\\n' % sys.argv[2].encode())
@@ -278,237 +261,191 @@ print(line.recv(100) == b"", flush=True)
 """
 
 
-async def child(*argv: str) -> str:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", *argv, stdout=subprocess.PIPE)
-    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
-    return out.decode().strip()
+@in_loop
+async def test_a_child_with_its_parents_token_does_not_take_over_the_connection() -> None:
+    with opened() as agent:
+        line = agent.connect()
+        await agent.received(HELLO)
+        argv = (sys.executable, "-c", CHILD, agent.channel.address, agent.tokens[WORKER])
+        child = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
+        out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT)
+        assert out == b"True\n"
+        line.send({"type": "step", "step": 1})
+        await agent.received(HELLO, Step(1))
 
 
-@running
-async def test_a_child_with_its_parents_token_does_not_take_over_the_line() -> None:
-    agent = Agent()
-    token = agent.channel.expect(WORKER)
-    line = Line(agent.channel.address)
-    line.say({"type": "hello", "token": token, "pid": 1})
-    await agent.heard(ProcessHello("", os.getpid()))
-    assert await child(CHILD, agent.channel.address, token) == "True"
-    line.say({"type": "step", "step": 1})
-    await agent.heard(ProcessHello("", os.getpid()), Step(1))
-    agent.channel.close()
+@in_loop
+async def test_the_latest_connection_of_a_process_counts() -> None:
+    with opened() as agent:
+        first, second = agent.line(), agent.line()
+        first.send(agent.hello(), {"type": "step", "step": 1})
+        await agent.received(Step(1))
+        first.send({"type": "step", "step": 2})
+        second.send(agent.hello(), {"type": "step", "step": 3})
+        await agent.received(HELLO, Step(1), Step(2), Disconnected(), HELLO, Step(3))
+        assert await first.receive() is None
 
 
-@running
-async def test_the_latest_connection_of_a_process_wins() -> None:
-    agent = Agent()
-    token = agent.channel.expect(WORKER)
-    hello = {"type": "hello", "token": token, "pid": 1}
-    first, second = Line(agent.channel.address), Line(agent.channel.address)
-    first.say(hello, {"type": "step", "step": 1})
-    await agent.heard(Step(1))
-    first.say({"type": "step", "step": 2})
-    second.say(hello, {"type": "step", "step": 3})
-    pid = os.getpid()
-    await agent.heard(ProcessHello("", pid), Step(1), Step(2), Disconnected(), ProcessHello("", pid), Step(3))
-    assert await first.hear() is None
-    agent.channel.close()
+@in_loop
+async def test_the_last_messages_of_a_process_are_read_before_it_is_forgotten() -> None:
+    with opened() as agent:
+        agent.channel.send_order(CHIEF, OrderMessage(1))
+        # It ends without having read its order.
+        line = agent.connect(CHIEF)
+        line.send(*({"type": "step", "step": step} for step in range(900)))
+        line.send({"type": "saved", "step": 900, "path": "/x"})
+        line.socket.close()
+        agent.channel.finish(CHIEF)
+        assert agent.of(CHIEF) == [HELLO, *map(Step, range(900)), Saved(900, "/x"), Disconnected()]
+        assert await agent.connect(CHIEF).receive() is None
 
 
-@running
-async def test_the_last_messages_of_a_process_are_received_before_it_is_forgotten() -> None:
-    agent = Agent()
-    token = agent.channel.expect(CHIEF)
-    agent.channel.send_order(CHIEF, OrderMessage(1))
-    line = Line(agent.channel.address)
-    # It leaves without having read what it was told.
-    line.say({"type": "hello", "token": token, "pid": 1}, *({"type": "step", "step": step} for step in range(900)))
-    line.say({"type": "saved", "step": 900, "path": "/x"})
-    line.socket.close()
-    agent.channel.finish(CHIEF)
-    events = [event for _, event in agent.events]
-    assert events == [ProcessHello("", os.getpid()), *map(Step, range(900)), Saved(900, "/x"), Disconnected()]
-    late = Line(agent.channel.address)
-    late.say({"type": "hello", "token": token, "pid": 1})
-    assert await late.hear() is None
-    agent.channel.close()
-
-
-@running
-async def test_a_process_that_has_ended_is_let_go_though_its_child_holds_the_line() -> None:
-    with agent_of_one() as (agent, line):
-        held = line.socket.dup()
+@in_loop
+async def test_the_connection_of_a_process_that_has_ended_is_closed_though_its_child_holds_it() -> None:
+    with opened() as agent:
+        held = agent.connect().socket.dup()
         agent.channel.finish(WORKER)
-        assert [event for _, event in agent.events] == [ProcessHello("", os.getpid()), Disconnected()]
+        assert agent.of(WORKER) == [HELLO, Disconnected()]
         held.close()
 
 
-@running
+@in_loop
 async def test_a_flood_of_one_process_does_not_delay_messages_of_the_others() -> None:
-    agent = Agent()
-    tokens = {task: agent.channel.expect(task) for task in (WORKER, CHIEF)}
-    flood, calm = Line(agent.channel.address), Line(agent.channel.address)
-    flood.say({"type": "hello", "token": tokens[WORKER], "pid": 1})
-    flood.socket.setblocking(False)
-    line = b'{"type":"step","step":1}\n'
-    sent = 0
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            sent += flood.socket.send(line * 50_000)
-    assert sent > 2 * MAX_LINE
-    calm.say({"type": "hello", "token": tokens[CHIEF], "pid": 1})
-    await agent.heard(ProcessHello("", os.getpid()), of=CHIEF)
-    before = [task for task, _ in agent.events].index(CHIEF)
-    assert before * len(line) <= 2 * MAX_LINE
-    agent.channel.close()
+    with opened() as agent:
+        flood, calm = agent.connect(WORKER), agent.line()
+        flood.socket.setblocking(False)
+        message = b'{"type":"step","step":1}\n'
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += flood.socket.send(message * 50_000)
+        assert sent > 2 * MAX_LINE
+        calm.send(agent.hello(CHIEF))
+        await agent.received(HELLO, of=CHIEF)
+        before = [task for task, _ in agent.events].index(CHIEF)
+        assert before * len(message) <= 2 * MAX_LINE
 
 
-@running
-async def test_a_process_that_never_listens_costs_the_agent_one_order_and_a_few_answers() -> None:
-    with agent_of_one() as (agent, line):
-        await agent.heard(ProcessHello("", os.getpid()))
+@in_loop
+async def test_a_process_that_never_reads_costs_the_agent_one_order_and_a_few_answers() -> None:
+    with opened() as agent:
+        line = agent.connect()
+        await agent.received(HELLO)
         line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         for version in range(20_000):
             agent.channel.send_order(WORKER, OrderMessage(version))
-        latest = None
-        while latest is None or latest["version"] != 19_999:
-            latest = await line.hear()
-        # Requests whose answers are never read end the line at last.
-        await flood_with_requests(agent, line)
-        await agent.heard(Disconnected())
+        while (await line.receive())["version"] != 19_999:
+            pass
+        # Requests whose answers are never read end the connection at last.
+        line.socket.setblocking(False)
+        for _ in range(100_000):
+            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                line.socket.send(b'{"request":1,"type":"sing' + b"x" * 1000 + b'"}\n')
+            await asyncio.sleep(0)
+            if agent.of(WORKER)[-1] == Disconnected():
+                break
+        await agent.received(Disconnected())
 
 
-async def flood_with_requests(agent: Agent, line: Line) -> None:
-    asked = 0
-    line.socket.setblocking(False)
-    while not isinstance(agent.events[-1][1], Disconnected):
-        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            line.socket.send(b'{"request":1,"type":"sing' + b"x" * 1000 + b'"}\n')
-        asked += 1
-        assert asked < 100_000
-        await asyncio.sleep(0)
+@in_loop
+async def test_a_process_with_too_many_pending_requests_loses_its_connection() -> None:
+    with opened() as agent:
+        requests = ({"request": number, "type": "snapshot"} for number in range(MAX_PENDING_REQUESTS + 1))
+        agent.connect().send(*requests)
+        await agent.received(Disconnected())
+        assert len(agent.requests) == MAX_PENDING_REQUESTS
+        assert agent.ended == [WORKER]
 
 
-@running
-async def test_a_process_that_asks_and_asks_loses_its_line() -> None:
-    with agent_of_one() as (agent, line):
-        line.say(*({"request": number, "type": "snapshot"} for number in range(MAX_PENDING_REQUESTS + 1)))
-        await agent.heard(Disconnected())
-        assert len(agent.asked) == MAX_PENDING_REQUESTS
-        assert agent.gone_to_clerk == [WORKER]
+@in_loop
+async def test_a_line_that_is_too_long_ends_the_connection() -> None:
+    with opened() as agent:
+        line = agent.connect()
+        await agent.received(HELLO)
+        text = b'{"type":"note","text":"' + b"x" * (4 * MAX_LINE)
+        await asyncio.get_running_loop().run_in_executor(None, line.send_bytes, text)
+        await agent.received(Disconnected())
 
 
-@running
-async def test_a_line_without_an_end_is_ended_at_its_bound() -> None:
-    with agent_of_one() as (agent, line):
-        await agent.heard(ProcessHello("", os.getpid()))
-        line.socket.sendall(b'{"type":"note","text":"')
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            line.socket.setblocking(True)
-            await asyncio.get_running_loop().run_in_executor(None, line.socket.sendall, b"x" * (4 * MAX_LINE))
-        await agent.heard(Disconnected())
+@in_loop
+async def test_connections_without_a_hello_are_bounded_and_keep_no_process_out() -> None:
+    with opened() as agent:
+        agent.connect()
+        strangers = [agent.line() for _ in range(4 * MAX_UNAUTHENTICATED)]
+        await agent.received(HELLO)
+        assert await strangers[0].receive() is None
+        agent.connect().send({"type": "step", "step": 1})
+        await agent.received(Step(1))
 
 
-@running
-async def test_strangers_are_bounded_and_do_not_keep_a_process_out() -> None:
-    agent = Agent()
-    token = agent.channel.expect(WORKER)
-    first = Line(agent.channel.address)
-    first.say({"type": "hello", "token": token, "pid": 1})
-    strangers = [Line(agent.channel.address) for _ in range(4 * MAX_UNAUTHENTICATED)]
-    await agent.heard(ProcessHello("", os.getpid()))
-    assert await strangers[0].hear() is None
-    last = Line(agent.channel.address)
-    last.say({"type": "hello", "token": token, "pid": 1}, {"type": "step", "step": 1})
-    await agent.heard(Step(1))
-    for line in strangers:
-        line.socket.close()
-    agent.channel.close()
+@in_loop
+async def test_a_connection_without_a_hello_is_closed_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "HELLO_TIMEOUT", 0.05)
+    with opened() as agent:
+        assert await agent.line().receive() is None
 
 
-@running
-async def test_a_stranger_that_says_nothing_is_shown_the_door() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channel_module, "HELLO_TIMEOUT", 0.05)
-        agent = Agent()
-        assert await Line(agent.channel.address).hear() is None
-        agent.channel.close()
-
-
-@running
-async def test_connections_that_find_no_descriptor_are_accepted_when_there_is_one() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channel_module, "ACCEPT_PAUSE", 0.05)
-        agent = Agent()
-        token = agent.channel.expect(WORKER)
-        line = Line(agent.channel.address)
-        line.say({"type": "hello", "token": token, "pid": 1})
+@in_loop
+async def test_connections_that_find_no_descriptor_are_accepted_when_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_module, "ACCEPT_PAUSE", 0.05)
+    with opened() as agent:
+        agent.connect()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
-            # As the loop does it when somebody has connected.
+            # As the loop does it when a process has connected.
             agent.channel._accept()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert agent.events == []
-        await agent.heard(ProcessHello("", os.getpid()))
-        agent.channel.close()
+        await agent.received(HELLO)
 
 
-@running
-async def test_any_message_of_any_process_leaves_the_channel_as_it_was() -> None:
-    """Random words, cut up and put together, of one with a token and of many without."""
+PIECES = [
+    b'{"type":"step","step":1}\n',
+    b'{"type":"note","text":"\\u0000\\u001b[31m"}\n',
+    b'{"request":1,"type":"take","queue":"a","spec":{"size":1,"shard":1}}\n',
+    b'{"request":9,"type":"rollback","state":{"version":1,"queues":{"a":{"spec":{"size":1,"shard":1},"next":1}}}}\n',
+    b'{"type":"restored","step":1,"how":"fresh"}\n',
+    b'{"request":true,"type":1e999}\n',
+    b'{"type":"hello","token":"","pid":-1}\n',
+    b"\x00\xff{[\n",
+    b"[" * 2000 + b"\n",
+    b'{"type":{"type":"say"}}\n',
+    b'{"type":"step","step":1e5}\n',
+]
+
+
+@in_loop
+async def test_any_data_of_any_process_leaves_the_channel_as_it_was() -> None:
+    """Messages that are cut and joined at random, of a process with a token and of many without."""
     chance = random.Random(11)
-    pieces = [
-        b'{"type":"step","step":1}\n',
-        b'{"type":"note","text":"\\u0000\\u001b[31m"}\n',
-        b'{"request":1,"type":"take","queue":"a","spec":{"size":1,"shard":1}}\n',
-        b'{"request":9,"type":"rollback","state":{"version":1,"queues":{"a":{"spec":{"size":1,"shard":1},"next":1}}}}\n',
-        b'{"type":"restored","step":1,"how":"fresh"}\n',
-        b'{"request":true,"type":1e999}\n',
-        b'{"type":"hello","token":"","pid":-1}\n',
-        b"\x00\xff{[\n",
-        b"[" * 2000 + b"\n",
-        b'{"type":{"type":"say"}}\n',
-        b'{"type":"step","step":1e5}\n',
-    ]
-    agent = Agent()
-    tokens = {task: agent.channel.expect(task) for task in (WORKER, CHIEF)}
-    descriptors = set(os.listdir("/proc/self/fd"))
-    for _ in range(300):
-        line = Line(agent.channel.address)
-        words = b"".join(chance.choice(pieces) for _ in range(chance.randrange(30)))
-        if chance.random() < 0.5:
-            line.say({"type": "hello", "token": tokens[WORKER], "pid": 1})
-            cut = chance.randrange(len(words) + 1)
-            words = words[:cut] + bytes(chance.randrange(256) for _ in range(chance.randrange(9))) + words[cut:]
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            line.socket.sendall(words)
-        line.socket.close()
-        await asyncio.sleep(0)
-    calm = Line(agent.channel.address)
-    calm.say({"type": "hello", "token": tokens[CHIEF], "pid": 1}, {"type": "step", "step": 5})
-    await agent.heard(ProcessHello("", os.getpid()), Step(5), of=CHIEF)
-    agent.channel.finish(WORKER)
-    told = [event for task, event in agent.events if task == WORKER]
-    assert (
-        sum(isinstance(event, ProcessHello) for event in told)
-        == sum(isinstance(event, Disconnected) for event in told)
-        > 0
-    )
-    calm.socket.close()
-    await agent.heard(Disconnected(), of=CHIEF)
-    assert set(os.listdir("/proc/self/fd")) <= descriptors
-    agent.channel.close()
+    with opened() as agent:
+        descriptors = set(os.listdir("/proc/self/fd"))
+        for _ in range(300):
+            line = agent.line()
+            data = b"".join(chance.choice(PIECES) for _ in range(chance.randrange(30)))
+            if chance.random() < 0.5:
+                line.send(agent.hello())
+                cut = chance.randrange(len(data) + 1)
+                data = data[:cut] + bytes(chance.randrange(256) for _ in range(chance.randrange(9))) + data[cut:]
+            line.send_bytes(data)
+            line.socket.close()
+            await asyncio.sleep(0)
+        calm = agent.connect(CHIEF)
+        calm.send({"type": "step", "step": 5})
+        await agent.received(HELLO, Step(5), of=CHIEF)
+        agent.channel.finish(WORKER)
+        counts = [sum(isinstance(event, kind) for event in agent.of(WORKER)) for kind in (ProcessHello, Disconnected)]
+        assert counts[0] == counts[1] > 0
+        calm.socket.close()
+        await agent.received(Disconnected(), of=CHIEF)
+        assert set(os.listdir("/proc/self/fd")) <= descriptors
 
 
-@running
-async def test_what_is_reported_is_safe_on_a_terminal() -> None:
-    with agent_of_one() as (agent, line):
-        line.say({"type": "saved", "step": 1, "path": "/a  b\x1b[31m"}, {"type": "note", "text": "a\x1b[2Jb"})
-        line.say({"type": "restored", "step": 1, "how": "fresh", "path": "/a  b", "skipped": ["x\x07"]})
-        await agent.heard(Saved(1, "/a b [31m"), Note("a [2Jb"), Restored(1, "fresh", "/a  b", ("x",)))
-
-
-def test_what_a_process_says_can_do_nothing_to_a_terminal() -> None:
+def test_what_a_process_sends_cannot_steer_a_terminal() -> None:
     assert printable("\x1b[2Jgone\r\nand\x00 \x07back\u202e") == "[2Jgone and back"
     assert len(printable("x" * 10_000)) == MAX_TEXT
 
@@ -517,23 +454,30 @@ BOUNDS = ServerBounds(least=3, most=3, table="users", parts=3, refused=2)
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("event", "printed"),
     [
-        Note("a line", server_bounds=BOUNDS),
-        Restored(7, "checkpoint", "/data/model.ckpt-7", ("one that was skipped",)),
-        Restored(-1, "fresh"),
-        Saved(7, "/data/model.ckpt-7"),
-        Step(7),
-        Ready(),
+        (Note("a line", server_bounds=BOUNDS), None),
+        (Restored(7, "checkpoint", "/data/model.ckpt-7", ("one that was skipped",)), None),
+        (Restored(-1, "fresh"), None),
+        (Saved(7, "/data/model.ckpt-7"), None),
+        (Step(7), None),
+        (Ready(), None),
+        (Saved(1, "/a  b\x1b[31m"), Saved(1, "/a b [31m")),
+        # The path of a checkpoint is used as it is.
+        (Restored(1, "fresh", "/a  b", ("x\x07",)), Restored(1, "fresh", "/a  b", ("x",))),
+        (
+            Note("\x1b[2J", server_bounds=ServerBounds(least=1, most=1, table="\x1b[2Jusers", parts=1)),
+            Note("[2J", server_bounds=ServerBounds(least=1, most=1, table="[2Jusers", parts=1)),
+        ),
     ],
-    ids=lambda said: type(said).__name__,
+    ids=lambda event: type(event).__name__,
 )
-def test_what_may_stand_on_a_terminal_is_passed_on_with_each_of_its_fields(said: Any) -> None:
-    assert sanitize(said) == said
+def test_an_event_is_passed_on_with_all_its_fields_safe_on_a_terminal(event: Any, printed: Any) -> None:
+    assert sanitize(event) == (printed or event)
 
 
-def test_the_name_of_a_table_does_not_steer_a_terminal() -> None:
-    said = sanitize(Note("\x1b[2J", server_bounds=ServerBounds(least=1, most=1, table="\x1b[2Jusers", parts=1)))
-    assert isinstance(said, Note)
-    assert said.server_bounds is not None
-    assert (said.text, said.server_bounds.table) == ("[2J", "[2Jusers")
+@in_loop
+async def test_events_are_passed_on_as_such() -> None:
+    with opened() as agent:
+        agent.connect().send({"type": "note", "text": "a\x1b[2Jb"})
+        await agent.received(Note("a [2Jb"))
