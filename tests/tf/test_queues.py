@@ -16,10 +16,12 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+from loops import in_loop
 
 from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
@@ -52,108 +54,101 @@ FIRST, SECOND = Answer(shard=0, begin=0, end=10, epoch=0), Answer(shard=1, begin
 OVER = Answer(over=True)
 
 
-class Asking:
-    """What was answered to whom, in the order of the answers."""
+class Service:
+    """A service or an agent's queues, and all answers in their order."""
 
-    def __init__(self, ask: Callable[[TaskKey, Request, Callable[[Answer], None]], None]) -> None:
-        self._ask = ask
+    def __init__(self, queues: QueueService | Queues) -> None:
+        self._queues = queues
+        self.gone = queues.gone
         self.answers: list[tuple[TaskKey, Answer]] = []
 
     def __call__(self, task: TaskKey, ask: Request) -> Answer | None:
-        """The answer that was given at once; None while it is waited for."""
-        answered: list[Answer] = []
+        """The answer that was given at once; None while the request waits."""
+        before = len(self.answers)
+        self._queues.ask(task, ask, lambda answer: self.answers.append((task, answer)))
+        return next((answer for of, answer in self.answers[before:] if of == task), None)
 
-        def reply(answer: Answer) -> None:
-            answered.append(answer)
-            self.answers.append((task, answer))
-
-        self._ask(task, ask, reply)
-        return answered[0] if answered else None
-
-
-def test_a_task_without_a_part_waits_and_takes_over_those_of_a_dead_process() -> None:
-    service = QueueService()
-    asking = Asking(service.ask)
-    assert asking(A, TAKE) == FIRST
-    assert asking(B, TAKE) == SECOND
-    assert asking(CHIEF, TAKE) is None
-    assert asking(B, Used("train", 1, 14)) == Answer()
-    service.gone(B)
-    assert asking.answers[-1] == (CHIEF, Answer(shard=1, begin=14, end=20, epoch=0))
-    assert asking(CHIEF, Used("train", 1, 20)) == Answer()
-    assert asking(CHIEF, TAKE) is None, "A may still die"
-    assert asking(A, Used("train", 0, 10)) == Answer()
-    assert asking.answers[-1] == (CHIEF, OVER)
-    assert asking(A, TAKE) == OVER
+    def refused(self, task: TaskKey, ask: Request) -> Answer:
+        """The answer of a request that is refused."""
+        answer = self(task, ask)
+        assert answer is not None
+        assert answer.lost or answer.error
+        return answer
 
 
-def test_holders_of_the_last_parts_that_wait_get_the_end_but_one() -> None:
-    service = QueueService()
-    asking = Asking(service.ask)
-    assert asking(A, TAKE) == FIRST
-    assert asking(CHIEF, TAKE) == SECOND
-    assert asking(A, TAKE) is None
-    assert asking(CHIEF, TAKE) is None
-    assert asking.answers[-1] == (A, OVER), "the chief stays"
-    service.gone(A)
-    assert asking.answers[-1] == (CHIEF, FIRST)
-    assert asking(CHIEF, TAKE) == OVER, "nobody else holds anything"
+@pytest.fixture
+def ask() -> Service:
+    return Service(QueueService())
 
 
-def test_a_waiting_task_that_ends_gets_nothing() -> None:
-    service = QueueService()
-    asking = Asking(service.ask)
-    assert asking(A, TAKE) == FIRST
-    assert asking(A, Take("train", SPEC)) == SECOND
-    assert asking(B, TAKE) is None
-    assert asking(CHIEF, TAKE) is None
-    service.gone(B)
-    service.gone(A)
-    assert [task for task, _ in asking.answers] == [A, A, CHIEF]
+def test_a_task_without_a_part_waits_and_takes_over_those_of_a_dead_process(ask: Service) -> None:
+    assert ask(A, TAKE) == FIRST
+    assert ask(B, TAKE) == SECOND
+    assert ask(CHIEF, TAKE) is None
+    assert ask(B, Used("train", 1, 14)) == Answer()
+    ask.gone(B)
+    assert ask.answers[-1] == (CHIEF, Answer(shard=1, begin=14, end=20, epoch=0))
+    assert ask(CHIEF, Used("train", 1, 20)) == Answer()
+    assert ask(CHIEF, TAKE) is None, "A may still die"
+    assert ask(A, Used("train", 0, 10)) == Answer()
+    assert ask.answers[-1] == (CHIEF, OVER)
+    assert ask(A, TAKE) == OVER
 
 
-def test_a_rollback_takes_all_parts_back_and_hands_them_to_waiting_tasks() -> None:
-    service = QueueService()
-    asking = Asking(service.ask)
-    state = asking(CHIEF, Snapshot())
+def test_holders_of_the_last_parts_that_wait_get_the_end_but_one(ask: Service) -> None:
+    assert ask(A, TAKE) == FIRST
+    assert ask(CHIEF, TAKE) == SECOND
+    assert ask(A, TAKE) is None
+    assert ask(CHIEF, TAKE) is None
+    assert ask.answers[-1] == (A, OVER), "the chief stays"
+    ask.gone(A)
+    assert ask.answers[-1] == (CHIEF, FIRST)
+    assert ask(CHIEF, TAKE) == OVER, "no other task holds anything"
+
+
+def test_a_waiting_task_that_ends_gets_nothing(ask: Service) -> None:
+    assert ask(A, TAKE) == FIRST
+    assert ask(A, TAKE) == SECOND
+    assert ask(B, TAKE) is None
+    assert ask(CHIEF, TAKE) is None
+    ask.gone(B)
+    ask.gone(A)
+    assert [task for task, _ in ask.answers] == [A, A, CHIEF]
+
+
+def test_a_rollback_takes_all_parts_back_and_hands_them_to_waiting_tasks(ask: Service) -> None:
+    state = ask(CHIEF, Snapshot())
     assert state is not None
-    asking(A, TAKE)
-    asking(A, TAKE)
-    assert asking(B, TAKE) is None
-    assert asking(CHIEF, Rollback(state.state)) == Answer()
-    assert asking.answers[-1] == (B, FIRST)
-    refused = asking(A, Used("train", 0, 10))
-    assert refused is not None
+    ask(A, TAKE)
+    ask(A, TAKE)
+    assert ask(B, TAKE) is None
+    assert ask(CHIEF, Rollback(state.state)) == Answer()
+    assert ask.answers[-1] == (B, FIRST)
+    refused = ask.refused(A, Used("train", 0, 10))
     assert refused.lost
     assert "no longer held" in refused.error
 
 
-def test_another_spec_and_a_wrong_state_are_answered_with_sentences() -> None:
-    service = QueueService()
-    asking = Asking(service.ask)
-    asking(A, TAKE)
-    refused = asking(B, Take("train", QueueSpec(size=21, shard=10)))
-    assert refused is not None
+def test_another_spec_and_a_wrong_state_are_answered_with_sentences(ask: Service) -> None:
+    ask(A, TAKE)
+    refused = ask.refused(B, Take("train", QueueSpec(size=21, shard=10)))
     assert not refused.lost
     assert refused.error.startswith("queue train exists already and hands out 20 in parts of 10")
-    wrong = asking(CHIEF, Rollback(SavedState(STATE_VERSION, {"train": QueueState(SPEC, 3)})))
-    assert wrong is not None
-    assert wrong.error == (
-        "the state of the queues cannot be restored: queue train: more parts were handed out than there are"
-    )
-    assert asking(B, TAKE) == SECOND
+    wrong = ask.refused(CHIEF, Rollback(SavedState(STATE_VERSION, {"train": QueueState(SPEC, 3)})))
+    assert wrong.error.startswith("the state of the queues cannot be restored: queue train: ")
+    assert ask(B, TAKE) == SECOND
 
 
 def test_a_reply_that_ends_its_connection_loses_nothing() -> None:
     service = QueueService()
-    asking = Asking(service.ask)
-    assert asking(A, TAKE) == FIRST
-    assert asking(CHIEF, TAKE) == SECOND
+    ask = Service(service)
+    assert ask(A, TAKE) == FIRST
+    assert ask(CHIEF, TAKE) == SECOND
     service.ask(B, TAKE, lambda answer: service.gone(B))
     other = TaskKey(Role.WORKER, 2)
-    assert asking(other, TAKE) is None
-    service.gone(A)
-    assert asking.answers[-1] == (other, FIRST)
+    assert ask(other, TAKE) is None
+    ask.gone(A)
+    assert ask.answers[-1] == (other, FIRST)
 
 
 def order(version: int, *tasks: TaskKey, queue_endpoint: str = "", queue_key: str = "") -> NodeOrder:
@@ -170,36 +165,32 @@ def order(version: int, *tasks: TaskKey, queue_endpoint: str = "", queue_key: st
 
 def test_a_process_of_an_earlier_version_can_neither_take_nor_use() -> None:
     queues = Queues()
-    asking = Asking(queues.ask)
+    ask = Service(queues)
     queues.follow(order(1, CHIEF, A))
-    assert asking(A, TAKE) == FIRST
+    assert ask(A, TAKE) == FIRST
     queues.follow(order(2, TaskKey(Role.CHIEF, 1), B))
-    for ask in (TAKE, Used("train", 0, 10)):
-        refused = asking(A, ask)
-        assert refused is not None
-        assert refused.lost
-    assert asking(B, TAKE) == FIRST, "what was not reported to be in the new model is not in it"
+    for request in (TAKE, Used("train", 0, 10)):
+        assert ask.refused(A, request).lost
+    assert ask(B, TAKE) == FIRST, "what was not reported to be in the new model is not in it"
 
 
 def test_a_worker_that_leaves_still_reports_what_it_has_used() -> None:
     queues = Queues()
-    asking = Asking(queues.ask)
+    ask = Service(queues)
     queues.follow(order(1, CHIEF, A))
-    assert asking(A, TAKE) == FIRST
+    assert ask(A, TAKE) == FIRST
     queues.follow(order(1, CHIEF))
     queues.follow(order(0))
-    assert asking(A, Used("train", 0, 10)) == Answer()
+    assert ask(A, Used("train", 0, 10)) == Answer()
 
 
 def test_only_the_chief_goes_back() -> None:
     queues = Queues()
-    asking = Asking(queues.ask)
+    ask = Service(queues)
     queues.follow(order(1, CHIEF, A))
-    for ask in (Snapshot(), Rollback(None)):
-        refused = asking(A, ask)
-        assert refused is not None
-        assert refused.error == "only the chief has to do with the state of the queues"
-        assert asking(CHIEF, ask) is not None
+    for request in (Snapshot(), Rollback(None)):
+        assert ask.refused(A, request).error == "only the chief has to do with the state of the queues"
+        assert ask(CHIEF, request) is not None
 
 
 WORKER_CODE = """
@@ -218,50 +209,18 @@ print("over", flush=True)
 """
 
 
-async def worker_process(channel: TaskChannel, task: TaskKey) -> asyncio.subprocess.Process:
+@contextlib.asynccontextmanager
+async def worker_process(channel: TaskChannel, task: TaskKey) -> AsyncIterator[asyncio.subprocess.Process]:
     environment = {**os.environ, "TF_PS_AGENT": channel.address, "TF_PS_TASK_TOKEN": channel.expect(task)}
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", WORKER_CODE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     )
-
-
-def test_the_rest_of_a_killed_process_part_goes_to_another_process() -> None:
-    async def test() -> None:
-        steps = asyncio.Queue[int]()
-
-        def on_event(task: TaskKey, event: TaskEvent) -> None:
-            if isinstance(event, Step):
-                steps.put_nowait(event.step)
-
-        queues = Queues()
-        queues.follow(order(1, CHIEF, A, B))
-        channel = TaskChannel(on_event, queues)
-        channel.open()
-        processes = [first := await worker_process(channel, A)]
-        try:
-            assert json.loads(await line_of(first))[:3] == [0, 0, 10]
-            processes.append(second := await worker_process(channel, B))
-            assert json.loads(await line_of(second))[:3] == [1, 10, 20]
-            assert first.stdin is not None
-            assert second.stdin is not None
-            first.stdin.write(b"\n\n\n")
-            assert [await asyncio.wait_for(steps.get(), TIMEOUT) for _ in range(3)] == [0, 1, 2]
-            first.send_signal(signal.SIGKILL)
-            await first.wait()
-            channel.finish(A)
-            second.stdin.write(b"\n" * 10)
-            assert json.loads(await line_of(second))[:3] == [0, 3, 10]
-            second.stdin.write(b"\n" * 7)
-            assert await line_of(second) == b"over\n"
-            assert await second.wait() == 0
-        finally:
-            for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        channel.close()
-
-    asyncio.run(test())
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 async def line_of(process: asyncio.subprocess.Process) -> bytes:
@@ -269,22 +228,52 @@ async def line_of(process: asyncio.subprocess.Process) -> bytes:
     return await asyncio.wait_for(process.stdout.readline(), TIMEOUT)
 
 
-def test_a_request_waits_until_it_is_known_where_the_queues_are() -> None:
-    async def test() -> None:
-        queues = Queues(Membership("job", "secret"))
-        asking = Asking(queues.ask)
-        queues.follow(order(1, A))
-        assert asking(A, TAKE) is None
-        assert asking(B, TAKE) is not None, "it is no task of this node"
-        queues.gone(A)
-        assert asking(A, TAKE) is None
-        queues.follow(order(1, A, queue_endpoint="host:1", queue_key="k"))
-        ((_, found),) = asking.answers[1:]
-        assert found.queue is not None
-        assert (found.queue.endpoint, found.queue.role, found.queue.id) == ("host:1", "worker", 0)
-        assert "secret" not in found.queue.token
+@in_loop
+async def test_the_rest_of_a_killed_process_part_goes_to_another_process() -> None:
+    steps = asyncio.Queue[int]()
 
-    asyncio.run(test())
+    def on_event(task: TaskKey, event: TaskEvent) -> None:
+        if isinstance(event, Step):
+            steps.put_nowait(event.step)
+
+    queues = Queues()
+    queues.follow(order(1, CHIEF, A, B))
+    channel = TaskChannel(on_event, queues)
+    channel.open()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(channel.close)
+        first = await stack.enter_async_context(worker_process(channel, A))
+        assert json.loads(await line_of(first))[:3] == [0, 0, 10]
+        second = await stack.enter_async_context(worker_process(channel, B))
+        assert json.loads(await line_of(second))[:3] == [1, 10, 20]
+        assert first.stdin is not None
+        assert second.stdin is not None
+        first.stdin.write(b"\n\n\n")
+        assert [await asyncio.wait_for(steps.get(), TIMEOUT) for _ in range(3)] == [0, 1, 2]
+        first.send_signal(signal.SIGKILL)
+        await first.wait()
+        channel.finish(A)
+        second.stdin.write(b"\n" * 10)
+        assert json.loads(await line_of(second))[:3] == [0, 3, 10]
+        second.stdin.write(b"\n" * 7)
+        assert await line_of(second) == b"over\n"
+        assert await second.wait() == 0
+
+
+@in_loop
+async def test_a_request_waits_until_it_is_known_where_the_queues_are() -> None:
+    queues = Queues(Membership("job", "secret"))
+    ask = Service(queues)
+    queues.follow(order(1, A))
+    assert ask(A, TAKE) is None
+    assert ask(B, TAKE) is not None, "it is no task of this node"
+    queues.gone(A)
+    assert ask(A, TAKE) is None
+    queues.follow(order(1, A, queue_endpoint="host:1", queue_key="k"))
+    ((_, found),) = ask.answers[1:]
+    assert found.queue is not None
+    assert (found.queue.endpoint, found.queue.role, found.queue.id) == ("host:1", "worker", 0)
+    assert "secret" not in found.queue.token
 
 
 class Wire:
@@ -450,147 +439,137 @@ async def answer(queues: Queues, task: TaskKey, ask: Request) -> Answer:
     return await asyncio.wait_for(answered, TIMEOUT)
 
 
-def remote(test: Callable[[], Awaitable[None]]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A test of two nodes, with short pauses between attempts; no error of the loop may go unseen."""
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Short pauses between attempts to connect. A connection that has ended, not broken, is given up at once."""
+    monkeypatch.setattr(queue_client, "BACKOFF_FIRST", 0.001)
+    monkeypatch.setattr(queue_client, "BACKOFF_MAX", 0.01)
+    monkeypatch.setattr(queue_server, "ENDED_GRACE", 0.0)
+    return monkeypatch
 
-    def run(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(queue_client, "BACKOFF_FIRST", 0.001)
-        monkeypatch.setattr(queue_client, "BACKOFF_MAX", 0.01)
-        troubles: list[Any] = []
 
-        async def watched() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda loop, context: troubles.append(context))
-            await test()
+remote = pytest.mark.usefixtures("hurried")
+"""For tests of two nodes."""
 
-        asyncio.run(watched())
-        assert not troubles
 
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
+async def use_up(
+    ask: Callable[[Request], Awaitable[Answer]],
+    take: Take,
+    used: Counter[tuple[int, int]],
+    leave: Callable[[], bool] = lambda: False,
+) -> int:
+    """Use parts in batches of five until there are no more; how many batches were not reported, because the part was
+    lost or the process left."""
+    lost = 0
+    while not (part := await ask(take)).over:
+        assert part.shard is not None
+        assert part.begin is not None
+        assert part.end is not None
+        for offset in range(part.begin, part.end, 5):
+            used.update((part.epoch or 0, block) for block in range(offset, offset + 5))
+            answered = Answer(lost=True) if leave() else await ask(Used("train", part.shard, offset + 5))
+            if answered.lost:
+                lost += 1
+                break
+            assert answered == Answer()
+    return lost
 
 
 @remote
+@in_loop
 async def test_the_tasks_of_another_node_take_from_the_same_queues() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_server, "ENDED_GRACE", 0.0)
-        async with Nodes().up() as nodes:
-            a, b = nodes.process(A), nodes.process(B)
-            assert await a.ask(TAKE) == FIRST
-            assert await answer(nodes.near, CHIEF, TAKE) == SECOND
-            waiting = asyncio.ensure_future(b.ask(TAKE))
-            assert await answer(nodes.near, CHIEF, Used("train", 1, 12)) == Answer()
-            assert await a.ask(Used("train", 0, 10)) == Answer()
-            assert not waiting.done()
-            nodes.near.gone(CHIEF)
-            assert await waiting == Answer(shard=1, begin=12, end=20, epoch=0)
-            b.end()
-            assert await a.ask(TAKE) == Answer(shard=1, begin=12, end=20, epoch=0)
-            refused = await a.ask(Used("train", 0, 10))
-            assert refused.lost
-            refused = await a.ask(Take("train", QueueSpec(size=1, shard=1)))
-            assert "exists already" in refused.error
-            refused = await a.ask(Snapshot())
-            assert "only the chief" in refused.error
+    async with Nodes().up() as nodes:
+        a, b = nodes.process(A), nodes.process(B)
+        assert await a.ask(TAKE) == FIRST
+        assert await answer(nodes.near, CHIEF, TAKE) == SECOND
+        waiting = asyncio.ensure_future(b.ask(TAKE))
+        assert await answer(nodes.near, CHIEF, Used("train", 1, 12)) == Answer()
+        assert await a.ask(Used("train", 0, 10)) == Answer()
+        assert not waiting.done()
+        nodes.near.gone(CHIEF)
+        assert await waiting == Answer(shard=1, begin=12, end=20, epoch=0)
+        b.end()
+        assert await a.ask(TAKE) == Answer(shard=1, begin=12, end=20, epoch=0)
+        assert (await a.ask(Used("train", 0, 10))).lost
+        assert "exists already" in (await a.ask(Take("train", QueueSpec(size=1, shard=1)))).error
+        assert "only the chief" in (await a.ask(Snapshot())).error
 
 
 @remote
+@in_loop
 async def test_a_connection_that_breaks_anywhere_neither_loses_nor_repeats_anything() -> None:
     chance = random.Random(5)
+    take = Take("train", QueueSpec(size=200, shard=10))
     for _ in range(8):
-        used = Counter[int]()
+        used = Counter[tuple[int, int]]()
         async with Nodes().up() as nodes:
             nodes.wire.cut_after = lambda: chance.randrange(3000) if chance.random() < 0.9 else None
-            take = Take("train", QueueSpec(size=200, shard=10))
-
-            async def work(ask: Callable[[Request], Awaitable[Answer]], take: Take, used: Counter[int]) -> None:
-                while not (part := await ask(take)).over:
-                    assert part.shard is not None
-                    assert part.begin is not None
-                    assert part.end is not None
-                    for offset in range(part.begin, part.end, 5):
-                        used.update(range(offset, offset + 5))
-                        assert await ask(Used("train", part.shard, offset + 5)) == Answer()
-
-            # Two threads of one process share its connection.
-            a, b = nodes.process(A), nodes.process(B)
-            near = nodes.near
-            await asyncio.gather(
-                *(work(process.ask, take, used) for process in (a, a, b)),
-                work(lambda ask, near=near: answer(near, CHIEF, ask), take, used),  # type: ignore[misc]
-            )
+            # Two threads of one process share its connection, and the chief is on the node of the queues.
+            a, b, near = nodes.process(A), nodes.process(B), partial(answer, nodes.near, CHIEF)
+            lost = await asyncio.gather(*(use_up(ask, take, used) for ask in (a.ask, a.ask, b.ask, near)))
             assert nodes.wire.passed
-        assert used == Counter(dict.fromkeys(range(200), 1))
+        assert sum(lost) == 0
+        assert used == Counter(dict.fromkeys(((0, block) for block in range(200)), 1))
 
 
 @remote
-async def test_tasks_that_go_and_nodes_that_stay_away_repeat_at_most_a_batch_and_lose_nothing() -> None:
+@pytest.mark.parametrize("seed", range(8))
+@in_loop
+async def test_tasks_that_go_and_nodes_that_stay_away_repeat_at_most_a_batch_and_lose_nothing(
+    seed: int, hurried: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    hurried.setattr(queue_server, "BROKEN_GRACE", chance.choice([0.004, 60.0]))
     tasks = tuple(TaskKey(Role.WORKER, number) for number in range(4))
     take = Take("train", QueueSpec(size=100, shard=10, shuffle=True, epochs=2))
-    for seed in range(8):
-        chance = random.Random(seed)
-        used = Counter[tuple[int, int]]()
-        lost = 0
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(queue_server, "ENDED_GRACE", 0.0)
-            patch.setattr(queue_server, "BROKEN_GRACE", chance.choice([0.004, 60.0]))
-            async with Nodes().up(tasks) as nodes:
-                nodes.wire.cut_after = lambda chance=chance: chance.randrange(1500, 6000)  # type: ignore[misc]
+    used = Counter[tuple[int, int]]()
 
-                async def work(process: FarProcess, chance: random.Random, used: Counter[tuple[int, int]]) -> None:
-                    nonlocal lost
-                    while not (part := await process.ask(take)).over:
-                        assert part.shard is not None
-                        assert part.begin is not None
-                        assert part.end is not None
-                        for offset in range(part.begin, part.end, 5):
-                            used.update((part.epoch or 0, block) for block in range(offset, offset + 5))
-                            if chance.random() < 0.02:
-                                process.end()
-                                lost += 1
-                                break
-                            answered = await process.ask(Used("train", part.shard, offset + 5))
-                            assert answered.lost or answered == Answer()
-                            if answered.lost:
-                                lost += 1
-                                break
+    def leaves(process: FarProcess) -> bool:
+        if chance.random() < 0.02:
+            process.end()
+            return True
+        return False
 
-                await asyncio.gather(*(work(nodes.process(task), chance, used) for task in tasks))
-        assert set(used) == {(epoch, block) for epoch in range(2) for block in range(100)}
-        assert sum(used.values()) - len(used) <= 5 * lost
+    async with Nodes().up(tasks) as nodes:
+        nodes.wire.cut_after = lambda: chance.randrange(1500, 6000)
+        processes = [nodes.process(task) for task in tasks]
+        lost = await asyncio.gather(*(use_up(each.ask, take, used, partial(leaves, each)) for each in processes))
+    assert set(used) == {(epoch, block) for epoch in range(2) for block in range(100)}
+    assert sum(used.values()) - len(used) <= 5 * sum(lost)
 
 
 @remote
-async def test_the_parts_of_a_process_that_stays_away_go_back() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_server, "BROKEN_GRACE", 0.05)
-        async with Nodes().up() as nodes:
-            a = nodes.process(A)
-            assert await a.ask(TAKE) == FIRST
-            assert await answer(nodes.near, CHIEF, TAKE) == SECOND
-            nodes.wire.blocked = True
-            nodes.wire.cut()
-            assert await answer(nodes.near, CHIEF, TAKE) == FIRST
-            nodes.wire.blocked = False
-            assert (await a.ask(Used("train", 0, 10))).lost
+@in_loop
+async def test_the_parts_of_a_process_that_stays_away_go_back(hurried: pytest.MonkeyPatch) -> None:
+    hurried.setattr(queue_server, "BROKEN_GRACE", 0.05)
+    async with Nodes().up() as nodes:
+        a = nodes.process(A)
+        assert await a.ask(TAKE) == FIRST
+        assert await answer(nodes.near, CHIEF, TAKE) == SECOND
+        nodes.wire.blocked = True
+        nodes.wire.cut()
+        assert await answer(nodes.near, CHIEF, TAKE) == FIRST
+        nodes.wire.blocked = False
+        assert (await a.ask(Used("train", 0, 10))).lost
 
 
 @remote
+@in_loop
 async def test_a_connection_that_broke_has_longer_to_come_back_than_one_that_ended() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_server, "ENDED_GRACE", 0.0)
-        async with Nodes().up() as nodes:
-            a, b = nodes.process(A), nodes.process(B)
-            assert await a.ask(TAKE) == FIRST
-            assert await b.ask(TAKE) == SECOND
-            waiting = asyncio.ensure_future(answer(nodes.near, CHIEF, TAKE))
-            nodes.wire.cut()
-            assert await b.ask(Used("train", 1, 15)) == Answer()
-            b.end()
-            assert await waiting == Answer(shard=1, begin=15, end=20, epoch=0)
-            assert await a.ask(Used("train", 0, 10)) == Answer()
+    async with Nodes().up() as nodes:
+        a, b = nodes.process(A), nodes.process(B)
+        assert await a.ask(TAKE) == FIRST
+        assert await b.ask(TAKE) == SECOND
+        waiting = asyncio.ensure_future(answer(nodes.near, CHIEF, TAKE))
+        nodes.wire.cut()
+        assert await b.ask(Used("train", 1, 15)) == Answer()
+        b.end()
+        assert await waiting == Answer(shard=1, begin=15, end=20, epoch=0)
+        assert await a.ask(Used("train", 0, 10)) == Answer()
 
 
 @remote
+@in_loop
 async def test_the_parts_of_a_replaced_process_go_back() -> None:
     async with Nodes().up() as nodes:
         a = nodes.process(A)
@@ -601,6 +580,7 @@ async def test_the_parts_of_a_replaced_process_go_back() -> None:
 
 
 @remote
+@in_loop
 async def test_a_process_of_a_later_version_waits_until_the_chief_knows_the_version() -> None:
     async with Nodes().up() as nodes:
         a = nodes.process(A)
@@ -614,6 +594,7 @@ async def test_a_process_of_a_later_version_waits_until_the_chief_knows_the_vers
         assert (await a.ask(Used("train", 0, 10))).lost
 
 
+@remote
 @pytest.mark.parametrize(
     ("token", "other", "key"),
     [
@@ -624,75 +605,70 @@ async def test_a_process_of_a_later_version_waits_until_the_chief_knows_the_vers
         ("", "", ""),
     ],
 )
-def test_a_process_with_another_token_or_without_the_key_gets_nothing(
-    token: str, other: str, key: str | None, monkeypatch: pytest.MonkeyPatch
+@in_loop
+async def test_a_process_with_another_token_or_without_the_key_gets_nothing(
+    token: str, other: str, key: str | None, hurried: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        warnings: list[str] = []
-        warned = asyncio.Event()
-        loop = asyncio.get_running_loop()
+    warnings: list[str] = []
+    warned = asyncio.Event()
+    loop = asyncio.get_running_loop()
 
-        def note(sentence: str) -> None:
-            warnings.append(sentence)
-            loop.call_soon_threadsafe(warned.set)
+    def note(sentence: str) -> None:
+        warnings.append(sentence)
+        loop.call_soon_threadsafe(warned.set)
 
-        monkeypatch.setattr(queue_client, "note", note)
-        async with Nodes(token, other, key).up() as nodes:
-            waiting = asyncio.ensure_future(nodes.process(A).ask(TAKE))
-            await asyncio.wait_for(warned.wait(), TIMEOUT)
-            assert len(warnings) == 1
-            assert "token" in warnings[0]
-            assert "secret" not in warnings[0]
-            assert not waiting.done()
-            assert await answer(nodes.near, CHIEF, TAKE) == FIRST, "nothing was taken before"
-        with pytest.raises(NodesGone):
-            await waiting
-
-    remote(test)(monkeypatch)
-
-
-def test_without_a_token_it_is_enough_to_know_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async with Nodes("").up() as nodes:
-            assert await nodes.process(A).ask(TAKE) == FIRST
-
-    remote(test)(monkeypatch)
+    hurried.setattr(queue_client, "note", note)
+    async with Nodes(token, other, key).up() as nodes:
+        waiting = asyncio.ensure_future(nodes.process(A).ask(TAKE))
+        await asyncio.wait_for(warned.wait(), TIMEOUT)
+        (warning,) = warnings
+        assert "token" in warning
+        assert "secret" not in warning
+        assert not waiting.done()
+        assert await answer(nodes.near, CHIEF, TAKE) == FIRST, "nothing was taken before"
+    with pytest.raises(NodesGone):
+        await waiting
 
 
 @remote
+@in_loop
+async def test_without_a_token_it_is_enough_to_know_the_key() -> None:
+    async with Nodes("").up() as nodes:
+        assert await nodes.process(A).ask(TAKE) == FIRST
+
+
+HELLO = {"type": "queue", "protocol": PROTOCOL, "job": "job", "session": "a" * 64, "nonce": "b" * 64}
+
+
+def line(**fields: Any) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
+
+
+@remote
+@in_loop
 async def test_the_token_of_one_task_is_refused_for_another() -> None:
     async with Nodes().up() as nodes:
         token = Membership("job", "secret").token_of(A, 1, nodes.key)
         for role, number, version in (("worker", 0, 1), ("worker", 1, 1), ("chief", 0, 1), ("worker", 0, 2)):
             reader, writer = await asyncio.open_connection("127.0.0.1", nodes.near.port)
-            hello = {
-                "type": "queue",
-                "protocol": PROTOCOL,
-                "job": "job",
-                "version": version,
-                "role": role,
-                "id": number,
-            }
-            writer.write(json.dumps({**hello, "session": "a" * 64, "nonce": "b" * 64}).encode() + b"\n")
+            writer.write(line(**HELLO, version=version, role=role, id=number))
             nonce = json.loads(await reader.readline())["nonce"]
-            proof = {"type": "proof", "mac": prove(token, "process", "b" * 64, nonce)}
-            writer.write(json.dumps(proof).encode() + b"\n")
+            writer.write(line(type="proof", mac=prove(token, "process", "b" * 64, nonce)))
             answered = json.loads(await reader.readline())["type"]
             assert answered == ("welcome" if (role, number, version) == ("worker", 0, 1) else "refused")
             writer.close()
 
 
 @remote
+@in_loop
 async def test_unauthenticated_peers_get_nothing_and_are_disconnected() -> None:
     chance = random.Random(3)
-    hello = {"type": "queue", "protocol": PROTOCOL, "job": "job", "version": 1, "role": "worker", "id": 0}
-    opening = json.dumps({**hello, "session": "a" * 64, "nonce": "b" * 64}).encode() + b"\n"
-    proof = b'{"type": "proof", "mac": "%s"}\n' % (b"0" * 64)
-    take = json.dumps({"request": 1, **msgspec.to_builtins(TAKE)}).encode() + b"\n"
-    words = [
+    opening = line(**HELLO, version=1, role="worker", id=0)
+    proof = line(type="proof", mac="0" * 64)
+    pieces = [
         opening,
         proof,
-        take,
+        line(request=1, **msgspec.to_builtins(TAKE)),
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x00\xff\n",
         b"[" * 3000 + b"\n",
@@ -704,11 +680,11 @@ async def test_unauthenticated_peers_get_nothing_and_are_disconnected() -> None:
         assert await a.ask(TAKE) == FIRST
         for _ in range(100):
             reader, writer = await asyncio.open_connection("127.0.0.1", nodes.near.port)
-            writer.write(b"".join(chance.choices(words, k=chance.randrange(1, 4))) + opening + proof)
+            writer.write(b"".join(chance.choices(pieces, k=chance.randrange(1, 4))) + opening + proof)
             with contextlib.suppress(OSError):
-                while line := await asyncio.wait_for(reader.readline(), TIMEOUT):
-                    assert b"welcome" not in line
-                    assert b"answer" not in line
+                while received := await asyncio.wait_for(reader.readline(), TIMEOUT):
+                    assert b"welcome" not in received
+                    assert b"answer" not in received
             writer.close()
         silent = [await asyncio.open_connection("127.0.0.1", nodes.near.port) for _ in range(200)]
         assert await nodes.process(B).ask(TAKE) == SECOND
