@@ -6,15 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_lines import isolate
+from command_lines import fake_etcd3, isolate, run_python
 from policy_parts import cluster_rules
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import options as those_of_dlrover_run
-from dlrover_run.command_line.parser import UsageError
 from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.policies.parameter_servers import rules
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
@@ -24,8 +24,7 @@ from tf_ps_runner.cli import has_tensorflow, job_or_code, main, memory_size, par
 from tf_ps_runner.command_line import options
 from tf_ps_runner.spec import PRELOAD, PsJobSpec
 
-LIMIT = 60.0
-"""Seconds that a child process of a test may take before the test gives up."""
+SECRET = "a-secret-of-this-job-alone"
 
 MANY = "--rdzv-backend=master --rdzv-endpoint=node0"
 
@@ -40,22 +39,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def job_of(text: str, **environ: str) -> PsJobSpec:
-    """The job of these flags and variables."""
-    return parse(text.split(), environ)
-
-
-def warned(text: str, **environ: str) -> list[str]:
-    """The warnings for these flags and variables."""
+    """The job of these flags and variables, which give no warning."""
     warnings: list[str] = []
-    parse(text.split(), environ, warn=warnings.append)
-    return warnings
-
-
-def refused(text: str, **environ: str) -> str:
-    """Why there is no job of these flags and variables."""
-    with pytest.raises(SpecError) as mistake:
-        parse(text.split(), environ)
-    return str(mistake.value)
+    spec = parse(text.split(), environ, warn=warnings.append)
+    assert warnings == []
+    return spec
 
 
 def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> None:
@@ -81,10 +69,6 @@ def test_a_machine_without_a_role_hosts_the_most_of_each_role() -> None:
     assert (cluster.min_ps, cluster.max_ps, cluster.min_workers, cluster.max_workers) == (1, 4, 2, 8)
 
 
-def test_a_job_may_have_no_worker_but_the_chief() -> None:
-    assert job_of("--workers=0 train.py").slots(Role.WORKER) == 0
-
-
 @pytest.mark.parametrize("role", options.ROLE_CHOICES)
 def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of_nodes(role: str) -> None:
     spec = job_of(f"--role={role} --ps=2 {MANY} train.py")
@@ -95,14 +79,11 @@ def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of
     assert spec.job.role == role
 
 
-def test_the_role_evaluator_adds_an_evaluator_to_the_job() -> None:
-    spec = job_of(f"--role=evaluator {MANY} train.py")
-    assert cluster_rules(spec.job.rules).evaluator == 1
-
-
-def test_machines_without_roles_may_share_a_job() -> None:
+def test_machines_without_roles_may_share_a_job_and_an_evaluator_is_part_of_it_by_its_role() -> None:
     spec = job_of(f"--ps=4 --workers=8 {MANY} train.py")
     assert (spec.job.backend, spec.slots(Role.PS), spec.slots(Role.WORKER)) == ("master", 4, 8)
+    assert cluster_rules(job_of(f"--role=evaluator {MANY} train.py").job.rules).evaluator == 1
+    assert job_of("--workers=0 train.py").slots(Role.WORKER) == 0
 
 
 def test_the_master_variable_counts_only_for_a_machine_with_a_role() -> None:
@@ -120,28 +101,21 @@ def test_the_node_id_of_a_pod_contains_its_role() -> None:
     assert ids == {"ps-0", "worker-0", "chief-0", "evaluator-0"}
 
 
-def test_master_and_etcd_have_the_settings_that_dlrover_run_has(here: Path) -> None:
-    (here / "token").write_text("a secret\n")
+def test_master_and_etcd_have_the_settings_that_dlrover_run_has(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "token").write_text(f"{SECRET}\n")
+    (here / "token").chmod(0o600)
     spec = job_of(
         f"--role=ps {MANY} --rdzv-id=ads --rdzv-conf=token_file=token,state_dir=state,join_timeout=5 train.py"
     )
     assert spec.job.master is not None
-    assert (spec.job.master.token, spec.job.master.state_dir) == ("a secret", str(here / "state"))
+    assert (spec.job.master.token, spec.job.master.state_dir) == (SECRET, str(here / "state"))
     assert (spec.job.rules.join_timeout, spec.job.run_id) == (5, "ads")
-    assert "a secret" not in repr(spec)
-    if not has_package("etcd3"):
-        pytest.skip("the package etcd3 is not installed here")
+    assert SECRET not in repr(spec)
+    fake_etcd3(monkeypatch)
     spec = job_of("--role=ps --rdzv-backend=etcd --rdzv-endpoint=a,b:3 --rdzv-conf=prefix=/jobs train.py")
     assert spec.job.etcd is not None
     assert (spec.job.etcd.endpoints, spec.job.etcd.prefix) == ((("a", 2379), ("b", 3)), "/jobs")
     assert spec.job.rules.lost_after == 0
-
-
-def has_package(name: str) -> bool:
-    """Whether it is installed here."""
-    import importlib.util
-
-    return importlib.util.find_spec(name) is not None
 
 
 def test_a_job_on_one_machine_has_the_given_name_or_a_fresh_one() -> None:
@@ -219,26 +193,6 @@ def test_an_invalid_size_of_memory_is_refused(text: str) -> None:
         memory_size("--ps-memory", text)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("", "No script was given"),
-        ("--nnodes=2 train.py", "--nnodes of dlrover-run is not supported by tf-ps-run"),
-        ("--sparce train.py", "--sparce is not a flag of tf-ps-run; did you mean --sparse?"),
-        ("--ps", "--ps needs a value: N|MIN:MAX."),
-    ],
-)
-def test_a_line_that_cannot_be_read_points_to_the_help(
-    text: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(UsageError):
-        parse(text.split(), {})
-    assert main(text.split()) == exit_codes.BAD_COMMAND_LINE
-    printed = capsys.readouterr().err
-    assert sentence in printed
-    assert printed.endswith("Try 'tf-ps-run --help'.\n")
-
-
 @pytest.mark.parametrize("role", ["--role=ps ", ""])
 def test_an_endpoint_without_a_backend_is_a_masters(role: str) -> None:
     job = job_of(f"{role}--ps=2 --rdzv-endpoint=node0 train.py").job
@@ -247,26 +201,11 @@ def test_an_endpoint_without_a_backend_is_a_masters(role: str) -> None:
     assert (job.master.host, job.master.port) == ("node0", 29400)
 
 
-def test_a_range_of_servers_without_checkpoints_gives_a_warning() -> None:
-    (warning,) = warned("--ps=1:2 train.py")
-    assert "--checkpoint-dir=DIR" in warning
-    assert warned("--ps=1:2 --checkpoint-dir=ckpt train.py") == []
-    assert warned("--ps=1:2 --checkpoint-dir=hdfs://namenode/ckpt train.py") == []
-    assert warned("--ps=2 train.py") == []
-
-
-def test_flags_without_effect_give_a_warning() -> None:
-    assert warned("--start-method=spawn --preload=json train.py") == [
-        "--preload has no effect with --start-method=spawn."
-    ]
-    assert warned("--rdzv-conf scale_up_delay=5,last_call_timeout=3 train.py") == [
-        "scale_up_delay of --rdzv-conf has no effect on a job with parameter servers."
-    ]
-    assert warned("--max-memory=8Gi train.py") == ["--max-memory has no effect without --worker-memory or --ps-memory."]
-    assert warned("--rdzv-conf=nonsense=1,bind=a train.py") == [
-        "--rdzv-conf contains 'nonsense', which is not a known key and has no effect.",
-        "bind of --rdzv-conf has no effect: it requires several nodes, --rdzv-backend=c10d and --rdzv-endpoint.",
-    ]
+@pytest.mark.parametrize(
+    "text", ["--ps=1:2 --checkpoint-dir=ckpt train.py", "--ps=1:2 --checkpoint-dir=hdfs://namenode/ckpt train.py"]
+)
+def test_a_range_of_servers_with_checkpoints_gives_no_warning(text: str) -> None:
+    job_of(text)
 
 
 def test_modules_to_preload_come_after_those_that_every_job_needs() -> None:
@@ -281,60 +220,57 @@ def test_output_streams_are_chosen_for_all_tasks_and_lines_have_a_prefix(here: P
     assert not (here / "logs").exists()
 
 
+@pytest.fixture
+def interpreter(here: Path) -> Callable[[str], str]:
+    """Makes an interpreter of its own that runs this one; `{python}` is its path."""
+
+    def make(line: str) -> str:
+        path = here / "python"
+        path.write_text(f"#!/bin/sh\n{line.format(python=sys.executable, here=here)}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    (here / "tensorflow").mkdir()
+    (here / "tensorflow" / "__init__.py").write_text("raise SystemExit(3)")
+    return make
+
+
 def test_an_interpreter_without_tensorflow_is_found_before_anything_starts(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    interpreter: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bare = here / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
-    bare.chmod(0o755)
-    assert not has_tensorflow(str(bare))
-    monkeypatch.setenv("PYTHON_EXEC", str(bare))
+    bare = interpreter('exec {python} -I -S "$@"')
+    assert not has_tensorflow(bare)
+    monkeypatch.setenv("PYTHON_EXEC", bare)
     assert main(["train.py"]) == exit_codes.BAD_COMMAND_LINE
-    printed = capsys.readouterr().err
-    assert printed == (
+    assert capsys.readouterr().err == (
         f"tf-ps-run: There is no TensorFlow in {bare}: install it there (pip install 'dlrover-run[tf]'), or set "
         "PYTHON_EXEC to an interpreter that has it.\n"
     )
 
 
-def test_an_interpreter_with_something_called_tensorflow_will_do_and_it_is_not_imported(here: Path) -> None:
-    (here / "tensorflow").mkdir()
-    (here / "tensorflow" / "__init__.py").write_text("raise SystemExit(3)")
-    other = here / "python"
-    other.write_text(f'#!/bin/sh\nPYTHONPATH={here} exec {sys.executable} "$@"\n')
-    other.chmod(0o755)
-    require_tensorflow(str(other))
+def test_an_interpreter_with_something_called_tensorflow_will_do_and_it_is_not_imported(
+    interpreter: Callable[[str], str],
+) -> None:
+    require_tensorflow(interpreter('PYTHONPATH={here} exec {python} "$@"'))
 
 
-def test_a_module_that_another_interpreter_does_not_have_is_refused_before_anything_starts(here: Path) -> None:
-    (here / "tensorflow").mkdir()
-    (here / "tensorflow" / "__init__.py").write_text("raise SystemExit(3)")
-    other = here / "python"
-    other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    other.chmod(0o755)
-    done = command("-m", "no_such.module", PYTHON_EXEC=str(other))
+def test_an_interpreter_that_gives_no_answer_is_accepted(interpreter: Callable[[str], str]) -> None:
+    assert has_tensorflow(interpreter("exit 1"))
+
+
+def test_a_module_that_another_interpreter_does_not_have_is_refused_before_anything_starts(
+    interpreter: Callable[[str], str], here: Path
+) -> None:
+    other = interpreter('exec {python} -S "$@"')
+    done = command("-m", "no_such.module", PYTHON_EXEC=other)
     assert done.returncode == exit_codes.BAD_COMMAND_LINE
     assert f"The module 'no_such.module' is neither in {here} nor installed for {other}" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_an_interpreter_that_gives_no_answer_is_accepted(here: Path) -> None:
-    other = here / "python"
-    other.write_text("#!/bin/sh\nexit 1\n")
-    other.chmod(0o755)
-    assert has_tensorflow(str(other))
-
-
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """`python -m tf_ps_runner` with these arguments, as a process."""
-    return subprocess.run(
-        [sys.executable, "-m", "tf_ps_runner", *arguments],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    return run_python("-m", "tf_ps_runner", *arguments, **variables)
 
 
 def drawn_help(*arguments: str) -> tuple[str, set[str]]:
@@ -386,14 +322,7 @@ def test_a_launch_loads_neither_typer_nor_tensorflow_nor_grpc() -> None:
         f"parse({['-r3', '--ps=2', '--role=ps', *MANY.split(), 'train.py']!r}, {{}});"
         "print(sorted({'typer', 'click', 'rich', 'tensorflow', 'grpc', 'asyncio', 'numpy'} & sys.modules.keys()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=True,
-    )
+    done = run_python("-c", code)
     assert done.stdout == "[]\n"
 
 
@@ -405,13 +334,13 @@ def test_a_script_named_scale_is_given_after_two_dashes(here: Path) -> None:
 def test_secrets_of_the_environment_are_not_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
+    monkeypatch.setenv("DLROVER_RDZV_TOKEN", SECRET)
     monkeypatch.setattr("tf_ps_runner.cli.require_tensorflow", lambda python: None)
     spec = job_or_code(["--role=ps", *MANY.split(), "train.py"])
     assert isinstance(spec, PsJobSpec)
     assert spec.job.master is not None
-    assert spec.job.master.token == "a secret"
-    assert "a secret" not in repr(spec) + "".join(capsys.readouterr())
+    assert spec.job.master.token == SECRET
+    assert SECRET not in repr(spec) + "".join(capsys.readouterr())
 
 
 def test_the_page_lists_every_flag_with_its_default() -> None:
