@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,18 +37,11 @@ class Requests:
 
     def request(self, what: str, **fields: Any) -> dict[str, Any]:
         """The answer, once there is one."""
-        asked = read_line(json.dumps({"request": 1, "type": what, **fields}).encode())
-        assert isinstance(asked, tuple)
-        answered: list[Answer] = []
-        there = threading.Event()
-
-        def reply(answer: Answer) -> None:
-            answered.append(answer)
-            there.set()
-
-        self.service.ask(self.task, asked[1], reply)
-        assert there.wait(30), "there is no answer"
-        found: dict[str, Any] = json.loads(answer_line(1, answered[0]))
+        request = read_line(json.dumps({"request": 1, "type": what, **fields}).encode())
+        assert isinstance(request, tuple)
+        answer: Future[Answer] = Future()
+        self.service.ask(self.task, request[1], answer.set_result)
+        found: dict[str, Any] = json.loads(answer_line(1, answer.result(30)))
         return found
 
 
@@ -96,39 +90,26 @@ def test_data_shards_refuse_invalid_numbers(field: str, wrong: Any) -> None:
         hooks.DataShards("train", **{"size": 10, "shard_size": 2, field: wrong})
 
 
-def test_a_batch_is_used_once_the_next_one_is_requested(service: QueueService) -> None:
-    spec = ShardSpec(size=20, shard=10)
-    own_task = batches(queue(service, spec), 4)
-    assert [next(own_task).begin for _ in range(2)] == [0, 4]
-    assert left(service, spec) == [(4, 10), (10, 20)]
-
-
-def test_a_batch_with_which_a_step_was_made_is_reported_before_leaving(service: QueueService) -> None:
+@pytest.mark.parametrize(
+    ("batch", "steps", "rest"),
+    [
+        # A batch is used once the next one is requested.
+        pytest.param(4, ["next", "next"], [(4, 10)], id="next requested"),
+        # On leaving, a batch with which a step was made is reported, and one that was not trained with goes back.
+        pytest.param(4, ["next", "made_step", "before_leaving"], [(4, 10)], id="step made"),
+        pytest.param(4, ["next", "made_step", "next", "before_leaving"], [(4, 10)], id="not trained with"),
+        # A whole part may take several steps.
+        pytest.param(None, ["next", "made_step", "before_leaving"], [(0, 10)], id="whole part"),
+    ],
+)
+def test_what_is_used_is_not_given_again(
+    service: QueueService, batch: int | None, steps: list[str], rest: list[tuple[int, int]]
+) -> None:
     spec = ShardSpec(size=10, shard=10)
-    own_task = batches(queue(service, spec), 4)
-    next(own_task)
-    shards.made_step()
-    shards.before_leaving()
-    assert left(service, spec) == [(4, 10)]
-
-
-def test_a_batch_that_was_not_trained_with_goes_back_on_leaving(service: QueueService) -> None:
-    spec = ShardSpec(size=10, shard=10)
-    own_task = batches(queue(service, spec), 4)
-    next(own_task)
-    shards.made_step()
-    next(own_task)
-    shards.before_leaving()
-    assert left(service, spec) == [(4, 10)]
-
-
-def test_a_whole_part_goes_back_on_leaving_because_it_may_take_several_steps(service: QueueService) -> None:
-    spec = ShardSpec(size=10, shard=10)
-    own_task = batches(queue(service, spec), None)
-    next(own_task)
-    shards.made_step()
-    shards.before_leaving()
-    assert left(service, spec) == [(0, 10)]
+    given = batches(queue(service, spec), batch)
+    for step in steps:
+        next(given) if step == "next" else getattr(shards, step)()
+    assert left(service, spec) == rest
 
 
 def test_a_claimed_batch_is_used_only_when_its_result_is_there(service: QueueService) -> None:
@@ -203,19 +184,26 @@ def test_the_last_batch_of_a_part_is_used_when_the_next_one_is_requested(service
 
 
 class SavedStates:
-    """A chief's checkpoints with the state of the queues states them."""
+    """A chief's checkpoints, with the state of the queues beside each."""
 
     def __init__(self, service: QueueService, folder: Path) -> None:
         self.folder = folder
         self.line = Requests(service, CHIEF)
 
-    def path(self, step: int) -> str:
-        return str(self.folder / f"model.ckpt-{step}")
+    def path(self, number: object) -> str:
+        return str(self.folder / f"model.ckpt-{number}")
 
-    def save(self, step: int) -> None:
-        shard_state.take(self.path(step))
-        Path(self.path(step) + ".index").touch()
-        shard_state.store(self.path(step), step)
+    def state(self, number: object) -> Path:
+        """The file with the state of a checkpoint."""
+        return Path(self.path(number) + shard_state.SUFFIX)
+
+    def save(self, number: object, step: int = 0) -> None:
+        shard_state.take(self.path(number))
+        Path(self.path(number) + ".index").touch()
+        shard_state.store(self.path(number), step or int(str(number)))
+
+    def restore(self, step: int) -> None:
+        shard_state.restore(self.path(step), step, "checkpoint")
 
 
 @pytest.fixture
@@ -225,43 +213,40 @@ def states(service: QueueService, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return found
 
 
+def parts(*begins: int) -> list[tuple[int, int]]:
+    """Whole parts of ten."""
+    return [(begin, begin + 10) for begin in begins]
+
+
 def use_one(service: QueueService, spec: ShardSpec) -> None:
     part = queue(service, spec).take()
     assert part is not None
     queue(service, spec).use(part.number, part.end)
 
 
-def test_the_state_of_the_data_goes_back_with_the_model(service: QueueService, states: SavedStates) -> None:
-    spec = ShardSpec(size=40, shard=10)
-    use_one(service, spec)
+SPEC = ShardSpec(size=40, shard=10)
+
+
+@pytest.mark.parametrize(
+    ("how", "step", "rest"), [("checkpoint", 1, (10, 20, 30)), ("live", 5, (20, 30)), ("fresh", 0, (0, 10, 20, 30))]
+)
+def test_the_state_of_the_data_goes_back_with_the_model(
+    service: QueueService, states: SavedStates, how: str, step: int, rest: tuple[int, ...]
+) -> None:
+    use_one(service, SPEC)
     states.save(1)
-    use_one(service, spec)
-    shard_state.restore(states.path(1), 1, "checkpoint")
-    assert left(service, spec) == [(10, 20), (20, 30), (30, 40)]
+    use_one(service, SPEC)
+    shard_state.restore(states.path(1) if how == "checkpoint" else None, step, how)
+    assert left(service, SPEC) == parts(*rest)
 
 
 def test_the_state_is_taken_before_the_variables_are_read(service: QueueService, states: SavedStates) -> None:
-    spec = ShardSpec(size=30, shard=10)
-    use_one(service, spec)
+    use_one(service, SPEC)
     shard_state.take(states.path(1))
-    use_one(service, spec)
+    use_one(service, SPEC)
     shard_state.store(states.path(1), 1)
-    shard_state.restore(states.path(1), 1, "checkpoint")
-    assert left(service, spec) == [(10, 20), (20, 30)]
-
-
-def test_a_live_model_keeps_the_position_in_the_data(service: QueueService, states: SavedStates) -> None:
-    spec = ShardSpec(size=20, shard=10)
-    use_one(service, spec)
-    shard_state.restore(None, 5, "live")
-    assert left(service, spec) == [(10, 20)]
-
-
-def test_a_fresh_model_begins_with_all_data(service: QueueService, states: SavedStates) -> None:
-    spec = ShardSpec(size=20, shard=10)
-    use_one(service, spec)
-    shard_state.restore(None, 0, "fresh")
-    assert left(service, spec) == [(0, 10), (10, 20)]
+    states.restore(1)
+    assert left(service, SPEC) == parts(10, 20, 30)
 
 
 @pytest.mark.parametrize(
@@ -277,13 +262,12 @@ def test_a_fresh_model_begins_with_all_data(service: QueueService, states: Saved
 def test_a_checkpoint_without_its_state_uses_that_of_the_newest_older_one(
     service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str], damage: Any, clause: str
 ) -> None:
-    spec = ShardSpec(size=40, shard=10)
     for step in (1, 2, 3):
-        use_one(service, spec)
+        use_one(service, SPEC)
         states.save(step)
-    damage(Path(states.path(3) + shard_state.SUFFIX))
-    shard_state.restore(states.path(3), 3, "checkpoint")
-    assert left(service, spec) == [(20, 30), (30, 40)]
+    damage(states.state(3))
+    states.restore(3)
+    assert left(service, SPEC) == parts(20, 30)
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1
     assert f"model.ckpt-3 {clause}" in printed
@@ -291,60 +275,51 @@ def test_a_checkpoint_without_its_state_uses_that_of_the_newest_older_one(
 
 
 def test_an_older_checkpoint_is_one_of_a_lower_step_whatever_its_number(
-    service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
+    service: QueueService, states: SavedStates
 ) -> None:
-    spec = ShardSpec(size=50, shard=10)
     for number, step in ((393, 100), (8, 200), (7, 300), (9, 400)):
-        use_one(service, spec)
-        shard_state.take(states.path(number))
-        Path(states.path(number) + ".index").touch()
-        shard_state.store(states.path(number), step)
-    Path(states.path(7) + shard_state.SUFFIX).unlink()
+        use_one(service, SPEC)
+        states.save(number, step)
+    states.state(7).unlink()
     shard_state.restore(states.path(7), 300, "checkpoint")
-    assert left(service, spec) == [(20, 30), (30, 40), (40, 50)]
-    assert "that of model.ckpt-8 is used" in capfd.readouterr().err
+    assert left(service, SPEC) == parts(20, 30)
 
 
 def test_the_state_of_a_checkpoint_of_another_name_is_neither_used_nor_removed(
     service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    spec = ShardSpec(size=40, shard=10)
-    use_one(service, spec)
-    other = str(states.folder / "model.ckpt-best-1")
-    shard_state.take(other)
-    shard_state.store(other, 1)
-    use_one(service, spec)
+    use_one(service, SPEC)
+    states.save("best-1", step=1)
+    Path(states.path("best-1") + ".index").unlink()
+    use_one(service, SPEC)
     states.save(2)
-    assert Path(other + shard_state.SUFFIX).exists()
-    Path(states.path(2) + shard_state.SUFFIX).unlink()
-    shard_state.restore(states.path(2), 2, "checkpoint")
-    assert left(service, spec) == [(0, 10), (10, 20), (20, 30), (30, 40)]
+    assert states.state("best-1").exists()
+    states.state(2).unlink()
+    states.restore(2)
+    assert left(service, SPEC) == parts(0, 10, 20, 30)
     assert capfd.readouterr().err == ""
 
 
 def test_without_any_state_the_data_begins_anew_with_a_message(
     service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    spec = ShardSpec(size=20, shard=10)
-    use_one(service, spec)
-    Path(states.path(7) + shard_state.SUFFIX).write_text("no json")
-    shard_state.restore(states.path(7), 7, "checkpoint")
-    assert left(service, spec) == [(0, 10), (10, 20)]
+    use_one(service, SPEC)
+    states.state(7).write_text("no json")
+    states.restore(7)
+    assert left(service, SPEC) == parts(0, 10, 20, 30)
     assert "all data is used from the beginning, and nothing is lost" in capfd.readouterr().err
 
 
 def test_an_impossible_state_is_refused_and_the_data_begins_anew(
     service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    spec = ShardSpec(size=20, shard=10)
-    use_one(service, spec)
+    use_one(service, SPEC)
     states.save(1)
-    name = Path(states.path(1) + shard_state.SUFFIX)
-    state = json.loads(name.read_text())
+    state = json.loads(states.state(1).read_text())
     state["queues"]["train"]["next"] = 99
-    name.write_text(json.dumps(state))
-    shard_state.restore(states.path(1), 1, "checkpoint")
-    assert left(service, spec) == [(0, 10), (10, 20)]
+    states.state(1).write_text(json.dumps(state))
+    states.restore(1)
+    assert left(service, SPEC) == parts(0, 10, 20, 30)
     assert "more parts were handed out than there are" in capfd.readouterr().err
 
 
@@ -352,13 +327,13 @@ def test_a_script_without_data_shards_has_no_states_and_no_messages(
     states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
     states.save(1)
-    shard_state.restore(states.path(1), 1, "checkpoint")
+    states.restore(1)
     assert [path.name for path in states.folder.iterdir()] == ["model.ckpt-1.index"]
     assert capfd.readouterr().err == ""
 
 
 def test_states_of_removed_checkpoints_are_removed(service: QueueService, states: SavedStates) -> None:
-    use_one(service, ShardSpec(size=20, shard=10))
+    use_one(service, SPEC)
     for step in (9, 10, 11):
         states.save(step)
     Path(states.path(9) + ".index").unlink()
@@ -368,11 +343,11 @@ def test_states_of_removed_checkpoints_are_removed(service: QueueService, states
 
 
 def test_the_agent_can_read_a_stored_state(service: QueueService, states: SavedStates) -> None:
-    use_one(service, ShardSpec(size=20, shard=10))
+    use_one(service, SPEC)
     states.save(1)
-    kept = json.loads(Path(states.path(1) + shard_state.SUFFIX).read_bytes())
-    assert kept.pop("step") == 1
-    msgspec.convert(kept, SavedState).check()
+    stored = json.loads(states.state(1).read_bytes())
+    assert stored.pop("step") == 1
+    msgspec.convert(stored, SavedState).check()
 
 
 def test_a_process_knows_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +376,7 @@ class Partitioned(list[Any]):
 
 
 @pytest.mark.parametrize(
-    ("params", "parts"),
+    ("params", "count"),
     [
         (Partitioned([1, 2]), ("user_table", 2)),
         (Partitioned([1]), ("user_table", 1)),
@@ -410,10 +385,10 @@ class Partitioned(list[Any]):
         (SimpleNamespace(name="whole:0"), ("", 0)),
     ],
 )
-def test_the_parts_of_a_table_are_counted(params: Any, parts: tuple[str, int]) -> None:
+def test_the_parts_of_a_table_are_counted(params: Any, count: tuple[str, int]) -> None:
     listed = params if isinstance(params, list) else [params]
     table = partitioning.table_of(listed, params, Partitioned)
-    assert ((table.name, table.parts) if table is not None else ("", 0)) == parts
+    assert ((table.name, table.parts) if table is not None else ("", 0)) == count
 
 
 @pytest.mark.parametrize(
@@ -568,12 +543,11 @@ def test_a_script_without_a_step_counter_has_no_step_even_with_cycles() -> None:
 def test_the_model_is_restored_before_a_part_is_taken(
     service: QueueService, states: SavedStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = ShardSpec(size=20, shard=10)
-    use_one(service, spec)
+    use_one(service, SPEC)
     states.save(1)
-    use_one(service, spec)
-    monkeypatch.setattr(shards, "_before_take", [lambda: shard_state.restore(states.path(1), 1, "checkpoint")])
-    batch = next(batches(queue(service, spec), 5))
+    use_one(service, SPEC)
+    monkeypatch.setattr(shards, "_before_take", [lambda: states.restore(1)])
+    batch = next(batches(queue(service, SPEC), 5))
     assert (batch.begin, batch.end) == (10, 15), "the model goes back first, and its data with it"
 
 
