@@ -148,36 +148,25 @@ def test_the_demo_loses_no_block_when_it_kills_a_server(tf221: Path, data: Path,
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_the_strategy_learns_with_a_plain_cluster(tf221: Path, data: Path, tmp_path: Path) -> None:
-    found = train_in_cluster(tf221, "deepfm_strategy.py", data, tmp_path)
+@pytest.mark.parametrize("tensorflow", ["tf221", "tf215"])
+@pytest.mark.parametrize("script", ["deepfm_graph.py", "deepfm_strategy.py"])
+def test_both_ways_learn_with_a_plain_cluster(
+    request: pytest.FixtureRequest, tensorflow: str, script: str, data: Path, tmp_path: Path
+) -> None:
+    found = train_in_cluster(request.getfixturevalue(tensorflow), script, data, tmp_path)
+    assert found["step"] >= STEPS
     assert found["auc"] > LEARNED
-    # All steps come from one process, which goes through all blocks before it takes any of them again.
-    assert found == {"step": STEPS, "auc": found["auc"], "blocks_seen": STEPS, "blocks_seen_more_than_once": 0}
+    if script == "deepfm_strategy.py":
+        # All steps come from one process, which goes through all blocks before it takes any of them again.
+        assert found == {"step": STEPS, "auc": found["auc"], "blocks_seen": STEPS, "blocks_seen_more_than_once": 0}
 
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_graph_mode_learns_with_tensorflow_2_15(tf215: Path, data: Path, tmp_path: Path) -> None:
+def test_graph_mode_learns_in_one_process(tf215: Path, data: Path, tmp_path: Path) -> None:
     found = train_alone(tf215, "deepfm_graph.py", data, tmp_path)
     assert found["auc"] > LEARNED
     assert found == {"step": STEPS, "auc": found["auc"], "blocks_seen": STEPS, "blocks_seen_more_than_once": 0}
-
-
-@pytest.mark.tensorflow
-@pytest.mark.long
-def test_graph_mode_learns_with_a_plain_cluster(tf221: Path, data: Path, tmp_path: Path) -> None:
-    found = train_in_cluster(tf221, "deepfm_graph.py", data, tmp_path)
-    assert found["step"] >= STEPS
-    assert found["auc"] > LEARNED
-
-
-@pytest.mark.tensorflow
-@pytest.mark.long
-@pytest.mark.parametrize("script", ["deepfm_graph.py", "deepfm_strategy.py"])
-def test_both_ways_learn_with_a_plain_cluster_of_tensorflow_2_15(
-    script: str, tf215: Path, data: Path, tmp_path: Path
-) -> None:
-    assert train_in_cluster(tf215, script, data, tmp_path)["auc"] > LEARNED
 
 
 @pytest.mark.tensorflow

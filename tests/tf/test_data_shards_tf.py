@@ -3,17 +3,61 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from data_cluster import DataCluster
-from scripted_cluster import BOOT, SCRIPTS, Process
+from scripted_cluster import BOOT, SCRIPTS, Process, ScriptedCluster
+
+from dlrover_run.policies.parameter_servers.model import Role, TaskKey
+from tf_ps_runner.agent.protocol import Answer, answer_line, read_line
+from tf_ps_runner.agent.queue_service import QueueService
 
 pytestmark = pytest.mark.tensorflow
 
 EPOCHS = 12
 """Epochs of 16 batches."""
+
+
+class DataCluster(ScriptedCluster):
+    """The queues begin anew with each version, as those of the chief's agent."""
+
+    def __init__(self, python: Path, script: str, folder: Path, **more: Any) -> None:
+        super().__init__(python, script, folder, **more)
+        self._service = QueueService()
+        self._lock = threading.Lock()
+
+    def new_version(self, servers: int) -> None:
+        """A new set of servers, and new queues."""
+        super().new_version(servers)
+        with self._lock:
+            self._service.reset()
+
+    def on_request(self, process: Process, line: socket.socket, text: bytes) -> None:
+        """Answer for the queues."""
+        message = read_line(text)
+        assert isinstance(message, tuple), text
+        number, request = message
+
+        def reply(answer: Answer) -> None:
+            try:
+                line.sendall(answer_line(number, answer))
+            except OSError:
+                return
+
+        with self._lock:
+            self._service.ask(self._key(process), request, reply)
+
+    def on_disconnect(self, process: Process) -> None:
+        """The parts that it held go back."""
+        with self._lock:
+            self._service.gone(self._key(process))
+
+    def _key(self, process: Process) -> TaskKey:
+        return TaskKey(Role(process.name.split("-")[0]), self._processes.index(process))
 
 
 def counted(chief: Process) -> tuple[int, int]:
@@ -97,27 +141,20 @@ def test_with_checkpoints_on_another_file_system_the_data_goes_on_where_the_mode
         assert counted(chief) == (4, 4), chief.output
 
 
+def run_script(python: Path, name: str) -> str:
+    """What a script prints that runs to its end."""
+    command = [str(python), str(BOOT), str(SCRIPTS / name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.long
 def test_the_state_of_the_data_is_kept_where_only_tensorflow_reaches_it(tf221: Path) -> None:
-    done = subprocess.run(
-        [str(tf221), str(BOOT), str(SCRIPTS / "remote_state.py")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "kept and given back" in done.stdout
+    assert "kept and given back" in run_script(tf221, "remote_state.py")
 
 
 def test_a_dataset_that_loads_ahead_gives_every_batch_once(tf221: Path) -> None:
-    done = subprocess.run(
-        [str(tf221), str(BOOT), str(SCRIPTS / "shards_dataset.py")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "eager 40 rows, sum 780; reported at the third batch: [(0, 4)]" in done.stdout
-    assert "graph 40 rows, sum 780" in done.stdout
+    printed = run_script(tf221, "shards_dataset.py")
+    assert "eager 40 rows, sum 780; reported at the third batch: [(0, 4)]" in printed
+    assert "graph 40 rows, sum 780" in printed

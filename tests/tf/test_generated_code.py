@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def check_place_of_files(python: Path, folder: Path) -> None:
-    """Run the script with a directory of the job, and see where it leaves its files."""
-    (folder / "script.py").write_text(SCRIPT)
-    scratch, usual = folder / "scratch", folder / "usual"
+@pytest.mark.parametrize(
+    "python", [pytest.param(python_221, id="2.21"), pytest.param(python_215, id="2.15", marks=pytest.mark.long)]
+)
+def test_generated_code_is_written_to_the_directory_of_the_job(python: Callable[[], Path], tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    scratch, usual = tmp_path / "scratch", tmp_path / "usual"
     scratch.mkdir()
     usual.mkdir()
     environment = {
@@ -41,17 +44,8 @@ def check_place_of_files(python: Path, folder: Path) -> None:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    command = [str(python), str(BOOT), str(folder / "script.py")]
+    command = [str(python()), str(BOOT), str(tmp_path / "script.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert "doubled 42" in done.stdout, done.stderr
     assert list(usual.glob("__autograph*")) == []
     assert list(scratch.glob("__autograph_generated_file*.py"))
-
-
-def test_generated_code_is_written_to_the_directory_of_the_job(tmp_path: Path) -> None:
-    check_place_of_files(python_221(), tmp_path)
-
-
-@pytest.mark.long
-def test_generated_code_is_written_there_with_tensorflow_2_15_too(tmp_path: Path) -> None:
-    check_place_of_files(python_215(), tmp_path)

@@ -1,12 +1,15 @@
-"""What a script of TensorFlow 1 keeps when its cluster changes, with nothing of tf-ps-run in it.
+"""What a script of TensorFlow 1, with sessions or with `tf.estimator`, keeps when its cluster changes.
 
-The test plays the agent: it gives the orders, and starts and kills the processes itself.
+The test plays the agent: it gives the orders, and starts and kills the processes itself. Nothing of tf-ps-run is in the
+scripts.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,15 @@ from scripted_cluster import Process, ScriptedCluster, quiet_port
 
 pytestmark = pytest.mark.tensorflow
 
+GRAPH, ESTIMATOR = "graph_train.py", "estimator_train.py"
+
 NEVER = str(10**9)
+
+Python = Callable[[], Path]
+
+both_tensorflows = pytest.mark.parametrize(
+    "python", [pytest.param(python_221, id="2.21"), pytest.param(python_215, id="2.15")]
+)
 
 
 def checkpoints(model: Path) -> list[int]:
@@ -54,14 +65,16 @@ def copy_of(cluster: ScriptedCluster, step: int, folder: Path) -> str:
     return str(folder / f"model.ckpt-{step}")
 
 
-def check_planned_changes(python: Path, folder: Path, *numbers: int, forked: bool = False) -> None:
-    """Go from one number of servers to the next: no step is lost, and each variable and slot stays what it was."""
-    with ScriptedCluster(python, "graph_train.py", folder, forked=forked, SAVE_STEPS=NEVER) as cluster:
-        chief, worker = train(cluster, numbers[0])
+@pytest.mark.long
+@both_tensorflows
+def test_servers_come_and_go_without_the_loss_of_a_step(python: Python, tmp_path: Path) -> None:
+    """Each variable and slot stays what it was."""
+    with ScriptedCluster(python(), GRAPH, tmp_path, SAVE_STEPS=NEVER) as cluster:
+        chief, worker = train(cluster, 1)
         worker.wait_step(20)
         step = leave(cluster, chief, worker)
-        for servers in numbers[1:]:
-            reference = copy_of(cluster, step, folder / f"reference-{step}")
+        for servers in (2, 1, 3):
+            reference = copy_of(cluster, step, tmp_path / f"reference-{step}")
             cluster.new_version(servers)
             chief, worker = cluster.start("chief", REFERENCE=reference), cluster.start("worker")
             restored = chief.wait_for_message("restored")
@@ -78,20 +91,9 @@ def check_planned_changes(python: Path, folder: Path, *numbers: int, forked: boo
 
 
 @pytest.mark.long
-def test_servers_are_added_without_the_loss_of_a_step(tmp_path: Path) -> None:
-    check_planned_changes(python_221(), tmp_path, 1, 2, forked=True)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("python", [python_221, python_215], ids=["2.21", "2.15"])
-def test_servers_come_and_go_without_the_loss_of_a_step(python: object, tmp_path: Path) -> None:
-    assert callable(python)
-    check_planned_changes(python(), tmp_path, 1, 2, 1, 3)
-
-
-def check_deaths_of_single_tasks(python: Path, folder: Path, forked: bool = False) -> None:
-    """A chief that comes back finds the model that the worker has trained on; a worker may come from elsewhere."""
-    with ScriptedCluster(python, "graph_train.py", folder, forked=forked, SAVE_STEPS=NEVER) as cluster:
+@both_tensorflows
+def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(python: Python, tmp_path: Path) -> None:
+    with ScriptedCluster(python(), GRAPH, tmp_path, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 2)
         worker.wait_step(20)
         chief.kill()
@@ -112,33 +114,30 @@ def check_deaths_of_single_tasks(python: Path, folder: Path, forked: bool = Fals
         assert "An error was raised" not in again.output
 
 
-@pytest.mark.long
-def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(tmp_path: Path) -> None:
-    check_deaths_of_single_tasks(python_221(), tmp_path, forked=True)
-
-
-@pytest.mark.long
-def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move_in_2_15(tmp_path: Path) -> None:
-    check_deaths_of_single_tasks(python_215(), tmp_path)
-
-
-def check_death_of_a_server(python: Path, folder: Path, forked: bool = False) -> None:
+@pytest.mark.parametrize(
+    ("python", "forked"),
+    [
+        pytest.param(python_221, True, id="2.21"),
+        pytest.param(python_215, False, id="2.15", marks=pytest.mark.long),
+    ],
+)
+def test_a_server_that_dies_costs_what_was_not_saved_whole(python: Python, forked: bool, tmp_path: Path) -> None:
     """The model is read from the newest complete checkpoint; one that was cut off is skipped and reported."""
-    with ScriptedCluster(python, "graph_train.py", folder, forked=forked, SAVE_STEPS="10") as cluster:
-        chief, worker = train(cluster, 2)
+    with ScriptedCluster(python(), GRAPH, tmp_path, forked=forked, SAVE_STEPS="10") as cluster:
+        _, worker = train(cluster, 2)
         worker.wait_step(40)
         cluster.new_version(0)
         whole, damaged = checkpoints(cluster.model)[-2:]
         data = next(cluster.model.glob(f"model.ckpt-{damaged}.data-*"))
         os.truncate(data, data.stat().st_size - 1)
-        reference = copy_of(cluster, whole, folder / "reference")
+        reference = copy_of(cluster, whole, tmp_path / "reference")
         cluster.new_version(2)
         chief = cluster.start("chief", REFERENCE=reference)
         restored = chief.wait_for_message("restored")
         # The model may be a step further than the name, for the worker goes on while that is chosen.
         assert (restored["how"], Path(restored["path"]).name) == ("checkpoint", f"model.ckpt-{whole}")
-        assert len(restored["skipped"]) == 1
-        assert f"model.ckpt-{damaged} is not complete ({data.name} has " in restored["skipped"][0]
+        (skipped,) = restored["skipped"]
+        assert f"model.ckpt-{damaged} is not complete ({data.name} has " in skipped
         chief.wait_step(whole + 5)
         assert "compared 3 variables, different: []" in chief.output
         # A worker that comes while the cluster is about to change again leaves from the gate.
@@ -149,18 +148,9 @@ def check_death_of_a_server(python: Path, folder: Path, forked: bool = False) ->
         assert worker.messages("ready") + worker.messages("step") == []
 
 
-def test_a_server_that_dies_costs_what_was_not_saved_whole(tmp_path: Path) -> None:
-    check_death_of_a_server(python_221(), tmp_path, forked=True)
-
-
-@pytest.mark.long
-def test_a_server_that_dies_costs_what_was_not_saved_whole_in_2_15(tmp_path: Path) -> None:
-    check_death_of_a_server(python_215(), tmp_path)
-
-
 @pytest.mark.long
 def test_sums_of_the_data_are_compared(tmp_path: Path) -> None:
-    with ScriptedCluster(python_221(), "graph_train.py", tmp_path, SAVE_STEPS="10") as cluster:
+    with ScriptedCluster(python_221(), GRAPH, tmp_path, SAVE_STEPS="10") as cluster:
         chief, _ = train(cluster, 1)
         chief.wait_step(40)
         cluster.new_version(0)
@@ -177,7 +167,7 @@ def test_sums_of_the_data_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_when_the_chief_is_done_a_worker_comes_to_its_end_too(tmp_path: Path) -> None:
-    with ScriptedCluster(python_221(), "graph_train.py", tmp_path) as cluster:
+    with ScriptedCluster(python_221(), GRAPH, tmp_path) as cluster:
         chief, worker = train(cluster, 1)
         worker.wait_step(20)
         cluster.order(ending=True)
@@ -189,7 +179,7 @@ def test_when_the_chief_is_done_a_worker_comes_to_its_end_too(tmp_path: Path) ->
 
 @pytest.mark.long
 def test_a_worker_that_waits_for_data_leaves_from_there(tmp_path: Path) -> None:
-    with ScriptedCluster(python_221(), "graph_train.py", tmp_path) as cluster:
+    with ScriptedCluster(python_221(), GRAPH, tmp_path) as cluster:
         cluster.new_version(1)
         chief, worker = cluster.start("chief"), cluster.start("worker", STEP_SECONDS="1000")
         chief.wait_for_message("restored")
@@ -197,3 +187,41 @@ def test_a_worker_that_waits_for_data_leaves_from_there(tmp_path: Path) -> None:
         worker.wait_for_message("step")
         cluster.order(pause=True)
         assert worker.wait_end() == 75, worker.output
+
+
+def test_a_planned_change_loses_no_step_of_an_estimator(tmp_path: Path) -> None:
+    with ScriptedCluster(python_215(), ESTIMATOR, tmp_path, forked=True, SAVE_STEPS=NEVER) as cluster:
+        chief, worker = train(cluster, 1)
+        worker.wait_step(20)
+        step = leave(cluster, chief, worker)
+        # Estimator has a worker wait for five seconds, and more for each that follows.
+        assert "before starting training" not in worker.output
+        chief, worker = train(cluster, 2)
+        restored = chief.messages("restored")[0]
+        assert (restored["how"], restored["step"]) == ("checkpoint", step)
+        worker.wait_step(step + 20)
+
+
+@pytest.mark.long
+def test_a_chief_goes_on_in_the_live_model_of_an_estimator(tmp_path: Path) -> None:
+    with ScriptedCluster(python_215(), ESTIMATOR, tmp_path, SAVE_STEPS=NEVER) as cluster:
+        chief, worker = train(cluster, 2)
+        worker.wait_step(20)
+        chief.kill()
+        before = worker.step
+        restored = cluster.start("chief").wait_for_message("restored")
+        assert (restored["how"], restored["path"]) == ("live", None)
+        assert restored["step"] >= before > 0
+        worker.wait_step(restored["step"] + 20)
+
+
+@pytest.mark.long
+def test_an_evaluator_begins_and_comes_to_its_end_with_the_training(tmp_path: Path) -> None:
+    with ScriptedCluster(python_215(), ESTIMATOR, tmp_path, LAST_STEP="60", SAVE_STEPS="20") as cluster:
+        chief, worker = train(cluster, 1)
+        evaluator = cluster.start("evaluator")
+        evaluator.wait_for_message("ready")
+        for process in (chief, worker, evaluator):
+            assert process.wait_end() == 0, process.output
+        # Each of them may be at a step when another one takes the last.
+        assert re.search(r"Saving dict for global step 6\d:", evaluator.output), evaluator.output

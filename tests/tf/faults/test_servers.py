@@ -1,5 +1,8 @@
-"""Servers that die, hang, or die at the worst moment: a new version begins where the newest checkpoint is, and every
-block is used."""
+"""Servers that die, hang, or are exchanged: a new version begins where the newest checkpoint is, and every block is used.
+
+A planned change loses no step and uses each block once; a server that dies meanwhile costs no more than at any other
+time.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,27 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from job import GRAPH, RESTORED, STRATEGY, MakeJob, Node, both_ways, check_learned
+from job import (
+    GRAPH,
+    PAUSES,
+    RESTORED,
+    STRATEGY,
+    MakeJob,
+    Node,
+    both_ways,
+    change_servers,
+    check_exactly_once,
+    check_learned,
+)
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
+
+Usual = Callable[[str], float]
+"""The AUC of a script without faults."""
 
 
-@pytest.mark.long
-def test_a_server_of_a_strategy_dies_and_comes_back_where_it_was(make_job: MakeJob) -> None:
-    job = make_job(STRATEGY)
-    node = job.start("--ps=2", "--workers=1")
-    job.train(100)
-    node.kill("ps-1")
-    assert node.until(RESTORED)[1] == "100"
-    check_learned(job.finish(node))
-    assert node.servers("ps-2") == node.servers("ps-0")
-
-
-@pytest.mark.long
 @both_ways
-def test_all_servers_die_at_once(make_job: MakeJob, undisturbed: Callable[[str], float], script: str) -> None:
+def test_all_servers_die_at_once(make_job: MakeJob, undisturbed: Usual, script: str) -> None:
     usual = undisturbed(script)
     job = make_job(script)
     node = job.start("--ps=3", "--workers=1")
@@ -36,10 +41,9 @@ def test_all_servers_die_at_once(make_job: MakeJob, undisturbed: Callable[[str],
     assert node.servers("ps-3") == node.servers("ps-0")
 
 
-@pytest.mark.long
 @both_ways
 def test_one_server_after_the_other_dies_and_the_job_goes_on_each_time(
-    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
+    make_job: MakeJob, undisturbed: Usual, script: str
 ) -> None:
     usual = undisturbed(script)
     job = make_job(script)
@@ -53,10 +57,9 @@ def test_one_server_after_the_other_dies_and_the_job_goes_on_each_time(
     check_learned(job.finish(node), usual)
 
 
-@pytest.mark.long
 @both_ways
 def test_a_server_that_is_stopped_gives_no_error_and_is_replaced(
-    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
+    make_job: MakeJob, undisturbed: Usual, script: str
 ) -> None:
     usual = undisturbed(script)
     job = make_job(script)
@@ -69,11 +72,8 @@ def test_a_server_that_is_stopped_gives_no_error_and_is_replaced(
     check_learned(job.finish(node), usual)
 
 
-@pytest.mark.long
 @both_ways
-def test_a_server_dies_while_a_checkpoint_is_written(
-    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
-) -> None:
+def test_a_server_dies_while_a_checkpoint_is_written(make_job: MakeJob, undisturbed: Usual, script: str) -> None:
     usual = undisturbed(script)
     job = make_job(script, PACE_SAVE="100")
     node = job.start("--ps=2", "--workers=1")
@@ -87,11 +87,10 @@ def test_a_server_dies_while_a_checkpoint_is_written(
     check_learned(job.finish(node), usual)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("backend", "script"), [("master", GRAPH), ("master", STRATEGY), ("etcd", GRAPH)])
 def test_a_server_comes_back_at_another_address_when_its_node_is_lost(
     make_job: MakeJob,
-    undisturbed: Callable[[str], float],
+    undisturbed: Usual,
     backend: str,
     script: str,
     free_port: int,
@@ -117,3 +116,52 @@ def test_a_server_comes_back_at_another_address_when_its_node_is_lost(
     spare.up("ps-1")
     assert chief.servers("chief-1") != chief.servers("chief-0")
     check_learned(job.finish(chief, worker, spare), usual)
+
+
+@both_ways
+def test_one_two_one_three_servers_in_one_run(make_job: MakeJob, undisturbed: Usual, script: str) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=1:3", "--workers=1")
+    job.train(50)
+    for before, servers in ((3, 1), (1, 2), (2, 1), (1, 3)):
+        change_servers(job, node, servers, before)
+    check_exactly_once(job.finish(node), usual)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("moment", "victim"),
+    [
+        pytest.param("is started while training goes on", "ps-0", id="while the next servers start"),
+        # No task leaves before the next step, which is not allowed.
+        pytest.param(PAUSES, "ps-1", id="while training pauses"),
+    ],
+)
+def test_a_server_dies_during_a_planned_change(
+    make_job: MakeJob, undisturbed: Usual, script: str, moment: str, victim: str
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=1:2", "--workers=1")
+    job.train(100)
+    job.scale("--ps=1")
+    node.until(moment)
+    node.kill(victim)
+    assert int(node.until(RESTORED)[1]) >= 50
+    check_learned(job.finish(node), usual)
+
+
+@both_ways
+def test_a_server_that_is_coming_dies_and_training_goes_on(make_job: MakeJob, undisturbed: Usual, script: str) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=1:2", "--workers=1")
+    job.train(100)
+    job.scale("--ps=1")
+    node.until("is started while training goes on")
+    node.kill("ps-2")
+    node.until(PAUSES)
+    job.allow(20)
+    node.until("1 parameter server instead of 2; ")
+    check_learned(job.finish(node), usual)
