@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -143,6 +143,14 @@ class Experiment:
             start_new_session=True,
         )  # fmt: skip
         self._end = os.pidfd_open(self._supervisor.pid)
+
+    def begin(self, *flags: str, held: int = 1, **options: Any) -> tuple[Hold, Round]:
+        """Start four nodes, and wait until all wait for the held rank in step 5; that hold, and the round."""
+        middle = self.hold(5, held)
+        self.start("--local-nodes=4", *flags, **options)
+        before = self.until_held(5, held)
+        assert before.nodes == {0: 0, 1: 1, 2: 2, 3: 3}
+        return middle, before
 
     # What a test does.
 

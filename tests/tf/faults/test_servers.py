@@ -1,4 +1,4 @@
-"""Servers that die, hang, or are exchanged: a new version begins where the newest checkpoint is, and every block is used.
+"""Servers that die, hang, or are exchanged: the job goes on from the newest checkpoint, and every block is used.
 
 A planned change loses no step and uses each block once; a server that dies meanwhile costs no more than at any other
 time.

@@ -1,0 +1,101 @@
+"""A worker is killed or hangs, or the master is killed; all nodes stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from experiments.experiment import ALSO_ON_ETCD, Experiment
+
+pytestmark = pytest.mark.long
+
+
+@ALSO_ON_ETCD
+def test_process_killed(experiment: Experiment) -> None:
+    """A training process is killed, and the workers start again from the checkpoint."""
+    middle, before = experiment.begin("--nnodes=3:4")
+
+    with experiment.chaos("kill-process", f"node 1: killed local rank 0, process {before.pids[1]}"):
+        after = experiment.until_world({0, 1, 2, 3}, after=before)
+    middle.release()
+
+    rounds = experiment.finish()
+    assert after.nodes == before.nodes
+    assert not set(after.pids.values()) & set(before.pids.values())
+    assert [(each.world, each.start) for each in rounds] == [(4, 0), (4, 3)]
+    assert experiment.has_said("rank 1 was killed by SIGKILL")
+    assert not experiment.has_said("takes its place")
+
+
+def test_hang(experiment: Experiment) -> None:
+    """A worker that hangs cannot be told from a long step, so the others wait for it, and go on when it does.
+
+    They start again from the checkpoint when it is killed.
+    """
+    later = experiment.hold(9, 1)
+    middle, before = experiment.begin("--nnodes=3:4")
+    worker = before.pids[1]
+
+    with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {worker}"):
+        # It takes the signal before it takes the next step, however busy the machine is.
+        middle.release()
+        assert experiment.rounds[-1].end == 5
+    # It goes on now, and so do the others that waited for it.
+    meanwhile = experiment.until_held(9, 1)
+    assert (meanwhile.name, meanwhile.pids) == (before.name, before.pids)
+
+    with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {worker}"):
+        experiment.fault("the hanging worker is killed")
+        os.kill(worker, signal.SIGKILL)
+        experiment.until_says("node 1: the processes that were stopped have gone")
+        later.release()
+        after = experiment.until_world({0, 1, 2, 3}, after=before)
+
+    rounds = experiment.finish()
+    assert after.nodes == before.nodes
+    assert [(each.world, each.start) for each in rounds] == [(4, 0), (4, 9)]
+    assert experiment.has_said("rank 1 was killed by SIGKILL")
+
+
+def test_hang_that_the_script_has_no_patience_with(experiment: Experiment) -> None:
+    """The time-out of the script's own process group ends a step that is too long."""
+    middle, before = experiment.begin("--nnodes=3:4", env={"EXPERIMENT_PATIENCE": "10"})
+
+    with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {before.pids[1]}"):
+        middle.release()
+        # The worker that stands still has to end too, and is made to go on for that.
+        after = experiment.until_world({0, 1, 2, 3}, after=before)
+
+    rounds = experiment.finish()
+    assert after.nodes == before.nodes
+    assert after.pids[1] != before.pids[1]
+    assert [(each.world, each.start) for each in rounds] == [(4, 0), (4, 3)]
+    assert experiment.has_said("restart 1 of 3")
+
+
+def test_master_killed(experiment: Experiment) -> None:
+    """Training does not stop, and the next failure is handled as ever."""
+    later = experiment.hold(9, 2)
+    middle, before = experiment.begin("--nnodes=3:4")
+
+    # The supervisor would start it again at once; here it is away for four steps.
+    experiment.tell_supervisor(signal.SIGSTOP)
+    experiment.fault("the master is killed")
+    experiment.master().kill()
+    middle.release()
+    meanwhile = experiment.until_held(9, 2)
+    assert (meanwhile.name, meanwhile.pids) == (before.name, before.pids)
+    experiment.tell_supervisor(signal.SIGCONT)
+    experiment.until_says("the master has ended; it is started again, and training goes on meanwhile")
+
+    experiment.fault("the worker with rank 2 is killed")
+    os.kill(before.pids[2], signal.SIGKILL)
+    later.release()
+    after = experiment.until_world({0, 1, 2, 3}, after=before)
+
+    rounds = experiment.finish()
+    assert after.nodes == before.nodes
+    assert [(each.world, each.start) for each in rounds] == [(4, 0), (4, 9)]
+    assert not experiment.has_said("takes its place")
