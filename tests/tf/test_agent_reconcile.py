@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, Stop, StopMode, WaitForPeers, reconcile
+from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, Stop, StopMode, reconcile
 from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.agent.desired import LocalTask, desired_tasks, task_states
@@ -31,128 +33,131 @@ def task(role: Role, number: int = 0, rank: int = 0, version: int = 1, port: int
     )
 
 
-def running(one: PlannedTask, servers: tuple[str, ...] = SERVERS, **state: Any) -> LocalTask:
-    return known_of(one, servers, live=True, **state)
-
-
-def known_of(one: PlannedTask, servers: tuple[str, ...] = (), **state: Any) -> LocalTask:
+def here(one: PlannedTask, servers: tuple[str, ...] = SERVERS, **state: Any) -> LocalTask:
     return LocalTask(one.key, one.rank, one.version, servers, **state)
 
 
-PS, PS1 = task(Role.PS), task(Role.PS, 1, 1)
-CHIEF, WORKER = task(Role.CHIEF), task(Role.WORKER)
-ORDER = NodeOrder(version=1, tasks=(CHIEF, PS, PS1, WORKER), servers=SERVERS, chief="h:1", workers=("h:1",), open=True)
+def held(one: PlannedTask) -> LocalTask:
+    return here(one, ())
+
+
+def running(one: PlannedTask, servers: tuple[str, ...] = SERVERS, **state: Any) -> LocalTask:
+    return here(one, servers, live=True, **state)
+
+
+def ended(one: PlannedTask) -> LocalTask:
+    return here(one, ended=True)
+
+
+def every(kind: Callable[[PlannedTask], LocalTask], *tasks: PlannedTask) -> tuple[LocalTask, ...]:
+    return tuple(map(kind, tasks))
 
 
 DRAIN, TERMINATE, KILL = StopMode.DRAIN, StopMode.TERMINATE, StopMode.KILL
 
+PS, PS1 = task(Role.PS), task(Role.PS, 1, 1)
+CHIEF, WORKER, EVALUATOR = task(Role.CHIEF), task(Role.WORKER), task(Role.EVALUATOR)
+ALL = (CHIEF, PS, PS1, WORKER)
+ORDER = NodeOrder(version=1, tasks=ALL, servers=SERVERS, chief="h:1", workers=("h:1",), open=True)
+
+
+def order(**changes: Any) -> NodeOrder:
+    return msgspec.structs.replace(ORDER, **changes)
+
+
+COMING = task(Role.PS, 2, 0, 2)
+NO_ADDRESSES = order(servers=(), chief="", workers=())
+NEXT_VERSION = order(version=2, tasks=(COMING, task(Role.PS, 3, 1, 2), task(Role.CHIEF, 1, 0, 2)), servers=("", ""))
+OLD = (PS1, CHIEF, WORKER)
+RESHAPED = order(tasks=(*ALL, COMING), next_servers=("",))
+FIRST = order(tasks=(CHIEF,), workers=("",))
+NEW_SERVERS = NodeOrder(version=2, tasks=(EVALUATOR,), servers=("h:9",), chief="h:1")
+
 
 def steps(
-    order: NodeOrder | None, *here: LocalTask, ends: bool = False, sparse: bool = False
+    wanted: NodeOrder | None, *here: LocalTask, ends: bool = False, sparse: bool = False
 ) -> tuple[Action[TaskKey], ...]:
-    order = order or NodeOrder(version=0)
-    return reconcile(desired_tasks(order, here, sparse), task_states(order, here), ends)
+    wanted = wanted or NodeOrder(version=0)
+    return reconcile(desired_tasks(wanted, here, sparse), task_states(wanted, here), ends)
 
 
-def kinds(found: tuple[Action[TaskKey], ...]) -> list[str]:
-    return sorted(
-        f"{action.mode.name if isinstance(action, Stop) else type(action).__name__} {action.key}" for action in found
+def kinds(found: tuple[Action[TaskKey], ...]) -> str:
+    """The actions as one text, such as `Reserve chief-0, KILL ps-1`, in their order by task."""
+    return ", ".join(
+        f"{action.mode.name if isinstance(action, Stop) else type(action).__name__} {action.key}"
+        for action in sorted(found, key=lambda action: str(action.key))
     )
 
 
-def test_a_port_is_held_for_each_task_before_any_is_started() -> None:
-    unknown = msgspec.structs.replace(ORDER, servers=(), chief="", workers=())
-    assert kinds(steps(unknown)) == [
-        "Reserve chief-0",
-        "Reserve ps-0",
-        "Reserve ps-1",
-        "Reserve worker-0",
-    ]
-    held = [known_of(one) for one in ORDER.tasks]
-    assert steps(unknown, *held) == ()
-    assert kinds(steps(ORDER, *held)) == ["Start chief-0", "Start ps-0", "Start ps-1", "Start worker-0"]
+@pytest.mark.parametrize(
+    ("wanted", "known", "expected"),
+    [
+        # A port is held for each task before any is started.
+        (NO_ADDRESSES, (), "Reserve chief-0, Reserve ps-0, Reserve ps-1, Reserve worker-0"),
+        (NO_ADDRESSES, every(held, *ALL), ""),
+        (ORDER, every(held, *ALL), "Start chief-0, Start ps-0, Start ps-1, Start worker-0"),
+        # Nothing is done while all is as it shall be.
+        (ORDER, every(running, *ALL), ""),
+        (ORDER, every(ended, *ALL), ""),
+        # The tasks of the last version are killed at once, and their ports are waited for.
+        (NEXT_VERSION, every(running, *OLD), "KILL chief-0, KILL ps-1, Reserve ps-2, KILL worker-0"),
+        (NEXT_VERSION, tuple(running(one, stopping=KILL) for one in OLD), "Reserve ps-2"),
+        (
+            NEXT_VERSION,
+            every(ended, *OLD),
+            "Release chief-0, Reserve chief-1, Release ps-1, Reserve ps-2, Reserve ps-3, Release worker-0",
+        ),
+        # A worker too many is requested to leave once; a server or a chief is killed.
+        (order(tasks=(CHIEF, PS, PS1)), every(running, *ALL), "DRAIN worker-0"),
+        (
+            order(tasks=(CHIEF, PS, PS1)),
+            (*every(running, CHIEF, PS, PS1), running(WORKER, stopping=DRAIN)),
+            "",
+        ),
+        (order(tasks=(PS, PS1, WORKER)), every(running, *ALL), "KILL chief-0"),
+        # The servers of the next version are started beside those of this one, and killed when it is given up.
+        (RESHAPED, every(running, *ALL), "Reserve ps-2"),
+        (order(tasks=RESHAPED.tasks, next_servers=NEXT), (*every(running, *ALL), held(COMING)), "Start ps-2"),
+        (ORDER, (*every(running, *ALL), running(COMING, NEXT)), "KILL ps-2"),
+        # A task that was started with other servers is killed though it is wanted; an evaluator goes on.
+        (
+            order(servers=("h:20", "h:99")),
+            every(running, *ALL),
+            "KILL chief-0, KILL ps-0, KILL ps-1, KILL worker-0",
+        ),
+        (NEW_SERVERS, (running(EVALUATOR),), ""),
+        (msgspec.structs.replace(NEW_SERVERS, tasks=()), (running(EVALUATOR),), "DRAIN evaluator-0"),
+        # The address of a worker is waited for once.
+        (FIRST, (held(CHIEF),), "WaitForPeers chief-0"),
+        (FIRST, (here(CHIEF, (), waited=True),), "Start chief-0"),
+        # A node without an order runs nothing.
+        (None, (running(WORKER), held(PS)), "Release ps-0, KILL worker-0"),
+    ],
+)
+def test_what_a_node_does_next(wanted: NodeOrder | None, known: tuple[LocalTask, ...], expected: str) -> None:
+    assert kinds(steps(wanted, *known)) == expected
 
 
-def test_nothing_is_done_while_all_is_as_it_shall_be() -> None:
-    assert steps(ORDER, *(running(one) for one in ORDER.tasks)) == ()
-    assert steps(ORDER, *(known_of(one, SERVERS, ended=True) for one in ORDER.tasks)) == ()
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (
+            (running(PS), running(WORKER, stopping=TERMINATE), running(CHIEF, stopping=DRAIN), held(PS1)),
+            "TERMINATE chief-0",
+        ),
+        ((running(PS), running(WORKER, stopping=TERMINATE)), ""),
+        ((running(PS), ended(WORKER)), "TERMINATE ps-0"),
+    ],
+)
+def test_at_the_end_each_task_is_requested_to_end_once_and_servers_last(
+    known: tuple[LocalTask, ...], expected: str
+) -> None:
+    assert kinds(steps(ORDER, *known, ends=True)) == expected
 
 
-def test_those_of_the_last_version_are_killed_at_once_and_their_ports_are_waited_for() -> None:
-    following = (task(Role.PS, 2, 0, 2), task(Role.PS, 3, 1, 2), task(Role.CHIEF, 1, 0, 2))
-    order = msgspec.structs.replace(ORDER, version=2, tasks=following, servers=("", ""))
-    old = [running(one) for one in (PS1, CHIEF, WORKER)]
-    assert kinds(steps(order, *old)) == ["KILL chief-0", "KILL ps-1", "KILL worker-0", "Reserve ps-2"]
-    dying = [running(one, stopping=KILL) for one in (PS1, CHIEF, WORKER)]
-    assert kinds(steps(order, *dying)) == ["Reserve ps-2"]
-    gone = [known_of(one, SERVERS, ended=True) for one in (PS1, CHIEF, WORKER)]
-    found = kinds(steps(order, *gone))
-    assert found == [
-        "Release chief-0",
-        "Release ps-1",
-        "Release worker-0",
-        "Reserve chief-1",
-        "Reserve ps-2",
-        "Reserve ps-3",
-    ]
-
-
-def test_a_worker_too_many_is_requested_to_leave_and_no_other_is() -> None:
-    fewer = msgspec.structs.replace(ORDER, tasks=(CHIEF, PS, PS1))
-    others = [running(one) for one in (CHIEF, PS, PS1)]
-    assert steps(fewer, running(WORKER), *others) == (Stop(WORKER.key, DRAIN),)
-    assert steps(fewer, running(WORKER, stopping=DRAIN), *others) == ()
-
-
-def test_a_server_or_a_chief_that_is_not_wanted_any_more_is_killed() -> None:
-    fewer = msgspec.structs.replace(ORDER, tasks=(PS, PS1, WORKER))
-    assert kinds(steps(fewer, *(running(one) for one in ORDER.tasks))) == ["KILL chief-0"]
-
-
-def test_the_servers_of_the_next_version_stand_beside_those_of_this_one() -> None:
-    coming = task(Role.PS, 2, 0, 2)
-    order = msgspec.structs.replace(ORDER, tasks=(*ORDER.tasks, coming), next_servers=("",))
-    now = [running(one) for one in ORDER.tasks]
-    assert steps(order, *now) == (Reserve(coming.key),)
-    known = msgspec.structs.replace(order, next_servers=NEXT)
-    found = steps(known, *now, known_of(coming))
-    assert kinds(found) == ["Start ps-2"]
-    assert '"ps": ["h:30"]' in str(tf_config(known, coming, sparse=False))
-    assert kinds(steps(ORDER, *now, running(coming, NEXT))) == ["KILL ps-2"]
-
-
-def test_a_task_whose_servers_are_others_by_now_is_killed_though_its_name_stands_there() -> None:
-    moved = msgspec.structs.replace(ORDER, servers=("h:20", "h:99"))
-    assert kinds(steps(moved, *(running(one) for one in ORDER.tasks))) == [
-        "KILL chief-0",
-        "KILL ps-0",
-        "KILL ps-1",
-        "KILL worker-0",
-    ]
-
-
-def test_an_evaluator_goes_on_when_the_servers_change() -> None:
-    evaluator = task(Role.EVALUATOR)
-    order = NodeOrder(version=2, tasks=(evaluator,), servers=("h:9",), chief="h:1")
-    assert steps(order, running(evaluator)) == ()
-    assert steps(msgspec.structs.replace(order, tasks=()), running(evaluator)) == (Stop(evaluator.key, DRAIN),)
-
-
-def test_the_address_of_a_worker_is_waited_for_once() -> None:
-    order = msgspec.structs.replace(ORDER, tasks=(CHIEF,), workers=("",))
-    assert steps(order, known_of(CHIEF)) == (WaitForPeers(CHIEF.key),)
-    assert kinds(steps(order, known_of(CHIEF, waited=True))) == ["Start chief-0"]
-
-
-def test_at_the_end_all_that_runs_is_requested_to_end_once_and_servers_last() -> None:
-    known = [running(PS), running(WORKER, stopping=TERMINATE), running(CHIEF, stopping=DRAIN), known_of(PS1)]
-    assert kinds(steps(ORDER, *known, ends=True)) == ["TERMINATE chief-0"]
-    assert kinds(steps(ORDER, running(PS), running(WORKER, stopping=TERMINATE), ends=True)) == []
-    assert kinds(steps(ORDER, running(PS), known_of(WORKER, ended=True), ends=True)) == ["TERMINATE ps-0"]
-
-
-def test_a_node_without_an_order_runs_nothing() -> None:
-    assert kinds(steps(None, running(WORKER), known_of(PS))) == ["KILL worker-0", "Release ps-0"]
+def test_a_server_of_the_next_version_is_started_with_the_servers_of_that_version() -> None:
+    config = tf_config(order(tasks=RESHAPED.tasks, next_servers=NEXT), COMING, sparse=False)
+    assert '"ps": ["h:30"]' in str(config)
 
 
 roles = st.sampled_from(Role)
@@ -186,7 +191,7 @@ states = st.sampled_from(
         {"waited": True},
     ]
 )
-knowns = st.lists(st.builds(lambda one, servers, state: known_of(one, servers, **state), tasks, addresses, states)).map(
+knowns = st.lists(st.builds(lambda one, servers, state: here(one, servers, **state), tasks, addresses, states)).map(
     lambda given: tuple({one.key: one for one in given}.values())
 )
 
@@ -228,7 +233,7 @@ def _place(one: PlannedTask) -> tuple[int, int]:
 
 @given(orders, knowns)
 def test_following_the_steps_leads_to_what_was_ordered(order: NodeOrder, known: tuple[LocalTask, ...]) -> None:
-    """Once each process that is told to go has gone, and all addresses are known, nothing is left over."""
+    """Once each process that is to end has ended, and all addresses are known, nothing is left over."""
     order = msgspec.structs.replace(
         order,
         servers=("h:20",),
@@ -240,29 +245,29 @@ def test_following_the_steps_leads_to_what_was_ordered(order: NodeOrder, known: 
             for one in order.tasks
         ),
     )
-    here = {one.key: one for one in known}
+    local = {one.key: one for one in known}
     wanted = {one.key: one for one in order.tasks}
     for _ in range(12):
-        found = steps(order, *here.values())
+        found = steps(order, *local.values())
         for step in found:
             if isinstance(step, Reserve):
-                here[step.key] = known_of(wanted[step.key])
+                local[step.key] = held(wanted[step.key])
             elif isinstance(step, Start):
                 assigned = wanted[step.key]
                 servers = order.next_servers if assigned.version > order.version else order.servers
-                here[step.key] = known_of(assigned, servers, live=True)
+                local[step.key] = running(assigned, servers)
             elif isinstance(step, Release):
-                del here[step.key]
+                del local[step.key]
             elif isinstance(step, Stop):
-                here[step.key] = _ended(here[step.key])
-        after = {key: _ended(one) if one.stopping else one for key, one in here.items()}
-        if not found and after == here:
+                local[step.key] = _ended(local[step.key])
+        after = {key: _ended(one) if one.stopping else one for key, one in local.items()}
+        if not found and after == local:
             break
-        here = after
+        local = after
     else:
         raise AssertionError("there is always something left to do")
-    assert set(here) == {one.key for one in order.tasks}
-    assert all(one.live or one.ended for one in here.values())
+    assert set(local) == {one.key for one in order.tasks}
+    assert all(one.live or one.ended for one in local.values())
 
 
 def _ended(one: LocalTask) -> LocalTask:

@@ -1,20 +1,21 @@
-"""Whether a server answers: a pretended one that is stopped, killed or of another kind, and TensorFlow's own."""
+"""Whether a server answers: a pretended one that is stopped, killed or of another kind, and one of TensorFlow."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from interpreters import python_215, python_221
+from loops import in_loop
 
 from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from dlrover_run.supervisor.ports import HeldPort
@@ -31,7 +32,7 @@ from tf_ps_runner.agent.liveness import (
 
 SERVER = TaskKey(Role.PS, 0)
 PRETEND = Path(__file__).with_name("pretend_server.py")
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 TF_SERVER = """
 import sys
@@ -41,33 +42,51 @@ sys.stdin.read()
 """
 
 
-def test_a_server_is_ready_with_its_first_answer_and_silent_after_three_misses_in_a_row() -> None:
+def answered() -> LivenessProbe:
+    """A server that has answered."""
     server = LivenessProbe()
     assert server.state is ProbeState.STARTING
     server.record_answer()
-    assert server.state is ProbeState.READY
-    for _ in range(MAX_MISSES - 1):
-        server.record_timeout(PROBE_TIMEOUT, 0.0)
-    server.record_answer()
-    for _ in range(MAX_MISSES - 1):
-        server.record_timeout(PROBE_TIMEOUT, 0.0)
-    assert server.state is ProbeState.READY
-    server.record_timeout(PROBE_TIMEOUT, 0.0)
-    assert server.state is ProbeState.UNRESPONSIVE
-    server.record_answer()
-    assert server.state is ProbeState.UNRESPONSIVE
+    return server
 
 
-def test_a_server_that_cannot_be_reached_is_silent_after_as_many_failures() -> None:
-    server = LivenessProbe()
-    server.record_answer()
+def test_a_server_is_ready_with_its_first_answer_and_unresponsive_after_three_misses_in_a_row() -> None:
+    server = answered()
+    assert server.state is ProbeState.READY
+    for _ in range(2):
+        for _ in range(MAX_MISSES - 1):
+            server.record_timeout(PROBE_TIMEOUT, 0.0)
+        assert server.state is ProbeState.READY
+        server.record_answer()
     for _ in range(MAX_MISSES):
         assert server.state is ProbeState.READY
-        server.record_failure()
+        server.record_timeout(PROBE_TIMEOUT, 0.0)
     assert server.state is ProbeState.UNRESPONSIVE
+    server.record_answer()
+    assert server.state is ProbeState.UNRESPONSIVE, "that is final"
 
 
-def test_a_server_that_has_not_answered_yet_is_never_silent_and_is_tried_ever_more_rarely() -> None:
+@pytest.mark.parametrize(
+    ("miss", "times", "state"),
+    [
+        pytest.param(LivenessProbe.record_failure, MAX_MISSES - 1, ProbeState.READY, id="not reached twice"),
+        pytest.param(LivenessProbe.record_failure, MAX_MISSES, ProbeState.UNRESPONSIVE, id="not reached"),
+        # Time in which this process was stalled does not count, but a machine that is always busy finds it out too.
+        pytest.param(lambda s: s.record_timeout(3600.0, 3600.0), 100, ProbeState.READY, id="stalled"),
+        pytest.param(
+            lambda s: s.record_timeout(PROBE_TIMEOUT, PROBE_TIMEOUT / 2), 2 * MAX_MISSES, ProbeState.UNRESPONSIVE,
+            id="busy",
+        ),
+    ],
+)  # fmt: skip
+def test_what_counts_as_a_miss(miss: Callable[[LivenessProbe], None], times: int, state: ProbeState) -> None:
+    server = answered()
+    for _ in range(times):
+        miss(server)
+    assert server.state is state
+
+
+def test_a_server_that_has_not_answered_yet_is_tried_ever_more_rarely() -> None:
     server = LivenessProbe()
     pauses = []
     for attempt in range(1000):
@@ -77,40 +96,23 @@ def test_a_server_that_has_not_answered_yet_is_never_silent_and_is_tried_ever_mo
         else:
             server.record_timeout(PROBE_TIMEOUT, 0.0)
     assert server.state is ProbeState.STARTING
-    assert pauses[0] == FIRST_RETRY_PAUSE
     assert pauses == sorted(pauses)
-    assert pauses[-1] == MAX_RETRY_PAUSE
+    assert (pauses[0], pauses[-1]) == (FIRST_RETRY_PAUSE, MAX_RETRY_PAUSE)
 
 
-def test_time_in_which_we_were_late_ourselves_is_not_charged() -> None:
-    server = LivenessProbe()
-    server.record_answer()
-    for _ in range(100):
-        server.record_timeout(3600.0, 3600.0)
-    assert server.state is ProbeState.READY
-
-
-def test_a_server_that_is_silent_is_found_out_on_a_machine_that_is_always_busy_too() -> None:
-    server = LivenessProbe()
-    server.record_answer()
-    for _ in range(2 * MAX_MISSES):
-        server.record_timeout(PROBE_TIMEOUT, PROBE_TIMEOUT / 2)
-    assert server.state is ProbeState.UNRESPONSIVE
-
-
-def test_the_next_question_comes_a_fixed_time_after_the_last_one_and_at_once_after_a_late_answer() -> None:
-    server = LivenessProbe()
-    server.record_answer()
+def test_the_next_probe_comes_a_fixed_time_after_the_last_one_and_at_once_after_a_late_answer() -> None:
+    server = answered()
     assert server.pause(0.5) == liveness.PROBE_INTERVAL - 0.5
     assert server.pause(100.0) == 0.0
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts in three seconds instead of ten. What they follow from is tested above."""
+def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """States after three seconds instead of ten. What they follow from is tested above."""
     monkeypatch.setattr(liveness, "PROBE_TIMEOUT", 1.5)
     monkeypatch.setattr(liveness, "PROBE_INTERVAL", 0.1)
     monkeypatch.setattr(liveness, "UNRESPONSIVE_AFTER", 3.0)
+    return monkeypatch
 
 
 @contextlib.contextmanager
@@ -134,184 +136,146 @@ def started(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 class Watcher:
-    """A probe whose verdicts can be waited for."""
+    """A monitor whose states can be waited for."""
 
     def __init__(self) -> None:
-        self.verdicts: list[ProbeState] = []
+        self.states: list[ProbeState] = []
         self._more = asyncio.Event()
-        self.probe = ServerMonitor(self._hear)
+        self.monitor = ServerMonitor(self._on_state)
 
-    def _hear(self, server: TaskKey, state: ProbeState) -> None:
+    def _on_state(self, server: TaskKey, state: ProbeState) -> None:
         assert server == SERVER
-        self.verdicts.append(state)
+        self.states.append(state)
         self._more.set()
 
-    async def until(self, *verdicts: ProbeState) -> None:
+    async def until(self, *states: ProbeState) -> None:
         """Wait for exactly these."""
-        while len(self.verdicts) < len(verdicts):
-            await asyncio.wait_for(self._more.wait(), PATIENCE)
+        while len(self.states) < len(states):
+            await asyncio.wait_for(self._more.wait(), TIMEOUT)
             self._more.clear()
-        assert self.verdicts == list(verdicts)
+        assert self.states == list(states)
 
 
-def test_a_server_that_is_stopped_is_silent_though_its_port_accepts_connections(hurried: None) -> None:
-    async def watch() -> None:
-        watcher = Watcher()
-        with pretended() as (server, port):
-            watcher.probe.watch(SERVER, port)
+@contextlib.asynccontextmanager
+async def watching(port: int) -> AsyncIterator[Watcher]:
+    """Watches the server at a port."""
+    watcher = Watcher()
+    watcher.monitor.watch(SERVER, port)
+    try:
+        yield watcher
+    finally:
+        await watcher.monitor.close()
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@in_loop
+async def test_a_server_that_is_stopped_or_ends_unnoticed_is_unresponsive(number: signal.Signals) -> None:
+    """The port of a stopped one still accepts connections."""
+    with pretended() as (server, port):
+        async with watching(port) as watcher:
             await watcher.until(ProbeState.READY)
-            server.send_signal(signal.SIGSTOP)
+            server.send_signal(number)
             await watcher.until(ProbeState.READY, ProbeState.UNRESPONSIVE)
-            server.send_signal(signal.SIGCONT)
-            await watcher.probe.close()
-
-    asyncio.run(watch())
 
 
-def test_a_server_that_ends_unnoticed_is_silent_too(hurried: None) -> None:
-    async def watch() -> None:
-        watcher = Watcher()
-        with pretended() as (server, port):
-            watcher.probe.watch(SERVER, port)
+@in_loop
+async def test_a_port_that_is_only_held_is_probed_until_a_server_comes_to_it(hurried: pytest.MonkeyPatch) -> None:
+    held = HeldPort()
+    tried = asyncio.Event()
+    looked = liveness._listens
+
+    async def listens(address: str, port: int) -> bool:
+        try:
+            return await looked(address, port)
+        finally:
+            tried.set()
+
+    hurried.setattr(liveness, "_listens", listens)
+    async with watching(held.number) as watcher:
+        await asyncio.wait_for(tried.wait(), TIMEOUT)
+        assert watcher.states == []
+        held.release()
+        code = PRETEND.read_text().replace("127.0.0.1:0", f"127.0.0.1:{held.number}")
+        with started([sys.executable, "-c", code, "answer"]):
             await watcher.until(ProbeState.READY)
-            server.kill()
-            await watcher.until(ProbeState.READY, ProbeState.UNRESPONSIVE)
-            await watcher.probe.close()
-
-    asyncio.run(watch())
 
 
-def test_a_port_that_is_only_held_is_asked_until_a_server_comes_to_it(hurried: None) -> None:
-    async def watch() -> None:
-        watcher = Watcher()
-        held = HeldPort()
-        tried = asyncio.Event()
-        looked = liveness._listens
+@in_loop
+async def test_a_server_of_another_kind_never_counts_as_ready(hurried: pytest.MonkeyPatch) -> None:
+    misses = asyncio.Semaphore(0)
 
-        async def listens(address: str, port: int) -> bool:
-            try:
-                return await looked(address, port)
-            finally:
-                tried.set()
+    class Counted(LivenessProbe):
+        def record_failure(self) -> None:
+            super().record_failure()
+            misses.release()
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(liveness, "_listens", listens)
-            watcher.probe.watch(SERVER, held.number)
-            await asyncio.wait_for(tried.wait(), PATIENCE)
-            assert watcher.verdicts == []
-            held.release()
-            code = PRETEND.read_text().replace("127.0.0.1:0", f"127.0.0.1:{held.number}")
-            with started([sys.executable, "-c", code, "answer"]):
-                await watcher.until(ProbeState.READY)
-                await watcher.probe.close()
-
-    asyncio.run(watch())
+    hurried.setattr(liveness, "LivenessProbe", Counted)
+    with pretended("refuse") as (_, port):
+        async with watching(port) as watcher:
+            for _ in range(MAX_MISSES + 1):
+                await asyncio.wait_for(misses.acquire(), TIMEOUT)
+    assert watcher.states == []
 
 
-def test_a_server_of_another_kind_never_counts_as_ready(hurried: None) -> None:
-    async def watch() -> None:
-        watcher = Watcher()
-        misses = 0
-        more = asyncio.Event()
+@in_loop
+async def test_a_stall_of_this_process_is_not_charged_to_a_server(hurried: pytest.MonkeyPatch) -> None:
+    """As under SIGSTOP: nothing of this process runs while each probe is under way, and no answer is read."""
+    asked = 0
+    done = asyncio.Event()
 
-        class Counted(LivenessProbe):
-            def record_failure(self) -> None:
-                nonlocal misses
-                super().record_failure()
-                misses += 1
-                if misses > MAX_MISSES:
-                    more.set()
+    async def ask(self: ServerMonitor, call: object) -> object:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            return None
+        time.sleep(0.8)
+        if asked > MAX_MISSES + 1:
+            done.set()
+        return self._grpc.StatusCode.DEADLINE_EXCEEDED
 
-        with pretended("refuse") as (_, port), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(liveness, "LivenessProbe", Counted)
-            watcher.probe.watch(SERVER, port)
-            await asyncio.wait_for(more.wait(), PATIENCE)
-            await watcher.probe.close()
-        assert watcher.verdicts == []
-
-    asyncio.run(watch())
-
-
-def test_our_own_stop_is_not_laid_to_the_charge_of_a_server(hurried: None) -> None:
-    """As under SIGSTOP: nothing of this process runs while each question is under way, and no answer is taken."""
-
-    async def watch() -> None:
-        watcher = Watcher()
-        asked = 0
-        done = asyncio.Event()
-
-        async def ask(self: ServerMonitor, call: object) -> object:
-            nonlocal asked
-            asked += 1
-            if asked == 1:
-                return None
-            time.sleep(0.8)
-            if asked > MAX_MISSES + 1:
-                done.set()
-            return self._grpc.StatusCode.DEADLINE_EXCEEDED
-
-        with pretended() as (_, port), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ServerMonitor, "_ask", ask)
-            watcher.probe.watch(SERVER, port)
-            await asyncio.wait_for(done.wait(), PATIENCE)
-            await watcher.probe.close()
-        assert watcher.verdicts == [ProbeState.READY]
-
-    asyncio.run(watch())
+    hurried.setattr(ServerMonitor, "_ask", ask)
+    with pretended() as (_, port):
+        async with watching(port) as watcher:
+            await asyncio.wait_for(done.wait(), TIMEOUT)
+    assert watcher.states == [ProbeState.READY]
 
 
-def test_no_thread_of_grpc_takes_the_signals_of_the_agent(hurried: None) -> None:
-    async def watch() -> None:
-        watcher = Watcher()
-        with pretended() as (_, port):
-            watcher.probe.watch(SERVER, port)
+@pytest.mark.usefixtures("hurried")
+@in_loop
+async def test_no_thread_of_grpc_takes_the_signals_of_the_agent() -> None:
+    before = set(os.listdir("/proc/self/task"))
+    with pretended() as (_, port):
+        async with watching(port) as watcher:
             await watcher.until(ProbeState.READY)
-            main = threading.main_thread().native_id
-            for thread in os.listdir("/proc/self/task"):
+            for thread in set(os.listdir("/proc/self/task")) - before:
                 with contextlib.suppress(OSError):
                     status = Path(f"/proc/self/task/{thread}/status").read_text()
-                    name = status.split()[1]
-                    blocked = int(
-                        next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16
-                    )
-                    if int(thread) != main and thread not in before:
-                        assert blocked & 1 << signal.SIGTERM - 1, f"{name} takes SIGTERM"
-            await watcher.probe.close()
-
-    before = set(os.listdir("/proc/self/task"))
-    asyncio.run(watch())
+                    (blocked,) = re.findall(r"^SigBlk:\s*(\w+)", status, re.MULTILINE)
+                    assert int(blocked, 16) & 1 << signal.SIGTERM - 1, f"{status.split()[1]} takes SIGTERM"
 
 
-def test_a_server_that_is_forgotten_is_not_asked_any_more() -> None:
-    async def watch() -> None:
-        watcher = Watcher()
-        with pretended() as (_, port):
-            watcher.probe.watch(SERVER, port)
-            watcher.probe.forget(SERVER)
-            watcher.probe.forget(SERVER)
-            await watcher.probe.close()
-        assert watcher.verdicts == []
-
-    asyncio.run(watch())
+@in_loop
+async def test_a_server_that_is_forgotten_is_not_probed_any_more() -> None:
+    with pretended() as (_, port):
+        async with watching(port) as watcher:
+            watcher.monitor.forget(SERVER)
+            watcher.monitor.forget(SERVER)
+    assert watcher.states == []
 
 
 @pytest.mark.tensorflow
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize(
-    "find", [pytest.param(python_221, id="2.21"), pytest.param(python_215, id="2.15", marks=pytest.mark.long)]
+    "python", [pytest.param(python_221, id="2.21"), pytest.param(python_215, id="2.15", marks=pytest.mark.long)]
 )
-def test_a_server_of_tensorflow_is_ready_and_silent_when_stopped(find: object, hurried: None) -> None:
-    python = find()  # type: ignore[operator]
-
-    async def watch() -> None:
-        watcher = Watcher()
-        held = HeldPort()
-        with started([str(python), "-c", TF_SERVER, str(held.number)]) as server:
-            # TensorFlow binds without SO_REUSEADDR's help only once we have let go.
-            held.release()
-            watcher.probe.watch(SERVER, held.number)
+@in_loop
+async def test_a_server_of_tensorflow_is_ready_and_unresponsive_when_stopped(python: Callable[[], Path]) -> None:
+    held = HeldPort()
+    with started([str(python()), "-c", TF_SERVER, str(held.number)]) as server:
+        # TensorFlow binds without SO_REUSEADDR's help only once the port is released.
+        held.release()
+        async with watching(held.number) as watcher:
             await watcher.until(ProbeState.READY)
             server.send_signal(signal.SIGSTOP)
             await watcher.until(ProbeState.READY, ProbeState.UNRESPONSIVE)
-            await watcher.probe.close()
-
-    asyncio.run(watch())
