@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,26 +75,6 @@ LANGUAGES = {"bash", "console", "yaml", "toml", "python", ""}
 
 STARTERS = {"srun": SLURM, "mpirun": OPEN_MPI}
 """What the programs that start a launcher on each node set for it."""
-
-PYTORCHJOB = {
-    "PET_RDZV_BACKEND": "c10d",
-    "PET_RDZV_ENDPOINT": "job-worker-0:23456",
-    "PET_NNODES": "2:4",
-    "PET_NPROC_PER_NODE": "8",
-    "PET_MAX_RESTARTS": "3",
-    "MASTER_ADDR": "job-worker-0",
-    "MASTER_PORT": "23456",
-}
-"""What Kubeflow's training operator sets for a PyTorchJob with an elastic policy."""
-
-TRAINJOB = {
-    "PET_NNODES": "4",
-    "PET_NPROC_PER_NODE": "8",
-    "PET_NODE_RANK": "1",
-    "PET_MASTER_ADDR": "job-node-0-0.job",
-    "PET_MASTER_PORT": "29400",
-}
-"""What Kubeflow's trainer sets for a TrainJob."""
 
 
 @pytest.fixture(autouse=True)
@@ -383,7 +363,7 @@ def commands_of(page: Path) -> list[Command]:
     return [command for block in blocks(page, "bash", "console") for command in commands(block) if command.words]
 
 
-# --- Slurm and Kubernetes
+# --- Slurm
 
 
 SLURM_SCRIPTS = [block for page in PAGES for block in blocks(page, "bash") if "srun " in block.text]
@@ -417,68 +397,6 @@ def test_the_slurm_scripts_start_the_launcher(block: Block, tmp_path: Path) -> N
     assert spec.rules.max_nodes == 4
     (options,) = re.findall(r"^#SBATCH (.*--nodes.*)$", block.text, re.MULTILINE)
     assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(options.split())
-
-
-def containers(document: Any) -> Iterator[dict[str, Any]]:
-    """All containers of a manifest, at whatever depth."""
-    if isinstance(document, dict):
-        yield from document.get("containers", [])
-        for value in document.values():
-            yield from containers(value)
-    elif isinstance(document, list):
-        for value in document:
-            yield from containers(value)
-
-
-@pytest.mark.parametrize("environ", [{}, PYTORCHJOB, TRAINJOB], ids=["job", "PyTorchJob", "TrainJob"])
-def test_the_manifests_start_the_launcher(environ: dict[str, str]) -> None:
-    yaml = pytest.importorskip("yaml")
-    documents = [part for page in PAGES for block in blocks(page, "yaml") for part in yaml.safe_load_all(block.text)]
-    started = [container["command"] for document in documents for container in containers(document)]
-    assert len(started) >= 2
-    for command in started:
-        assert command[0] == "dlrover-run"
-        spec = job_of(command[1:], environ)
-        assert isinstance(spec, JobSpec)
-        if any("rdzv-endpoint" in word for word in command):
-            assert (spec.backend, spec.rules.min_nodes, spec.rules.max_nodes) == ("master", 2, 4)
-        elif environ:
-            backend, nodes = ("master", 2) if environ is PYTORCHJOB else ("static", 4)
-            assert (spec.backend, spec.workers_per_node, spec.rules.max_nodes) == (backend, 8, 4)
-            assert spec.rules.min_nodes == nodes
-
-
-def test_the_manifest_of_a_job_fits_together() -> None:
-    yaml = pytest.importorskip("yaml")
-    block, _ = blocks(DOCS / "schedulers.md", "yaml")
-    service, job = yaml.safe_load_all(block.text)
-    pod = job["spec"]["template"]["spec"]
-    name = job["metadata"]["name"]
-    assert service["spec"]["selector"] == {"job-name": name}
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert pod["restartPolicy"] == "Never"  # which a policy for failed pods requires
-    spec = job_of(pod["containers"][0]["command"][1:], {})
-    assert isinstance(spec, JobSpec)
-    assert spec.master is not None
-    assert spec.master.host == f"{name}-0.{pod['subdomain']}"
-    assert job["spec"]["completions"] == job["spec"]["parallelism"] == spec.rules.max_nodes
-    assert spec.shutdown_timeout < 30  # the default of terminationGracePeriodSeconds
-    assert spec.workers_per_node == pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
-
-
-def test_the_manifests_retry_by_the_codes_of_their_launcher() -> None:
-    yaml = pytest.importorskip("yaml")
-    block, operated = blocks(DOCS / "schedulers.md", "yaml")
-    _, job = yaml.safe_load_all(block.text)
-    disrupted, failed = job["spec"]["podFailurePolicy"]["rules"]
-    assert disrupted == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    assert failed == {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": sorted(RETRIED)}}
-    replicas = yaml.safe_load(operated.text)["spec"]["pytorchReplicaSpecs"]["Worker"]
-    assert replicas["restartPolicy"] == "ExitCode"
-    for pod in (job["spec"]["template"]["spec"], replicas["template"]["spec"]):
-        spec = job_of(pod["containers"][0]["command"][1:], PYTORCHJOB)
-        assert isinstance(spec, JobSpec)
-        assert spec.exit_codes == "kubernetes"
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 70, *sorted(RETRIED)])

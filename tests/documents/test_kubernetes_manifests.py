@@ -1,4 +1,4 @@
-"""The manifests in examples/kubernetes are valid by the published schemas and consistent; their commands are accepted.
+"""The manifests in examples/kubernetes and in the pages are valid by the published schemas, consistent, and accepted.
 
 `kubernetes_schemas.json` has the schemas without descriptions, and of volumes only the common kinds. From: the OpenAPI
 definitions of Kubernetes 1.34; the CustomResourceDefinitions of JobSet 0.12.0, Kubeflow Training Operator 1.9.0,
@@ -13,6 +13,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,21 +66,22 @@ def problems(document: Manifest) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in found]
 
 
-ALL = [
-    pytest.param(document, id=f"{file.stem}-{document['kind']}-{document['metadata']['name']}")
-    for file in FILES
-    for document in documents(file)
-]
-OF_PAGES = [
-    pytest.param(document, id=f"{block.place}-{document['kind']}")
+GROUPS = {file.stem: documents(file) for file in FILES} | {
+    block.place: found
     for page in PAGES
     for block in blocks(page, "yaml")
-    for document in yaml.safe_load_all(block.text)
-    if "kind" in document
+    if (found := [document for document in yaml.safe_load_all(block.text) if "kind" in document])
+}
+"""The documents that are applied together: those of a file, or of a block of a page."""
+
+ALL = [
+    pytest.param(document, id=f"{name}-{document['kind']}-{document['metadata']['name']}")
+    for name, group in GROUPS.items()
+    for document in group
 ]
 
 
-@pytest.mark.parametrize("document", [*ALL, *OF_PAGES])
+@pytest.mark.parametrize("document", ALL)
 def test_a_manifest_is_valid(document: Manifest) -> None:
     assert problems(document) == []
 
@@ -106,28 +108,24 @@ def test_a_mistake_is_found(path: tuple[str | int, ...], value: object) -> None:
 # --- pods
 
 
-def pods(document: Any) -> Iterator[Manifest]:
-    """The specs of all pods of a manifest, at whatever depth."""
+def parts_with(key: str, document: Any) -> Iterator[Manifest]:
+    """The parts of a manifest that have this key, at whatever depth."""
     if isinstance(document, dict):
-        if "containers" in document:
+        if key in document:
             yield document
         for value in document.values():
-            yield from pods(value)
+            yield from parts_with(key, value)
     elif isinstance(document, list):
         for value in document:
-            yield from pods(value)
+            yield from parts_with(key, value)
 
 
-def jobs(document: Any) -> Iterator[Manifest]:
-    """The specs of all Jobs of a manifest."""
-    if isinstance(document, dict):
-        if "completions" in document:
-            yield document
-        for value in document.values():
-            yield from jobs(value)
-    elif isinstance(document, list):
-        for value in document:
-            yield from jobs(value)
+pods, jobs = partial(parts_with, "containers"), partial(parts_with, "completions")
+"""The specs of all pods, and of all Jobs, of a manifest."""
+
+
+def variables_of(container: Manifest) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in container.get("env", [])}
 
 
 def argv_of(container: Manifest) -> list[str]:
@@ -135,16 +133,16 @@ def argv_of(container: Manifest) -> list[str]:
     words: list[str] = [*container["command"], *container.get("args", [])]
     if words[:2] == ["/bin/bash", "-c"]:
         line = re.sub(r".*\bexec ", "", words[2])
-        for variable in container.get("env", []):
-            line = line.replace(f"${variable['name']}", variable["value"])
+        for name, value in variables_of(container).items():
+            line = line.replace(f"${name}", value)
         words = shlex.split(line)
     return words
 
 
 LAUNCHES = [
-    pytest.param(file, document, pod, id=f"{file.stem}-{document['metadata']['name']}-{number}")
-    for file in FILES
-    for document in documents(file)
+    pytest.param(group, document, pod, id=f"{group}-{document['metadata']['name']}-{number}")
+    for group, made in GROUPS.items()
+    for document in made
     for number, pod in enumerate(pods(document))
     if argv_of(pod["containers"][0])[0] in ("dlrover-run", "tf-ps-run")
 ]
@@ -193,15 +191,14 @@ def _image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(("file", "document", "pod"), LAUNCHES)
-def test_the_command_of_a_pod_starts_the_whole_job(file: Path, document: Manifest, pod: Manifest) -> None:
+@pytest.mark.parametrize(("group", "document", "pod"), LAUNCHES)
+def test_the_command_of_a_pod_starts_the_whole_job(group: str, document: Manifest, pod: Manifest) -> None:
     container = pod["containers"][0]
     words = argv_of(container)
-    if file.stem == "kubedl-resnet":
+    kind = "KubeDL" if group == "kubedl-resnet" else document["kind"]
+    if kind == "KubeDL":
         words = [*container["command"], *KUBEDL, *container["args"]]
-    own = {variable["name"]: variable["value"] for variable in container.get("env", [])}
-    kind = "KubeDL" if file.stem == "kubedl-resnet" else document["kind"]
-    environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", **OPERATORS.get(kind, {}), **own}
+    environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", **OPERATORS.get(kind, {}), **variables_of(container)}
     if words[0] == "tf-ps-run":
         assert tf_ps_run.parse(words[1:], environ)
         return
@@ -221,30 +218,32 @@ def test_the_command_of_a_pod_starts_the_whole_job(file: Path, document: Manifes
     assert isinstance(spec, JobSpec)
     for job in jobs(document):
         assert job["completions"] == job["parallelism"] == spec.rules.max_nodes
+        if any(word.startswith("--rdzv-endpoint") for word in words):
+            assert spec.master is not None
+            assert spec.master.host == f"{document['metadata']['name']}-0.{pod['subdomain']}"
     assert spec.rules.max_nodes > 1
+    if (gpus := container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu")) is not None:
+        assert spec.workers_per_node == gpus
+    for replicas in parts_with("restartPolicy", document):
+        assert replicas["restartPolicy"] != "ExitCode" or spec.exit_codes == "kubernetes"
     assert spec.shutdown_timeout < pod.get("terminationGracePeriodSeconds", GRACE)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_what_a_manifest_names_is_there(file: Path) -> None:
-    """Services select pods of the file, subdomains are those of services, and `checkpoints.yaml` makes the claims."""
-    made = documents(file)
+@pytest.mark.parametrize("made", GROUPS.values(), ids=GROUPS)
+def test_what_a_manifest_names_is_there(made: list[Manifest]) -> None:
+    """Services select pods of the group, subdomains are those of services, and `checkpoints.yaml` makes the claims."""
     services = {service["metadata"]["name"]: service["spec"] for service in made if service["kind"] == "Service"}
     labels = [{"job-name": one["metadata"]["name"], **_labels(one)} for one in made]
     for service in services.values():
         assert any(service["selector"].items() <= label.items() for label in labels)
-    claims = {one["metadata"]["name"] for one in documents(ROOT / "examples" / "kubernetes" / "checkpoints.yaml")}
+    claims = {one["metadata"]["name"] for one in GROUPS["checkpoints"]}
     for pod in (pod for document in made for pod in pods(document)):
         assert pod.get("subdomain") in {None, *services}
         volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
         for container in pod["containers"]:
             assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes.keys()
-            addresses = [
-                variable["value"].partition(":")[0]
-                for variable in container.get("env", [])
-                if variable["name"] == "DLROVER_MASTER_ADDR"
-            ]
-            assert set(addresses) <= services.keys()
+            address = variables_of(container).get("DLROVER_MASTER_ADDR")
+            assert address is None or address.partition(":")[0] in services
         assert {volume["persistentVolumeClaim"]["claimName"] for volume in volumes.values()} <= claims
 
 
@@ -257,18 +256,17 @@ def _labels(document: Manifest) -> dict[str, str]:
 
 def test_a_policy_for_failed_pods_fits_the_exit_codes() -> None:
     """Kubernetes requires `restartPolicy: Never` with it."""
-    found = [
-        job for file in FILES for document in documents(file) for job in jobs(document) if "podFailurePolicy" in job
-    ]
-    assert found
+    found = [job for group in GROUPS.values() for job in parts_with("podFailurePolicy", group)]
+    assert len(found) > 1
     for job in found:
         pod = job["template"]["spec"]
         assert pod["restartPolicy"] == "Never"
-        _, failed = job["podFailurePolicy"]["rules"]
+        disrupted, failed = job["podFailurePolicy"]["rules"]
+        assert disrupted == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
         assert failed == {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": sorted(RETRIED)}}
         (container,) = pod["containers"]
-        environ = {variable["name"]: variable["value"] for variable in container.get("env", [])}
-        assert environ.get("PET_EXIT_CODES") == "kubernetes" or "--exit-codes=kubernetes" in argv_of(container)
+        variables = variables_of(container)
+        assert variables.get("PET_EXIT_CODES") == "kubernetes" or "--exit-codes=kubernetes" in argv_of(container)
 
 
 def test_the_image_has_what_the_manifests_use() -> None:
@@ -285,10 +283,6 @@ def test_the_image_has_what_the_manifests_use() -> None:
         assert (ROOT / script).is_file()
     ours = set(re.findall(r"-t (\S+)", text))
     images = {
-        container["image"]
-        for file in FILES
-        for document in documents(file)
-        for pod in pods(document)
-        for container in pod["containers"]
+        container["image"] for file in FILES for pod in pods(GROUPS[file.stem]) for container in pod["containers"]
     }
     assert {image for image in images if "/" not in image} == ours
