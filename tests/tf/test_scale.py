@@ -79,73 +79,45 @@ def agents() -> Iterator[Agents]:
         agent.close()
 
 
-def name_of(test: str) -> str:
-    """A job's name that no other test run at the same time has."""
-    return f"{test}-{os.getpid()}"
-
-
-def test_an_accepted_request_is_printed_with_its_consequences(
-    agents: Agents, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = name_of("accepted")
-    agent = agents(job, ScaleReply(granted=True, text="a new set is started"))
-    assert main(["scale", "--ps=3", "--workers=2", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
-    assert agent.requests == [DesiredReplicas(ps=3, workers=2)]
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    assert printed.out == f"tf-ps-run scale: the job {job!r} accepts: a new set is started.\n"
-
-
-def test_a_number_that_is_not_given_is_left_as_it_is(agents: Agents) -> None:
-    job = name_of("one")
-    agent = agents(job, ScaleReply(granted=True))
-    assert main(["scale", "--workers=0", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
-    assert agent.requests == [DesiredReplicas(ps=None, workers=0)]
-
-
-def test_a_refused_request_is_a_sentence_and_exit_code_1(agents: Agents, capsys: pytest.CaptureFixture[str]) -> None:
-    job = name_of("refused")
-    agents(job, ScaleReply(granted=False, text="there is no \x1b[2Jroom now"))
-    assert main(["scale", "--ps=5", f"--rdzv-id={job}"]) == scale.REFUSED
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == f"tf-ps-run scale: the job {job!r} refuses: there is no room now.\n"
-
-
-def test_a_job_that_does_not_answer_is_waited_for_until_the_timeout(
-    agents: Agents, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = name_of("silent")
-    agent = agents(job, None)
-    assert main(["scale", "--ps=2", f"--rdzv-id={job}", "--timeout=0.2"]) == scale.REFUSED
-    assert "has not received the request within 0.2 s (--timeout)" in capsys.readouterr().err
-    assert agent.requests == [DesiredReplicas(ps=2)]
-
-
-def test_a_job_of_another_program_is_not_scaled(agents: Agents, capsys: pytest.CaptureFixture[str]) -> None:
-    job = name_of("torch")
-    agent = agents(job, ScaleReply(granted=True), program="dlrover-run")
-    assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == scale.REFUSED
-    assert agent.requests == []
-    printed = capsys.readouterr().err
-    assert f"no job named {job!r} of yours runs on this machine" in printed
-    assert "--rdzv-backend" in printed
+JOB = f"job-{os.getpid()}"
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("flags", "answer", "code", "printed"),
     [
-        ("--ps=0", "tf-ps-run scale: --ps '0' is out of range"),
-        ("--ps=2 train.py", "train.py"),
-        ("--pss=2", "--pss"),
-        ("--ps", "--ps"),
+        pytest.param("", ScaleReply(granted=True, text="a new set is started"), 0, "accepts: a new set is started"),
+        pytest.param("", ScaleReply(granted=False, text="there is no \x1b[2Jroom"), 1, "refuses: there is no room"),
+        pytest.param("--timeout=0.2", None, 1, "has not received the request within 0.2 s (--timeout)"),
     ],
+    ids=["accepted", "refused", "no answer"],
 )
-def test_an_error_is_one_sentence_and_exit_code_2(text: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["scale", *text.split()]) == exit_codes.BAD_COMMAND_LINE
-    *sentences, hint = capsys.readouterr().err.splitlines()
-    assert sentence in (sentences[0] if sentences else hint)
-    assert len(sentences) <= 1
+def test_the_answer_of_a_job_is_one_sentence_and_an_exit_code(
+    flags: str, answer: ScaleReply | None, code: int, printed: str, agents: Agents, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = agents(JOB, answer)
+    assert main(["scale", "--ps=2", f"--rdzv-id={JOB}", *flags.split()]) == code
+    assert agent.requests == [DesiredReplicas(ps=2)]
+    out, err = capsys.readouterr()
+    assert (err if code == exit_codes.SUCCESS else out) == ""
+    assert (out + err).startswith("tf-ps-run scale: ")
+    assert (out + err).count("\n") == 1
+    assert printed in out + err
+
+
+def test_a_number_that_is_not_given_is_left_as_it_is(agents: Agents) -> None:
+    agent = agents(JOB, ScaleReply(granted=True))
+    for flags in ("--workers=0", "--ps=3 --workers=2"):
+        assert main(["scale", *flags.split(), f"--rdzv-id={JOB}"]) == exit_codes.SUCCESS
+    assert agent.requests == [DesiredReplicas(ps=None, workers=0), DesiredReplicas(ps=3, workers=2)]
+
+
+def test_a_job_of_another_program_is_not_scaled(agents: Agents, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = agents(JOB, ScaleReply(granted=True), program="dlrover-run")
+    assert main(["scale", "--ps=2", f"--rdzv-id={JOB}"]) == scale.REFUSED
+    assert agent.requests == []
+    printed = capsys.readouterr().err
+    assert f"no job named {JOB!r} of yours runs on this machine" in printed
+    assert "--rdzv-backend" in printed
 
 
 ELSEWHERE = ["scale", "--ps=3", "--rdzv-endpoint=node0:4000", "--rdzv-id=ads", "--timeout=5"]
