@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from command_lines import LIMIT, run_python
 
 from dlrover_run.policies.parameter_servers import text as policy_text
 from dlrover_run.supervisor.process import ProcessSpec, spawn
@@ -20,9 +22,6 @@ from tf_ps_runner.memory import cgroups, enforcer
 from tf_ps_runner.memory.cgroups import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
 from tf_ps_runner.memory.enforcer import MemoryEnforcer
 from tf_ps_runner.memory.process_tree import ProcessTreeWatch, processes_of, usage_of
-
-LIMIT = 60.0
-"""Seconds that a process of a test may take before the test fails."""
 
 TAKE = "task_limit = [b'x' * (1 << 20) for _ in range({mib})]\n"
 """Allocates so many MiB and touches them all."""
@@ -85,36 +84,31 @@ def place() -> CgroupParent:
     return found
 
 
-@pytest.fixture
-def by_group(place: CgroupParent) -> Callable[[str, int], MemoryEnforcer]:
-    """Opens a limit that a group enforces."""
-
-    def opened(name: str, limit: int) -> MemoryEnforcer:
-        task_limit = MemoryEnforcer.open(name, limit)
-        assert task_limit.kept_by == "group"
-        return task_limit
-
-    return opened
+Open = Callable[[str, int], MemoryEnforcer]
+"""Opens a limit in MiB for a task of this name."""
 
 
 @pytest.fixture
-def by_watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], MemoryEnforcer]:
-    """Opens a limit on a machine where no group can be created."""
-    monkeypatch.setattr(enforcer, "_cgroup_parent", lambda: None)
+def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens limits that a group enforces, or on a machine where no group can be created; they are closed afterwards."""
+    kept_by = request.param
+    if kept_by == "group":
+        request.getfixturevalue("place")
+    else:
+        monkeypatch.setattr(enforcer, "_cgroup_parent", lambda: None)
+    with contextlib.ExitStack() as stack:
 
-    def opened(name: str, limit: int) -> MemoryEnforcer:
-        task_limit = MemoryEnforcer.open(name, limit)
-        assert task_limit.kept_by == "watch"
-        return task_limit
+        def open_limit(name: str, limit: int) -> MemoryEnforcer:
+            task_limit = MemoryEnforcer.open(name, limit)
+            stack.callback(task_limit.close)
+            assert task_limit.kept_by == kept_by
+            return task_limit
 
-    return opened
+        yield open_limit
 
 
-@pytest.fixture(params=["by_group", "by_watch"])
-def opened(request: pytest.FixtureRequest) -> Callable[[str, int], MemoryEnforcer]:
-    """Opens a limit, in both ways one after the other."""
-    found: Callable[[str, int], MemoryEnforcer] = request.getfixturevalue(request.param)
-    return found
+both_ways = pytest.mark.parametrize("opened", ["group", "watch"], indirect=True)
+by_group = pytest.mark.parametrize("opened", ["group"], indirect=True)
 
 
 def start(task_limit: MemoryEnforcer, program: str) -> subprocess.Popen[bytes]:
@@ -148,21 +142,18 @@ def run(
     return asyncio.run(life())
 
 
-def test_a_spawned_task_is_under_its_limit_before_its_program_begins(
-    by_group: Callable[[str, int], MemoryEnforcer], tmp_path: Path
-) -> None:
-    task_limit = by_group("worker-3", 100)
+@by_group
+def test_a_spawned_task_is_under_its_limit_before_its_program_begins(opened: Open, tmp_path: Path) -> None:
+    task_limit = opened("worker-3", 100)
     with open(tmp_path / "groups", "w+") as output:
-        stdio = (0, output.fileno(), 2)
         task = ProcessSpec(
             name="worker-3",
             argv=("cat", "/proc/self/cgroup"),
             environment=os.environ,
-            stdio=stdio,
+            stdio=(0, output.fileno(), 2),
             before_exec=task_limit.enter,
         )
         os.waitpid(spawn(task), 0)
-        task_limit.close()
         output.seek(0)
         assert f"{cgroups.PREFIX}worker-3." in output.read()
 
@@ -172,48 +163,38 @@ def groups_of(place: CgroupParent, name: str) -> list[str]:
     return [group for group in os.listdir(place.folder) if group.startswith(f"{cgroups.PREFIX}{name}.")]
 
 
-def test_a_task_above_its_limit_is_killed_and_reported(opened: Callable[[str, int], MemoryEnforcer]) -> None:
+@both_ways
+def test_a_task_above_its_limit_is_killed_and_reported(opened: Open) -> None:
     task_limit = opened("worker-0", 100)
     code = run(task_limit, TAKE.format(mib=400) + "input()")
-    found = task_limit.explain_oom_kill(code)
-    task_limit.close()
     assert code == -signal.SIGKILL
-    assert found is not None
+    found = str(task_limit.explain_oom_kill(code))
     assert found.startswith("it used ")
     assert "100Mi" in found
 
 
-def test_a_task_within_its_limit_is_left_alone(opened: Callable[[str, int], MemoryEnforcer]) -> None:
-    task_limit = opened("worker-0", 400)
+@both_ways
+@pytest.mark.parametrize(
+    ("limit", "mib", "near"), [pytest.param(400, 100, False, id="within"), pytest.param(220, 195, True, id="near")]
+)
+def test_a_task_below_its_limit_is_left_alone(opened: Open, limit: int, mib: int, near: bool) -> None:
+    task_limit = opened("worker-0", limit)
 
-    def ask(process: subprocess.Popen[bytes]) -> None:
+    def look(process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"taken\n"
-        assert 100 < task_limit.usage() < 200
-        assert not task_limit.near_memory_limit
+        assert mib < task_limit.usage() < limit
+        assert task_limit.near_memory_limit is near
 
-    code = run(task_limit, TAKE.format(mib=100) + TAKEN, meanwhile=ask)
+    code = run(task_limit, TAKE.format(mib=mib) + TAKEN, meanwhile=look)
     assert (code, task_limit.explain_oom_kill(code)) == (0, None)
-    task_limit.close()
 
 
-def test_a_task_near_its_limit_is_detected(opened: Callable[[str, int], MemoryEnforcer]) -> None:
-    task_limit = opened("ps-0", 220)
-
-    def ask(process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"taken\n"
-        assert task_limit.near_memory_limit
-
-    assert run(task_limit, TAKE.format(mib=195) + TAKEN, meanwhile=ask) == 0
-    task_limit.close()
-
-
-def test_a_task_that_is_killed_was_not_always_killed_for_memory(opened: Callable[[str, int], MemoryEnforcer]) -> None:
+@both_ways
+def test_a_task_that_is_killed_was_not_always_killed_for_memory(opened: Open) -> None:
     task_limit = opened("worker-0", 400)
     code = run(task_limit, "input()", meanwhile=lambda process: process.kill())
     assert (code, task_limit.explain_oom_kill(code)) == (-signal.SIGKILL, None)
-    task_limit.close()
 
 
 CHILD_TAKES = """\
@@ -223,35 +204,20 @@ sys.exit(7 if code == -9 else 1)
 """
 
 
-def test_a_task_whose_child_alone_was_killed_was_killed_for_memory(
-    by_group: Callable[[str, int], MemoryEnforcer],
-) -> None:
-    task_limit = by_group("worker-0", 100)
-    code = run(task_limit, CHILD_TAKES.format(program=TAKE.format(mib=400)))
-    found = task_limit.explain_oom_kill(code)
-    task_limit.close()
-    # Version 2 kills all of the group.
-    assert code in (7, -signal.SIGKILL)
-    assert found is not None
-    assert "memory limit of 100Mi" in found
-
-
-def test_the_memory_of_a_child_counts_for_a_task_that_is_watched(
-    by_watch: Callable[[str, int], MemoryEnforcer],
-) -> None:
-    task_limit = by_watch("worker-0", 100)
+@both_ways
+def test_the_memory_of_a_child_counts_for_its_task(opened: Open) -> None:
+    task_limit = opened("worker-0", 100)
     code = run(task_limit, CHILD_TAKES.format(program=TAKE.format(mib=400) + "input()"))
-    assert code == -signal.SIGKILL
-    assert task_limit.explain_oom_kill(code) is not None
-    task_limit.close()
+    # A group of version 1 kills the child alone.
+    assert code in ((7, -signal.SIGKILL) if task_limit.kept_by == "group" else (-signal.SIGKILL,))
+    assert "100Mi" in str(task_limit.explain_oom_kill(code))
 
 
-def test_a_replacement_has_its_own_limit_and_group(
-    by_group: Callable[[str, int], MemoryEnforcer], place: CgroupParent
-) -> None:
+@by_group
+def test_a_replacement_has_its_own_limit_and_group(opened: Open, place: CgroupParent) -> None:
     name = f"worker-{os.getpid()}"
     for limit, ended in ((100, -signal.SIGKILL), (400, 0)):
-        task_limit = by_group(name, limit)
+        task_limit = opened(name, limit)
         assert len(groups_of(place, name)) == 1
         assert run(task_limit, TAKE.format(mib=200)) == ended
         task_limit.close()
@@ -465,26 +431,27 @@ def test_a_launcher_alone_in_its_group_moves_into_one_below_it(kernel2: Kernel2)
     assert (kernel2.own / "cgroup.subtree_control").read_text() == "+memory"
 
 
-def test_a_group_with_other_processes_is_not_changed(kernel2: Kernel2) -> None:
-    kernel2.put("cgroup.procs", f"1\n{os.getpid()}\n")
-    assert find_cgroup_parent(kernel2.proc) is None
-    assert kernel2.groups == []
-    assert (kernel2.own / "cgroup.subtree_control").read_text() == ""
-
-
-def test_a_group_without_the_controller_is_not_used(kernel2: Kernel2) -> None:
-    kernel2.put("cgroup.controllers", "cpu hugetlb\n")
-    assert find_cgroup_parent(kernel2.proc) is None
-
-
-def test_a_group_without_permission_is_not_used(kernel2: Kernel2, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel2.put("cgroup.subtree_control", "memory\n")
-
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param("cgroup.procs", f"1\n{os.getpid()}\n", id="other processes"),
+        pytest.param("cgroup.controllers", "cpu hugetlb\n", id="no controller"),
+        pytest.param("cgroup.subtree_control", "memory\n", id="no permission"),
+    ],
+)
+def test_a_group_that_cannot_be_used_is_not_changed(
+    kernel2: Kernel2, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
     def refuse(path: Path, mode: int = 0o777) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(cgroups.os, "mkdir", refuse)
+    if name == "cgroup.subtree_control":
+        monkeypatch.setattr(cgroups.os, "mkdir", refuse)
+    kernel2.put(name, text)
+    before = (kernel2.own / "cgroup.subtree_control").read_text()
     assert find_cgroup_parent(kernel2.proc) is None
+    assert kernel2.groups == []
+    assert (kernel2.own / "cgroup.subtree_control").read_text() == before
 
 
 # --- The whole program, with a stand-in for TensorFlow.
@@ -504,23 +471,9 @@ def test_a_chief_that_is_killed_for_memory_comes_back_with_twice_as_much(place: 
     (tmp_path / "tensorflow" / "__init__.py").write_text("")
     (tmp_path / "train.py").write_text(TRAIN + TAKE.format(mib=150))
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tf_ps_runner",
-            "--workers=0",
-            "--start-method=spawn",
-            "--worker-memory=100Mi",
-            "--max-restarts=0",
-            str(tmp_path / "train.py"),
-        ],
-        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
+    flags = ("--workers=0", "--start-method=spawn", "--worker-memory=100Mi", "--max-restarts=0")
+    done = run_python(
+        "-m", "tf_ps_runner", *flags, str(tmp_path / "train.py"), PYTHONPATH=f"{root}{os.pathsep}{tmp_path}"
     )
     assert done.returncode == 0, done.stderr
     assert [line.partition("]:")[2] for line in done.stdout.splitlines()] == ["chief-0 begins", "chief-1 begins"]
