@@ -14,24 +14,15 @@ import time
 from pathlib import Path
 
 import pytest
+from command_lines import LIMIT, run_python
 from harness import only_long
 
 from dlrover_run.command_line import options, rdzv_conf
 
-LIMIT = 60.0
-"""Seconds that a child process of a test may take before the test gives up."""
-
 
 def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """`python -m dlrover_run` with these words, as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "dlrover_run", *words],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    return run_python("-m", "dlrover_run", *words, **variables)
 
 
 @pytest.mark.parametrize("columns", [80, *only_long(120)])
@@ -83,6 +74,18 @@ def bash_path(tmp_path: Path) -> str:
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
+def in_bash(line: str, bash_path: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A line that bash runs to its end."""
+    return subprocess.run(
+        ["bash", "-c", line, "bash", *words],
+        env={**os.environ, "PATH": bash_path, **variables},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -103,14 +106,7 @@ def test_bash_completes_flags_and_values_but_not_the_scripts_own(
     bash_path: str, words: list[str], offered: list[str]
 ) -> None:
     """Where nothing is offered bash itself falls back on file names."""
-    done = subprocess.run(
-        ["bash", "-c", COMPLETE, "bash", "dlrover-run", *words],
-        env={**os.environ, "PATH": bash_path},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    done = in_bash(COMPLETE, bash_path, "dlrover-run", *words)
     assert done.stdout.splitlines() == offered
     assert done.stderr == ""
 
@@ -119,14 +115,7 @@ def test_completion_is_installed_for_bash(bash_path: str, tmp_path: Path) -> Non
     home = tmp_path / "home"
     home.mkdir()
     # A second command keeps bash from turning into the launcher: the shell must be found among its ancestors.
-    done = subprocess.run(
-        ["bash", "-c", "dlrover-run --install-completion; exit $?"],
-        env={**os.environ, "PATH": bash_path, "HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    done = in_bash("dlrover-run --install-completion; exit $?", bash_path, HOME=str(home))
     assert done.returncode == 0, done.stderr
     assert "dlrover-run.sh" in (home / ".bashrc").read_text()
     assert "_DLROVER_RUN_COMPLETE" in (home / ".bash_completions" / "dlrover-run.sh").read_text()
@@ -145,14 +134,7 @@ def test_completion_is_installed_for_the_shell_that_is_named(
     bash_path: str, tmp_path: Path, shell: str, spelling: str
 ) -> None:
     """Whichever shell it is typed in, here bash."""
-    done = subprocess.run(
-        ["bash", "-c", f"dlrover-run {spelling.format(shell)}; exit $?"],
-        env={**os.environ, "PATH": bash_path, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    done = in_bash(f"dlrover-run {spelling.format(shell)}; exit $?", bash_path, HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert f"{shell} completion installed in {tmp_path / COMPLETION_FILES[shell]}" in done.stdout.replace("\n", " ")
     written = [name for name, path in COMPLETION_FILES.items() if (tmp_path / path).exists()]

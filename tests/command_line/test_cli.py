@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import types
 import zipfile
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from command_lines import isolate, run_python
 
 from dlrover_run import exit_codes
 from dlrover_run.cli import main, parse
@@ -21,17 +21,11 @@ from dlrover_run.command_line.parser import DLROVER_RUN, UsageError, parse_argv
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, PreemptionNotice, SpecError, Std, StreamMap
 
-LIMIT = 60.0
-"""Seconds that a child process of a test may take before the test gives up."""
-
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with one script, and no variable of the machine that could change a job."""
-    for name in [name for name in os.environ if name.startswith("PET_") or name == "PYTHON_EXEC"]:
-        monkeypatch.delenv(name)
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
+    isolate(tmp_path, monkeypatch)
     return tmp_path
 
 
@@ -96,22 +90,18 @@ def test_a_variable_turns_a_switch_on(word: str) -> None:
     assert parse(["train.py"], {"PET_VIRTUAL_LOCAL_RANK": word}).virtual_local_rank
 
 
-@pytest.mark.parametrize("word", ["0", "false", "No", "off"])
-def test_a_variable_leaves_a_switch_off_and_the_flag_wins(word: str) -> None:
-    assert parse(["train.py"], {"PET_COMPAT_EXIT_CODES": word}).exit_codes == "precise"
-    assert parse(["--compat-exit-codes", "train.py"], {"PET_COMPAT_EXIT_CODES": word}).exit_codes == "torchrun"
-
-
 @pytest.mark.parametrize(
-    ("words", "scheme"),
+    ("words", "variable", "scheme"),
     [
-        (("--exit-codes=kubernetes",), "kubernetes"),
-        (("--exit-codes=torchrun",), "torchrun"),
-        (("--exit-codes=torchrun", "--compat-exit-codes"), "torchrun"),
+        *(([], word, "precise") for word in ("0", "false", "No", "off")),
+        (["--compat-exit-codes"], "0", "torchrun"),
+        (["--exit-codes=kubernetes"], "0", "kubernetes"),
+        (["--exit-codes=torchrun"], "0", "torchrun"),
+        (["--exit-codes=torchrun", "--compat-exit-codes"], "0", "torchrun"),
     ],
 )
-def test_a_scheme_of_exit_codes(words: tuple[str, ...], scheme: str) -> None:
-    assert parse([*words, "train.py"], {}).exit_codes == scheme
+def test_a_scheme_of_exit_codes(words: list[str], variable: str, scheme: str) -> None:
+    assert parse([*words, "train.py"], {"PET_COMPAT_EXIT_CODES": variable}).exit_codes == scheme
 
 
 def test_a_preemption_notice_is_written_as_slurm_writes_it() -> None:
@@ -236,21 +226,18 @@ def test_a_stream_map_may_name_ranks_that_this_node_does_not_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "warned"),
+    "environ",
     [
-        ({"MASTER_ADDR": "job-0.svc"}, ["--node-rank", "MASTER_ADDR=job-0.svc"]),
-        ({"PET_NODE_RANK": "1", "SLURM_NODEID": "1", "MASTER_ADDR": "127.0.0.1"}, []),
-        ({"PET_NODE_RANK": "0", "PET_MASTER_ADDR": "node0", "MASTER_ADDR": "node1"}, []),
-        ({"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "node0:1", "MASTER_ADDR": "node1"}, []),
+        {"PET_NODE_RANK": "1", "SLURM_NODEID": "1", "MASTER_ADDR": "127.0.0.1"},
+        {"PET_NODE_RANK": "0", "PET_MASTER_ADDR": "node0", "MASTER_ADDR": "node1"},
+        {"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "node0:1", "MASTER_ADDR": "node1"},
     ],
 )
-def test_static_nodes_are_warned_of_an_assumed_rank_or_address(environ: dict[str, str], warned: list[str]) -> None:
-    said: list[str] = []
-    parse(["--nnodes=2", "train.py"], environ, warn=said.append)
-    assert [sentence.split()[0] for sentence in said] == warned
-    said.clear()
-    parse(["--nnodes=1", "--node-rank=0", "--master-port=29500", "train.py"], environ, warn=said.append)
-    assert said == [], "one node needs neither"
+def test_static_nodes_with_a_rank_and_an_address_give_no_warning(environ: dict[str, str]) -> None:
+    warnings: list[str] = []
+    parse(["--nnodes=2", "train.py"], environ, warn=warnings.append)
+    parse(["--nnodes=1", "--node-rank=0", "--master-port=29500", "train.py"], environ, warn=warnings.append)
+    assert warnings == [], "one node needs neither"
 
 
 def test_quotes_around_the_whole_of_rdzv_conf_are_taken_off() -> None:
@@ -266,22 +253,19 @@ def test_quotes_around_the_whole_of_rdzv_conf_are_taken_off() -> None:
 
 def test_an_empty_log_directory_is_none_and_the_null_device_is_kept() -> None:
     assert parse(["train.py"], {"PET_LOG_DIR": ""}).logs.log_dir is None
-    assert parse(["--log-dir=/dev/null", "train.py"], {}).logs.log_dir == "/dev/null"
-    assert parse(["--log-dir=new/logs", "train.py"], {}).logs.log_dir == "new/logs"
-
-
-def test_the_prefix_template_comes_from_torchs_variable() -> None:
-    environ = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]: "}
-    assert parse(["train.py"], environ).logs.prefix_template == "[${rank}]: "
+    for directory in ("/dev/null", "new/logs"):
+        assert parse([f"--log-dir={directory}", "train.py"], {}).logs.log_dir == directory
 
 
 def test_the_prefix_template_comes_from_its_flag_first() -> None:
-    """Then from the flag's variable, and an empty one is none, as in torchrun."""
+    """Then from the flag's variable, then from torch's, and an empty one is none, as in torchrun."""
     flag = "--log-line-prefix-template"
-    environ = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "theirs", "PET_LOG_LINE_PREFIX_TEMPLATE": "ours"}
+    theirs = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "theirs"}
+    environ = {**theirs, "PET_LOG_LINE_PREFIX_TEMPLATE": "ours"}
     assert parse([flag, "${hostname}", "train.py"], environ).logs.prefix_template == "${hostname}"
     assert parse(["train.py"], environ).logs.prefix_template == "ours"
     assert parse([f"{flag}=", "train.py"], environ).logs.prefix_template == "theirs"
+    assert parse(["train.py"], theirs).logs.prefix_template == "theirs"
 
 
 def test_a_directory_or_an_archive_with_a_main_is_a_script(here: Path) -> None:
@@ -409,7 +393,7 @@ def test_a_launch_imports_neither_typer_nor_rich_nor_torch(here: Path) -> None:
         "import sys; from dlrover_run.cli import parse; parse(['-r3', '--rdzv-conf=a=1', 'train.py'], {});"
         "print({name.partition('.')[0] for name in sys.modules} & {'typer', 'rich', 'click', 'torch', 'pydantic'})"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = run_python("-c", probe)
     assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from scripted_cluster import Process, ScriptedCluster
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
+
+SCRIPT = "strategy_train.py"
 
 
 class Training:
@@ -49,8 +51,15 @@ def finish(chief: Process, steps: int) -> None:
     assert steps // 16 <= int(done[2]) <= int(done[3]) <= -(-steps // 16)
 
 
-def live_and_planned(python: Path, folder: Path) -> None:
-    with ScriptedCluster(python, "strategy_train.py", folder, workers=2, STEPS="160", STEP_SECONDS="0.02") as cluster:
+each_tensorflow = pytest.mark.parametrize("tensorflow", ["tf221", "tf215"])
+
+
+@each_tensorflow
+def test_a_chief_comes_back_into_the_live_model_and_a_planned_change_loses_no_step(
+    request: pytest.FixtureRequest, tensorflow: str, tmp_path: Path
+) -> None:
+    python = request.getfixturevalue(tensorflow)
+    with ScriptedCluster(python, SCRIPT, tmp_path, workers=2, STEPS="160", STEP_SECONDS="0.02") as cluster:
         training = Training(cluster)
         chief = training.begin(servers=2)
         assert restored(chief) == ("fresh", 0)
@@ -74,25 +83,13 @@ def live_and_planned(python: Path, folder: Path) -> None:
         finish(chief, 160)
 
 
-@pytest.mark.long
-def test_a_chief_comes_back_into_the_live_model_and_a_planned_change_loses_no_step(tf221: Path, tmp_path: Path) -> None:
-    live_and_planned(tf221, tmp_path)
-
-
-@pytest.mark.long
-def test_the_same_with_tensorflow_215(tf215: Path, tmp_path: Path) -> None:
-    live_and_planned(tf215, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("python", ["tf221", "tf215"])
+@each_tensorflow
 def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole_checkpoint(
-    python: str, tmp_path: Path, request: pytest.FixtureRequest
+    request: pytest.FixtureRequest, tensorflow: str, tmp_path: Path
 ) -> None:
-    interpreter = request.getfixturevalue(python)
-    with ScriptedCluster(
-        interpreter, "strategy_train.py", tmp_path, workers=2, STEPS="200", STEP_SECONDS="0.02", SAVE_EVERY="20"
-    ) as cluster:
+    python = request.getfixturevalue(tensorflow)
+    pace = {"STEPS": "200", "STEP_SECONDS": "0.02", "SAVE_EVERY": "20"}
+    with ScriptedCluster(python, SCRIPT, tmp_path, workers=2, **pace) as cluster:
         training = Training(cluster)
         chief = training.begin(servers=2)
         chief.wait_for_message("saved", lambda message: message["step"] >= 60)
@@ -110,7 +107,8 @@ def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole
         data.write_bytes(data.read_bytes()[:100])
         whole = data.with_name(Path(paths[-2]).name)
         chief = training.begin(servers=1)
-        assert restored(chief) == ("checkpoint", chief_step(paths, whole))
+        # The script saves every 20 steps.
+        assert restored(chief) == ("checkpoint", 20 * (len(paths) - 1))
         (message,) = chief.messages("restored")
         assert Path(message["path"]) == whole
         assert any(Path(paths[-1]).name in sentence for sentence in message["skipped"])
@@ -118,16 +116,10 @@ def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole
         finish(chief, 200)
 
 
-def chief_step(paths: list[str], whole: Path) -> int:
-    """The step of a checkpoint: the script saves every 20."""
-    return 20 * (1 + [Path(path).name for path in paths].index(whole.name))
-
-
-@pytest.mark.long
 def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_anew(
     tf221: Path, tmp_path: Path
 ) -> None:
-    with ScriptedCluster(tf221, "strategy_train.py", tmp_path, workers=1, STEPS="20") as cluster:
+    with ScriptedCluster(tf221, SCRIPT, tmp_path, workers=1, STEPS="20") as cluster:
         cluster.new_version(1)
         cluster.start("worker")
         assert cluster.start("chief", DIE_BEFORE_STEPS="1").wait_end() == -9
@@ -137,13 +129,12 @@ def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_
         finish(chief, 20)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("extra", ["extra:float64", "other:float32", ""])
 def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoint(
     extra: str, tf221: Path, tmp_path: Path
 ) -> None:
     with ScriptedCluster(
-        tf221, "strategy_train.py", tmp_path, STEPS="100", STEP_SECONDS="0.02", SAVE_EVERY="20", EXTRA="extra:float32"
+        tf221, SCRIPT, tmp_path, STEPS="100", STEP_SECONDS="0.02", SAVE_EVERY="20", EXTRA="extra:float32"
     ) as cluster:
         cluster.new_version(1)
         cluster.start("worker")
@@ -164,14 +155,13 @@ def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoin
         finish(chief, 100)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("tensorflow", ["tf221", "tf215"])
+@each_tensorflow
 def test_a_table_with_other_parts_than_the_checkpoint_is_not_trained(
     request: pytest.FixtureRequest, tmp_path: Path, tensorflow: str
 ) -> None:
     python = request.getfixturevalue(tensorflow)
     settings = {"LOOKUP": "mod", "STEPS": "100000", "SAVE_EVERY": "20", "STEP_SECONDS": "0.02"}
-    with ScriptedCluster(python, "strategy_train.py", tmp_path, workers=2, **settings) as cluster:
+    with ScriptedCluster(python, SCRIPT, tmp_path, workers=2, **settings) as cluster:
         training = Training(cluster)
         chief = training.begin(servers=3)
         bounds = chief.wait_for_message("note", lambda message: "server_bounds" in message)["server_bounds"]

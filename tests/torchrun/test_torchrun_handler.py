@@ -117,6 +117,12 @@ class Nodes:
                 self.kill(torchrun)
 
 
+def node_of(report: Report, torchruns: list[Torchrun]) -> tuple[Torchrun, Torchrun]:
+    """Of two torchruns the one whose worker has sent this, and the other one."""
+    first, second = torchruns
+    return (first, second) if psutil.Process(report["pid"]).ppid() == first.pid else (second, first)
+
+
 @pytest.fixture
 def nodes(mailbox: Mailbox, free_port: int) -> Iterator[Nodes]:
     """Nothing of these outlives the test."""
@@ -150,8 +156,7 @@ def test_a_node_that_dies_is_missed_and_another_one_is_taken_in(nodes: Nodes) ->
     flags = ["--nnodes=1:2", "--max-restarts=3"]
     torchruns = [nodes.start(*flags) for _ in range(2)]
     both = nodes.round_of(2)
-    lost = next(torchrun for torchrun in torchruns if psutil.Process(both[0]["pid"]).ppid() == torchrun.pid)
-    survivor = next(torchrun for torchrun in torchruns if torchrun is not lost)
+    lost, survivor = node_of(both[0], torchruns)
     # The one with rank 0 hosts the store, whose loss ends every job of c10d.
     nodes.kill(lost)
     nodes.round_of(1)
@@ -188,8 +193,7 @@ if os.environ["RANK"] == "1":
     script = nodes.mailbox.script("one_succeeds.py", body)
     torchruns = [nodes.start("--nnodes=2", script=script, LOGLEVEL="INFO") for _ in range(2)]
     reports = {report["rank"]: report for report in nodes.mailbox.gather(2)}
-    failing = next(torchrun for torchrun in torchruns if psutil.Process(reports[1]["pid"]).ppid() == torchrun.pid)
-    done = next(torchrun for torchrun in torchruns if torchrun is not failing)
+    failing, done = node_of(reports[1], torchruns)
     assert done.stderr is not None
     assert any("Waiting 300 seconds for other agents" in line for line in done.stderr)
     os.kill(reports[1]["pid"], signal.SIGKILL)
@@ -204,8 +208,8 @@ def test_too_few_nodes_in_time_are_a_sentence(nodes: Nodes) -> None:
     flags = ["--nnodes=2", "--max-restarts=1", "--rdzv-conf=pend_timeout=0.5"]
     torchruns = [nodes.start(*flags) for _ in range(2)]
     both = nodes.round_of(2)
-    survivor = next(torchrun for torchrun in torchruns if psutil.Process(both[0]["pid"]).ppid() == torchrun.pid)
-    nodes.kill(next(torchrun for torchrun in torchruns if torchrun is not survivor))
+    survivor, lost = node_of(both[0], torchruns)
+    nodes.kill(lost)
     ended = finish(survivor)
     assert ended.code == 1
     assert "RendezvousTimeoutError" in ended.err
@@ -233,12 +237,12 @@ def test_a_node_that_is_asked_to_go_is_not_waited_for(nodes: Nodes) -> None:
     flags = ["--nnodes=1:2", "--max-restarts=1", "--rdzv-conf=lost_after=600"]
     torchruns = [nodes.start(*flags) for _ in range(2)]
     both = nodes.round_of(2)
-    leaver = next(torchrun for torchrun in torchruns if psutil.Process(both[1]["pid"]).ppid() == torchrun.pid)
+    leaver, stays = node_of(both[1], torchruns)
     leaver.terminate()
     # Were it found missing and not said to have left, the others would wait for it for ten minutes.
     alone = nodes.round_of(1)
     assert finish(leaver).code == 1
-    finish_training(alone, *(torchrun for torchrun in torchruns if torchrun is not leaver))
+    finish_training(alone, stays)
 
 
 def places(nodes: int) -> list[NodeThread]:
