@@ -54,9 +54,16 @@ class PretendAgent:
     async def _ask(self, request: object) -> None:
         raise AssertionError("the status was not asked for")
 
+    async def _end(self) -> None:
+        self._socket.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def close(self) -> None:
         """Stop listening, and end all connections."""
-        self._loop.call_soon_threadsafe(self._socket.close)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(WAIT)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(WAIT)
         self._loop.close()
