@@ -533,41 +533,10 @@ def test_several_nodes_need_an_endpoint_on_purpose() -> None:
         parse(["--nnodes=2", "--rdzv-backend=c10d", "train.py"], {})
 
 
-def test_an_etcd_prefix_needs_no_slash() -> None:
-    """torchrun's client of etcd puts the slash there (`_sanitize_key` of python-etcd)."""
-    spec = parse(
-        ["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a", "--rdzv-conf=etcd_prefix=b", "train.py"], {}
-    )
-    assert spec.etcd is not None
-    assert spec.etcd.prefix == "/b"
-
-
-def test_tls_files_imply_encryption_on_purpose(tmp_path: Path) -> None:
-    """With torchrun's etcd they have no effect until protocol=https is said too."""
-    file = tmp_path / "ca.pem"
-    file.write_text("-----BEGIN CERTIFICATE-----")
-    line = ["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a", f"--rdzv-conf=cacert={file}", "train.py"]
-    spec = parse(line, {})
-    assert spec.etcd is not None
-    assert spec.etcd.tls is not None
-    assert spec.etcd.tls.ca == str(file)
-
-
 def test_several_nodes_need_a_fixed_port_on_purpose() -> None:
     assert torch_texts.parse_rendezvous_endpoint("node0:0", 29400) == ("node0", 0)
     with pytest.raises(SpecError, match="has port 0"):
         meet("--rdzv-endpoint=node0:0")
-
-
-def test_several_nodes_need_one_job_name_on_purpose() -> None:
-    """torchrun gives each node a random name, under which it meets nobody."""
-    with pytest.raises(SpecError, match="must be 1-255 printable characters"):
-        meet("--rdzv-id=")
-
-
-def test_the_node_rank_is_a_preferred_rank_on_purpose() -> None:
-    """torchrun ignores it there."""
-    assert [meet("--node-rank=3").node_rank, meet().node_rank, meet(NODE_RANK="1").node_rank] == [3, None, 1]
 
 
 def test_a_silent_node_is_detected_sooner_on_purpose() -> None:
