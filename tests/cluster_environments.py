@@ -14,11 +14,7 @@ from dlrover_run.cluster_environment.records import Context
 
 @dataclass(frozen=True)
 class Recorded:
-    """One launcher: its variables and machine, the flags that the cluster needs, and the job that follows.
-
-    `nodes_by` is the variable that says how many nodes there are, empty if a flag does. `per_node` are the variables
-    that differ between nodes, as functions of the node's rank.
-    """
+    """One launcher: its variables and machine, the flags that the cluster needs, and the job that follows."""
 
     name: str
     environ: Mapping[str, str]
