@@ -3,19 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.decision import Deadline, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
-from dlrover_run.coordination.policy import Admission, Policy, PolicyStep
+from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.policy_records import PolicyAssignment
 from dlrover_run.coordination.reasons import Reason, Reasons, chain
 from dlrover_run.coordination.rules import JobRules
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _any(method: Method) -> Method:
+    """Whether it is so for one of the policies."""
+
+    def combined(self: CombinedPolicy, *given: Any) -> bool:
+        return any(getattr(one, method.__name__)(*given) for one in self._policies)
+
+    return cast(Method, combined)
+
+
+def _first(method: Method) -> Method:
+    """The answer of the first policy that has one."""
+
+    def combined(self: CombinedPolicy, *given: Any) -> Any:
+        answers = (getattr(one, method.__name__)(*given) for one in self._policies)
+        return next((answer for answer in answers if answer is not None), None)
+
+    return cast(Method, combined)
+
+
+def _in_turn(method: Method) -> Method:
+    """The plan that each policy has changed, one after the other."""
+
+    def combined(self: CombinedPolicy, plan: Plan, *given: Any) -> Plan:
+        for one in self._policies:
+            plan = getattr(one, method.__name__)(plan, *given)
+        return plan
+
+    return cast(Method, combined)
+
+
+def _steps(method: Method) -> Method:
+    """A step of each policy, one after the other, with the name of the policy in its deadlines."""
+
+    def combined(self: CombinedPolicy, plan: Plan, *given: Any) -> Decision:
+        deadlines: list[Deadline] = []
+        lines: list[str] = []
+        holds = False
+        for name, one in self._named.items():
+            done: Decision = getattr(one, method.__name__)(plan, *given)
+            plan = done.plan
+            lines += done.log_lines
+            holds = holds or done.holds
+            deadlines += (deadline._replace(policy=name) for deadline in done.deadlines)
+        return Decision(plan, tuple(deadlines), tuple(lines), holds)
+
+    return cast(Method, combined)
+
 
 class CombinedPolicy(Policy):
     """The policies of a job that has several, by their names, in the order in which they are asked."""
+
+    refresh = _steps(Policy.refresh)
+    step = _steps(Policy.step)
+    watch = _steps(Policy.watch)
+    has_started = _any(Policy.has_started)
+    is_active = _any(Policy.is_active)
+    has_removed = _any(Policy.has_removed)
+    hold_for = _first(Policy.hold_for)
+    # The others begin once that is over.
+    begin = _first(Policy.begin)
+    stop_watching = _in_turn(Policy.stop_watching)
+    end_round = _in_turn(Policy.end_round)
+    end_job = _in_turn(Policy.end_job)
+    take_over = _in_turn(Policy.take_over)
+    recover = _in_turn(Policy.recover)
 
     def __init__(self, rules: JobRules, policies: Mapping[str, Policy]) -> None:
         super().__init__(rules)
@@ -34,7 +100,7 @@ class CombinedPolicy(Policy):
         lines: list[str] = []
         while True:
             before = self.refresh(plan, members, now)
-            others = self._fold(before.plan, lambda one, plan: one.step(plan, members, now))
+            others = self.step(before.plan, members, now)
             whole = self._alone.decide(others.plan, members, now)
             assert whole is not None, "the policy decides alone"
             lines += (*before.log_lines, *others.log_lines, *whole.log_lines)
@@ -44,109 +110,45 @@ class CombinedPolicy(Policy):
                 return Decision(plan, (*others.deadlines, *whole.deadlines), tuple(lines))
             plan = whole.plan
 
-    def refresh(self, plan: Plan, members: Members, now: float) -> PolicyStep:
-        """Refresh each policy."""
-        return self._fold(plan, lambda one, plan: one.refresh(plan, members, now))
-
-    def has_started(self, plan: Plan) -> bool:
-        """Whether one of the policies has held a round before."""
-        return any(one.has_started(plan) for one in self._policies)
-
-    def is_active(self, plan: Plan) -> bool:
-        """Whether one of the policies has something running."""
-        return any(one.is_active(plan) for one in self._policies)
-
     def eligible(self, plan: Plan, members: Members) -> list[MemberState]:
-        """The nodes that are eligible for each policy."""
         found, *others = (one.eligible(plan, members) for one in self._policies)
         for nodes in others:
             keys = {p.report.key for p in nodes}
             found = [p for p in found if p.report.key in keys]
         return found
 
-    def has_removed(self, plan: Plan, members: Members) -> bool:
-        """Whether one of the policies has removed a node that is still here."""
-        return any(one.has_removed(plan, members) for one in self._policies)
-
-    def stop_watching(self, plan: Plan, now: float) -> Plan:
-        """The plan without what any policy did for nodes without ranks."""
-        return self._change(plan, lambda one, plan: one.stop_watching(plan, now))
-
-    def step(self, plan: Plan, members: Members, now: float) -> PolicyStep:
-        """Continue what each policy has running. Of policies that hold no round no deadline counts."""
-        return self._fold(plan, lambda one, plan: one.step(plan, members, now), only_holding=True)
-
-    def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> Admission:
-        """The nodes that each policy admits of those that the policies before it do; the first hold counts."""
+    def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> list[MemberState]:
         for one in self._policies:
-            nodes, hold_until = one.admit(plan, nodes, now)
-            if hold_until is not None:
-                return Admission(nodes, hold_until)
-        return Admission(nodes)
-
-    def hold_for(self, plan: Plan, ranked: Sequence[MemberState], now: float) -> Deadline | None:
-        """The deadline of the first policy that has one."""
-        return next((held for one in self._policies if (held := one.hold_for(plan, ranked, now)) is not None), None)
-
-    def begin(self, plan: Plan, ranked: Sequence[MemberState], nodes: Sequence[MemberState], now: float) -> Plan | None:
-        """The plan in which the first policy that has to begin something begins it. The others begin once that is
-        over."""
-        begun = (one.begin(plan, ranked, nodes, now) for one in self._policies)
-        return next((following for following in begun if following is not None), None)
-
-    def end_round(self, plan: Plan) -> Plan:
-        """The plan after the end of a round."""
-        return self._change(plan, lambda one, plan: one.end_round(plan))
-
-    def watch(self, plan: Plan, members: Members, now: float) -> PolicyStep:
-        """Each policy acts on nodes without ranks."""
-        return self._fold(plan, lambda one, plan: one.watch(plan, members, now))
+            nodes = one.admit(plan, nodes, now)
+        return nodes
 
     def admitted(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
-        """The nodes that each policy admits at once of those that the policies before it do."""
         found = list(nodes)
         for one in self._policies:
             found = one.admitted(plan, found)
         return found
 
-    def end_job(self, plan: Plan, now: float) -> Plan:
-        """The plan of a job that is over."""
-        return self._change(plan, lambda one, plan: one.end_job(plan, now))
-
-    def take_over(self, plan: Plan) -> Plan:
-        """A predecessor's plan, for its successor."""
-        return self._change(plan, lambda one, plan: one.take_over(plan))
-
     def expected(self, plan: Plan) -> list[Member]:
-        """The nodes without ranks that a successor waits for, each once."""
         found: dict[NodeKey, Member] = {}
         for one in self._policies:
             for member in one.expected(plan):
                 found.setdefault(member.key, member)
         return list(found.values())
 
-    def recover(self, plan: Plan, members: Members) -> Plan:
-        """The plan with the part of each policy."""
-        return self._change(plan, lambda one, plan: one.recover(plan, members))
-
     def recover_job(self, plan: Plan, reports: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
-        """The plan of a running job, rebuilt by the policy that decides alone if there is one."""
         recover = super().recover_job if self._alone is None else self._alone.recover_job
         return recover(plan, reports, grace_over, now)
 
     def continued(self, report: NodeReport) -> PolicyAssignment | None:
-        """The parts with which a node continues."""
         return combine(one.continued(report) for one in self._policies)
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, PolicyAssignment]:
-        """Of each node that a policy concerns: what the policies assign to it."""
         given = [one.tasks(plan, ranks) for one in self._policies]
         keys = dict.fromkeys(key for tasks in given for key in tasks)
         found = ((key, combine(tasks.get(key) for tasks in given)) for key in keys)
         return {key: part for key, part in found if part is not None}
 
     def answer(self, plan: Plan, key: NodeKey) -> PolicyAssignment | None:
-        """The answers to requests of a node that no policy assigns anything."""
         return combine(one.answer(plan, key) for one in self._policies)
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
@@ -158,28 +160,8 @@ class CombinedPolicy(Policy):
         return Waiting(shown[0].reasons, shown[0].seconds, combine(waiting.policy for waiting in shown))
 
     def removals(self, plan: Plan, members: Members) -> Reasons:
-        """Which nodes the policies have removed."""
         return chain((), *(reason for one in self._policies for reason in one.removals(plan, members)))
 
     def watch_reason(self, deadline: Deadline, joining: bool) -> Reason | None:
-        """What nodes wait for while the policy acts whose deadline that is."""
         one = self._named.get(deadline.policy)
         return None if one is None else one.watch_reason(deadline, joining)
-
-    def _change(self, plan: Plan, change: Callable[[Policy, Plan], Plan]) -> Plan:
-        for one in self._policies:
-            plan = change(one, plan)
-        return plan
-
-    def _fold(self, plan: Plan, step: Callable[[Policy, Plan], PolicyStep], only_holding: bool = False) -> PolicyStep:
-        deadlines: list[Deadline] = []
-        lines: list[str] = []
-        holds = False
-        for name, one in self._named.items():
-            done = step(one, plan)
-            plan = done.plan
-            lines += done.log_lines
-            holds = holds or done.holds
-            if done.holds or not only_holding:
-                deadlines += (deadline._replace(policy=name) for deadline in done.deadlines)
-        return PolicyStep(plan, tuple(deadlines), tuple(lines), holds)

@@ -48,11 +48,13 @@ class Deadline(NamedTuple):
 
 class Decision(NamedTuple):
     """The plan that holds now, the deadlines at which to decide again if no report is received before, and lines for
-    the coordinator's log, to be written once the plan is stored."""
+    the coordinator's log, to be written once the plan is stored. `holds`, of a step of a policy: no round is formed
+    before the next step."""
 
     plan: Plan
     deadlines: tuple[Deadline, ...] = ()
     log_lines: tuple[str, ...] = ()
+    holds: bool = False
 
     @property
     def wake_at(self) -> float | None:

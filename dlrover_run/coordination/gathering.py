@@ -58,9 +58,7 @@ def _form(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
     complete = _complete(rules, policy, plan, members, alive, size, now)
     if complete is not None and now < complete.at:
         return Decision(plan, (complete,))
-    alive, hold_until = policy.admit(plan, alive, now)
-    if hold_until is not None:
-        return Decision(plan, (hold_until,))
+    alive = policy.admit(plan, alive, now)
     size = rules.size(len(alive))
     ranked = assign_ranks(plan.members, alive, size)
     held = policy.hold_for(plan, ranked, now)

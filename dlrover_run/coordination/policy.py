@@ -26,7 +26,6 @@ way. It asks them in the order of `policies.registry.POLICIES`. Where they disag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from dlrover_run.coordination.decision import Deadline, Decision
 from dlrover_run.coordination.membership import Members, MemberState
@@ -35,23 +34,6 @@ from dlrover_run.coordination.policy_records import PolicyAssignment
 from dlrover_run.coordination.reasons import Reason, Reasons
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import JobRules
-
-
-class Admission(NamedTuple):
-    """Which nodes may have ranks in the next round, and the deadline until which the round waits for others."""
-
-    eligible: list[MemberState]
-    hold_until: Deadline | None = None
-
-
-class PolicyStep(NamedTuple):
-    """The plan after a step of a policy, the deadlines of the policy, and lines for the log. `holds`: no round is
-    formed before the next step."""
-
-    plan: Plan
-    deadlines: tuple[Deadline, ...] = ()
-    log_lines: tuple[str, ...] = ()
-    holds: bool = False
 
 
 class Policy:
@@ -74,9 +56,9 @@ class Policy:
         """The whole decision, for a job without rounds; None where the core decides."""
         return None
 
-    def refresh(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+    def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
         """At the begin of each decision: drop what is known of nodes that are gone, and note nodes that came."""
-        return PolicyStep(plan)
+        return Decision(plan)
 
     def has_started(self, plan: Plan) -> bool:
         """Whether the policy has held a round of this job before, so that there were enough nodes already."""
@@ -100,14 +82,14 @@ class Policy:
         """The plan without what the policy did for nodes without ranks while a round ran."""
         return plan
 
-    def step(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+    def step(self, plan: Plan, members: Members, now: float) -> Decision:
         """Continue what the policy has running, as far as the reports lead."""
-        return PolicyStep(plan)
+        return Decision(plan)
 
-    def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> Admission:
-        """Which of the eligible nodes the next round is formed of, enough for a round unless it is held. Nodes that the
-        policy knows nothing of yet delay no round that has enough others."""
-        return Admission(nodes)
+    def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> list[MemberState]:
+        """Which of the eligible nodes the next round is formed of, enough for a round. Nodes that the policy knows
+        nothing of yet delay no round that has enough others."""
+        return nodes
 
     def hold_for(self, plan: Plan, ranked: Sequence[MemberState], now: float) -> Deadline | None:
         """Until when a round of those nodes, in the order of their ranks, has to wait."""
@@ -124,9 +106,9 @@ class Policy:
 
     # While a round runs.
 
-    def watch(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+    def watch(self, plan: Plan, members: Members, now: float) -> Decision:
         """Act on nodes without ranks."""
-        return PolicyStep(plan)
+        return Decision(plan)
 
     def admitted(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
         """Those of the eligible nodes that may have ranks at once."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, update_plan
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, update_plan
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, Plan, RankAssignment, Waiting
-from dlrover_run.coordination.policy import Policy, PolicyStep
+from dlrover_run.coordination.policy import Policy
 from warm_up.rules import WarmUpAssignment, WarmUpProgress, WarmUpRules, WarmUpState
 from warm_up.text import Code
 
@@ -28,16 +28,16 @@ class WarmUpPolicy(Policy):
         """Whether a warm-up runs."""
         return bool(WarmUpState.get(plan.policy).warming)
 
-    def step(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+    def step(self, plan: Plan, members: Members, now: float) -> Decision:
         """End the warm-up once its time is over. Where nodes have no rounds, begin one for those that are cold."""
         state = WarmUpState.get(plan.policy)
         if not state.warming:
             begun = None if self.has_rounds else self.begin(plan, list(members.values()), (), now)
-            return PolicyStep(begun or plan)
+            return Decision(begun or plan)
         ends_at = state.since + WarmUpRules.get(self.rules.policy).seconds
         if now < ends_at:
-            return PolicyStep(plan, (Deadline(ends_at, DeadlineReason.POLICY),), holds=True)
-        return PolicyStep(_update(plan, now, warming=(), warm=(*state.warm, *state.warming)), log_lines=("warm",))
+            return Decision(plan, (Deadline(ends_at, DeadlineReason.POLICY),), holds=True)
+        return Decision(_update(plan, now, warming=(), warm=(*state.warm, *state.warming)), log_lines=("warm",))
 
     def begin(self, plan: Plan, ranked: Sequence[MemberState], nodes: Sequence[MemberState], now: float) -> Plan | None:
         """The plan in which the nodes of the round that are not warm begin to warm up."""
