@@ -43,80 +43,61 @@ class _Combined(msgspec.Struct, PolicyRecord, frozen=True, forbid_unknown_fields
             raise ValueError("combined parts are those of two or more policies, by name")
 
     def each(self) -> tuple[Any, ...]:
-        """The part of each policy."""
         found: tuple[Any, ...] = self.parts
         return found
 
     @property
     def has_rounds(self) -> bool:  # type: ignore[override]
-        """Whether no policy decides alone."""
         return all(part.has_rounds for part in self.parts)
 
     @property
     def program(self) -> str:  # type: ignore[override]
-        """The program that one of the policies names."""
         return next((part.program for part in self.parts if part.program != PROGRAM), PROGRAM)
 
 
 class CombinedRules(_Combined, PolicyRules, frozen=True, tag=TAG):
-    """The rules of several policies."""
-
     parts: Annotated[tuple[PolicyRules, ...], Meta(max_length=MAX_POLICIES)]
 
     @property
     def applies(self) -> bool:
-        """Whether a job with these rules has one of the policies."""
         return any(part.applies for part in self.parts)
 
     def problem(self) -> str | None:
-        """A sentence when no job can have these rules, else None."""
         if sum(not part.has_rounds for part in self.parts) > 1:
             return "two policies of one job each decide alone what its nodes run"
         return next((problem for part in self.parts if (problem := part.problem()) is not None), None)
 
     def job_size(self) -> str | None:
-        """How large the job is, in the words of the first policy that has any."""
         return next((size for part in self.parts if (size := part.job_size()) is not None), None)
 
 
 class CombinedState(_Combined, PolicyState, frozen=True, tag=TAG):
-    """The states of several policies."""
-
     parts: Annotated[tuple[PolicyState, ...], Meta(max_length=MAX_POLICIES)]
 
 
 class CombinedReport(_Combined, PolicyReport, frozen=True, tag=TAG):
-    """What a node reports to several policies."""
-
     parts: Annotated[tuple[PolicyReport, ...], Meta(max_length=MAX_POLICIES)]
 
     @property
     def is_client(self) -> bool:
-        """Whether the node only makes requests."""
         return all(part.is_client for part in self.parts)
 
     def problem(self, report: Any, plan: Any) -> str | None:
-        """A sentence about the first part with which something is wrong, else None."""
         return next((found for part in self.parts if (found := part.problem(report, plan)) is not None), None)
 
     def mismatch(self, program: str) -> str:
-        """Why this node cannot take part in a job that was started with that program."""
         return next(part for part in self.parts if part.program == self.program).mismatch(program)
 
 
 class CombinedAssignment(_Combined, PolicyAssignment, frozen=True, tag=TAG):
-    """What several policies assign to a node."""
-
     parts: Annotated[tuple[PolicyAssignment, ...], Meta(max_length=MAX_POLICIES)]
 
     @property
     def has_tasks(self) -> bool:
-        """Whether the node has something to run though it has no rank."""
         return any(part.has_tasks for part in self.parts)
 
     @property
     def dismisses(self) -> bool:
-        """Whether the node is to leave the job: one policy is enough."""
         return any(part.dismisses for part in self.parts)
 
     @property
@@ -126,41 +107,32 @@ class CombinedAssignment(_Combined, PolicyAssignment, frozen=True, tag=TAG):
 
     @property
     def is_checking(self) -> bool:
-        """Whether the node has something to try before it may train."""
         return any(part.is_checking for part in self.parts)
 
     @property
     def note(self) -> str:
-        """What an operator should know of the node, a clause for each policy that has one."""
         return "; ".join(part.note for part in self.parts if part.note)
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The names of the tasks of the node."""
         return tuple(name for part in self.parts for name in part.task_names)
 
     @property
     def job_processes(self) -> int:
-        """How many processes the job has, as far as a part has that."""
         return max(part.job_processes for part in self.parts)
 
     def after(self, before: PolicyAssignment | None) -> PolicyAssignment | None:
-        """What is in force after `before`, part by part."""
         return combine(part.after(before) for part in self.parts)
 
     def split(self) -> tuple[PolicyAssignment | None, PolicyAssignment]:
-        """What all nodes receive alike, and this node's own parts."""
         common, own = zip(*(part.split() for part in self.parts), strict=True)
         return combine(common), combine(own) or self
 
     def join(self, common: PolicyAssignment) -> PolicyAssignment:
-        """The whole: each own part with what is common of its policy."""
         return combine(part.join(common) for part in self.parts) or self
 
 
 class CombinedProgress(_Combined, PolicyProgress, frozen=True, tag=TAG):
-    """What several policies show to nodes that wait."""
-
     parts: Annotated[tuple[PolicyProgress, ...], Meta(max_length=MAX_POLICIES)]
 
 
@@ -178,7 +150,6 @@ class Memories:
         return Memories({name: one for name, one in found.items() if one is not None})
 
     def add_to(self, part: PolicyReport) -> PolicyReport:
-        """The parts of a report, each with what is to be repeated to its policy."""
         for one in part.each():
             if (memory := self.by_policy.get(one.policy_name)) is not None:
                 part = with_part(part, memory.add_to(one))

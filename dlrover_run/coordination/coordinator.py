@@ -105,7 +105,6 @@ class Coordinator:
 
     @property
     def members(self) -> Members:
-        """All known nodes."""
         return MappingProxyType(self._members)
 
     @property
@@ -236,7 +235,6 @@ class Coordinator:
         return view_of(self.policy, self.plan, self._views, key)
 
     def ranks(self, key: NodeKey) -> RankAssignment | None:
-        """The node's place in the plan's round, if it has one."""
         return self.view(key).ranks
 
     def assignment(self, key: NodeKey, waiting: Waiting | None = None) -> Assignment:
@@ -249,7 +247,6 @@ class Coordinator:
         return build_assignment(self.plan, self.view(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
-        """What nodes without ranks wait for."""
         return wait_status(self.policy, self.plan, self._members, self._deadlines, self._job_time(now))
 
     def request(self, request: OperatorRequest, now: float) -> None:

@@ -71,7 +71,6 @@ def update_plan(plan: Plan, now: float, *, policy: PolicyState | None = None, **
 
 
 def end_job(plan: Plan, now: float, phase: PlanPhase, reasons: Reasons) -> Decision:
-    """The job ends."""
     return Decision(update_plan(plan, now, phase=phase, since=now, reasons=reasons))
 
 
@@ -81,5 +80,4 @@ def deadline_if(at: float | None, reason: DeadlineReason) -> tuple[Deadline, ...
 
 
 def earliest(*times: float | None) -> float | None:
-    """The earliest of those times that there are."""
     return min((time for time in times if time is not None), default=None)

@@ -33,7 +33,6 @@ class MemberState:
 
     @property
     def connected(self) -> bool:
-        """Whether its connection holds."""
         return self.lost_at is None
 
     @property
@@ -52,7 +51,6 @@ class MemberState:
         return self.lost_at is None and self.report.phase not in _DRAINING
 
     def succeeded_in(self, key: RoundKey) -> bool:
-        """Whether all its workers of that round have succeeded."""
         return self.succeeded == key
 
 

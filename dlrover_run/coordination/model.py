@@ -90,12 +90,10 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def node(self) -> str:
-        """The node, for people."""
         return node_name(self.host, self.node_rank)
 
     @property
     def reason(self) -> Reason:
-        """The failure as the reason of a plan."""
         return Code.WORKER_FAILED(rank=self.rank, node=self.node, what=self.exit_text)
 
     def __str__(self) -> str:
@@ -119,16 +117,13 @@ class RankAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def round(self) -> int:
-        """The round's number, from 1."""
         return self.key.number
 
     @property
     def last_rank(self) -> int:
-        """The highest global rank of this node's workers."""
         return self.first_rank + self.workers - 1
 
     def has_rank(self, rank: int) -> bool:
-        """Whether the worker with that global rank is one of this node's."""
         return 0 <= rank - self.first_rank < self.workers
 
 
@@ -164,11 +159,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def key(self) -> NodeKey:
-        """Which process this is."""
         return NodeKey(self.node_id, self.incarnation)
 
     def in_round(self, key: RoundKey) -> bool:
-        """Whether it is about that round."""
         return self.ranks is not None and self.ranks.key == key
 
 
@@ -185,7 +178,6 @@ class Member(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> NodeKey:
-        """Which process this is."""
         return NodeKey(self.node_id, self.incarnation)
 
 
@@ -219,7 +211,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """The reasons as one sentence."""
         return render(self.reasons)
 
 
@@ -233,7 +224,6 @@ class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """The reasons as one sentence."""
         return render(self.reasons)
 
 
@@ -270,7 +260,6 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def reason(self) -> str:
-        """The reasons of the plan as one sentence."""
         return render(self.reasons)
 
 

@@ -34,7 +34,6 @@ class PolicyRecord:
 
     @property
     def policy_name(self) -> str:
-        """The name of the policy that the part belongs to."""
         assert isinstance(self, msgspec.Struct), "each part is a struct"
         return str(self.__struct_config__.tag)
 

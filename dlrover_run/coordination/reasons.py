@@ -158,7 +158,6 @@ def chain(before: Sequence[Reason], *further: Reason) -> Reasons:
 
 
 def codes(reasons: Sequence[Reason]) -> tuple[str, ...]:
-    """The codes of a chain."""
     return tuple(reason.code for reason in reasons)
 
 
@@ -228,7 +227,6 @@ class TextFormatter(string.Formatter):
     formats: ClassVar[Mapping[str, Callable[[Any], str]]] = {"join": join_names}
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """The text of one field."""
         number = len(value) if isinstance(value, list | tuple) else value
         if format_spec.startswith("#"):
             return counted(number, format_spec[1:])

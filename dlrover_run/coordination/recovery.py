@@ -21,7 +21,6 @@ def knows_a_round(report: NodeReport) -> bool:
 
 
 def latest_round(report: NodeReport) -> RoundKey:
-    """The latest round that the node knows of."""
     return max(report.known_round, report.ranks.key) if report.ranks is not None else report.known_round
 
 

@@ -76,7 +76,6 @@ def _exhausted(rules: JobRules) -> Reasons:
 
 
 def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
-    """What follows while a round runs."""
     key = plan.key
     in_round = round_members(plan, members)
     done = [member.done or (state is not None and state.succeeded_in(key)) for member, state in in_round]

@@ -123,7 +123,6 @@ class JobView:
 
 
 def job_status(view: JobView) -> JobStatus:
-    """The status of a job."""
     plan, rules = view.plan, view.rules
     has_rounds = rules.policy is None or rules.policy.has_rounds
     nodes = list(_nodes(view))
@@ -230,7 +229,6 @@ def _ago(view: JobView, since: float) -> float | None:
 
 
 def _shown(nodes: list[NodeStatus]) -> tuple[NodeStatus, ...]:
-    """At most MAX_SHOWN of the nodes, in their order."""
     if len(nodes) <= MAX_SHOWN:
         return tuple(nodes)
     dull = (NodeCondition.TRAINING, NodeCondition.SUCCEEDED, NodeCondition.SPARE)

@@ -48,7 +48,6 @@ class WaitingThrottle:
         return before != (self._reasons, self._policy) or _differ(deadline, self._deadline)
 
     def message(self, now: float) -> Waiting:
-        """The status, with the time that is left now."""
         return Waiting(self._reasons, None if self._deadline is None else max(0.0, self._deadline - now), self._policy)
 
 

@@ -35,11 +35,9 @@ class CutOffDetector:
 
     @property
     def interval(self) -> float:
-        """Seconds between two probes."""
         return min(PROBE_INTERVAL, self._timeout / 3)
 
     def note_answer(self, now: float) -> None:
-        """The coordinator or another node has answered."""
         self._detector.heartbeat(_OTHERS, now)
 
     def is_cut_off(self, now: float, due: float) -> bool:

@@ -88,7 +88,6 @@ async def _request(store: KeyValueStore, keys: Keys, request: OperatorRequest) -
 
 
 def _is_done(before: Coordinator, after: Coordinator, request: OperatorRequest) -> bool:
-    """Whether the records show that a request was carried out."""
     if request.action is Action.STOP:
         return after.plan.phase in OVER
     here = after.members

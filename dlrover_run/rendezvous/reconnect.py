@@ -177,7 +177,6 @@ class RemoteClient(abc.ABC):
             self._changed.set()
 
     async def close(self) -> None:
-        """Wait until the last report is stored, if the server can be reached now, and disconnect."""
         self._closing = True
         self._changed.set()
         if self._connected:

@@ -27,7 +27,6 @@ class ServerConnection(Protocol):
     """The master's side of a connection."""
 
     async def send(self, data: bytes) -> None:
-        """Send a message. Raises ConnectionLost."""
         ...
 
     async def receive(self) -> bytes:

@@ -122,7 +122,6 @@ class _Diagnoser:
         self.to_confirm |= {node: pairs for node in self.slow_linked if (pairs := self._slowness_unconfirmed(node))}
 
     def diagnosis(self) -> Diagnosis:
-        """The whole answer."""
         findings = tuple(self._find(node) for node in range(len(self.check.nodes)))
         again = tuple(node for node in self._examined(self.evidence.tries) if self._computes_again(node))
         unsettled = () if self.check.during_training else self._examined(self.evidence.links)

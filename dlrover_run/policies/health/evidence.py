@@ -59,11 +59,9 @@ class Evidence:
         return None if best is None else best.tflops
 
     def works(self, node: int) -> bool:
-        """Whether some link of it does."""
         return any(speed is not None for speed in self.links.get(node, {}).values())
 
     def was_confirmed(self, one: int, other: int) -> bool:
-        """Whether their link has been tried more than once."""
         return self.link_tries[min(one, other), max(one, other)] > 1
 
     def best_link(self, node: int) -> float | None:
@@ -95,7 +93,6 @@ class Evidence:
 
 
 def collect_evidence(check: HealthCheck) -> Evidence:
-    """Put the facts of the check together."""
     present = [node for node, examinee in enumerate(check.nodes) if examinee.is_here]
     tries: dict[int, list[ComputeFact]] = {node: [] for node in present}
     for fact in check.compute_facts:

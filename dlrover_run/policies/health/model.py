@@ -199,7 +199,6 @@ class LinkFact(msgspec.Struct, frozen=True):
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Which link."""
         return self.one, self.other
 
 
@@ -260,7 +259,6 @@ class HealthReport(
     link_result: LinkResults | None = None
 
     def problem(self, report: NodeReport, plan: Plan) -> str | None:
-        """A sentence about a check that no job has; None if there is none in the report."""
         keys = [result.key for result in (self.compute_result, self.link_result) if result is not None]
         if not all(is_known_epoch(key.epoch, plan) for key in keys):
             return UNKNOWN_EPOCH
@@ -288,17 +286,14 @@ class HealthAssignment(
 
     @property
     def dismisses(self) -> bool:
-        """Whether a check has found that the node cannot train."""
         return self.health is not None and self.health.dismissed
 
     @property
     def is_checking(self) -> bool:
-        """Whether the node takes part in a check that runs."""
         return self.check_task is not None
 
     @property
     def note(self) -> str:
-        """What a check has found, if it is nothing good."""
         return "" if self.health is None or not self.health.reason else f"node check: {self.health.reason}"
 
     @property
@@ -308,6 +303,4 @@ class HealthAssignment(
 
 
 class HealthProgress(msgspec.Struct, PolicyProgress, frozen=True, forbid_unknown_fields=True, tag="health"):
-    """The present state of a health check that runs."""
-
     rows: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()

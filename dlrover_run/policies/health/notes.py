@@ -64,7 +64,6 @@ class Notes:
     unconfirmed: Set[int]
 
     def all(self) -> tuple[str, ...]:
-        """A sentence each."""
         return (
             *self._on_kinds(),
             *self._on_spread(),

@@ -47,7 +47,6 @@ class RoundTasks(NamedTuple):
 
     @property
     def nothing(self) -> bool:
-        """Whether there is no round to hold."""
         return not self.compute and not self.groups
 
 
@@ -90,7 +89,6 @@ def _useless(evidence: Evidence, diagnosis: Diagnosis) -> set[int]:
 
 
 def _linkers(evidence: Evidence) -> list[int]:
-    """The nodes that may link in the next round."""
     return [] if evidence.check.during_training else sorted(evidence.links.keys() - evidence.unproven)
 
 
@@ -245,7 +243,6 @@ class _Free:
         return node in self._by_group.get(self._evidence.comparison_group(node), ())
 
     def take(self, node: int) -> None:
-        """Take this one, which is free."""
         del self._by_group[self._evidence.comparison_group(node)][node]
 
     def take_partner(self, seeker: int) -> int | None:

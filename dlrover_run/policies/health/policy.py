@@ -48,32 +48,25 @@ class HealthPolicy(Policy):
         self.needs_gathering = rules_of(rules).check == CHECK_ALWAYS
 
     def refresh(self, plan: Plan, members: Members, now: float) -> PolicyStep:
-        """Drop the results of nodes that are gone, and note nodes that take no part in checks."""
         plan, _, lines = steps.mark_unchecked(steps.prune(plan, members, now), members, now)
         return PolicyStep(plan, (), lines)
 
     def has_started(self, plan: Plan) -> bool:
-        """Whether there was a check before."""
         return state_of(plan).check_count > 0
 
     def is_active(self, plan: Plan) -> bool:
-        """Whether a check runs."""
         return state_of(plan).check is not None
 
     def eligible(self, plan: Plan, members: Members) -> list[MemberState]:
-        """The nodes that no check has dismissed."""
         return steps.eligible_nodes(plan, members)
 
     def has_removed(self, plan: Plan, members: Members) -> bool:
-        """Whether a node that was dismissed is still here."""
         return any(one.dismissed and key_of(one) in members for one in state_of(plan).health)
 
     def stop_watching(self, plan: Plan, now: float) -> Plan:
-        """The plan without a check during training."""
         return steps.drop_check_during_training(plan, now)
 
     def step(self, plan: Plan, members: Members, now: float) -> PolicyStep:
-        """Continue the check that runs."""
         if not self.is_active(plan):
             return PolicyStep(plan)
         following = steps.step(self.rules, plan, members, now)
@@ -88,34 +81,27 @@ class HealthPolicy(Policy):
         return Admission(others if self.rules.size(len(others)) else nodes)
 
     def hold_for(self, plan: Plan, ranked: Sequence[MemberState], now: float) -> Deadline | None:
-        """Until when a check waits for what the nodes compute before it."""
         if steps.computes_anew(self.rules, plan):
             return None
         known_at = steps.computed_at(self.rules, steps.computing(self.rules, plan, ranked, now))
         return None if known_at is None else Deadline(known_at, DeadlineReason.POLICY)
 
     def begin(self, plan: Plan, ranked: Sequence[MemberState], nodes: Sequence[MemberState], now: float) -> Plan | None:
-        """The plan with a check; None when all nodes `ranked` are checked."""
         return steps.begin(self.rules, plan, ranked, nodes, now)
 
     def end_round(self, plan: Plan) -> Plan:
-        """The plan without the results that hold for one round only."""
         return steps.forget(self.rules, plan)
 
     def watch(self, plan: Plan, members: Members, now: float) -> PolicyStep:
-        """Check nodes that have come."""
         return PolicyStep(*steps.check_during_training(self.rules, plan, members, now))
 
     def admitted(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
-        """The nodes that have passed a check."""
         return steps.admitted_nodes(plan, nodes)
 
     def end_job(self, plan: Plan, now: float) -> Plan:
-        """The plan without a check that runs."""
         return steps.update(plan, now, check=None) if self.is_active(plan) else plan
 
     def take_over(self, plan: Plan) -> Plan:
-        """The plan in which the round of a check begins again."""
         return steps.resume(plan)
 
     def expected(self, plan: Plan) -> list[Member]:
@@ -181,7 +167,6 @@ class HealthPolicy(Policy):
         return text.dismissals([one for one in shown if one.dismissed], MAX_DISMISSALS)
 
     def watch_reason(self, deadline: Deadline, joining: bool) -> Reason | None:
-        """That nodes are checked during training."""
         return text.HealthCode.PASSED_JOIN() if joining else text.HealthCode.CHECKED_DURING_TRAINING()
 
 

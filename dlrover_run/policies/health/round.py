@@ -39,22 +39,18 @@ nothing by then counts as one whose check process failed."""
 
 
 def key_of(record: NodeHealth | CheckedNode) -> NodeKey:
-    """The process of this checked node."""
     return NodeKey(record.node_id, record.incarnation)
 
 
 def state_of(plan: Plan) -> HealthState:
-    """The plan's state of the health check."""
     return HealthState.get(plan.policy)
 
 
 def rules_of(rules: JobRules) -> HealthRules:
-    """The job's rules of the health check."""
     return HealthRules.get(rules.policy)
 
 
 def report_of(p: MemberState) -> HealthReport:
-    """What the node last reported of its part in a health check."""
     return HealthReport.get(p.report.policy)
 
 
@@ -180,7 +176,6 @@ def _round_links(check: HealthCheck) -> list[tuple[int, int]]:
 
 
 def add_facts(rules: JobRules, check: HealthCheck, members: Members, now: float) -> HealthCheck:
-    """The check with the results of its round."""
     here = _here(check, members, now)
     result = {place: report_of(members[key_of(check.nodes[place])]) for place in here & _asked(check)}
     late = {*awaited(check, members, now)}

@@ -52,11 +52,9 @@ class HealthRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_field
 
     @property
     def applies(self) -> bool:
-        """Whether nodes are checked at all."""
         return self.check != CHECK_NEVER
 
     def problem(self) -> str | None:
-        """A sentence when no job can have these rules, else None."""
         if not all_finite(msgspec.structs.astuple(self)):
             return NOT_FINITE
         if self.check > CHECK_ALWAYS or self.check_timeout <= 0 or self.straggler_threshold <= 1:

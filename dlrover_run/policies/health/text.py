@@ -32,8 +32,6 @@ MAX_REASON = 160
 
 
 class HealthCode(ReasonCode):
-    """The reasons of the health check."""
-
     CHECKING = "checks {number:#node}, round {round}"
     PASSED = "the nodes have passed their check"
     DISMISSED = "{host} was dismissed by the node check: {why}"

@@ -221,12 +221,10 @@ class PlannedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def role(self) -> Role:
-        """Its role."""
         return self.key.role
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT, as in `TF_CONFIG`."""
         return self._at(self.port)
 
     @property
@@ -324,7 +322,6 @@ class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unk
     has_rounds: ClassVar[bool] = False
 
     def role_state(self, role: Role) -> RoleState:
-        """What has happened in that role so far."""
         return next((state for state in self.roles if state.role is role), RoleState(role))
 
     def with_role(self, state: RoleState, **changes: Any) -> Cluster:

@@ -70,17 +70,14 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
 
     @property
     def has_tasks(self) -> bool:
-        """Whether the node has tasks to run."""
         return bool(self.tasks)
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The tasks by role and rank."""
         return tuple(f"{task.role.value} {task.rank}" for task in self.tasks)
 
     @property
     def job_processes(self) -> int:
-        """How many processes the job has, as far as the order has them."""
         return len(self.servers) + len(self.workers)
 
     def split(self) -> tuple[NodeOrder | None, NodeOrder]:
@@ -96,7 +93,6 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
         return self if found is None else msgspec.structs.replace(found, **own)
 
     def remember(self, memory: PolicyMemory | None) -> OrderMemory:
-        """The memory of a node after this order."""
         return (memory if isinstance(memory, OrderMemory) else OrderMemory()).follow(self)
 
 
@@ -112,8 +108,6 @@ def order_to_continue(tasks: NodeTasks) -> NodeOrder | None:
 
 @dataclass(frozen=True)
 class OrderMemory(PolicyMemory):
-    """What a node remembers of the orders that it received."""
-
     hint: RecoveryHint | None = None
 
     def follow(self, order: NodeOrder) -> OrderMemory:
@@ -124,11 +118,9 @@ class OrderMemory(PolicyMemory):
         return OrderMemory(hint and msgspec.structs.replace(hint, assigned=assigned))
 
     def forget(self) -> OrderMemory:
-        """The memory of a node that has no order any more."""
         return OrderMemory(self.hint and msgspec.structs.replace(self.hint, assigned=()))
 
     def add_to(self, part: PolicyReport) -> PolicyReport:
-        """What a node reports of its tasks over a network."""
         if not isinstance(part, NodeTasks):
             return part
         return msgspec.structs.replace(part, hint=self.hint, tasks=_with_short_ends(part.tasks))

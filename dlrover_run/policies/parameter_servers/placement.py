@@ -43,7 +43,6 @@ def clamp(desired: int | None, least: int, most: int) -> int:
 
 
 def slots(view: ClusterView, role: Role) -> dict[NodeKey, int]:
-    """How many tasks of that role each node may host."""
     found = {}
     for p in view.hosts:
         number = sum(one.slots for one in view.node_tasks[p.report.key].capacity if one.role is role)
@@ -53,7 +52,6 @@ def slots(view: ClusterView, role: Role) -> dict[NodeKey, int]:
 
 
 def all_slots(view: ClusterView, role: Role) -> int:
-    """How many tasks of that role all nodes together may host."""
     return sum(slots(view, role).values())
 
 
@@ -128,7 +126,6 @@ def new_task(
 def new_tasks(
     view: ClusterView, cluster: Cluster, role: Role, places: Places, version: int
 ) -> tuple[Cluster, tuple[PlannedTask, ...]]:
-    """New tasks of that role at those places."""
     tasks = []
     for rank, node in sorted(places.items()):
         cluster, task = new_task(view, cluster, role, rank, version, node)

@@ -141,7 +141,6 @@ POLICY = ParameterServerPolicy
 
 
 def with_answer(order: NodeOrder, cluster: Cluster, key: NodeKey) -> NodeOrder:
-    """The order with the answer to the last scale request of that node."""
     for one in cluster.scale_answers:
         if one.node_id == key.node_id:
             return msgspec.structs.replace(

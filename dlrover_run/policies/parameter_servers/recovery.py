@@ -160,7 +160,6 @@ def _unknown(hint: RecoveryHint, tasks: Iterable[PlannedTask], states: dict[Role
 
 
 def _with_milestones(cluster: Cluster, nodes: Iterable[_Repeated], now: float) -> Cluster:
-    """How far this version has come."""
     statuses = {key: status for one in nodes for key, status in one.tasks.items()}
     needed = [task for task in cluster.tasks if task.role in (Role.CHIEF, Role.PS)]
     if not cluster.tasks or not all(task.port for task in needed):

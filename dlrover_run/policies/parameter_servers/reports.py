@@ -56,15 +56,12 @@ class NodeTasks(msgspec.Struct, PolicyReport, frozen=True, kw_only=True, forbid_
 
     @property
     def is_client(self) -> bool:
-        """Whether this node only makes a scale request."""
         return self.scale_request is not None and not self.capacity and not self.tasks
 
     def problem(self, report: NodeReport, plan: Plan) -> str | None:
-        """A sentence about tasks that no node has; None if there are none in the report."""
         return _problem(self, last_round(plan), report.address)
 
     def mismatch(self, program: str) -> str:
-        """Why this node cannot take part in a job that was started with that program."""
         if self.is_client and program == PROGRAM:
             return f"the job was started with {PROGRAM} and has no parameter servers, so there is nothing to scale"
         return super().mismatch(program)

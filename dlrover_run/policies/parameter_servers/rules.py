@@ -70,7 +70,6 @@ class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fiel
     }
 
     def problem(self) -> str | None:
-        """A sentence when no job can have these rules, else None."""
         if not all_finite(msgspec.structs.astuple(self)):
             return NOT_FINITE
         if not 1 <= self.min_ps <= self.max_ps:
@@ -95,11 +94,9 @@ class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fiel
 
     @property
     def ps_range(self) -> str:
-        """The minimum and maximum of parameter servers, as text."""
         return f"{self.min_ps} to {self.max_ps}"
 
     def replicas(self, role: Role) -> tuple[int, int]:
-        """The fewest and the most tasks of a role."""
         return ROLES[role].replicas(self)
 
     def memory_of(self, role: Role) -> int:

@@ -18,8 +18,6 @@ MAX_ENDS_SHOWN = 3
 
 
 class ClusterCode(ReasonCode):
-    """The reasons of a cluster."""
-
     # While no version runs.
     NODES_HERE = "{number:#node} {number:is|are} here"
     TOO_FEW_NODES = "after {seconds:g} s {hosts:join} {hosts:is|are} here:"
@@ -150,7 +148,6 @@ def memory_size(memory: int) -> str:
 
 
 def lost_tasks(losses: Sequence[LostTask]) -> Reasons:
-    """How these tasks have ended."""
     shown = [ClusterCode.LOST(task=task_name(loss.task), what=loss.end.exit_text) for loss in losses[:MAX_ENDS_SHOWN]]
     more = len(losses) - len(shown)
     return (*shown, ClusterCode.MORE_LOST(number=more)) if more else tuple(shown)
@@ -180,13 +177,11 @@ def replacements(losses: Sequence[LostTask], tasks: Sequence[PlannedTask]) -> Re
 
 
 def restarts_used(most: int, role: Role, with_memory: bool) -> Reason:
-    """That all restarts of the role are used up."""
     whose = ROLES[role].label + " with more memory" * with_memory
     return ClusterCode.RESTARTS_USED(most=most, whose=whose) if most else ClusterCode.NO_RESTARTS(whose=whose)
 
 
 def goes_on_without(role: Role) -> Reason:
-    """That the tasks of a role that is not required are not started again."""
     spec = ROLES[role]
     return ClusterCode.GOES_ON_WITHOUT(role=spec.label, number=2 if spec.numbered else 1, purpose=spec.purpose)
 
@@ -231,7 +226,6 @@ def too_few_tasks(role: Role, number: int, least: int, seconds: float) -> Reason
 
 
 def too_few_nodes(hosts: Sequence[str], seconds: float) -> Reason:
-    """That too few nodes have come in that time."""
     code = ClusterCode.TOO_FEW_NODES if hosts else ClusterCode.NO_NODE_HERE
     return code(hosts=shown_names(hosts), seconds=seconds)
 
@@ -250,7 +244,6 @@ def others_may_come(slots: Mapping[Role, int], limits: ClusterRules) -> Reason:
 
 
 def training(cluster: Cluster) -> Reasons:
-    """Which tasks train, and which have succeeded."""
     bound = [(role, spec) for role, spec in ROLES.items() if not spec.outlives_versions]
     here = [spec.counted(sum(task.role is role for task in cluster.tasks)) for role, spec in bound]
     over = {role: number for role in ROLES if (number := len(cluster.role_state(role).succeeded))}
@@ -278,5 +271,4 @@ def scale_requested(host: str, request: DesiredReplicas, refusal: Reasons) -> Re
 
 
 def replicas(role: Role, number: int) -> str:
-    """That many tasks of a role."""
     return counted(number, ROLES[role].noun)

@@ -48,7 +48,6 @@ def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
 
 
 def gather_deadlines(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[Deadline, ...]:
-    """When to decide again while no version runs."""
     if _is_empty(view, plan):
         return ()
     short, deadline = _awaited(view, plan, cluster)

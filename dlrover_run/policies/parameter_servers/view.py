@@ -49,7 +49,6 @@ class ClusterView:
 
     @property
     def limits(self) -> ClusterRules:
-        """The rules of the cluster."""
         return ClusterRules.get(self.rules.policy)
 
     @cached_property
@@ -60,7 +59,6 @@ class ClusterView:
 
     @cached_property
     def node_tasks(self) -> dict[NodeKey, NodeTasks]:
-        """What each node reports of its tasks."""
         parts = ((key, NodeTasks.find(p.report.policy)) for key, p in self.members.items())
         return {key: part for key, part in parts if part is not None}
 
@@ -104,7 +102,6 @@ class ClusterView:
         return any(p.has_left for p in nodes) and all(p.has_left or p.is_lost(self.now) for p in nodes)
 
     def status_of(self, task: PlannedTask) -> TaskStatus | None:
-        """The latest report of the task's node about the task."""
         return self._statuses.get((host_of(task), task.key))
 
     def stage_of(self, task: PlannedTask) -> TaskStage | None:
@@ -113,7 +110,6 @@ class ClusterView:
         return None if status is None else status.stage
 
     def runs(self, task: PlannedTask) -> bool:
-        """Whether the task has a process."""
         return self.stage_of(task) in (TaskStage.STARTED, TaskStage.READY)
 
     def is_ready(self, task: PlannedTask) -> bool:
@@ -126,7 +122,6 @@ class ClusterView:
         return status is not None and status.end is not None and status.end.cause is EndCause.SUCCESS
 
     def loss_of(self, cluster: Cluster, task: PlannedTask) -> LostTask | None:
-        """How the task was lost, if it was."""
         status, host = self.status_of(task), host_of(task)
         if status is not None and status.stage is TaskStage.ENDED:
             end = status.end or TaskEnd(EndCause.FAILURE, "has ended")
@@ -142,7 +137,6 @@ class ClusterView:
         return None
 
     def losses_of(self, cluster: Cluster, tasks: tuple[PlannedTask, ...]) -> list[LostTask]:
-        """Those of the tasks that were lost."""
         return [loss for task in tasks if (loss := self.loss_of(cluster, task)) is not None]
 
     def ready_deadline(self, cluster: Cluster, task: PlannedTask) -> float | None:
@@ -206,21 +200,17 @@ class ClusterView:
 
 
 def host_of(task: PlannedTask) -> NodeKey:
-    """The node that hosts the task."""
     return NodeKey(task.node_id, task.incarnation)
 
 
 def tasks_of(cluster: Cluster, role: Role) -> tuple[PlannedTask, ...]:
-    """The tasks of that role in this version."""
     return tuple(task for task in cluster.tasks if task.role is role)
 
 
 def without(cluster: Cluster, *tasks: PlannedTask) -> Cluster:
-    """The cluster without these tasks."""
     keys = {task.key for task in tasks}
     return msgspec.structs.replace(cluster, tasks=tuple(one for one in cluster.tasks if one.key not in keys))
 
 
 def with_task(cluster: Cluster, task: PlannedTask) -> Cluster:
-    """The cluster with one more task."""
     return msgspec.structs.replace(cluster, tasks=(*cluster.tasks, task))
