@@ -30,6 +30,7 @@ from dlrover_run.etcd.operations import Absent, Delete, Range, Txn
 from dlrover_run.policies.health import steps as health_steps
 from dlrover_run.policies.health.diagnosis import Diagnosis, Finding
 from dlrover_run.policies.health.model import HealthCheck, HealthStatus
+from dlrover_run.policies.health.policy import HealthPolicy
 from dlrover_run.rendezvous import etcd_client, etcd_leader
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.cut_off import CutOffDetector
@@ -228,8 +229,8 @@ DEFECTS = {
     "two processes may have one id": Defect(patched((Coordinator, "refusal"), by=lambda self, key: None), master=48),
     "newcomers take part unchecked": Defect(
         patched(
-            (health_steps, "admitted_nodes"),
-            by=lambda plan, living: [p for p in living if check_report(p.report).compute_result is not None],
+            (HealthPolicy, "admitted"),
+            by=lambda self, plan, living: [p for p in living if check_report(p.report).compute_result is not None],
         ),
         master=799,
     ),

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, Plan, PlanPhase, RankAssignment, Waiting
-from dlrover_run.coordination.policy import Admission, Policy, PolicyStep
+from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import Reason, Reasons
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health import steps, text
 from dlrover_run.policies.health.model import (
+    CheckKey,
     HealthAssignment,
     HealthProgress,
     HealthState,
@@ -26,13 +27,13 @@ from dlrover_run.policies.health.round import (
     asked,
     awaited,
     check_status,
+    health_of,
     key_of,
-    rules_of,
     state_of,
     tasks,
     without_check,
 )
-from dlrover_run.policies.health.rules import CHECK_ALWAYS
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, HealthRules
 
 MAX_DISMISSALS = 300
 """Characters of the causes of dismissals that waiting nodes are shown."""
@@ -45,11 +46,12 @@ class HealthPolicy(Policy):
 
     def __init__(self, rules: JobRules) -> None:
         super().__init__(rules)
-        self.needs_gathering = rules_of(rules).check == CHECK_ALWAYS
+        self.limits = HealthRules.get(rules.policy)
+        self.needs_gathering = self.limits.check == CHECK_ALWAYS
 
-    def refresh(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+    def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
         plan, _, lines = steps.mark_unchecked(steps.prune(plan, members, now), members, now)
-        return PolicyStep(plan, (), lines)
+        return Decision(plan, (), lines)
 
     def has_started(self, plan: Plan) -> bool:
         return state_of(plan).check_count > 0
@@ -64,45 +66,61 @@ class HealthPolicy(Policy):
         return any(one.dismissed and key_of(one) in members for one in state_of(plan).health)
 
     def stop_watching(self, plan: Plan, now: float) -> Plan:
-        return steps.drop_check_during_training(plan, now)
+        # Its nodes are checked with the others.
+        check = state_of(plan).check
+        return steps.update(plan, now, check=None) if check is not None and check.during_training else plan
 
-    def step(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+    def step(self, plan: Plan, members: Members, now: float) -> Decision:
         if not self.is_active(plan):
-            return PolicyStep(plan)
-        following = steps.step(self.rules, plan, members, now)
-        return PolicyStep(*following, holds=self.is_active(following.plan))
+            return Decision(plan)
+        following = steps.step(self.limits, plan, members, now)
+        return following._replace(holds=self.is_active(following.plan))
 
-    def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> Admission:
+    def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> list[MemberState]:
         """The nodes without those that still compute, if enough are left and there was a round or a check before."""
-        if steps.computes_anew(self.rules, plan) or not (plan.key.number or state_of(plan).check_count):
-            return Admission(nodes)
-        waited_for = {p.report.key for p in steps.computing(self.rules, plan, nodes, now)}
+        if steps.computes_anew(self.limits, plan) or not (plan.key.number or state_of(plan).check_count):
+            return nodes
+        waited_for = {p.report.key for p in steps.computing(self.limits, plan, nodes, now)}
         others = [p for p in nodes if p.report.key not in waited_for]
-        return Admission(others if self.rules.size(len(others)) else nodes)
+        return others if self.rules.size(len(others)) else nodes
 
     def hold_for(self, plan: Plan, ranked: Sequence[MemberState], now: float) -> Deadline | None:
-        if steps.computes_anew(self.rules, plan):
+        if steps.computes_anew(self.limits, plan):
             return None
-        known_at = steps.computed_at(self.rules, steps.computing(self.rules, plan, ranked, now))
+        waited_for = steps.computing(self.limits, plan, ranked, now)
+        known_at = max((steps.computes_until(self.limits, p) for p in waited_for), default=None)
         return None if known_at is None else Deadline(known_at, DeadlineReason.POLICY)
 
     def begin(self, plan: Plan, ranked: Sequence[MemberState], nodes: Sequence[MemberState], now: float) -> Plan | None:
-        return steps.begin(self.rules, plan, ranked, nodes, now)
+        return steps.begin(self.limits, plan, ranked, nodes, now)
 
     def end_round(self, plan: Plan) -> Plan:
-        return steps.forget(self.rules, plan)
+        if not self.needs_gathering:
+            return plan
+        # A dismissed node stays dismissed, and a node that takes no part in checks takes none in the next one.
+        kept = tuple(one for one in state_of(plan).health if one.dismissed or one.status is HealthStatus.UNCHECKED)
+        return steps.with_state(plan, health=kept, links=())
 
-    def watch(self, plan: Plan, members: Members, now: float) -> PolicyStep:
-        return PolicyStep(*steps.check_during_training(self.rules, plan, members, now))
+    def watch(self, plan: Plan, members: Members, now: float) -> Decision:
+        return steps.check_during_training(self.limits, plan, members, now)
 
     def admitted(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
-        return steps.admitted_nodes(plan, nodes)
+        passed = {key_of(one) for one in state_of(plan).health if not one.dismissed}
+        return [p for p in nodes if p.report.key in passed]
 
     def end_job(self, plan: Plan, now: float) -> Plan:
         return steps.update(plan, now, check=None) if self.is_active(plan) else plan
 
     def take_over(self, plan: Plan) -> Plan:
-        return steps.resume(plan)
+        """The plan in which the round of a check that runs begins again: some nodes may have received their task long
+        before the others do, and would have waited for peers in vain."""
+        check = state_of(plan).check
+        if check is None:
+            return plan
+        key = CheckKey(plan.epoch, check.key.number, check.key.round)
+        since = plan.since if check.during_training else steps.waiting_since(plan, check, plan.clock)
+        again = msgspec.structs.replace(check, key=key, since=plan.clock)
+        return steps.with_state(msgspec.structs.replace(plan, since=since), check=again)
 
     def expected(self, plan: Plan) -> list[Member]:
         """The nodes of a check that runs, and those that have passed one. Dismissed nodes are not waited for."""
@@ -116,9 +134,7 @@ class HealthPolicy(Policy):
         """The plan in which all members count as checked: they were, before they had ranks. Nodes that take no part in
         checks are known by that."""
         checked = tuple(
-            NodeHealth(
-                node_id=member.node_id, incarnation=member.incarnation, host=member.host, status=HealthStatus.PASSED
-            )
+            health_of(member, HealthStatus.PASSED)
             for member in plan.members
             if (p := members.get(member.key)) is not None and not without_check(p)
         )
@@ -129,7 +145,7 @@ class HealthPolicy(Policy):
         state = state_of(plan)
         if state.check is None and not state.health:
             return {}
-        given = {} if state.check is None or plan.phase in OVER else tasks(self.rules, state.check)
+        given = {} if state.check is None or plan.phase in OVER else tasks(self.limits, state.check)
         results = {key_of(one): one for one in state.health}
         found = {
             key: HealthAssignment(check_task=given.get(key), health=results.get(key))
@@ -154,8 +170,8 @@ class HealthPolicy(Policy):
             rows = text.shown(check_status(check, members), text.share_of(len(members)))
             return Waiting(reasons, seconds, HealthProgress(rows))
         nodes = self.eligible(plan, members)
-        if self.rules.size(len(nodes)) and not steps.computes_anew(self.rules, plan):
-            silent = steps.computing(self.rules, plan, nodes, now)
+        if self.rules.size(len(nodes)) and not steps.computes_anew(self.limits, plan):
+            silent = steps.computing(self.limits, plan, nodes, now)
             if silent:
                 return Waiting(text.not_computed(display_names(plan, silent), len(nodes)), seconds)
         return None

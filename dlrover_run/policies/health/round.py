@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import NodeKey, Plan
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan
 from dlrover_run.policies.health.model import (
     MAX_PROBLEM,
     CheckedNode,
@@ -42,12 +42,13 @@ def key_of(record: NodeHealth | CheckedNode) -> NodeKey:
     return NodeKey(record.node_id, record.incarnation)
 
 
+def health_of(node: CheckedNode | Member | NodeReport, status: HealthStatus, **found: Any) -> NodeHealth:
+    """What is known of the health of a node."""
+    return NodeHealth(node_id=node.node_id, incarnation=node.incarnation, host=node.host, status=status, **found)
+
+
 def state_of(plan: Plan) -> HealthState:
     return HealthState.get(plan.policy)
-
-
-def rules_of(rules: JobRules) -> HealthRules:
-    return HealthRules.get(rules.policy)
 
 
 def report_of(p: MemberState) -> HealthReport:
@@ -105,11 +106,9 @@ def check_status(check: HealthCheck, members: Members) -> list[NodeHealth]:
     for named in check.flagged:
         statuses[named.node], reasons[named.node] = named.status, named.reason
     return [
-        NodeHealth(
-            node_id=node.node_id,
-            incarnation=node.incarnation,
-            host=node.host,
-            status=statuses.get(place, HealthStatus.PENDING),
+        health_of(
+            node,
+            statuses.get(place, HealthStatus.PENDING),
             tflops=tflops.get(place, 0.0),
             gigabytes=gigabytes.get(place, 0.0),
             reason=reasons.get(place, ""),
@@ -118,7 +117,7 @@ def check_status(check: HealthCheck, members: Members) -> list[NodeHealth]:
     ]
 
 
-def tasks(rules: JobRules, check: HealthCheck) -> dict[NodeKey, CheckTask]:
+def tasks(rules: HealthRules, check: HealthCheck) -> dict[NodeKey, CheckTask]:
     """What each node shall try in this round. The links of a group are tried in one order by all its members."""
     ends = [LinkEnd(place, node.address, node.port, node.workers) for place, node in enumerate(check.nodes)]
     compute = {*check.compute}
@@ -133,7 +132,7 @@ def tasks(rules: JobRules, check: HealthCheck) -> dict[NodeKey, CheckTask]:
             node=place,
             compute=place in compute,
             links=tuple(links.get(place, ())),
-            timeout=rules_of(rules).check_timeout,
+            timeout=rules.check_timeout,
         )
         for place in sorted(_asked(check))
     }
@@ -175,12 +174,12 @@ def _round_links(check: HealthCheck) -> list[tuple[int, int]]:
     return links
 
 
-def add_facts(rules: JobRules, check: HealthCheck, members: Members, now: float) -> HealthCheck:
+def add_facts(rules: HealthRules, check: HealthCheck, members: Members, now: float) -> HealthCheck:
     here = _here(check, members, now)
     result = {place: report_of(members[key_of(check.nodes[place])]) for place in here & _asked(check)}
     late = {*awaited(check, members, now)}
     compute = {*check.compute}
-    waited = rules_of(rules).check_timeout + CHECK_MARGIN
+    waited = rules.check_timeout + CHECK_MARGIN
     computed = []
     for place, status in sorted(result.items()):
         own = status.compute_result if _answers(status.compute_result, check.key) else None

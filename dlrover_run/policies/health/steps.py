@@ -16,8 +16,7 @@ from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.reasons import chain, render
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health import text as health_text
+from dlrover_run.policies.health import text
 from dlrover_run.policies.health.diagnosis import Diagnosis, diagnose
 from dlrover_run.policies.health.model import (
     CheckedNode,
@@ -34,13 +33,13 @@ from dlrover_run.policies.health.round import (
     add_facts,
     awaited,
     computed_fact,
+    health_of,
     key_of,
     report_of,
-    rules_of,
     state_of,
     without_check,
 )
-from dlrover_run.policies.health.rules import CHECK_ALWAYS
+from dlrover_run.policies.health.rules import CHECK_ALWAYS, HealthRules
 
 WITHOUT_CHECK = "it was started without --network-check"
 """Why a node takes no part in checks."""
@@ -68,30 +67,15 @@ def eligible_nodes(plan: Plan, members: Members) -> list[MemberState]:
     return [p for p in alive if p.report.key not in dismissed]
 
 
-def admitted_nodes(plan: Plan, alive: Iterable[MemberState]) -> list[MemberState]:
-    """Those of the nodes that may have ranks now."""
-    passed = {key_of(checkup) for checkup in state_of(plan).health if not checkup.dismissed}
-    return [p for p in alive if p.report.key in passed]
-
-
 def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
     """The plan in which nodes that take no part in checks are marked as such, so that no check waits for them."""
     known = {key_of(checkup) for checkup in state_of(plan).health}
     new = [p.report for p in members.values() if p.is_available and without_check(p) and p.report.key not in known]
     if not new:
         return Decision(plan)
-    checkups = (
-        NodeHealth(
-            node_id=status.node_id,
-            incarnation=status.incarnation,
-            host=status.host,
-            status=HealthStatus.UNCHECKED,
-            reason=WITHOUT_CHECK,
-        )
-        for status in new
-    )
-    lines = tuple(f"warning: {status.host} was not checked: {WITHOUT_CHECK}" for status in new)
-    return Decision(update(plan, now, health=(*state_of(plan).health, *checkups)), (), lines)
+    unchecked = (health_of(report, HealthStatus.UNCHECKED, reason=WITHOUT_CHECK) for report in new)
+    lines = tuple(f"warning: {report.host} was not checked: {WITHOUT_CHECK}" for report in new)
+    return Decision(update(plan, now, health=(*state_of(plan).health, *unchecked)), (), lines)
 
 
 def prune(plan: Plan, members: Members, now: float) -> Plan:
@@ -112,39 +96,18 @@ def prune(plan: Plan, members: Members, now: float) -> Plan:
     return update(plan, now, health=tuple(state.health[place] for place in kept), links=links)
 
 
-def forget(rules: JobRules, plan: Plan) -> Plan:
-    """The plan after the end of a round: with `CHECK_ALWAYS` all nodes are to be checked again. A dismissed node
-    stays dismissed, and a node that takes no part in checks takes none in the next one."""
-    if rules_of(rules).check != CHECK_ALWAYS:
-        return plan
-    kept = tuple(one for one in state_of(plan).health if one.dismissed or one.status is HealthStatus.UNCHECKED)
-    return with_state(plan, health=kept, links=())
-
-
-def drop_check_during_training(plan: Plan, now: float) -> Plan:
-    """The plan without a check during training, when there is no training any more: its nodes are checked with the
-    others."""
-    check = state_of(plan).check
-    return update(plan, now, check=None) if check is not None and check.during_training else plan
-
-
-def computing(rules: JobRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
+def computing(rules: HealthRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
     """The nodes that a check waits for: they are to be checked, and still have time for their first measurement."""
     known = {key_of(checkup) for checkup in state_of(plan).health}
     return [
         p
         for p in alive
-        if report_of(p).compute_result is None and p.report.key not in known and now < _computes_until(rules, p)
+        if report_of(p).compute_result is None and p.report.key not in known and now < computes_until(rules, p)
     ]
 
 
-def computed_at(rules: JobRules, waited_for: Iterable[MemberState]) -> float | None:
-    """Until when the last of the nodes that have not computed is waited for."""
-    return max((_computes_until(rules, p) for p in waited_for), default=None)
-
-
 def begin(
-    rules: JobRules, plan: Plan, ranked: Sequence[MemberState], spares: Iterable[MemberState], now: float
+    rules: HealthRules, plan: Plan, ranked: Sequence[MemberState], spares: Iterable[MemberState], now: float
 ) -> Plan | None:
     """The plan with a check of the nodes that would have ranks in a round formed now, in that order, and of the
     `spares` that have computed; None when all nodes with ranks are checked."""
@@ -156,38 +119,24 @@ def begin(
     waited_for = {p.report.key for p in computing(rules, plan, more, now)}
     nodes = [*ranked, *(p for p in more if p.report.key not in waited_for)]
     check = _new_check(rules, plan, nodes, now, anew=computes_anew(rules, plan))
-    tasks = first_round(check, bool(rules_of(rules).measure_links), rules_of(rules).straggler_threshold)
+    tasks = first_round(check, bool(rules.measure_links), rules.straggler_threshold)
     check = msgspec.structs.replace(check, compute=tasks.compute, groups=tasks.groups)
     # A node that knows of a later round, from a predecessor whose journal is not there, takes no task of an earlier
     # one.
     key = max(plan.key, *(p.report.known_round for p in nodes))
-    return update(plan, now, key=key, check=check, check_count=check.key.number, reasons=health_text.checking(check))
+    return update(plan, now, key=key, check=check, check_count=check.key.number, reasons=text.checking(check))
 
 
-def resume(plan: Plan) -> Plan:
-    """A predecessor's plan, for its successor: the round of a check that runs begins again.
-
-    Some nodes may have received their task long before the others do, and would have waited for peers in vain.
-    """
-    check = state_of(plan).check
-    if check is None:
-        return plan
-    key = CheckKey(plan.epoch, check.key.number, check.key.round)
-    since = plan.since if check.during_training else _since(plan, check, plan.clock)
-    again = msgspec.structs.replace(check, key=key, since=plan.clock)
-    return with_state(msgspec.structs.replace(plan, since=since), check=again)
-
-
-def step(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
+def step(rules: HealthRules, plan: Plan, members: Members, now: float) -> Decision:
     """Continue the plan's check as far as the results that were reported allow; at its end the plan has no check."""
     lines: tuple[str, ...] = ()
     while (check := state_of(plan).check) is not None:
-        deadline = check.since + rules_of(rules).check_timeout + CHECK_MARGIN
+        deadline = check.since + rules.check_timeout + CHECK_MARGIN
         if awaited(check, members, now) and now < deadline:
             return Decision(plan, (Deadline(deadline, DeadlineReason.POLICY),), lines)
         check = add_facts(rules, check, members, now)
-        diagnosis = diagnose(check, rules_of(rules).straggler_threshold)
-        lines += tuple(health_text.round_lines(check, diagnosis.failing))
+        diagnosis = diagnose(check, rules.straggler_threshold)
+        lines += tuple(text.round_lines(check, diagnosis.failing))
         tasks = _next_tasks(rules, check, diagnosis)
         if tasks is None:
             plan, last = _conclude(rules, plan, check, diagnosis, now)
@@ -197,7 +146,7 @@ def step(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
     return Decision(plan, (), lines)
 
 
-def check_during_training(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
+def check_during_training(rules: HealthRules, plan: Plan, members: Members, now: float) -> Decision:
     """Check newcomers while others train: by their first measurement, and again where that is in doubt."""
     lines: tuple[str, ...] = ()
     deadlines: tuple[Deadline, ...] = ()
@@ -208,7 +157,7 @@ def check_during_training(rules: JobRules, plan: Plan, members: Members, now: fl
         new = [p for p in eligible_nodes(plan, members) if p.report.key not in known]
         waited_for = computing(rules, plan, new, now)
         deadlines = deadline_if(
-            min((_computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.POLICY
+            min((computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.POLICY
         )
         still = {p.report.key for p in waited_for}
         ready = [p for p in new if p.report.key not in still]
@@ -223,16 +172,16 @@ def check_during_training(rules: JobRules, plan: Plan, members: Members, now: fl
     return Decision(plan, deadlines, lines)
 
 
-def computes_anew(rules: JobRules, plan: Plan) -> bool:
+def computes_anew(rules: HealthRules, plan: Plan) -> bool:
     """Whether what nodes computed before the check does not count in it."""
-    return rules_of(rules).check == CHECK_ALWAYS and plan.key.number > 0
+    return rules.check == CHECK_ALWAYS and plan.key.number > 0
 
 
-def _computes_until(rules: JobRules, p: MemberState) -> float:
-    return p.joined_at + rules_of(rules).check_timeout + CHECK_MARGIN
+def computes_until(rules: HealthRules, p: MemberState) -> float:
+    return p.joined_at + rules.check_timeout + CHECK_MARGIN
 
 
-def _new_check(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> HealthCheck:
+def _new_check(rules: HealthRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> HealthCheck:
     """A check of the nodes that take part in one, before its first round, with the speeds that are known."""
     nodes = [p for p in nodes if not without_check(p)]
     known = {key_of(checkup): checkup for checkup in state_of(plan).health}
@@ -245,7 +194,7 @@ def _new_check(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: f
                 device = result.device if (result := report_of(p).compute_result) is not None else ""
                 facts.append(ComputeFact(place, checkup.tflops, device=device))
         elif not anew:
-            waited = rules_of(rules).check_timeout + CHECK_MARGIN
+            waited = rules.check_timeout + CHECK_MARGIN
             facts.append(computed_fact(place, report_of(p).compute_result, waited))
     checked_nodes = tuple(
         CheckedNode(
@@ -263,9 +212,9 @@ def _new_check(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: f
     return HealthCheck(key=key, since=now, nodes=checked_nodes, compute_facts=tuple(facts), plan_reasons=plan.reasons)
 
 
-def _next_tasks(rules: JobRules, check: HealthCheck, diagnosis: Diagnosis) -> RoundTasks | None:
+def _next_tasks(rules: HealthRules, check: HealthCheck, diagnosis: Diagnosis) -> RoundTasks | None:
     if not check.during_training:
-        return next_round(check, diagnosis, bool(rules_of(rules).measure_links))
+        return next_round(check, diagnosis, bool(rules.measure_links))
     # A link would slow down the nodes that train.
     goes_on = diagnosis.compute_again and check.key.round + 1 < MAX_ROUNDS
     return RoundTasks(diagnosis.compute_again, ()) if goes_on else None
@@ -276,16 +225,16 @@ def _continue(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> 
     further = msgspec.structs.replace(check, key=key, since=now, compute=tasks.compute, groups=tasks.groups)
     if check.during_training:
         return update(plan, now, check=further)
-    return update(plan, now, check=further, since=_since(plan, check, now), reasons=health_text.checking(further))
+    return update(plan, now, check=further, since=waiting_since(plan, check, now), reasons=text.checking(further))
 
 
-def _since(plan: Plan, check: HealthCheck, now: float) -> float:
+def waiting_since(plan: Plan, check: HealthCheck, now: float) -> float:
     """Since when the nodes wait for others: the time of a check does not count towards their timeout."""
     return plan.since + (now - check.since)
 
 
 def _conclude(
-    rules: JobRules, plan: Plan, check: HealthCheck, diagnosis: Diagnosis, now: float
+    rules: HealthRules, plan: Plan, check: HealthCheck, diagnosis: Diagnosis, now: float
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan with the result of each checked node that is here, and lines for the log."""
     places = {key_of(checkup): place for place, checkup in enumerate(state_of(plan).health)}
@@ -297,15 +246,13 @@ def _conclude(
             continue
         found[finding.status].append(place)
         is_slow = finding.status is HealthStatus.STRAGGLER
-        checkup = NodeHealth(
-            node_id=node.node_id,
-            incarnation=node.incarnation,
-            host=node.host,
-            status=finding.status,
+        checkup = health_of(
+            node,
+            finding.status,
             tflops=finding.tflops,
             gigabytes=finding.gigabytes,
             reason=finding.reason,
-            dismissed=finding.status is HealthStatus.FAULT or (is_slow and bool(rules_of(rules).exclude_stragglers)),
+            dismissed=finding.status is HealthStatus.FAULT or (is_slow and bool(rules.exclude_stragglers)),
         )
         places[key_of(node)] = len(checkups)
         checkups.append(checkup)
@@ -313,19 +260,19 @@ def _conclude(
     dismissed = [checkup for checkup in new if checkup.dismissed]
     warned = [one for one in new if one.status is HealthStatus.STRAGGLER and not one.dismissed]
     lines = (
-        *health_text.end_lines(check, found[HealthStatus.FAULT], found[HealthStatus.STRAGGLER]),
-        *([render(health_text.dismissals(dismissed))] if dismissed else []),
+        *text.end_lines(check, found[HealthStatus.FAULT], found[HealthStatus.STRAGGLER]),
+        *([render(text.dismissals(dismissed))] if dismissed else []),
         *(f"warning: {checkup.host} is a straggler: it {checkup.reason}" for checkup in warned),
         *(f"warning: {note}" for note in diagnosis.notes),
     )
     changes: dict[str, Any] = {"check": None, "health": tuple(checkups)}
-    if rules_of(rules).measure_links:
-        rows = health_text.link_rows(check.link_facts, [places.get(key_of(node)) for node in check.nodes])
+    if rules.measure_links:
+        rows = text.link_rows(check.link_facts, [places.get(key_of(node)) for node in check.nodes])
         fresh = {(row.one, row.other) for row in rows}
         changes["links"] = tuple(link for link in state_of(plan).links if (link.one, link.other) not in fresh) + rows
     if not check.during_training:
         before = check.plan_reasons if plan.key.number or state_of(plan).check_count > 1 else ()
-        changes["reasons"] = chain(before, *health_text.dismissals(dismissed)) or (health_text.HealthCode.PASSED(),)
+        changes["reasons"] = chain(before, *text.dismissals(dismissed)) or (text.HealthCode.PASSED(),)
         # From a dismissal on the others wait for a node in the place of the one that leaves.
-        changes["since"] = now if dismissed else _since(plan, check, now)
+        changes["since"] = now if dismissed else waiting_since(plan, check, now)
     return update(plan, now, **changes), lines
