@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from dlrover_run.policies.parameter_servers.placement import spread
 from dlrover_run.policies.parameter_servers.policy import with_answer
 from dlrover_run.policies.parameter_servers.rules import RESTARTS
 from dlrover_run.policies.parameter_servers.scaling import MAX_ANSWER_TEXTS
+from dlrover_run.policies.parameter_servers.text import training
 
 
 def running(ps: int = 2, workers: int = 2, restored: int = 0, **changes: object) -> VirtualCluster:
@@ -547,6 +549,19 @@ class TestWords:
         assert waiting(job) == f"{size}, and 1 worker and the evaluator have succeeded; {STEPS_IN}"
         job.end("chief-0", how=SUCCESS)
         assert waiting(job) == "the chief has succeeded, and the other tasks end"
+
+    @pytest.mark.parametrize(
+        ("roles", "said"),
+        [
+            ((Role.PS, Role.WORKER), "2 parameter servers and 2 workers train"),
+            ((Role.PS, Role.CHIEF), "2 parameter servers and a chief train"),
+            ((Role.CHIEF,), "a chief trains"),
+        ],
+    )
+    def test_roles_without_a_task_are_not_named(self, roles: tuple[Role, ...], said: str) -> None:
+        cluster = running().cluster
+        left = msgspec.structs.replace(cluster, tasks=tuple(task for task in cluster.tasks if task.role in roles))
+        assert render(training(left)) == f"{said}; {STEPS_IN}"
 
 
 STEPS_IN = "this node waits as a spare"

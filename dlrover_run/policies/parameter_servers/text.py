@@ -11,7 +11,7 @@ from dlrover_run.coordination.reasons import Code, Reason, ReasonCode, Reasons, 
 from dlrover_run.coordination.text import counted, join_words
 from dlrover_run.policies.parameter_servers.model import NAME, Cluster, DesiredReplicas, PlannedTask, Role, ServerBounds
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
-from dlrover_run.policies.parameter_servers.view import LostTask
+from dlrover_run.policies.parameter_servers.view import LostTask, tasks_of
 
 MAX_ENDS_SHOWN = 3
 """How many ends are named one by one: those of a thousand tasks would fill the screen."""
@@ -117,7 +117,7 @@ class ClusterCode(ReasonCode):
     )
 
     # What a node without tasks waits for while others train.
-    TRAINING = "{tasks} train"
+    TRAINING = "{tasks} {number:trains|train}"
     SUCCEEDED = ", and {tasks} {number:has|have} succeeded"
     SPARE = "this node waits as a spare"
     ENDING = "the chief has succeeded, and the other tasks end"
@@ -244,12 +244,14 @@ def others_may_come(slots: Mapping[Role, int], limits: ClusterRules) -> Reason:
 
 
 def training(cluster: Cluster) -> Reasons:
-    bound = [(role, spec) for role, spec in ROLES.items() if not spec.outlives_versions]
-    here = [spec.counted(sum(task.role is role for task in cluster.tasks)) for role, spec in bound]
+    bound = [(len(tasks_of(cluster, role)), spec) for role, spec in ROLES.items() if not spec.outlives_versions]
+    # A role may have no task for a while, such as a chief for which there is no slot.
+    here = [spec.counted(number) for number, spec in bound if number]
     over = {role: number for role in ROLES if (number := len(cluster.role_state(role).succeeded))}
     tasks = [replicas(role, number) if ROLES[role].numbered else ROLES[role].label for role, number in over.items()]
     succeeded = (ClusterCode.SUCCEEDED(tasks=join_words(tasks), number=sum(over.values())),) if tasks else ()
-    return (ClusterCode.TRAINING(tasks=join_words(here)), *succeeded, ClusterCode.SPARE())
+    number = sum(number for number, _ in bound)
+    return (ClusterCode.TRAINING(tasks=join_words(here), number=number), *succeeded, ClusterCode.SPARE())
 
 
 def reshaped(before: int, after: int) -> Reason:
