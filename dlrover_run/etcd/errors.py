@@ -98,7 +98,7 @@ def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
         remedy = next((text for fragment, text in _LIMITS.items() if fragment in details), "")
         return RequestRejected(f"etcd rejects the request: {grpc_errors.last_error(details)}.{remedy}")
     if code == "UNIMPLEMENTED":
-        return EndpointFailed(f"{ETCD.missing} v3")
+        return EndpointFailed(f"{ConnectionProblem.OTHER_PROGRAM.value.format(server=ETCD)} v3")
     if problem := grpc_errors.classify(details):
         return connection_failed(problem, spec)
     known = (clause for fragment, clause in _CLAUSES.items() if fragment in details)

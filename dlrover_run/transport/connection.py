@@ -26,8 +26,7 @@ class ConnectionLost(Exception):
 class ServerConnection(Protocol):
     """The master's side of a connection."""
 
-    async def send(self, data: bytes) -> None:
-        ...
+    async def send(self, data: bytes) -> None: ...
 
     async def receive(self) -> bytes:
         """The node's next message. Raises ConnectionLost."""
@@ -129,6 +128,7 @@ def describe_failure(error: Any, encrypted: bool) -> str:
     """The clause for an RPC to the master that failed with this AioRpcError; `encrypted` if this node uses TLS."""
     details = grpc_errors.last_error(error.details() or error.code().name)
     problem = grpc_errors.classify(details)
-    if problem is ConnectionProblem.OTHER_PROGRAM:
-        return f"{MASTER.missing}: give --rdzv-endpoint another port"
-    return details if problem is None else grpc_errors.describe(problem, MASTER, encrypted)
+    if problem is None:
+        return details
+    remedy = ": give --rdzv-endpoint another port" if problem is ConnectionProblem.OTHER_PROGRAM else ""
+    return grpc_errors.describe(problem, MASTER, encrypted) + remedy

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from enum import Enum, auto
+from enum import Enum
 from typing import NamedTuple, TypeVar
 
 _MAX_DETAILS = 300
 """Characters of a foreign error text that are worth quoting."""
 
-REFUSED = "the connection was refused, so nothing listens there"
 ENDED = "it ended the connection"
-CLOSED = "it closed the connection"
 
 Answer = TypeVar("Answer")
 
@@ -28,26 +26,27 @@ class ServerKind(NamedTuple):
     cert: str
     key: str
 
-    @property
-    def missing(self) -> str:
-        """The clause for an address where another program listens."""
-        return f"another program listens there, which is not {self.program}"
-
 
 class ConnectionProblem(Enum):
-    """Why a connection failed."""
+    """Why a connection failed: the value is the clause for the user, with fields of the `ServerKind`."""
 
-    REFUSED = auto()
-    SILENT = auto()
-    OTHER_PROGRAM = auto()
-    UNTRUSTED = auto()
-    OTHER_NAME = auto()
-    NO_TLS = auto()
-    TLS = auto()
-    REJECTED = auto()
-    BAD_TLS_FILES = auto()
-    CLOSED = auto()
+    REFUSED = "the connection was refused, so nothing listens there"
+    SILENT = "the program that listens there does not answer: another program, or a {server.process} that is stopped"
+    OTHER_PROGRAM = "another program listens there, which is not {server.program}"
+    UNTRUSTED = "its certificate is not signed by {server.ca}, or is not valid now"
+    OTHER_NAME = "its certificate is for another name than the endpoint's"
+    NO_TLS = "it does not use TLS, and this node does"
+    TLS = "it uses TLS, and this node does not: {server.tls} is missing"
+    REJECTED = "it demands a certificate of this node: {server.cert} is missing, or not accepted"
+    BAD_TLS_FILES = "{server.cert} and {server.key} do not belong together, or {server.ca} is damaged"
+    CLOSED = "it closed the connection, as {server.program} with TLS does to a node without {server.tls}"
 
+
+_CLOSED_WITH_TLS = (
+    "it closed the connection, as {server.program} does if it does not use TLS, does not trust {server.cert}, or "
+    "demands a certificate"
+)
+"""The clause for CLOSED where this node uses TLS."""
 
 _DETAILS = {
     "CERTIFICATE_VERIFY_FAILED": ConnectionProblem.UNTRUSTED,
@@ -77,26 +76,8 @@ def classify(details: str) -> ConnectionProblem | None:
 
 def describe(problem: ConnectionProblem, server: ServerKind, encrypted: bool) -> str:
     """The clause for a problem with a server of this kind; `encrypted` if this node uses TLS."""
-    if problem is ConnectionProblem.CLOSED and encrypted:
-        return (
-            f"{CLOSED}, as {server.program} does if it does not use TLS, does not trust {server.cert}, or demands a "
-            "certificate"
-        )
-    clauses = {
-        ConnectionProblem.REFUSED: REFUSED,
-        ConnectionProblem.SILENT: f"the program that listens there does not answer: another program, or "
-        f"a {server.process} that is stopped",
-        ConnectionProblem.OTHER_PROGRAM: server.missing,
-        ConnectionProblem.UNTRUSTED: f"its certificate is not signed by {server.ca}, or is not valid now",
-        ConnectionProblem.OTHER_NAME: "its certificate is for another name than the endpoint's",
-        ConnectionProblem.NO_TLS: "it does not use TLS, and this node does",
-        ConnectionProblem.TLS: f"it uses TLS, and this node does not: {server.tls} is missing",
-        ConnectionProblem.REJECTED: f"it demands a certificate of this node: {server.cert} is missing, or not accepted",
-        ConnectionProblem.BAD_TLS_FILES: f"{server.cert} and {server.key} do not belong together, or {server.ca} is "
-        "damaged",
-        ConnectionProblem.CLOSED: f"{CLOSED}, as {server.program} with TLS does to a node without {server.tls}",
-    }
-    return clauses[problem]
+    closed_with_tls = problem is ConnectionProblem.CLOSED and encrypted
+    return (_CLOSED_WITH_TLS if closed_with_tls else problem.value).format(server=server)
 
 
 def last_error(details: str) -> str:

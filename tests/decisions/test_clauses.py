@@ -9,7 +9,8 @@ import pytest
 
 from dlrover_run.etcd.errors import error_for_status
 from dlrover_run.spec import EtcdSpec, TlsSpec
-from dlrover_run.transport import auth, connection, grpc_errors
+from dlrover_run.transport import auth, connection
+from dlrover_run.transport.grpc_errors import ConnectionProblem
 
 FIRST = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:2379: "
 
@@ -25,7 +26,7 @@ def of_etcd(details: str) -> str:
 @pytest.mark.parametrize(
     ("words", "master", "etcd"),
     [
-        ("connect: Connection refused (111)", grpc_errors.REFUSED, grpc_errors.REFUSED),
+        ("connect: Connection refused (111)", ConnectionProblem.REFUSED.value, ConnectionProblem.REFUSED.value),
         (
             "Failed parsing HTTP/2",
             "another program listens there, which is not a master: give --rdzv-endpoint another port",
