@@ -1,8 +1,13 @@
-"""What a node without ranks waits for: which nodes are here, which are missing, and for how long."""
+"""What a node without ranks waits for: which nodes are here, which are missing, and for how long. All waiting nodes
+receive the same, at a limited rate."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason
 from dlrover_run.coordination.gathering import missing_nodes
@@ -12,8 +17,20 @@ from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import Code, chain, shown_names
 
+if TYPE_CHECKING:
+    from dlrover_run.coordination.coordinator import Coordinator
+
 _SHOWN = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
 """What a node without ranks may wait for. A restart that no longer counts changes nothing for it."""
+
+INTERVAL = 1.0
+"""The minimum number of seconds between two status messages to the nodes of a job."""
+
+NODES_PER_SECOND = 500
+"""Nodes to which the status is sent in a second on average, so that it never keeps a master from its work."""
+
+SAME_MOMENT = 0.5
+"""Seconds by which two deadlines may differ and count as one: a node counts down by itself."""
 
 
 def wait_status(policy: Policy, plan: Plan, members: Members, deadlines: Sequence[Deadline], now: float) -> Waiting:
@@ -54,3 +71,41 @@ def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequ
     spares = sum(state.report.key not in members for state in alive)
     spare = Code.SPARE_OF(number=spares, wanted=rules.spares) if rules.spares else Code.SPARE(number=spares)
     return Waiting((train, spare))
+
+
+class WaitingThrottle:
+    """Renews the status of waiting nodes. `outdated` is set when a report has been received since the last status."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._waiting = Waiting(())
+        self._deadline: float | None = None
+        self._next = -math.inf
+        self.outdated = True
+
+    @property
+    def due(self) -> float | None:
+        """When to renew the status; None when nothing has changed."""
+        return self._next if self.outdated else None
+
+    def renew(self, now: float, nodes: int, at_once: bool) -> bool:
+        """Renew the status if that is due, or in any case `at_once`; return whether it has changed."""
+        if not at_once and (not self.outdated or now < self._next):
+            return False
+        self.outdated = False
+        self._next = now + max(INTERVAL, nodes / NODES_PER_SECOND)
+        waiting = self._coordinator.waiting(now)
+        before, deadline = self._waiting, self._deadline
+        self._waiting = msgspec.structs.replace(waiting, seconds=None)
+        self._deadline = None if waiting.seconds is None else now + waiting.seconds
+        return before != self._waiting or _differ(deadline, self._deadline)
+
+    def message(self, now: float) -> Waiting:
+        left = None if self._deadline is None else max(0.0, self._deadline - now)
+        return msgspec.structs.replace(self._waiting, seconds=left)
+
+
+def _differ(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is not other
+    return abs(one - other) > SAME_MOMENT

@@ -22,7 +22,7 @@ from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.coordination.text import counted
 from dlrover_run.coordination.validation import config_mismatch, validate_report, wrong_job_kind
-from dlrover_run.coordination.waiting_throttle import WaitingThrottle
+from dlrover_run.coordination.waiting import WaitingThrottle
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.transport.messages import Refused, Welcome, encode_rules

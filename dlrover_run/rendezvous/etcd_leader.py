@@ -16,7 +16,7 @@ from dlrover_run.coordination.model import OVER, NodeKey, NodePhase, NodeReport,
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import validate_report, wrong_job_kind
-from dlrover_run.coordination.waiting_throttle import WaitingThrottle
+from dlrover_run.coordination.waiting import WaitingThrottle
 from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.etcd.operations import (
     Change,

@@ -78,9 +78,11 @@ class MasterSession:
 
     async def join(self, job: str, report: NodeReport, rules: JobRules) -> Welcome:
         """Authenticate in both directions and join. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
+        hello = Hello(messages.PROTOCOL, job, report.node_id, report.incarnation, auth.new_nonce())
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-                return await self._join(job, report, rules)
+                await self._begin(hello, Join(report, messages.encode_rules(rules)))
+                return await self._expect(Welcome)
         except TimeoutError:
             raise ConnectionLost(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
 
@@ -90,11 +92,6 @@ class MasterSession:
         asker = f"operator-{secrets.token_hex(8)}"
         await self._begin(Hello(messages.PROTOCOL, job, asker, asker, auth.new_nonce()), Ask(request))
         return await self._expect(Answered)
-
-    async def _join(self, job: str, report: NodeReport, rules: JobRules) -> Welcome:
-        hello = Hello(messages.PROTOCOL, job, report.node_id, report.incarnation, auth.new_nonce())
-        await self._begin(hello, Join(report, messages.encode_rules(rules)))
-        return await self._expect(Welcome)
 
     async def _begin(self, hello: Hello, first: Join | Ask) -> None:
         """Prove the token, send the first message, and let the master prove the token."""
