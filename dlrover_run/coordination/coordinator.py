@@ -33,7 +33,7 @@ from dlrover_run.coordination.model import (
     Waiting,
 )
 from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.recovery import knows_a_round, latest_round
+from dlrover_run.coordination.recovery import latest_round
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, apply_request
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.waiting import wait_status
@@ -152,7 +152,7 @@ class Coordinator:
             if not self._members:
                 # The first node: from now on a node waits.
                 self.plan = msgspec.structs.replace(self.plan, since=time)
-            if self._recovering_until is None and knows_a_round(report):
+            if self._recovering_until is None and latest_round(report) != RoundKey():
                 # Of a round unknown to this coordinator: its predecessor's, whose journal is not there.
                 self._recovering_until = time + RETURN_GRACE
         if known is None:

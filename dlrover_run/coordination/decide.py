@@ -28,11 +28,11 @@ def decide(policy: Policy, plan: Plan, members: Members, now: float) -> Decision
         # Stored, because a successor's job time begins at the last plan that was stored.
         plan = update_plan(plan, now, restart_times=charged)
     plan, _, lines, _ = policy.refresh(plan, members, now)
-    decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, policy, plan, members, now)
+    decision = (gather if plan.phase is PlanPhase.GATHERING else train)(policy, plan, members, now)
     lines += decision.log_lines
     if policy.watches_spares and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
         # The policy acts on nodes without ranks from the begin of the new round on.
-        decision = train(rules, policy, decision.plan, members, now)
+        decision = train(policy, decision.plan, members, now)
         lines += decision.log_lines
     if decision.plan.phase in OVER and policy.is_active(decision.plan):
         return Decision(policy.end_job(decision.plan, now), (), lines)

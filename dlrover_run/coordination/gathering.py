@@ -18,7 +18,7 @@ RoundMembers = Sequence[tuple[Member, MemberState | None]]
 """Members of a round, each with what is known of it."""
 
 
-def gather(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
+def gather(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
     """What follows while the job has no round that runs."""
     if _all_have_left(members, now):
         # Nodes that are started later belong to another job, with a budget of its own.
@@ -33,14 +33,15 @@ def gather(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: f
         lines += more
         if holds:
             return Decision(plan, deadlines, lines)
-        ready = _form(rules, policy, plan, members, now)
+        ready = _form(policy, plan, members, now)
         if isinstance(ready, Decision):
             return ready._replace(log_lines=lines + ready.log_lines)
         plan = ready
 
 
-def _form(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision | Plan:
+def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision | Plan:
     """The next round, or what it waits for; or the plan in which the policy begins what has to precede the round."""
+    rules = policy.rules
     is_first = plan.key.number == 0
     alive = policy.eligible(plan, members)
     if is_first and not alive and not (policy.has_started(plan) and members):
@@ -52,10 +53,10 @@ def _form(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
     if not size:
         deadline = plan.since + timeout
         if now >= deadline:
-            return end_job(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, policy, plan, alive, timeout))
+            return end_job(plan, now, PlanPhase.FAILED, _short_of_nodes(policy, plan, alive, timeout))
         waits_for = DeadlineReason.JOIN if _is_first(policy, plan) else DeadlineReason.REPLACEMENT
         return Decision(plan, (Deadline(deadline, waits_for),))
-    complete = _complete(rules, policy, plan, members, alive, size, now)
+    complete = _complete(policy, plan, members, alive, size, now)
     if complete is not None and now < complete.at:
         return Decision(plan, (complete,))
     alive = policy.admit(plan, alive, now)
@@ -119,7 +120,7 @@ def form_round(rules: JobRules, plan: Plan, ranked: list[MemberState], now: floa
         phase=PlanPhase.TRAINING,
         since=now,
         key=RoundKey(plan.epoch, plan.key.number + 1),
-        members=tuple(_member(state.report) for state in ranked),
+        members=tuple(state.report.member for state in ranked),
         store_address=address,
         store_port=port,
         reasons=reasons,
@@ -139,12 +140,10 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, rank0_node: NodeReport) -> 
     return rules.store is not None or knows or rank0_node.known_round > plan.key
 
 
-def start_next_round(
-    rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float, reasons: Reasons
-) -> Decision:
+def start_next_round(policy: Policy, plan: Plan, members: Members, now: float, reasons: Reasons) -> Decision:
     """The round is over: form the next one of the nodes that are alive, or wait for others."""
     ended = update_plan(policy.end_round(plan), now, phase=PlanPhase.GATHERING, since=now, reasons=reasons)
-    return gather(rules, policy, ended, members, now)
+    return gather(policy, ended, members, now)
 
 
 def round_members(plan: Plan, members: Members) -> list[tuple[Member, MemberState | None]]:
@@ -161,9 +160,10 @@ def disconnects_resolved_at(members: RoundMembers, now: float) -> float | None:
 
 
 def _complete(
-    rules: JobRules, policy: Policy, plan: Plan, members: Members, alive: list[MemberState], size: int, now: float
+    policy: Policy, plan: Plan, members: Members, alive: list[MemberState], size: int, now: float
 ) -> Deadline | None:
     """When it is known which nodes take part in the next round, if none joins or leaves before."""
+    rules = policy.rules
     # A disconnected member keeps its rank until it is declared lost, so it is waited for in any case.
     found = [*deadline_if(disconnects_resolved_at(round_members(plan, members), now), DeadlineReason.LOST)]
     if size < rules.max_size:
@@ -179,11 +179,8 @@ def _complete(
     return max(found, key=lambda deadline: deadline.at, default=None)
 
 
-def _member(report: NodeReport) -> Member:
-    return Member(report.node_id, report.incarnation, report.host, report.workers, report.role)
-
-
-def _short_of_nodes(rules: JobRules, policy: Policy, plan: Plan, alive: list[MemberState], waited: float) -> Reasons:
+def _short_of_nodes(policy: Policy, plan: Plan, alive: list[MemberState], waited: float) -> Reasons:
+    rules = policy.rules
     hosts = display_names(plan, alive)
     here = Code.NO_NODE_CAME(seconds=waited, least=rules.min_size)
     if hosts:

@@ -161,6 +161,11 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def key(self) -> NodeKey:
         return NodeKey(self.node_id, self.incarnation)
 
+    @property
+    def member(self) -> Member:
+        """The node as a member of the next round."""
+        return Member(self.node_id, self.incarnation, self.host, self.workers, self.role)
+
     def in_round(self, key: RoundKey) -> bool:
         return self.ranks is not None and self.ranks.key == key
 

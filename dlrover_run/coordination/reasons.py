@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import enum
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -222,9 +222,7 @@ def _rendered(reason: Reason) -> str:
 
 
 class TextFormatter(string.Formatter):
-    """Renders templates; a subclass may add formats."""
-
-    formats: ClassVar[Mapping[str, Callable[[Any], str]]] = {"join": join_names}
+    """Renders templates."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         number = len(value) if isinstance(value, list | tuple) else value
@@ -233,8 +231,7 @@ class TextFormatter(string.Formatter):
         if "|" in format_spec:
             one, many = format_spec.split("|")
             return one if number == 1 else many
-        render_value = self.formats.get(format_spec)
-        return super().format_field(value, format_spec) if render_value is None else render_value(value)
+        return join_names(value) if format_spec == "join" else super().format_field(value, format_spec)
 
 
 _FORMATTER = TextFormatter()

@@ -15,11 +15,6 @@ _UNKNOWN = "unknown"
 RankedNodes = dict[int, tuple[RankAssignment, NodeReport]]
 
 
-def knows_a_round(report: NodeReport) -> bool:
-    """Whether the node knows of a round of the job, so that the job has been running."""
-    return latest_round(report) != RoundKey()
-
-
 def latest_round(report: NodeReport) -> RoundKey:
     return max(report.known_round, report.ranks.key) if report.ranks is not None else report.known_round
 
@@ -71,7 +66,7 @@ def _members(found: RankedNodes, any_ranks: RankAssignment) -> Iterator[Member]:
     for node_rank in range(any_ranks.nodes):
         if node_rank in found:
             ranks, report = found[node_rank]
-            yield Member(report.node_id, report.incarnation, report.host, report.workers, report.role)
+            yield report.member
             next_rank = ranks.first_rank + report.workers
         else:
             after = found.get(node_rank + 1)

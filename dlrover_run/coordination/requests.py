@@ -63,7 +63,7 @@ def apply_request(policy: Policy, plan: Plan, members: Members, request: Operato
     if request.action is Action.STOP:
         reason = Code.STOPPED_ON_REQUEST(by=request.by or "an operator")
         stopped = end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FAILED, (reason,)).plan
-        return policy.end_job(stopped, now) if policy.is_active(stopped) else stopped
+        return policy.end_job(stopped, now)
     known = [key for key in plan.draining if key in members]
     draining = dict.fromkeys((*known, *find_nodes(plan, members, request.node)))
     return msgspec.structs.replace(plan, clock=now, draining=tuple(draining)[:MAX_DRAINING])

@@ -25,7 +25,7 @@ from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import assign_ranks
-from dlrover_run.coordination.reasons import Code, Reason, Reasons, chain, shown_names
+from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.text import node_name
 
@@ -75,7 +75,7 @@ def _exhausted(rules: JobRules) -> Reasons:
     return (Code.RESTARTS_USED(most=rules.max_restarts),)
 
 
-def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
+def train(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
     key = plan.key
     in_round = round_members(plan, members)
     done = [member.done or (state is not None and state.succeeded_in(key)) for member, state in in_round]
@@ -92,27 +92,27 @@ def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
     )
     cause = _first_own(failed)
     if cause is not None and not _departed_before(cause.changed_at, unfinished):
-        return _restart(rules, policy, plan, members, cause, now)
+        return _restart(policy, plan, members, cause, now)
     broken = disconnects_resolved_at(in_round, now)
     if lost_or_left:
         # Whether other nodes are lost with them is known soon, and one round is enough for all losses.
         if broken is None:
-            return _regroup_without(rules, policy, plan, members, lost_or_left, now)
+            return _regroup_without(policy, plan, members, lost_or_left, now)
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
     if failed:
         leavers = [(member, state) for member, state in unfinished if state is not None and state.is_draining]
         if leavers:
             # Its peers failed because a draining node has ended its workers.
-            return _regroup_without(rules, policy, plan, members, leavers, now)
+            return _regroup_without(policy, plan, members, leavers, now)
         # The others may have failed because of a peer whose connection broke; that is known soon too. A member that
         # has not reported may be gone.
-        delay = rules.blame_delay if len(failed) < len(unfinished) else 0.0
+        delay = policy.rules.blame_delay if len(failed) < len(unfinished) else 0.0
         known_at = failed[0].changed_at + delay
         if broken is None or broken < known_at:
             known = Deadline(known_at, DeadlineReason.BLAME)
         else:
             known = Deadline(broken, DeadlineReason.LOST)
-        return _restart(rules, policy, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
+        return _restart(policy, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
         # No node joins any more. The success of a member that is about to be dropped is kept in the plan.
         return Decision(
@@ -123,7 +123,7 @@ def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
     if not policy.is_active(plan) and len(members) == sum(state is not None for _, state in in_round):
         return Decision(plan)
     watched = policy.watch(plan, members, now)
-    decision = _scale_up(rules, policy, watched.plan, members, now)
+    decision = _scale_up(policy, watched.plan, members, now)
     return Decision(decision.plan, watched.deadlines + decision.deadlines, watched.log_lines + decision.log_lines)
 
 
@@ -151,29 +151,27 @@ def _departed_before(time: float, unfinished: RoundMembers) -> bool:
     return is_unknown or any(departed_at is not None and departed_at < time for departed_at in times)
 
 
-def _restart(rules: JobRules, policy: Policy, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:
+def _restart(policy: Policy, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:
     failure = _failure(cause, plan.key)
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
     worked = any(state.report.progressed and state.report.in_round(plan.key) for state in members.values())
-    charged = consume_restart(rules, plan, failure, worked, now)
+    charged = consume_restart(policy.rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
         return Decision(charged)
-    return start_next_round(rules, policy, charged, members, now, charged.reasons)
+    return start_next_round(policy, charged, members, now, charged.reasons)
 
 
-def _regroup_without(
-    rules: JobRules, policy: Policy, plan: Plan, members: Members, lost_or_left: RoundMembers, now: float
-) -> Decision:
+def _regroup_without(policy: Policy, plan: Plan, members: Members, lost_or_left: RoundMembers, now: float) -> Decision:
     """The next round after a change of membership, which costs nothing."""
-    return start_next_round(
-        rules, policy, msgspec.structs.replace(plan, failure=None), members, now, _departures(plan, lost_or_left)
-    )
+    ended = msgspec.structs.replace(plan, failure=None)
+    return start_next_round(policy, ended, members, now, _departures(plan, lost_or_left))
 
 
-def _scale_up(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
+def _scale_up(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
     """The round that includes the nodes which joined since, if it would be larger."""
+    rules = policy.rules
     current = {member.key for member in plan.members}
     alive = policy.admitted(plan, policy.eligible(plan, members))
     newcomers = [state for state in alive if state.report.key not in current]
@@ -192,7 +190,7 @@ def _scale_up(rules: JobRules, policy: Policy, plan: Plan, members: Members, now
     reasons = (Code.SCALED_UP(names=joined, after=size, before=len(plan.members)),)
     ended = msgspec.structs.replace(plan, failure=None)
     if policy.needs_gathering:
-        return start_next_round(rules, policy, ended, members, now, reasons)
+        return start_next_round(policy, ended, members, now, reasons)
     return Decision(form_round(rules, ended, ranked, now, reasons))
 
 
@@ -209,24 +207,20 @@ def _remember_done(plan: Plan, members: Members, now: float) -> Plan:
 
 def _departures(plan: Plan, lost_or_left: RoundMembers) -> Reasons:
     """How members were lost or left: one reason for each way, with the names of its nodes."""
-    by_way: dict[tuple[Code, str], list[str]] = {}
+    by_way: dict[tuple[Code, tuple[tuple[str, str], ...]], list[str]] = {}
     ranks = {member.key: rank for rank, member in enumerate(plan.members)}
     for member, state in lost_or_left:
         by_way.setdefault(_departure(state), []).append(node_name(member.host, ranks[member.key]))
-    return chain((), *(_departure_reason(code, detail, names) for (code, detail), names in by_way.items()))
+    ways = by_way.items()
+    return chain((), *(code(names=shown_names(names), number=len(names), **dict(more)) for (code, more), names in ways))
 
 
-def _departure(state: MemberState | None) -> tuple[Code, str]:
-    """How one member was lost or left, and the detail that its text has."""
+def _departure(state: MemberState | None) -> tuple[Code, tuple[tuple[str, str], ...]]:
+    """How one member was lost or left, and the parameters of that reason beside the names."""
     if state is None or not state.is_draining:
-        return Code.LOST, ""
+        return Code.LOST, ()
     if state.report.failure is not None:
-        return Code.LEFT_AFTER_FAILURE, state.report.failure.exit_text
+        return Code.LEFT_AFTER_FAILURE, (("what", state.report.failure.exit_text),)
     if state.report.ended_by:
-        return Code.ENDED_BY_SIGNAL, state.report.ended_by
-    return (Code.LEFT_ON_REQUEST if state.report.phase is NodePhase.LEFT else Code.ASKED_TO_LEAVE), ""
-
-
-def _departure_reason(code: Code, detail: str, names: list[str]) -> Reason:
-    details = {Code.LEFT_AFTER_FAILURE: {"what": detail}, Code.ENDED_BY_SIGNAL: {"signal": detail}}
-    return code(names=shown_names(names), number=len(names), **details.get(code, {}))
+        return Code.ENDED_BY_SIGNAL, (("signal", state.report.ended_by),)
+    return (Code.LEFT_ON_REQUEST if state.report.phase is NodePhase.LEFT else Code.ASKED_TO_LEAVE), ()

@@ -84,9 +84,9 @@ def test_a_seed_replays_exactly_in_another_process(place: str, program: str) -> 
     assert trace("2") == first
 
 
-def charge_without_ending(rules: JobRules, policy: Any, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
+def charge_without_ending(policy: Any, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
     """Charges a failure, and forgets that its round is over."""
-    return Decision(running.consume_restart(rules, plan, cause.report.failure, True, now))
+    return Decision(running.consume_restart(policy.rules, plan, cause.report.failure, True, now))
 
 
 def take_without_another_port(self: Any, wanted: Assignment) -> None:
@@ -212,7 +212,7 @@ DEFECTS = {
     "one success is enough": Defect(patched((running, "all"), by=any), master=1),
     "nobody looks when something falls due": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=1),
     "the loss of a node changes nothing": Defect(
-        patched((running, "_regroup_without"), by=lambda rules, policy, plan, present, gone, now: Decision(plan)),
+        patched((running, "_regroup_without"), by=lambda policy, plan, present, gone, now: Decision(plan)),
         master=0,
     ),
     "a broken connection goes unnoticed": Defect(

@@ -15,7 +15,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
+from dlrover_run.coordination.model import OVER, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.reasons import new_reasons, render
 from dlrover_run.policies.parameter_servers import recovery, text
@@ -192,13 +192,9 @@ def _with_members(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     hosts.update((key, None) for key, _ in view.leftover_tasks(plan, cluster))
     known = {member.key for member in plan.members}
     kept = [member for member in plan.members if member.key in hosts]
-    new = [_member(view.members[key].report) for key in hosts if key not in known and key in view.members]
+    new = [view.members[key].report.member for key in hosts if key not in known and key in view.members]
     members = (*kept, *sorted(new, key=lambda member: member.key))
     return plan if members == plan.members else update_plan(plan, view.now, members=members)
-
-
-def _member(status: NodeReport) -> Member:
-    return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)
 
 
 def _common_order(cluster: Cluster) -> NodeOrder:
