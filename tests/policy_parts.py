@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dlrover_run.coordination.assignment import NodeView
-from dlrover_run.coordination.model import Assignment, NodeReport, Plan
+from dlrover_run.coordination.model import Assignment, NodeReport, NodeView, Plan
 from dlrover_run.coordination.policy_records import PolicyRecord
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import HealthAssignment, HealthReport, HealthState

@@ -12,31 +12,13 @@ from dlrover_run.coordination.model import (
     OVER,
     Assignment,
     NodeKey,
+    NodeView,
     Peer,
-    Peers,
     Plan,
-    RankAssignment,
     Waiting,
-    common_assignment,
     rank_assignments,
 )
 from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.policy_records import PolicyAssignment
-
-
-class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One node's own part: the fields of its `Assignment` that no other node receives."""
-
-    ranks: RankAssignment | None = None
-    policy: PolicyAssignment | None = None
-    peers: Peers = ()
-    drains: bool = False
-
-    @property
-    def waits(self) -> bool:
-        """Whether the node has nothing to run in the job, and waits until it has."""
-        return self.ranks is None and (self.policy is None or not self.policy.has_tasks)
-
 
 EMPTY_VIEW = NodeView()
 """The part of a node that the plan does not know."""
@@ -85,12 +67,22 @@ def view_of(policy: Policy, plan: Plan, found: Mapping[NodeKey, NodeView], key: 
 
 def build_assignment(plan: Plan, part: NodeView, waiting: Waiting | None) -> Assignment:
     """What the plan asks of the node whose part that is; `waiting` is for those that wait, unless all is over."""
-    waits = part.waits and plan.phase not in OVER
-    return with_view(common_assignment(plan, None), part, waiting if waits else None)
+    return with_view(common_assignment(plan), part, waiting if plan.phase not in OVER else None)
+
+
+def common_assignment(plan: Plan) -> Assignment:
+    """What all nodes receive alike."""
+    return Assignment(
+        epoch=plan.epoch,
+        phase=plan.phase,
+        key=plan.key,
+        restart_count=plan.restart_count,
+        reasons=plan.reasons,
+        failure=plan.failure,
+    )
 
 
 def with_view(common: Assignment, part: NodeView, waiting: Waiting | None) -> Assignment:
-    """The assignment that all nodes have in common, with one node's part in it."""
-    return msgspec.structs.replace(
-        common, ranks=part.ranks, waiting=waiting, policy=part.policy, peers=part.peers, drains=part.drains
-    )
+    """The assignment that all nodes have in common, with one node's part in it; `waiting` is for those that wait."""
+    waiting = waiting if part.waits else None
+    return msgspec.structs.replace(common, waiting=waiting, **msgspec.structs.asdict(part))

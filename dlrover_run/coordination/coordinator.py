@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlrover_run.coordination.assignment import NodeView, build_assignment, node_views, view_of, with_peers
+from dlrover_run.coordination.assignment import build_assignment, node_views, view_of, with_peers
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Deadline
 from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
@@ -26,6 +26,7 @@ from dlrover_run.coordination.model import (
     NodeKey,
     NodePhase,
     NodeReport,
+    NodeView,
     Plan,
     PlanPhase,
     RankAssignment,

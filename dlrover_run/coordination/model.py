@@ -246,22 +246,32 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 Peers = Annotated[tuple[Peer, ...], Meta(max_length=MAX_PEERS)]
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The part of the plan that one node needs. `ranks` is None for a node without ranks in the round, which waits.
-    `policy` is what the job's policy assigns to the node. `peers` are some other nodes on other machines. `drains` asks
-    the node to leave."""
+class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One node's own part of its assignment, which no other node receives. `ranks` is None for a node without ranks in
+    the round. `policy` is what the job's policy assigns to the node. `peers` are some other nodes on other machines.
+    `drains` asks the node to leave."""
+
+    ranks: RankAssignment | None = None
+    policy: PolicyAssignment | None = None
+    peers: Peers = ()
+    drains: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the node has nothing to run in the job, and waits until it has."""
+        return self.ranks is None and (self.policy is None or not self.policy.has_tasks)
+
+
+class Assignment(NodeView, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The part of the plan that one node needs. `waiting` is what it waits for, if it waits."""
 
     epoch: int = 0
     phase: PlanPhase = PlanPhase.GATHERING
     key: RoundKey = RoundKey()
     restart_count: Count = 0
     reasons: BoundedReasons = ()
-    ranks: RankAssignment | None = None
     failure: Failure | None = None
     waiting: Waiting | None = None
-    policy: PolicyAssignment | None = None
-    peers: Peers = ()
-    drains: bool = False
 
     @property
     def reason(self) -> str:
@@ -296,17 +306,3 @@ def rank_assignments(plan: Plan) -> dict[NodeKey, RankAssignment]:
         first_rank += member.workers
         next_in_role[member.role] += member.workers
     return found
-
-
-def common_assignment(plan: Plan, ranks: RankAssignment | None, waiting: Waiting | None = None) -> Assignment:
-    """What the plan asks of a node that has those ranks in it, or none."""
-    return Assignment(
-        epoch=plan.epoch,
-        phase=plan.phase,
-        key=plan.key,
-        restart_count=plan.restart_count,
-        reasons=plan.reasons,
-        ranks=ranks,
-        failure=plan.failure,
-        waiting=waiting,
-    )

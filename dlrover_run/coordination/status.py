@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dlrover_run.coordination.assignment import EMPTY_VIEW, NodeView
+from dlrover_run.coordination.assignment import EMPTY_VIEW
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, PlanPhase, Waiting, rank_assignments
+from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
 from dlrover_run.coordination.policy_records import PROGRAM, PolicyAssignment
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.rules import JobRules

@@ -10,11 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dlrover_run.coordination.assignment import NodeView, build_assignment, node_views, view_of
+from dlrover_run.coordination.assignment import build_assignment, node_views, view_of
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.history import JobHistory
-from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodePhase, NodeReport, PlanPhase, Waiting
+from dlrover_run.coordination.model import (
+    OVER,
+    Assignment,
+    NodeKey,
+    NodePhase,
+    NodeReport,
+    NodeView,
+    PlanPhase,
+    Waiting,
+)
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.requests import OperatorRequest

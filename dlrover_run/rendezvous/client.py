@@ -97,8 +97,7 @@ class AssignmentTracker:
 
     def show_waiting(self, waiting: Waiting) -> bool:
         """Show what the node waits for without a coordinator; return whether that changes anything."""
-        part = self.assignment.policy
-        if self.assignment.ranks is not None or (part is not None and part.has_tasks):
+        if not self.assignment.waits:
             return False
         self.assignment = msgspec.structs.replace(self.assignment, waiting=waiting)
         return True

@@ -25,10 +25,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from dlrover_run.coordination.assignment import EMPTY_VIEW, NodeView, with_view
+from dlrover_run.coordination.assignment import EMPTY_VIEW, common_assignment, with_view
 from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, Waiting, common_assignment
+from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, NodeView, Plan, Waiting
 from dlrover_run.coordination.policy_records import PolicyAssignment
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.policies.registry import decode_part
@@ -69,7 +69,7 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own = next((view for *process, view in self.views if tuple(process) == key), EMPTY_VIEW)
         if own.policy is not None and self.common.policy is not None:
             own = msgspec.structs.replace(own, policy=own.policy.join(self.common.policy))
-        return with_view(self.common, own, self.waiting if own.waits else None)
+        return with_view(self.common, own, self.waiting)
 
 
 class Keys:
@@ -152,7 +152,7 @@ def messages_by_bucket(
         return math.inf if view.ranks is None else view.ranks.node_rank, node_id, incarnation
 
     rules = encode_rules(coordinator.rules)
-    common = msgspec.structs.replace(common_assignment(plan, None), policy=shared)
+    common = msgspec.structs.replace(common_assignment(plan), policy=shared)
     return {
         bucket: BucketMessage(
             rules, common, waiting if bucket in waiting_buckets else None, tuple(sorted(entries, key=by_rank))

@@ -10,6 +10,7 @@ from node_truth import Truth
 from policy_parts import check_part
 from virtual_job import VirtualJob, rules
 
+from dlrover_run.coordination.assignment import common_assignment
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import (
     Assignment,
@@ -20,7 +21,6 @@ from dlrover_run.coordination.model import (
     Plan,
     PlanPhase,
     Waiting,
-    common_assignment,
 )
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.validation import MAX_EPOCH
@@ -74,7 +74,7 @@ def test_only_buckets_with_readers_are_written_until_the_job_is_over() -> None:
     assert job.plan.phase is PlanPhase.FINISHED
     words = messages_by_bucket(job.coordinator, WAITING)
     assert set(words) == set(range(BUCKETS))
-    assert {word.assignment(NodeKey("stranger", "9")) for word in words.values()} == {common_assignment(job.plan, None)}
+    assert {word.assignment(NodeKey("stranger", "9")) for word in words.values()} == {common_assignment(job.plan)}
 
 
 def test_a_node_without_ranks_reads_its_task_and_what_is_known_of_it() -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from master_node import status
 from scripted_agent import seat
 
-from dlrover_run.coordination.assignment import NodeView
 from dlrover_run.coordination.model import (
     Assignment,
     Failure,
     Member,
     NodeKey,
     NodeReport,
+    NodeView,
     Plan,
     PlanPhase,
     RoundKey,

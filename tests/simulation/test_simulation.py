@@ -19,9 +19,10 @@ from policy_parts import check_report
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination import gathering, running
+from dlrover_run.coordination.assignment import build_assignment
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.model import Assignment, NodeReport, Plan, common_assignment
+from dlrover_run.coordination.model import Assignment, NodeReport, Plan
 from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.etcd import fenced_writer
@@ -221,7 +222,7 @@ DEFECTS = {
     "a round that is adopted is ended first": Defect(
         patched(
             (Coordinator, "assignment"),
-            by=lambda self, key, waiting=None: common_assignment(self.plan, self.ranks(key), waiting),
+            by=lambda self, key, waiting=None: build_assignment(self.plan, self.view(key), waiting),
         ),
         master=16,
     ),

@@ -50,8 +50,7 @@ class HealthPolicy(Policy):
         self.needs_gathering = self.limits.check == CHECK_ALWAYS
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
-        plan, _, lines = steps.mark_unchecked(steps.prune(plan, members, now), members, now)
-        return Decision(plan, (), lines)
+        return steps.mark_unchecked(steps.prune(plan, members, now), members, now)
 
     def has_started(self, plan: Plan) -> bool:
         return state_of(plan).check_count > 0

@@ -151,7 +151,7 @@ def check_during_training(rules: HealthRules, plan: Plan, members: Members, now:
     lines: tuple[str, ...] = ()
     deadlines: tuple[Deadline, ...] = ()
     if state_of(plan).check is not None:
-        plan, deadlines, lines = step(rules, plan, members, now)
+        plan, deadlines, lines, _ = step(rules, plan, members, now)
     if state_of(plan).check is None:
         known = {key_of(checkup) for checkup in state_of(plan).health}
         new = [p for p in eligible_nodes(plan, members) if p.report.key not in known]
@@ -167,7 +167,7 @@ def check_during_training(rules: HealthRules, plan: Plan, members: Members, now:
                 _new_check(rules, plan, [*in_round, *ready], now, anew=False), during_training=True
             )
             begun = update(plan, now, check=check, check_count=check.key.number)
-            plan, further, more = step(rules, begun, members, now)
+            plan, further, more, _ = step(rules, begun, members, now)
             deadlines, lines = deadlines + further, lines + more
     return Decision(plan, deadlines, lines)
 
