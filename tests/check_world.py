@@ -312,7 +312,7 @@ class Trial:
         )
         tasks: pairing.RoundTasks | None = pairing.first_round(check, measure_links)
         assert tasks is not None
-        if tasks.nothing:
+        if not any(tasks):
             # A single node, or one that comes beside a training job: there may be another try at computing.
             diagnosis = judge(check, THRESHOLD)
             tasks = pairing.next_round(check, diagnosis, measure_links)

@@ -195,7 +195,7 @@ def _is_fit(outcome: Outcome, measured: bool) -> None:
     for number, tasks in enumerate(outcome.held):
         members = [node for group in tasks.groups for node in group]
         assert len(members) == len(set(members)), "a node is in two groups of one round"
-        assert not tasks.nothing
+        assert any(tasks)
         for group in tasks.groups:
             assert list(group) == sorted(group)
             assert len(group) - 1 <= MAX_LINKS

@@ -144,9 +144,7 @@ class _Diagnoser:
 
     def _failing(self, findings: Sequence[Finding]) -> frozenset[int]:
         at_fault = {node for node, finding in enumerate(findings) if finding.status is HealthStatus.FAULT}
-        within = {
-            node for node, tries in self.evidence.internal_links.items() if tries and not any(map(_worked, tries))
-        }
+        within = set(filter(self.evidence.failed_within, self.evidence.internal_links))
         without_link = {node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)}
         return self.evidence.broken | self.evidence.unproven | at_fault | within | without_link
 
@@ -170,11 +168,7 @@ class _Diagnoser:
 
     def _find_unreachable(self) -> set[int]:
         """Nodes no link of which works, where others have links that do, so that these nodes are the cause."""
-        cut = {
-            node
-            for node, tries in self.evidence.internal_links.items()
-            if len(tries) > 1 and not any(map(_worked, tries))
-        }
+        cut = {node for node in self.evidence.internal_links if self.evidence.failed_within(node) > 1}
         failing = {node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)} - cut
         while True:
             found = {
@@ -209,7 +203,7 @@ class _Diagnoser:
             other
             for other, speed in self._met(node)
             if speed is not None
-            and self.evidence.comparison_group(other) == self.evidence.comparison_group(node)
+            and self.evidence.are_comparable(other, node)
             and speed * self.threshold < (self.evidence.best_in_group(other) or 0.0)
         ]
 
@@ -217,15 +211,12 @@ class _Diagnoser:
         """What the others reach among themselves. One that has linked with this node alone is no evidence about it."""
         removed, added = [], []
         for other in self.evidence.links[node]:
-            if other in self.linked_at and self._are_comparable(other, node):
+            if other in self.linked_at and self.evidence.are_comparable(other, node):
                 removed.append(self.linked_at[other])
                 without = self.evidence.best_in_group(other, but=node)
                 if without is not None:
                     added.append(without)
         return lower_median_with(self.ordered[self.evidence.comparison_group(node)], removed, added)
-
-    def _are_comparable(self, one: int, other: int) -> bool:
-        return self.evidence.comparison_group(one) == self.evidence.comparison_group(other)
 
     def _links_slowly(self, node: int) -> bool:
         return (self.evidence.best_in_group(node) or 0.0) * self.threshold < self._usual_link(node)
@@ -251,17 +242,13 @@ class _Diagnoser:
     def _has_unmet(self, node: int, leave_out: Collection[int]) -> bool:
         """Whether it could link with a node that it has not met, beside those of `leave_out`, all of which may link."""
         met = self.evidence.links[node]
-        left_out = len(leave_out) - (node in leave_out) - sum(other in leave_out for other in met)
+        left_out = len(leave_out) - sum(other in leave_out for other in [node, *met])
         return len(self.evidence.links) - 1 - len(met) - left_out > 0
 
     def _has_unmet_in_group(self, node: int) -> bool:
         group = self.evidence.comparison_group(node)
-        met = [other for other in self.evidence.links[node] if self.evidence.comparison_group(other) == group]
-        cut = (
-            self.unreachable_by_group[group]
-            - (node in self.unreachable)
-            - sum(other in self.unreachable for other in met)
-        )
+        met = [other for other in self.evidence.links[node] if self.evidence.are_comparable(other, node)]
+        cut = self.unreachable_by_group[group] - sum(other in self.unreachable for other in [node, *met])
         return self.linkers[group] - 1 - len(met) - cut > 0
 
     def _others_cannot_be_asked(self, node: int) -> bool:
@@ -275,7 +262,7 @@ class _Diagnoser:
         if node in self.unreachable:
             return False
         if not self.evidence.works(node):
-            return bool(self._others()) or self._within_is_open(node)
+            return len(self.evidence.links) > 1 or self.evidence.failed_within(node) == 1
         if node not in self.linking.median:
             # Its links work, but none of them is with a node that it can be compared with.
             return True
@@ -289,26 +276,14 @@ class _Diagnoser:
         group = self.evidence.comparison_group(node)
         return self.working[group] == self.evidence.working_in_group(node)
 
-    def _within_is_open(self, node: int) -> bool:
-        tries = self.evidence.internal_links[node]
-        return len(tries) == 1 and not any(map(_worked, tries))
-
-    def _others(self) -> bool:
-        return len(self.evidence.links) > 1
-
     def _could_learn(self, node: int) -> bool:
         """Whether a link that was not tried yet would show more of it, be it a link of a partner that is in doubt."""
-        if self._within_is_open(node):
+        if self.evidence.failed_within(node) == 1:
             return True
         if not self.evidence.works(node):
-            if self._has_unmet(node, leave_out=self.unreachable):
-                return True
-            partners = [other for other, _ in self._met(node) if not self.evidence.works(other)]
-            return any(
-                self._has_unmet(other, leave_out=self.unreachable)
-                for other in partners
-                if other not in self.unreachable
-            )
+            failing = [other for other, _ in self._met(node) if not self.evidence.works(other)]
+            partners = [other for other in failing if other not in self.unreachable]
+            return any(self._has_unmet(one, leave_out=self.unreachable) for one in [node, *partners])
         partners = [other for other, _ in self._met(node) if other in self.linking.doubtful]
         return any(self._has_unmet_in_group(other) for other in [node, *partners])
 
@@ -366,7 +341,3 @@ def _known(speed: Callable[[int], float | None], nodes: Collection[int]) -> Mapp
 
 def _agree(witnesses: Collection[int], others_are_left: bool) -> bool:
     return len(witnesses) >= (ENOUGH_WITNESSES if others_are_left else MIN_WITNESSES)
-
-
-def _worked(speed: float | None) -> bool:
-    return speed is not None

@@ -61,6 +61,11 @@ class Evidence:
     def works(self, node: int) -> bool:
         return any(speed is not None for speed in self.links.get(node, {}).values())
 
+    def failed_within(self, node: int) -> int:
+        """How often its link within itself was tried, if no try worked; else 0."""
+        tries = self.internal_links.get(node, ())
+        return 0 if any(speed is not None for speed in tries) else len(tries)
+
     def was_confirmed(self, one: int, other: int) -> bool:
         return self.link_tries[min(one, other), max(one, other)] > 1
 
@@ -74,22 +79,23 @@ class Evidence:
         numbers of workers also share their cores and cards among more or fewer processes when they compute."""
         return self.check.nodes[node].workers
 
+    def are_comparable(self, one: int, other: int) -> bool:
+        """Whether both are of one comparison group."""
+        return self.comparison_group(one) == self.comparison_group(other)
+
     def best_in_group(self, node: int, but: int | None = None) -> float | None:
         """The quickest of its links with nodes that have as many workers, without the link with `but`."""
         speeds = (
             speed
             for other, speed in self.links.get(node, {}).items()
-            if speed is not None and other != but and self.comparison_group(other) == self.comparison_group(node)
+            if speed is not None and other != but and self.are_comparable(other, node)
         )
         return max(speeds, default=None)
 
     def working_in_group(self, node: int) -> int:
         """How many of its links with nodes that have as many workers do work."""
-        met = self.links.get(node, {})
-        return sum(
-            speed is not None and self.comparison_group(other) == self.comparison_group(node)
-            for other, speed in met.items()
-        )
+        met = self.links.get(node, {}).items()
+        return sum(speed is not None and self.are_comparable(other, node) for other, speed in met)
 
 
 def collect_evidence(check: HealthCheck) -> Evidence:

@@ -171,9 +171,7 @@ class Notes:
 
     def _link_is_slow(self, one: int, other: int, speed: float) -> bool:
         bests = [self.evidence.best_in_group(end) or 0.0 for end in (one, other)]
-        return self.evidence.comparison_group(one) == self.evidence.comparison_group(
-            other
-        ) and speed * self.threshold < min(bests)
+        return self.evidence.are_comparable(one, other) and speed * self.threshold < min(bests)
 
     def _on_silence(self) -> list[str]:
         """What cannot be decided because too few others had links that work."""

@@ -45,10 +45,6 @@ class RoundTasks(NamedTuple):
     compute: tuple[int, ...]
     groups: Groups
 
-    @property
-    def nothing(self) -> bool:
-        return not self.compute and not self.groups
-
 
 def first_round(check: HealthCheck, measure_links: bool, threshold: float = STRAGGLER_THRESHOLD) -> RoundTasks:
     """What is tried first; `check.computed` has what the nodes computed by themselves.
@@ -78,7 +74,7 @@ def next_round(check: HealthCheck, diagnosis: Diagnosis, measure_links: bool) ->
     else:
         # No link is tried a third time for this, so that it ends too.
         tasks = RoundTasks((), _to_be_confirmed(evidence, diagnosis))
-    return None if tasks.nothing else tasks
+    return tasks if any(tasks) else None
 
 
 def _useless(evidence: Evidence, diagnosis: Diagnosis) -> set[int]:
@@ -156,7 +152,7 @@ def _take_nearest(evidence: Evidence, node: int, others: list[int]) -> int:
     nearest = min(
         others,
         key=lambda other: (
-            evidence.comparison_group(other) != evidence.comparison_group(node),
+            not evidence.are_comparable(other, node),
             abs(other - node),
             other,
         ),
