@@ -238,7 +238,7 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
     end = TaskEnd(EndCause.FAILURE, "\n" * MAX_WHAT, "\n" * MAX_TRACE)
     ended = tuple(TaskStatus(key=one.key, stage=TaskStage.ENDED, step=MAX_STEP, end=end) for one in hosted)
     hosting = (
-        OrderMemory().follow(order).add_to(NodeTasks(capacity=(Capacity(Role.WORKER, MAX_CAPACITY),), tasks=ended))
+        order.remember(None).add_to(NodeTasks(capacity=(Capacity(Role.WORKER, MAX_CAPACITY),), tasks=ended))
     )
     data = encode(Report(status("n" * 36, "i" * 36, policy=hosting)))
     assert len(data) < MAX_NODE_MESSAGE

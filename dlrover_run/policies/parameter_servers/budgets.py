@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.reasons import Reasons
-from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
@@ -14,7 +13,7 @@ from dlrover_run.policies.parameter_servers.model import (
     Role,
     UnexpectedExits,
 )
-from dlrover_run.policies.parameter_servers.rules import MEMORY_FACTOR, ClusterRules
+from dlrover_run.policies.parameter_servers.rules import MEMORY_FACTOR, ROLES, ClusterRules
 from dlrover_run.policies.parameter_servers.text import ClusterCode
 from dlrover_run.policies.parameter_servers.view import LostTask
 
@@ -32,7 +31,7 @@ def may_try_servers(limits: ClusterRules, cluster: Cluster) -> bool:
 def limit_of(limits: ClusterRules, cluster: Cluster, role: Role, rank: int) -> int:
     """The memory limit in MiB of a new task of that rank, 0 for none."""
     raised = (limit.memory_mib for limit in cluster.memory_limits if (limit.role, limit.rank) == (role, rank))
-    return next(raised, limits.memory_of(role))
+    return next(raised, ROLES[role].memory(limits))
 
 
 def more_memory(limits: ClusterRules, memory: int) -> int:
@@ -78,8 +77,11 @@ def consume_restarts(limits: ClusterRules, cluster: Cluster, losses: list[LostTa
 def _use_restart(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndCause) -> tuple[Cluster, Reasons]:
     state, is_memory = cluster.role_state(role), cause is EndCause.MEMORY
     used, most = (state.memory_restarts, limits.memory_restarts) if is_memory else (state.failures, limits.max_restarts)
-    problem = (text.restarts_used(most, role, is_memory),) if used >= most else ()
-    return cluster.with_role(state, **{"memory_restarts" if is_memory else "failures": used + 1}), problem
+    charged = cluster.with_role(state, **{"memory_restarts" if is_memory else "failures": used + 1})
+    if used < most:
+        return charged, ()
+    whose = ROLES[role].label + " with more memory" * is_memory
+    return charged, ((ClusterCode.RESTARTS_USED if most else ClusterCode.NO_RESTARTS)(most=most, whose=whose),)
 
 
 def _count_exit(cluster: Cluster, loss: LostTask) -> tuple[Cluster, EndCause]:

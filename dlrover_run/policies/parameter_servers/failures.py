@@ -85,7 +85,8 @@ def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) ->
     charged, problem = consume_restarts(view.limits, cluster, [loss])
     rest, reasons = without(charged, task), text.lost_tasks([loss])
     if problem and not spec.required:
-        reasons = (*reasons, *problem, text.goes_on_without(task.role))
+        goes_on = ClusterCode.GOES_ON_WITHOUT(role=spec.label, number=2 if spec.numbered else 1, purpose=spec.purpose)
+        reasons = (*reasons, *problem, goes_on)
         return view.update(plan, _given_up(rest, task.role), reasons, outcome=None)
     if problem:
         return fail(view, plan, charged, (*reasons, *problem), loss)

@@ -93,7 +93,11 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
         return self if found is None else msgspec.structs.replace(found, **own)
 
     def remember(self, memory: PolicyMemory | None) -> OrderMemory:
-        return (memory if isinstance(memory, OrderMemory) else OrderMemory()).follow(self)
+        """The memory after this order, which is none to continue. An order without a hint does not erase the one
+        before: the job may continue, and count its restarts from there."""
+        hint = self.hint or (memory.hint if isinstance(memory, OrderMemory) else None)
+        assigned = tuple(AssignedTask(one.key, one.rank, one.version, one.port, one.memory_mib) for one in self.tasks)
+        return OrderMemory(hint and msgspec.structs.replace(hint, assigned=assigned))
 
 
 _OWN_FIELDS = ("tasks", "scale_answered", "scale_refused", "scale_answer")
@@ -109,13 +113,6 @@ def order_to_continue(tasks: NodeTasks) -> NodeOrder | None:
 @dataclass(frozen=True)
 class OrderMemory(PolicyMemory):
     hint: RecoveryHint | None = None
-
-    def follow(self, order: NodeOrder) -> OrderMemory:
-        """The memory after another order, except one to continue. An order without a hint does not erase the one
-        before: the job may continue, and count its restarts from there."""
-        hint = order.hint or self.hint
-        assigned = tuple(AssignedTask(one.key, one.rank, one.version, one.port, one.memory_mib) for one in order.tasks)
-        return OrderMemory(hint and msgspec.structs.replace(hint, assigned=assigned))
 
     def forget(self) -> OrderMemory:
         return OrderMemory(self.hint and msgspec.structs.replace(self.hint, assigned=()))

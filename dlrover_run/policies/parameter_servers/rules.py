@@ -99,10 +99,6 @@ class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fiel
     def replicas(self, role: Role) -> tuple[int, int]:
         return ROLES[role].replicas(self)
 
-    def memory_of(self, role: Role) -> int:
-        """The memory limit with which tasks of that role begin."""
-        return ROLES[role].memory(self)
-
 
 class Loss(enum.Enum):
     """What the loss of a task means for the others."""

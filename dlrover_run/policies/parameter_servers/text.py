@@ -176,16 +176,6 @@ def replacements(losses: Sequence[LostTask], tasks: Sequence[PlannedTask]) -> Re
     return tuple(reasons)
 
 
-def restarts_used(most: int, role: Role, with_memory: bool) -> Reason:
-    whose = ROLES[role].label + " with more memory" * with_memory
-    return ClusterCode.RESTARTS_USED(most=most, whose=whose) if most else ClusterCode.NO_RESTARTS(whose=whose)
-
-
-def goes_on_without(role: Role) -> Reason:
-    spec = ROLES[role]
-    return ClusterCode.GOES_ON_WITHOUT(role=spec.label, number=2 if spec.numbered else 1, purpose=spec.purpose)
-
-
 def restored(step: int, before: int, paused: bool) -> Reasons:
     """From which step a version continues, and how many of `before` steps are lost. Unless all tasks had `paused` there
     may have been more steps, which were not reported."""
@@ -223,11 +213,6 @@ def too_few_tasks(role: Role, number: int, least: int, seconds: float) -> Reason
     if not spec.numbered:
         return ClusterCode.NO_TASK(task=spec.counted(least), seconds=seconds)
     return ClusterCode.TOO_FEW_TASKS(number=number, least=least, role=spec.label, seconds=seconds)
-
-
-def too_few_nodes(hosts: Sequence[str], seconds: float) -> Reason:
-    code = ClusterCode.TOO_FEW_NODES if hosts else ClusterCode.NO_NODE_HERE
-    return code(hosts=shown_names(hosts), seconds=seconds)
 
 
 def gathering(hosts: Sequence[str], rest: Reasons) -> Reasons:

@@ -9,7 +9,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
 from dlrover_run.coordination.model import Failure, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import Code, Reasons, chain
+from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import Cluster, PlannedTask, Role, RoleState, Stage, TaskStage
 from dlrover_run.policies.parameter_servers.placement import (
@@ -39,7 +39,8 @@ def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     hosts = [p.report.host for p in view.hosts]
     if short:
         before = plan.reasons if plan.key.number else ()
-        too_few = text.too_few_nodes(hosts, _gather_timeout(view, plan))
+        code = ClusterCode.TOO_FEW_NODES if hosts else ClusterCode.NO_NODE_HERE
+        too_few = code(hosts=shown_names(hosts), seconds=_gather_timeout(view, plan))
         return fail(view, plan, Cluster.find(plan.policy), (*before, too_few, *short))
     why = plan.reasons if plan.key.number else (ClusterCode.NODES_HERE(number=len(hosts)),)
     if not plan.key.number and not _is_full(view, cluster):
