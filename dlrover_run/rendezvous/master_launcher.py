@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 from dlrover_run.launch_request import memory_file
 from dlrover_run.spec import MasterSpec
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
-from dlrover_run.transport.addresses import Address, UnresolvedHost, bind_error, is_in_use, is_local_address, resolve
+from dlrover_run.transport.addresses import Address, UnresolvedHost, bind_error, is_local_address, resolve
 
 READY_TIMEOUT = 60.0
 """Seconds for a master to start and listen. That takes 0.2 s; imports from a cold network disk can take many seconds.
@@ -323,4 +324,4 @@ class MasterLauncher:
 
 def _is_taken(address: Address) -> bool:
     error = bind_error(address)
-    return error is not None and is_in_use(error)
+    return error is not None and error.errno == errno.EADDRINUSE

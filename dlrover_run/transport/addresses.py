@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import socket
 import threading
@@ -117,8 +116,3 @@ def bind_error(address: Address) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def is_in_use(error: OSError) -> bool:
-    """Whether `bind_error` found a server that listens already."""
-    return error.errno == errno.EADDRINUSE

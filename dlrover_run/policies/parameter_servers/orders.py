@@ -104,12 +104,6 @@ _OWN_FIELDS = ("tasks", "scale_answered", "scale_refused", "scale_answer")
 """The fields of an order that differ between nodes."""
 
 
-def order_to_continue(tasks: NodeTasks) -> NodeOrder | None:
-    """The order of a node until a coordinator without a journal knows the cluster: to continue, if it has tasks."""
-    hint = tasks.hint
-    return NodeOrder(version=hint.version, keep=True) if hint is not None and hint.assigned else None
-
-
 @dataclass(frozen=True)
 class OrderMemory(PolicyMemory):
     hint: RecoveryHint | None = None

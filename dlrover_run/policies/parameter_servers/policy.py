@@ -28,7 +28,7 @@ from dlrover_run.policies.parameter_servers.failures import (
     run_short,
 )
 from dlrover_run.policies.parameter_servers.model import Cluster, PlannedTask, Role, Stage
-from dlrover_run.policies.parameter_servers.orders import NodeOrder, order_to_continue
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES, conclude, reshape
 from dlrover_run.policies.parameter_servers.scaling import apply_scale, bound_servers
@@ -133,8 +133,8 @@ class ParameterServerPolicy(Policy):
 
     def continued(self, report: NodeReport) -> NodeOrder | None:
         """The order of a node with tasks until the cluster is known: to continue."""
-        tasks = NodeTasks.find(report.policy)
-        return None if tasks is None else order_to_continue(tasks)
+        hint = NodeTasks.get(report.policy).hint
+        return NodeOrder(version=hint.version, keep=True) if hint is not None and hint.assigned else None
 
 
 POLICY = ParameterServerPolicy

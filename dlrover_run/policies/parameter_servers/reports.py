@@ -59,44 +59,39 @@ class NodeTasks(msgspec.Struct, PolicyReport, frozen=True, kw_only=True, forbid_
         return self.scale_request is not None and not self.capacity and not self.tasks
 
     def problem(self, report: NodeReport, plan: Plan) -> str | None:
-        return _problem(self, last_round(plan), report.address)
+        # The servers of two versions run beside each other for a while.
+        slots = sum(one.slots * (2 if one.role is Role.PS else 1) for one in self.capacity)
+        if slots > MAX_CAPACITY:
+            most = f"a node has at most {MAX_CAPACITY} slots for tasks, those for servers counted twice"
+            return f"{most}; this one has {slots}"
+        if len({one.role for one in self.capacity}) < len(self.capacity):
+            return "a report has the capacity for one role twice"
+        if len({task.key for task in self.tasks}) < len(self.tasks):
+            return "a report has one task twice"
+        if any(task.key.id > MAX_ID for task in self.tasks):
+            return "a report has a task that no job has"
+        steps = [step for task in self.tasks for step in (task.step, task.saved, task.restored, task.reached)]
+        if not all(-1 <= step <= MAX_STEP for step in steps):
+            return "a report has a step that no training has"
+        if len(report.address) > MAX_ADDRESS:
+            return f"the address of a node has at most {MAX_ADDRESS} characters here: give --local-addr a shorter one"
+        hint = self.hint
+        if hint is None:
+            return None
+        versions = [hint.version, *(given.version for given in hint.assigned)]
+        ids = [number for state in hint.roles for number in (state.ids, state.failures, state.memory_restarts)]
+        ids += [given.key.id for given in hint.assigned]
+        ranks = [
+            *(rank for state in hint.roles for rank in state.succeeded),
+            hint.servers,
+            hint.tasks,
+            *(given.rank for given in hint.assigned),
+        ]
+        if max(versions) > last_round(plan) or max(ids, default=0) > MAX_ID or max(ranks) > MAX_TASKS:
+            return "a report repeats a cluster that no job has"
+        return None
 
     def mismatch(self, program: str) -> str:
         if self.is_client and program == PROGRAM:
             return f"the job was started with {PROGRAM} and has no parameter servers, so there is nothing to scale"
         return super().mismatch(program)
-
-
-def _problem(part: NodeTasks, last_version: int, address: str) -> str | None:
-    # The servers of two versions run beside each other for a while.
-    slots = sum(one.slots * (2 if one.role is Role.PS else 1) for one in part.capacity)
-    if slots > MAX_CAPACITY:
-        return (
-            f"a node has at most {MAX_CAPACITY} slots for tasks, those for servers counted twice; this one has {slots}"
-        )
-    if len({one.role for one in part.capacity}) < len(part.capacity):
-        return "a report has the capacity for one role twice"
-    if len({task.key for task in part.tasks}) < len(part.tasks):
-        return "a report has one task twice"
-    if any(task.key.id > MAX_ID for task in part.tasks):
-        return "a report has a task that no job has"
-    steps = [step for task in part.tasks for step in (task.step, task.saved, task.restored, task.reached)]
-    if not all(-1 <= step <= MAX_STEP for step in steps):
-        return "a report has a step that no training has"
-    if len(address) > MAX_ADDRESS:
-        return f"the address of a node has at most {MAX_ADDRESS} characters here: give --local-addr a shorter one"
-    hint = part.hint
-    if hint is None:
-        return None
-    versions = [hint.version, *(given.version for given in hint.assigned)]
-    ids = [number for state in hint.roles for number in (state.ids, state.failures, state.memory_restarts)]
-    ids += [given.key.id for given in hint.assigned]
-    ranks = [
-        *(rank for state in hint.roles for rank in state.succeeded),
-        hint.servers,
-        hint.tasks,
-        *(given.rank for given in hint.assigned),
-    ]
-    if max(versions) > last_version or max(ids, default=0) > MAX_ID or max(ranks) > MAX_TASKS:
-        return "a report repeats a cluster that no job has"
-    return None

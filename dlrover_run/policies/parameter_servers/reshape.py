@@ -161,7 +161,10 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     if not chief_is_ready or not all(view.is_ready(task) for task in cluster.next_servers):
         return None
     # Workers without a process have nothing to leave.
-    begun = tuple(task for task in cluster.tasks if not ROLES[task.role].leaves_first or _has_begun(view, task))
+    none_begun = (None, TaskStage.HELD)
+    begun = tuple(
+        task for task in cluster.tasks if not ROLES[task.role].leaves_first or view.stage_of(task) not in none_begun
+    )
     return view.update(
         plan,
         cluster,
@@ -178,7 +181,3 @@ def _fits(view: ClusterView, cluster: Cluster, places: Places) -> bool:
     tasks = cluster.next_servers
     small = any(task.memory_mib < limit_of(view.limits, cluster, Role.PS, task.rank) for task in tasks)
     return len(tasks) == len(places) and not small and not any(view.is_leaving(host_of(task)) for task in tasks)
-
-
-def _has_begun(view: ClusterView, task: PlannedTask) -> bool:
-    return view.stage_of(task) not in (None, TaskStage.HELD)

@@ -78,7 +78,7 @@ def _gather_timeout(view: ClusterView, plan: Plan) -> float:
 def _awaited(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[Reasons, Deadline | None]:
     """What there are too few slots for, and until when nodes wait: for others if so, else until it is known which nodes
     take part, if no node comes or goes before that."""
-    short = shortage(view, cluster)
+    short = _shortage(view, cluster, len(server_places(view, cluster)))
     if short:
         reason = DeadlineReason.REPLACEMENT if plan.key.number else DeadlineReason.JOIN
         return short, Deadline(plan.since + _gather_timeout(view, plan), reason)
@@ -95,12 +95,9 @@ def _is_full(view: ClusterView, cluster: Cluster) -> bool:
     return fits or len(view.hosts) >= view.rules.max_size
 
 
-def shortage(view: ClusterView, cluster: Cluster) -> Reasons:
-    """What there is no slot for that every version needs; empty when there are slots for the minimum of each role."""
-    return _shortage(view, cluster, len(server_places(view, cluster)))
-
-
 def _shortage(view: ClusterView, cluster: Cluster, ps: int) -> Reasons:
+    """What there is no slot for that every version needs, with slots for that many servers; empty when there are slots
+    for the minimum of each role."""
     found = {role: ps if role is Role.PS else all_slots(view, role) for role in ROLES}
     least = {role: min_tasks(view.limits, cluster, role) for role in ROLES}
     missing = [(role, found[role], least[role]) for role in ROLES if found[role] < least[role]]
@@ -119,7 +116,8 @@ def begin_version(
     cluster = _close_version(view, cluster, rolled_back)
     cluster, next_servers = _next_servers(view, cluster, number)
     before = {role: {task.rank: host_of(task) for task in tasks_of(cluster, role)} for role in ROLES}
-    kept = tuple(task for task in cluster.tasks if ROLES[task.role].outlives_versions and _continues(view, task))
+    running = [task for task in cluster.tasks if view.runs(task) and not view.is_leaving(host_of(task))]
+    kept = tuple(task for task in running if ROLES[task.role].outlives_versions)
     empty = msgspec.structs.replace(cluster, tasks=kept, next_servers=())
     short = _shortage(view, empty, len(next_servers))
     common: dict[str, Any] = {"since": view.now, "failure": None}
@@ -207,10 +205,6 @@ def _starting(view: ClusterView, cluster: Cluster, tasks: tuple[PlannedTask, ...
         next_ports_held_at=None,
         insufficient_since=None,
     )
-
-
-def _continues(view: ClusterView, task: PlannedTask) -> bool:
-    return view.runs(task) and not view.is_leaving(host_of(task))
 
 
 def note_ports(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
