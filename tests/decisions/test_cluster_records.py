@@ -237,9 +237,7 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
     assert isinstance(decode_from_master(data), Assigned)
     end = TaskEnd(EndCause.FAILURE, "\n" * MAX_WHAT, "\n" * MAX_TRACE)
     ended = tuple(TaskStatus(key=one.key, stage=TaskStage.ENDED, step=MAX_STEP, end=end) for one in hosted)
-    hosting = (
-        order.remember(None).add_to(NodeTasks(capacity=(Capacity(Role.WORKER, MAX_CAPACITY),), tasks=ended))
-    )
+    hosting = order.remember(None).add_to(NodeTasks(capacity=(Capacity(Role.WORKER, MAX_CAPACITY),), tasks=ended))
     data = encode(Report(status("n" * 36, "i" * 36, policy=hosting)))
     assert len(data) < MAX_NODE_MESSAGE
     assert isinstance(decode_from_node(data), Report)
@@ -256,9 +254,7 @@ def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
         TaskStatus(key=one.key, stage=TaskStage.READY, port=one.port, restored=40, step=90)
         for one in order_of(assignment).tasks
     )
-    hosting = (
-        OrderMemory().follow(order_of(assignment)).add_to(NodeTasks(capacity=(Capacity(Role.PS, 1),), tasks=tasks))
-    )
+    hosting = order_of(assignment).remember(None).add_to(NodeTasks(capacity=(Capacity(Role.PS, 1),), tasks=tasks))
     values = {
         "known_round": plan.key,
         "epoch": plan.epoch,
@@ -382,7 +378,7 @@ def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> 
 
 def test_a_node_repeats_no_task_that_it_was_requested_to_end_and_forgets_no_account() -> None:
     (before,) = told(PLAN, B)
-    memory = OrderMemory().follow(order_of(before)).forget()
+    memory = order_of(before).remember(None).forget()
     assert memory.hint == recovery_hint(CLUSTER)
 
 
