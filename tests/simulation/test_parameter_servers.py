@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,14 +13,18 @@ import msgspec
 import pytest
 
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.model import Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.policies.parameter_servers import failures, placement, policy, reshape, scaling, versions, view
-from dlrover_run.policies.parameter_servers.model import Cluster, Role
+from dlrover_run.policies.parameter_servers.model import Cluster, PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.policies.parameter_servers.view import ClusterView
+from simulation.parameter_servers.laws import ClusterLaws
 from simulation.parameter_servers.program import ServersProgram
 from simulation.scenario import simulate
 from simulation.seeds import LONG_CHUNK, PLACES, Defect, Variant, cases, demand_found, patched, run_seeds
+from simulation.timeline import Broken
 
 SEEDS = {"master": 40, "etcd": 15}
 """Seeds of the ordinary run; `make test-long` runs 10,000 of each."""
@@ -163,3 +168,35 @@ DEFECTS = {
 @pytest.mark.parametrize(("defect", "place", "seed"), cases(DEFECTS))
 def test_a_planted_defect_of_the_cluster_is_found(defect: Defect, place: str, seed: int) -> None:
     demand_found(defect.variant, partial(simulate, kind=PLACES[place], program=ServersProgram), seed)
+
+
+def test_a_version_is_ended_by_what_was_lost_when_that_was_decided_on() -> None:
+    """A node that was cut off may be back by the time at which a slow network has stored the plan."""
+
+    def version(number: int, first_id: int) -> Plan:
+        places = [(Role.PS, "ps-node"), (Role.CHIEF, "chief-node")]
+        tasks = tuple(
+            PlannedTask(key=TaskKey(role, first_id), rank=0, version=number, node_id=node, incarnation="1", host=node)
+            for role, node in places
+        )
+        cluster = Cluster(version=number, tasks=tasks)
+        return Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, number), policy=cluster)
+
+    before, after = version(1, 0), version(2, 1)
+    (server, chief) = Cluster.get(before.policy).tasks
+    nodes = [
+        SimpleNamespace(
+            key=view.host_of(task),
+            alive=True,
+            cut=False,
+            stale=False,
+            processes=lambda task=task: [SimpleNamespace(task=task)],
+        )
+        for task in (server, chief)
+    ]
+    world: Any = SimpleNamespace(nodes=nodes, limits=ClusterRules(), timeline=SimpleNamespace(now=0.0))
+    with pytest.raises(Broken, match="its servers and its chief live"):
+        ClusterLaws(world).decided(before, after, {}, frozenset())
+    ClusterLaws(world).decided(before, after, {}, frozenset({server.key}))
+    nodes[0].cut = True
+    assert ClusterLaws(world).lost_tasks(before) == {server.key}

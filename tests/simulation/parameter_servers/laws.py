@@ -92,7 +92,13 @@ class ClusterLaws:
         demand(not busy, f"{chief.task.key} saves while {busy and busy[0].task.key} trains")
         self._saved[version] = chief.saved
 
-    def decided(self, before: Plan, plan: Plan, present: Members) -> None:
+    def lost_tasks(self, plan: Plan) -> frozenset[TaskKey]:
+        """The tasks of the plan that do not run now, or on a node that is cut off."""
+        return frozenset(task.key for task in (cluster_of(plan) or Cluster()).tasks if self._lost(task))
+
+    def decided(self, before: Plan, plan: Plan, present: Members, lost: frozenset[TaskKey]) -> None:
+        """A plan is stored. `lost` are the tasks that were lost when it was decided on: a node that was cut off then
+        may be back by the time at which a slow network has stored it."""
         cluster, former = cluster_of(plan), cluster_of(before) or Cluster()
         demand(bool(plan.reason), "a plan has no reason")
         if cluster is None:
@@ -101,7 +107,7 @@ class ClusterLaws:
         if plan.phase is PlanPhase.TRAINING and former.version == cluster.version:
             self._same_version(former, cluster)
         if cluster.version > former.version > 0:
-            self._next_version(before, former, plan, present)
+            self._next_version(before, former, plan, present, lost)
         if cluster.opened_at is not None and (former.version, former.opened_at) != (cluster.version, cluster.opened_at):
             self._opens(cluster, present)
         self._count(before, former, plan, cluster, present)
@@ -148,16 +154,21 @@ class ClusterLaws:
             before, after = ({host_of(t) for t in one.tasks if t.role is Role.CHIEF} for one in (former, cluster))
             demand(after <= before, "the chief has left the queues of the data, and the version goes on")
 
-    def _next_version(self, before: Plan, former: Cluster, plan: Plan, present: Members) -> None:
+    def _next_version(
+        self, before: Plan, former: Cluster, plan: Plan, present: Members, lost_then: frozenset[TaskKey]
+    ) -> None:
         if before.phase is not PlanPhase.TRAINING or former.stage in (Stage.PAUSING, Stage.SAVING):
             if former.stage is Stage.SAVING:
                 self._note_spared(former, present)
             return
         # Late ones are told in the reason.
-        lost = "was not ready" in plan.reason or any(self._lost(task) for task in former.tasks if task.role is Role.PS)
-        chiefs = [task for task in former.tasks if task.role is Role.CHIEF]
-        moved = not chiefs or any(self._lost(chief) for chief in chiefs)
-        demand(lost or moved, f"version {former.version} ended though its servers and its chief live: {plan.reason}")
+        lost = [task for task in former.tasks if task.key in lost_then or self._lost(task)]
+        has_chief = any(task.role is Role.CHIEF for task in former.tasks)
+        ends = not has_chief or any(task.role in (Role.PS, Role.CHIEF) for task in lost)
+        demand(
+            "was not ready" in plan.reason or ends,
+            f"version {former.version} ended though its servers and its chief live: {plan.reason}",
+        )
 
     def _note_spared(self, former: Cluster, present: Members) -> None:
         for task in former.tasks:

@@ -12,7 +12,15 @@ from policy_parts import cluster_of, cluster_rules, order_of
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, Plan
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.parameter_servers.model import Capacity, Cluster, DesiredReplicas, EndCause, Role, TaskEnd
+from dlrover_run.policies.parameter_servers.model import (
+    Capacity,
+    Cluster,
+    DesiredReplicas,
+    EndCause,
+    Role,
+    TaskEnd,
+    TaskKey,
+)
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from simulation.laws import Laws
 from simulation.nodes import job_spec
@@ -52,7 +60,7 @@ class ServersLaws(Laws):
         self.cluster = ClusterLaws(program)
         self.plan = Plan()
         self._program = program
-        self._made: dict[int, list[tuple[Plan, Plan, Members]]] = {}
+        self._made: dict[int, list[tuple[Plan, Plan, Members, frozenset[TaskKey]]]] = {}
         self._lost: set[NodeKey] = set()
         self._connected: set[NodeKey] = set()
 
@@ -77,8 +85,8 @@ class ServersLaws(Laws):
             if step[1] == wanted:
                 steps.append(step)
                 wanted = step[0]
-        for former, following, present in reversed(steps):
-            self.cluster.decided(former, following, present)
+        for former, following, present, lost in reversed(steps):
+            self.cluster.decided(former, following, present, lost)
         self.plan = after
 
     def sending(self, known: Plan | None, wanted: Assignment) -> None:
@@ -109,7 +117,7 @@ class ServersLaws(Laws):
 
     def _check_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         super()._check_change(plan, after, present, now)
-        self._made.setdefault(after.epoch, []).append((plan, after, dict(present)))
+        self._made.setdefault(after.epoch, []).append((plan, after, dict(present), self.cluster.lost_tasks(plan)))
 
 
 class ServersProgram(Program):
