@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dlrover_run.coordination.model import OVER, NodeKey
 from dlrover_run.coordination.rules import JobRules
@@ -17,6 +18,7 @@ PER_SECOND = 500
 """Nodes that campaign in a second after the leader has gone: all of them detect that at the same time."""
 
 
+@dataclass(eq=False, repr=False)
 class Election:
     """The part of one node in the election. `rng` returns a random number from 0 to 1; `log` prints one line to the
     console.
@@ -25,21 +27,14 @@ class Election:
     for the tasks and the lease that this node has now.
     """
 
-    def __init__(
-        self,
-        store: KeyValueStore,
-        keys: Keys,
-        rules: JobRules,
-        assignments: AssignmentTracker,
-        rng: Callable[[], float],
-        log: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._keys = keys
-        self._rules = rules
-        self._assignments = assignments
-        self._rng = rng
-        self._log = log
+    store: KeyValueStore
+    keys: Keys
+    rules: JobRules
+    assignments: AssignmentTracker
+    rng: Callable[[], float]
+    log: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._retired = False
         self._leader: EtcdLeader | None = None
         self._campaigning: asyncio.Task[None] | None = None
@@ -57,8 +52,8 @@ class Election:
 
     def candidacy(self, own: NodeKey, lease: int) -> Txn:
         """The transaction that creates the leader's key if there is none, and reads it."""
-        leader = Range(self._keys.leader)
-        free = (Absent(leader), Absent(Range(self._keys.over)))
+        leader = Range(self.keys.leader)
+        free = (Absent(leader), Absent(Range(self.keys.over)))
         return Txn(free, (Put(leader.key, own.node_id.encode(), lease), Get(leader)), (Get(leader),))
 
     def on_leader_change(self, leader: KeyValue | None, return_grace: float) -> None:
@@ -71,7 +66,7 @@ class Election:
         if leader is None or leader.lease != self._lease:
             self._resign()
         if leader is None:
-            if self._assignments.assignment.phase not in OVER and not self._retired:
+            if self.assignments.assignment.phase not in OVER and not self._retired:
                 self._campaigning = self._tasks.create_task(self._campaign())
         elif not leader.lease:
             self._tasks.create_task(self._remove(leader))
@@ -81,7 +76,7 @@ class Election:
     def _lead(self, leader: KeyValue, return_grace: float) -> None:
         if self._leader is None or self._leader.leader != leader:
             self._resign()
-            self._leader = EtcdLeader(self._store, self._keys, self._rules, self._own, leader, return_grace, self._log)
+            self._leader = EtcdLeader(self.store, self.keys, self.rules, self._own, leader, return_grace, self.log)
         if self.leading is None:
             self.leading = self._tasks.create_task(self._leader.lead())
 
@@ -91,17 +86,17 @@ class Election:
             self.leading = None
 
     async def _campaign(self) -> None:
-        ranks, part = self._assignments.assignment.ranks, self._assignments.assignment.policy
+        ranks, part = self.assignments.assignment.ranks, self.assignments.assignment.policy
         # Without ranks a node may know the number of processes, but not of nodes.
         nodes = ranks.nodes if ranks else part.job_processes if part else 0
-        await asyncio.sleep(self._rng() * nodes / PER_SECOND)
-        outcome = await self._store.commit(self.candidacy(self._own, self._lease))
-        if (elected := outcome.found.get(self._keys.leader)) is not None:
+        await asyncio.sleep(self.rng() * nodes / PER_SECOND)
+        outcome = await self.store.commit(self.candidacy(self._own, self._lease))
+        if (elected := outcome.found.get(self.keys.leader)) is not None:
             # The watch reports it too, unless etcd has lost its data and with it its revision count.
             self._campaigning = None
-            self.on_leader_change(elected, self._rules.lost_after)
+            self.on_leader_change(elected, self.rules.lost_after)
 
     async def _remove(self, leader: KeyValue) -> None:
         """Delete a leader's key without a lease, so that an agent can be elected. No agent owns it: it was put by hand
         or copied from another etcd."""
-        await self._store.commit(Txn((ModRevisionIs(leader.key, leader.changed),), (Delete(Range(leader.key)),)))
+        await self.store.commit(Txn((ModRevisionIs(leader.key, leader.changed),), (Delete(Range(leader.key)),)))

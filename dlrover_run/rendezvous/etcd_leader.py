@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, NodeKey, NodePhase, NodeReport, Plan
@@ -36,6 +37,7 @@ from dlrover_run.rendezvous.reconnect import wait_for_event
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
 
 
+@dataclass(eq=False, repr=False)
 class MembershipWatch:
     """Turns the keys of the nodes' reports into events of a coordinator: reports, and nodes that are gone. `log` prints
     one line about a report that is ignored, once for each node.
@@ -44,9 +46,10 @@ class MembershipWatch:
     nodes read them.
     """
 
-    def __init__(self, keys: Keys, log: Callable[[str], None]) -> None:
-        self._keys = keys
-        self._log = log
+    keys: Keys
+    log: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._nodes: dict[str, NodeKey] = {}
         self._rejected: set[str] = set()
         self._left: set[NodeKey] = set()
@@ -62,13 +65,13 @@ class MembershipWatch:
 
     def receive_all(self, coordinator: Coordinator, found: Iterable[KeyValue], now: float) -> None:
         reports = {current.key: current for current in found}
-        lost = {self._keys.node(node_id) for node_id in self._nodes} - reports.keys()
+        lost = {self.keys.node(node_id) for node_id in self._nodes} - reports.keys()
         for key, current in [*((key, None) for key in lost), *reports.items()]:
             self.receive(coordinator, Change(key, current), now)
 
     def receive(self, coordinator: Coordinator, change: Change, now: float) -> bool:
         """Take the change of one key; return whether it is new to the coordinator."""
-        node_id, current = change.key.removeprefix(self._keys.nodes), change.now
+        node_id, current = change.key.removeprefix(self.keys.nodes), change.now
         if current is None:
             if node_id not in self._nodes:
                 return False
@@ -98,42 +101,35 @@ class MembershipWatch:
     def _reject(self, node_id: str, current: KeyValue, problem: str) -> None:
         if node_id not in self._rejected:
             self._rejected.add(node_id)
-            self._log(f"warning: the report in etcd under {current.key} is ignored: {problem}")
+            self.log(f"warning: the report in etcd under {current.key} is ignored: {problem}")
 
 
 JOB_RETENTION = 24 * 3600
 """Seconds for which a job without nodes can be resumed; then etcd deletes it."""
 
 
+@dataclass(eq=False, repr=False)
 class EtcdLeader:
     """The leader of one election, the agent of the node `own`. `leader` is the leader's key as it was created in that
     election; `return_grace` is how many seconds the members of a recovered plan have to come back. `log` prints one
     line to the console.
     """
 
-    def __init__(
-        self,
-        store: KeyValueStore,
-        keys: Keys,
-        rules: JobRules,
-        own: NodeKey,
-        leader: KeyValue,
-        return_grace: float,
-        log: Callable[[str], None],
-    ) -> None:
-        self.leader = leader
-        self._own = own
-        self._store = store
-        self._keys = keys
-        self._rules = rules
-        self._return_grace = return_grace
-        self._log = log
+    store: KeyValueStore
+    keys: Keys
+    rules: JobRules
+    own: NodeKey
+    leader: KeyValue
+    return_grace: float
+    log: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._writer = FencedWriter(store, keys, leader)
-        self._membership = MembershipWatch(keys, log)
+        self._writer = FencedWriter(self.store, self.keys, self.leader)
+        self._membership = MembershipWatch(self.keys, self.log)
         self._stalls = StallDetector(self._loop.time())
         self._coordinator: Coordinator | None = None
-        self._requests = Range(keys.requests, prefix=True)
+        self._requests = Range(self.keys.requests, prefix=True)
         self._taken: list[KeyValue] = []
         self._changes: list[Change] = []
         self._changed = asyncio.Event()
@@ -152,7 +148,7 @@ class EtcdLeader:
         try:
             was_away = self._coordinator is not None
             while not self._done:
-                async with self._store.watch([Range(self._keys.nodes, prefix=True), self._requests]) as watch:
+                async with self.store.watch([Range(self.keys.nodes, prefix=True), self._requests]) as watch:
                     revision, coordinator = await self._read_all(was_away)
                     was_away = False
                     watching = asyncio.ensure_future(self._listen(watch, revision))
@@ -171,20 +167,20 @@ class EtcdLeader:
     async def _read_all(self, was_away: bool) -> tuple[int, Coordinator]:
         """Read all keys at one revision; `was_away`: etcd was unavailable before. Raises NotElected."""
         self._changes.clear()
-        outcome = await self._writer.read(Range(self._keys.plan), Range(self._keys.nodes, prefix=True), self._requests)
+        outcome = await self._writer.read(Range(self.keys.plan), Range(self.keys.nodes, prefix=True), self._requests)
         now = self._loop.time()
         coordinator = self._coordinator
         if coordinator is None:
             self._stalls = StallDetector(now)
-            coordinator = self._set_coordinator(self._take_over(outcome.found.get(self._keys.plan), now))
+            coordinator = self._set_coordinator(self._take_over(outcome.found.get(self.keys.plan), now))
         self._compensate_stall(coordinator, now)
         if was_away:
             # The leases of other nodes may have expired meanwhile; they take new ones.
             coordinator.extend_grace(now)
-        nodes = (current for key, current in outcome.found.items() if key.startswith(self._keys.nodes))
+        nodes = (current for key, current in outcome.found.items() if key.startswith(self.keys.nodes))
         self._membership.receive_all(coordinator, nodes, now)
         for key, current in outcome.found.items():
-            if key.startswith(self._keys.requests):
+            if key.startswith(self.keys.requests):
                 self._take_request(coordinator, current, now)
         self._write_due = self._progress.outdated = True
         return outcome.revision, coordinator
@@ -193,15 +189,15 @@ class EtcdLeader:
         if stored is not None:
             try:
                 record = decode_record(stored.value, StoredPlan)
-                self._rules = decode_rules(record.rules)
+                self.rules = decode_rules(record.rules)
             except InvalidMessage as error:
-                self._log(f"warning: {self._keys.plan} in etcd is {error}; a new plan is made")
+                self.log(f"warning: {self.keys.plan} in etcd is {error}; a new plan is made")
             else:
                 epoch = max(self.leader.created, record.plan.epoch + 1)
                 # One lease for the whole job, so that none is left for a day after its end.
                 self._lease = stored.lease
-                return Coordinator(self._rules, now, epoch, record.plan, self._return_grace)
-        return Coordinator(self._rules, now, self._first_epoch)
+                return Coordinator(self.rules, now, epoch, record.plan, self.return_grace)
+        return Coordinator(self.rules, now, self._first_epoch)
 
     def _set_coordinator(self, coordinator: Coordinator) -> Coordinator:
         self._coordinator = coordinator
@@ -226,14 +222,14 @@ class EtcdLeader:
             self._compensate_stall(coordinator, now)
             changes, self._changes = self._changes, []
             for change in changes:
-                if change.key.startswith(self._keys.requests):
+                if change.key.startswith(self.keys.requests):
                     self._take_request(coordinator, change.now, now)
                 elif self._membership.receive(coordinator, change, now):
                     self._progress.outdated = True
             await self._renew_job_lease(now)
             coordinator = await self._step(coordinator)
             await self._delete_requests()
-            if coordinator.plan.phase in OVER or self._membership.has_left(self._own):
+            if coordinator.plan.phase in OVER or self._membership.has_left(self.own):
                 self._done = True
                 return
             if watching.done():
@@ -251,13 +247,13 @@ class EtcdLeader:
         with contextlib.suppress(InvalidMessage, RequestFailed):
             request = decode_record(current.value, OperatorRequest)
             coordinator.request(request, now)
-            self._log(f"{request.by or 'an operator'} requests: {request.action.value} {request.node}".rstrip())
+            self.log(f"{request.by or 'an operator'} requests: {request.action.value} {request.node}".rstrip())
 
     async def _delete_requests(self) -> None:
         """Delete the requests that the stored plan contains, which shows that they are carried out."""
         taken, self._taken = self._taken, []
         for request in taken:
-            await self._store.commit(Txn((ModRevisionIs(request.key, request.changed),), (Delete(Range(request.key)),)))
+            await self.store.commit(Txn((ModRevisionIs(request.key, request.changed),), (Delete(Range(request.key)),)))
 
     def _wake_at(self, coordinator: Coordinator) -> float:
         times = (coordinator.wake_at(), self._progress.due, self._renew_at, self._stalls.next_check)
@@ -287,14 +283,14 @@ class EtcdLeader:
                 await self._write(coordinator, now)
                 self._write_due = False
                 for line in coordinator.take_log_lines():
-                    self._log(line)
+                    self.log(line)
             if not advanced:
                 return coordinator
 
     def _restart(self, before: Coordinator, now: float) -> Coordinator:
         """A new coordinator, because a node follows a later one, whose plan is not in this store. The stored plan is
         outdated, and the new coordinator recovers one from the nodes' reports."""
-        coordinator = Coordinator(self._rules, now, self._first_epoch)
+        coordinator = Coordinator(self.rules, now, self._first_epoch)
         for member in before.members.values():
             if member.connected:
                 coordinator.receive(member.report, now)
@@ -303,8 +299,8 @@ class EtcdLeader:
     async def _renew_job_lease(self, now: float) -> None:
         """Renew the lease with which the keys of the job outlive its nodes."""
         if now >= self._renew_at:
-            if not self._lease or not await self._store.renew(self._lease):
-                self._lease = await self._store.grant(JOB_RETENTION)
+            if not self._lease or not await self.store.renew(self._lease):
+                self._lease = await self.store.grant(JOB_RETENTION)
                 self._write_due = True
             self._renew_at = now + JOB_RETENTION / 24
 
@@ -312,15 +308,15 @@ class EtcdLeader:
         """Store the plan, then the assignments: nothing is sent that is not stored. Raises NotElected,
         StaleWriteApplied."""
         plan, lease = coordinator.plan, self._lease
-        values = {self._keys.plan: encode_record(StoredPlan(encode_rules(self._rules), plan))}
+        values = {self.keys.plan: encode_record(StoredPlan(encode_rules(self.rules), plan))}
         messages = messages_by_bucket(coordinator, self._progress.message(now), self._membership.mismatched)
-        values |= {self._keys.messages(bucket): encode_record(message) for bucket, message in messages.items()}
+        values |= {self.keys.messages(bucket): encode_record(message) for bucket, message in messages.items()}
         if plan.phase in OVER:
             if self._membership.has_absent_member(plan):
-                values[self._keys.unaware] = b""
-            values[self._keys.over] = plan.phase.value.encode()
+                values[self.keys.unaware] = b""
+            values[self.keys.over] = plan.phase.value.encode()
             # From now on etcd deletes the keys by itself.
-            lease = await self._store.grant(int(RESULT_RETENTION))
+            lease = await self.store.grant(int(RESULT_RETENTION))
         try:
             await self._writer.write(values, lease)
         except LeaseExpired:
@@ -329,4 +325,4 @@ class EtcdLeader:
                 self._lease, self._renew_at = 0, 0.0
             raise StaleWriteApplied from None
         if lease != self._lease:
-            await self._store.revoke(self._lease)
+            await self.store.revoke(self._lease)

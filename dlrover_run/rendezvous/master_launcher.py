@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlrover_run.launch_request import memory_file
@@ -44,6 +45,7 @@ class MasterNotReady(Exception):
         self.is_user_error = is_user_error
 
 
+@dataclass(eq=False, repr=False)
 class MasterProcess:
     """A master process that listens at `listen` (HOST:PORT) with the token, TLS files and journal of `spec`.
 
@@ -51,22 +53,14 @@ class MasterProcess:
     `ends_with_parent` also as soon as this process ends, even by SIGKILL.
     """
 
-    pid: int
+    pid: int = field(init=False)
+    spec: MasterSpec
+    listen: str
+    log: Callable[[str], None]
+    idle_timeout: float | None = None
+    ends_with_parent: bool = False
 
-    def __init__(
-        self,
-        spec: MasterSpec,
-        listen: str,
-        log: Callable[[str], None],
-        *,
-        idle_timeout: float | None = None,
-        ends_with_parent: bool = False,
-    ) -> None:
-        self._spec = spec
-        self._listen = listen
-        self._log = log
-        self._idle_timeout = idle_timeout
-        self._ends_with_parent = ends_with_parent
+    def __post_init__(self) -> None:
         self._parent_pipe = -1
         self._ready = -1
         self._process: ManagedProcess[ProcessSpec] | None = None
@@ -85,9 +79,9 @@ class MasterProcess:
             ready, childs_ready = pipe()
             reports, childs_reports = pipe()
             inherited = {"--ready-fd": childs_ready, "--report-fd": childs_reports}
-            if self._spec.token:
-                inherited["--token-fd"] = passed_on.enter_context(memory_file(self._spec.token.encode()))
-            if self._ends_with_parent:
+            if self.spec.token:
+                inherited["--token-fd"] = passed_on.enter_context(memory_file(self.spec.token.encode()))
+            if self.ends_with_parent:
                 inherited["--parent-pipe-fd"], self._parent_pipe = os.pipe()
                 passed_on.callback(os.close, inherited["--parent-pipe-fd"])
                 kept.callback(os.close, self._parent_pipe)
@@ -95,7 +89,7 @@ class MasterProcess:
             self.pid = spawn(spec)
             kept.pop_all()
         self._ready = ready
-        _forward_lines(reports, self._log)
+        _forward_lines(reports, self.log)
 
         def on_exit(_: object) -> None:
             self.end()
@@ -112,7 +106,7 @@ class MasterProcess:
             raise MasterNotReady(f"it did not listen within {READY_TIMEOUT:g} s and was killed") from None
         finally:
             os.close(self._ready)
-        return _parse_port(message, self._listen)
+        return _parse_port(message, self.listen)
 
     def end(self) -> None:
         """End a `bound` master, as the end of this process would."""
@@ -126,20 +120,20 @@ class MasterProcess:
             self._process.send(signal.SIGKILL)
 
     def _process_spec(self, inherited: dict[str, int]) -> ProcessSpec:
-        command = [sys.executable, "-m", "dlrover_run.master", "--listen", self._listen]
-        if self._idle_timeout is not None:
-            command += ["--idle-timeout", f"{self._idle_timeout:g}"]
+        command = [sys.executable, "-m", "dlrover_run.master", "--listen", self.listen]
+        if self.idle_timeout is not None:
+            command += ["--idle-timeout", f"{self.idle_timeout:g}"]
         for flag, fd in inherited.items():
             command += [flag, str(fd)]
-        if self._spec.state_dir is not None:
-            command += ["--state-dir", os.path.abspath(self._spec.state_dir)]
-        if self._spec.web is not None:
-            command += ["--web", self._spec.web]
-        if self._spec.tls is not None:
-            files = {"--tls-ca": self._spec.tls.ca, "--tls-cert": self._spec.tls.cert, "--tls-key": self._spec.tls.key}
+        if self.spec.state_dir is not None:
+            command += ["--state-dir", os.path.abspath(self.spec.state_dir)]
+        if self.spec.web is not None:
+            command += ["--web", self.spec.web]
+        if self.spec.tls is not None:
+            files = {"--tls-ca": self.spec.tls.ca, "--tls-cert": self.spec.tls.cert, "--tls-key": self.spec.tls.key}
             for flag, path in files.items():
                 command += [flag, os.path.abspath(path)] if path else []
-        if self._spec.auth_required:
+        if self.spec.auth_required:
             command += ["--auth-required"]
         # `process_tree.tree` recognizes a master by its session, which it leads.
         return ProcessSpec(
