@@ -136,14 +136,11 @@ class EtcdClient(RemoteClient):
                 self._note_end(str(error))
                 self._log_once(str(error))
             else:
-                if self._lease:
-                    # Otherwise the other nodes would wait for its expiry.
-                    with contextlib.suppress(EtcdUnavailable, EtcdMisconfigured):
-                        await self._store.revoke(self._lease)
+                await self._revoke_lease()
                 self._give_up(str(error), is_user_error=True)
         except JoinRefused as refused:
             if self._is_scale_client:
-                await self._store.revoke(self._lease)
+                await self._revoke_lease()
                 self._give_up(str(refused), is_user_error=True)
             elif self._is_training:
                 self._note_end(str(refused))
@@ -151,6 +148,12 @@ class EtcdClient(RemoteClient):
             else:
                 self._note_refusal(str(refused), retry=True)
                 await self._wait_until_changed(refused)
+
+    async def _revoke_lease(self) -> None:
+        """Revoke the lease of a node that gives up; otherwise the other nodes would wait for its expiry."""
+        if self._lease:
+            with contextlib.suppress(EtcdUnavailable, EtcdMisconfigured):
+                await self._store.revoke(self._lease)
 
     async def _join(self) -> TxnResult:
         """Put this node's report into etcd, and read that, the leader and the assignment. Raises JoinRefused."""
