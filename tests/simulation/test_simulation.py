@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from policy_parts import check_report
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination import gathering, running
-from dlrover_run.coordination.assignment import build_assignment
+from dlrover_run.coordination.assignment import common_assignment
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decision import Decision
 from dlrover_run.coordination.model import Assignment, NodeReport, Plan
@@ -222,7 +223,9 @@ DEFECTS = {
     "a round that is adopted is ended first": Defect(
         patched(
             (Coordinator, "assignment"),
-            by=lambda self, key, waiting=None: build_assignment(self.plan, self.view(key), waiting),
+            by=lambda self, key, waiting=None: msgspec.structs.replace(
+                common_assignment(self.plan), ranks=self.ranks(key), waiting=waiting
+            ),
         ),
         master=16,
     ),
