@@ -20,7 +20,15 @@ from dlrover_run.coordination.model import Assignment, Failure, NodePhase, PlanP
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import HealthReport
 from dlrover_run.policies.health.rules import CHECK_ONCE
-from dlrover_run.policies.parameter_servers.model import Capacity, EndCause, Role, TaskEnd, TaskStage, TaskStatus
+from dlrover_run.policies.parameter_servers.model import (
+    Capacity,
+    DesiredReplicas,
+    EndCause,
+    Role,
+    TaskEnd,
+    TaskStage,
+    TaskStatus,
+)
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
@@ -283,6 +291,49 @@ def a_node_finds_the_coordinator_again(backend: Backend) -> None:
 
 TOO_FEW = rules(2, 2, join_timeout=30.0, last_call_timeout=1.0)
 
+
+def scale_client(backend: Backend) -> WrittenNode:
+    client = backend.node(
+        "client", policy=NodeTasks(capacity=(), scale_request=DesiredReplicas(ps=1), scale_request_number=1)
+    )
+    client.report(phase=NodePhase.WAITING)
+    return client
+
+
+def a_scale_client_is_answered_and_gets_no_task(backend: Backend) -> None:
+    a_node_gets_the_tasks_for_which_it_has_room(backend)
+    client = scale_client(backend)
+    backend.until(lambda: order_of(client.assignment) and order_of(client.assignment).scale_answered == 1)
+    assert order_of(client.assignment).tasks == ()
+
+
+def problem_of(backend: Backend, node: WrittenNode) -> str:
+    """Why the node cannot take part."""
+    backend.until(lambda: node.rendezvous.problem)
+    return str(node.rendezvous.problem)
+
+
+def a_scale_client_begins_no_job(backend: Backend) -> None:
+    assert "no node of a job 'job' is" in problem_of(backend, scale_client(backend))
+
+
+def a_node_that_trains_is_refused_where_servers_run(backend: Backend) -> None:
+    a_node_gets_the_tasks_for_which_it_has_room(backend)
+    backend.rules = TWO
+    node = backend.node("b")
+    node.report(phase=NodePhase.WAITING)
+    assert "was started with tf-ps-run and this node with dlrover-run" in problem_of(backend, node)
+
+
+def a_node_with_servers_is_refused_where_nodes_train(backend: Backend) -> None:
+    train(backend, backend.node("a"))
+    backend.rules = servers()
+    node = backend.node("b", policy=NodeTasks(capacity=ROOM))
+    node.report(phase=NodePhase.WAITING)
+    assert "was started with dlrover-run and this node with tf-ps-run" in problem_of(backend, node)
+    assert "has no parameter servers, so there is nothing to scale" in problem_of(backend, scale_client(backend))
+
+
 FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
     two_nodes_meet_at_one_store: TWO,
     the_loss_of_a_node_costs_no_restart: TWO,
@@ -290,6 +341,10 @@ FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
     a_failure_reaches_all_nodes: rules(2, 2, last_call_timeout=1.0, lost_after=1.0, max_restarts=0),
     too_few_nodes_wait_and_then_give_up: TOO_FEW,
     a_node_finds_the_coordinator_again: TWO,
+    a_scale_client_is_answered_and_gets_no_task: servers(),
+    a_scale_client_begins_no_job: servers(),
+    a_node_that_trains_is_refused_where_servers_run: servers(),
+    a_node_with_servers_is_refused_where_nodes_train: TWO,
 }
 
 
