@@ -19,15 +19,14 @@ import pytest
 from harness import WAIT
 from master_node import FAST, Bed, Ended, Node, grpc, serving, status
 
-from dlrover_run.coordination.model import NodePhase, PlanPhase
+from dlrover_run.coordination.model import NodePhase
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master import job as job_module
 from dlrover_run.master import jobs, server, session
 from dlrover_run.transport import auth
-from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS, SERVER_OPTIONS, UNAUTHENTICATED_TIMEOUT_MS
+from dlrover_run.transport.grpc_setup import SERVER_OPTIONS, UNAUTHENTICATED_TIMEOUT_MS
 from dlrover_run.transport.messages import (
     MAX_NODE_MESSAGE,
-    METHOD,
     PROTOCOL,
     Challenge,
     Hello,
@@ -62,44 +61,6 @@ async def goes_on(bed: Bed, a: Node, b: Node) -> None:
 
 
 @live
-async def test_two_nodes_meet() -> None:
-    async with serving() as bed:
-        a, b = await bed.joined("a", "b")
-        first, second = await a.seated(1), await b.seated(1)
-        assert first.ranks is not None
-        assert second.ranks is not None
-        assert (first.ranks.first_rank, second.ranks.first_rank, second.ranks.world_size) == (0, 2, 4)
-        assert (second.ranks.store_address, second.ranks.store_port) == ("10.0.0.1", 4000)
-        assert first.reason == "2 nodes are here"
-        assert bed.said == [
-            "job 'job': begins, for 2 nodes",
-            "job 'job': round 1 with 2 nodes: 2 nodes are here",
-        ]
-
-
-@live
-async def test_a_sign_of_life_is_answered() -> None:
-    async with serving() as bed:
-        a, b = await bed.joined("a", "b")
-        wanted = await a.seated(1)
-        await b.seated(1)
-        for _ in range(3):
-            await a.report()
-            assert await a.until(bool) == wanted
-
-
-@live
-async def test_nodes_of_two_jobs_never_meet() -> None:
-    async with serving() as bed:
-        (a,) = await bed.joined("a", job="one")
-        (b,) = await bed.joined("b", job="two")
-        for node in (a, b):
-            waiting = (await node.until(bool)).waiting
-            assert waiting is not None
-            assert waiting.text.startswith("1 node of 2 is here")
-
-
-@live
 async def test_the_rules_of_the_first_node_hold_and_the_others_are_informed() -> None:
     async with serving() as bed:
         first = await bed.node("a").join(FAST)
@@ -107,39 +68,6 @@ async def test_the_rules_of_the_first_node_hold_and_the_others_are_informed() ->
         assert first.notice == ""
         assert second.rules == encode_rules(FAST)
         assert "--nnodes (most) is 2, not 5" in second.notice
-
-
-@live
-async def test_a_node_whose_stream_ends_is_lost_and_one_that_comes_takes_its_rank() -> None:
-    async with serving() as bed:
-        a, b = await bed.joined("a", "b")
-        await a.seated(1)
-        await b.seated(1)
-        b.cut()
-        alone = await a.until(lambda wanted: wanted.phase is PlanPhase.GATHERING)
-        assert alone.reason == "node 1 (host-b) was lost"
-        await a.report(phase=NodePhase.WAITING)
-        (c,) = await bed.joined("c")
-        found = await c.seated(2)
-        assert found.ranks is not None
-        assert found.ranks.node_rank == 1
-        assert (await a.seated(2)).reason == "node 1 (host-b) was lost"
-
-
-@live
-async def test_a_stream_that_comes_back_in_time_changes_nothing() -> None:
-    async with serving() as bed:
-        a, b = await bed.joined("a", "b", rules=JobRules(min_nodes=2, max_nodes=2, lost_after=WAIT))
-        await a.seated(1)
-        taken = await b.seated(1)
-        b.cut()
-        await b.ended()
-        again = Node(bed.channel, b.status)
-        await again.join()
-        assert (await again.until(bool)) == taken
-        await a.report()
-        assert (await a.until(bool)).key == taken.key
-        assert len(bed.said) == 2
 
 
 @live
@@ -168,24 +96,6 @@ async def test_a_second_process_with_one_node_id_is_refused_while_the_first_live
             await other.join()
 
 
-@live
-async def test_newcomers_to_a_job_that_has_just_ended_are_requested_to_come_again() -> None:
-    async with serving() as bed:
-        a, b = await bed.joined("a", "b")
-        for node in (a, b):
-            await node.seated(1)
-            await node.report(phase=NodePhase.SUCCEEDED)
-        await a.until(lambda wanted: wanted.phase is PlanPhase.FINISHED)
-        with pytest.raises(AssertionError, match=r"the job 'job' has just ended.*retry=True"):
-            await bed.node("c").join()
-        for node in (a, b):
-            await node.report(phase=NodePhase.LEFT)
-            await node.close()
-        await bed.until(lambda: bed.server.jobs.empty)
-        (c,) = await bed.joined("c")
-        assert (await c.until(bool)).key.number == 0
-
-
 @pytest.mark.parametrize(
     ("masters", "nodes", "words"),
     [
@@ -211,13 +121,6 @@ async def test_who_cannot_prove_himself_is_refused_with_a_remedy(masters: str, n
         assert bed.server.jobs.empty
         if masters:
             assert "right" not in str(bed.said) + refused.reason.replace("this node's", "")
-
-
-@live
-async def test_a_token_lets_in_and_shows_the_master_to_be_the_right_one() -> None:
-    async with serving(token="secret") as bed:
-        a, b = await bed.joined("a", "b", token="secret")
-        await goes_on(bed, a, b)
 
 
 @live
@@ -329,23 +232,6 @@ async def test_a_broken_frame_ends_that_stream_and_nothing_else(frame: bytes) ->
 
 
 @live
-async def test_a_hundred_megabytes_end_that_stream_and_take_no_memory() -> None:
-    async with serving() as bed:
-        a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
-        huge = b"x" * 100_000_000
-        before = psutil.Process().memory_info().rss
-        async with grpc.aio.insecure_channel(bed.address) as channel:
-            stranger = Node(channel, status("a"))
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await stranger.call.write(huge)
-            with pytest.raises(Ended, match="RESOURCE_EXHAUSTED"):
-                await stranger.hear()
-        # The client's own copy is one; the master is in this process, too, and has none.
-        assert psutil.Process().memory_info().rss - before < 2 * len(huge)
-        await goes_on(bed, *a, *b)
-
-
-@live
 async def test_a_message_that_is_a_little_too_long_ends_the_stream() -> None:
     async with serving() as bed:
         node = bed.node("a")
@@ -448,51 +334,6 @@ async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_
 
 
 @live
-async def test_a_node_that_falls_silent_is_informed_though_its_stream_holds() -> None:
-    """What follows for the others is shown in virtual time."""
-    async with serving() as bed:
-        (a,) = await bed.joined("a", rules=JobRules(keep_alive_interval=0.05, keep_alive_attempts=4))
-        assert (await a.refused()).reason == "no heartbeat from this node for 0.2 s"
-
-
-@live
-async def test_a_successor_goes_on_in_the_same_round(tmp_path: Path) -> None:
-    rules = JobRules(min_nodes=2, max_nodes=2, max_restarts=1)
-    async with serving(state_dir=tmp_path) as bed:
-        a, b = await bed.joined("a", "b", rules=rules)
-        taken = [await a.seated(1), await b.seated(1)]
-        port = int(bed.address.rpartition(":")[2])
-        await bed.server.stop("it is done")
-        for node in (a, b):
-            refused = await node.refused()
-            assert (refused.reason, refused.retry) == ("it is done", True)
-    async with serving(state_dir=tmp_path, port=port) as bed:
-        again = [Node(bed.channel, node.status) for node in (a, b)]
-        for node, before in zip(again, taken, strict=True):
-            welcome = await node.join(JobRules())
-            assert welcome.rules == encode_rules(rules)
-            wanted = await node.until(bool)
-            assert (wanted.key, wanted.ranks) == (before.key, before.ranks)
-            assert wanted.epoch > before.epoch
-        assert bed.said[0].startswith("job 'job': continues from")
-        assert len(bed.said) == 1
-
-
-@live
-async def test_without_a_journal_the_round_is_rebuilt_from_what_the_nodes_say() -> None:
-    async with serving() as bed:
-        a, b = await bed.joined("a", "b")
-        taken = [await a.seated(1), await b.seated(1)]
-    async with serving() as bed:
-        again = [Node(bed.channel, node.status) for node in (a, b)]
-        for node in again:
-            await node.join()
-        for node, before in zip(again, taken, strict=True):
-            wanted = await node.until(lambda wanted: wanted.ranks is not None)
-            assert (wanted.key, wanted.ranks) == (before.key, before.ranks)
-
-
-@live
 async def test_a_master_that_was_replaced_steps_down_and_stays_down(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as old, serving(state_dir=tmp_path) as new:
         a, b = await old.joined("a", "b")
@@ -560,26 +401,6 @@ async def test_the_journal_goes_with_the_job(tmp_path: Path) -> None:
 
 
 @live
-async def test_raw_bytes_on_the_port_concern_no_node() -> None:
-    async with serving() as bed:
-        host, _, port = bed.address.rpartition(":")
-        a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
-        for junk in (
-            b"GET / HTTP/1.1\r\n\r\n",
-            os.urandom(100_000),
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 99,
-        ):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(junk)
-            with contextlib.suppress(OSError):
-                writer.write_eof()
-                while await reader.read(65536):
-                    pass
-            writer.close()
-        await goes_on(bed, *a, *b)
-
-
-@live
 async def test_a_connection_without_a_stream_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     soon = [(name, 200 if limit == UNAUTHENTICATED_TIMEOUT_MS else limit) for name, limit in SERVER_OPTIONS]
     monkeypatch.setattr("dlrover_run.master.server.SERVER_OPTIONS", soon)
@@ -590,37 +411,8 @@ async def test_a_connection_without_a_stream_is_ended(monkeypatch: pytest.Monkey
 
 
 @live
-async def test_five_hundred_nodes_form_one_round() -> None:
-    count = 500
-    async with serving() as bed:
-        nodes = [bed.node(f"n{number}", workers=1) for number in range(count)]
-        await asyncio.gather(*(node.join(JobRules(min_nodes=count, max_nodes=count)) for node in nodes))
-        found = await asyncio.gather(*(node.seated(1) for node in nodes))
-        seats = [wanted.ranks for wanted in found if wanted.ranks is not None]
-        assert sorted(seat.first_rank for seat in seats) == list(range(count))
-        assert {seat.world_size for seat in seats} == {count}
-
-
-@live
 async def test_it_listens_on_the_address_that_was_given_and_on_no_other() -> None:
     async with serving() as bed:
         port = int(bed.address.rpartition(":")[2])
         with socket.socket() as elsewhere, pytest.raises(OSError, match="refused"):
             elsewhere.connect(("127.0.0.2", port))
-
-
-@live
-async def test_an_address_that_is_taken_is_refused() -> None:
-    async with serving() as bed:
-        second = server.MasterServer("", None, print)
-        with pytest.raises(OSError, match=r"."):
-            await second.start(bed.address)
-        await second.stop("it never began")
-
-
-@live
-async def test_another_method_does_not_exist() -> None:
-    async with serving() as bed, grpc.aio.insecure_channel(bed.address, options=CHANNEL_OPTIONS) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channel.unary_unary(METHOD + "s")(b"")
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -248,21 +248,6 @@ def test_a_status_that_has_not_changed_is_not_sent_and_of_many_the_latest_counts
     alone(scene)
 
 
-def test_a_node_gives_signs_of_life_as_often_as_the_job_wants() -> None:
-    async def script(stream: Stream) -> None:
-        await stream.welcome(JobRules(keep_alive_interval=0.01, keep_alive_attempts=10_000))
-        for _ in range(3):
-            assert (await stream.status()).phase is NodePhase.WAITING
-        await stream.assign(reasons=sentence("alive"))
-        await until_the_end(stream)
-
-    async def scene() -> None:
-        async with meeting(script) as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "alive")
-
-    alone(scene)
-
-
 def collect_phases(heard: list[NodePhase]) -> Callable[[Stream], Awaitable[None]]:
     """The script of a master that takes the node in and appends the phase of each of its reports to `heard`."""
 
@@ -274,18 +259,6 @@ def collect_phases(heard: list[NodePhase]) -> Callable[[Stream], Awaitable[None]
                 heard.append((await stream.status()).phase)
 
     return script
-
-
-def test_the_last_status_reaches_the_master_before_the_node_goes() -> None:
-    heard: list[NodePhase] = []
-
-    async def scene() -> None:
-        async with meeting(collect_phases(heard)) as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "taken in")
-            node.client.report(status(phase=NodePhase.LEFT))
-
-    alone(scene)
-    assert heard == [NodePhase.LEFT]
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -445,19 +418,6 @@ def test_no_node_looks_for_a_master_whose_job_is_over(phase: PlanPhase) -> None:
             await node.until(lambda: node.client.assignment.phase is phase)
             await asyncio.wait_for(asyncio.shield(node.client._task), WAIT)
             assert node.said == []
-
-    alone(scene)
-
-
-def test_with_one_token_both_sides_are_satisfied() -> None:
-    async def script(stream: Stream) -> None:
-        await stream.welcome(token="secret")
-        await stream.assign(reasons=sentence("taken in"))
-        await until_the_end(stream)
-
-    async def scene() -> None:
-        async with meeting(script, token="secret") as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "taken in")
 
     alone(scene)
 

@@ -12,7 +12,7 @@ import pytest
 from harness import WAIT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from master_node import FAST, Ended, Node, grpc, status
+from master_node import FAST, Node, grpc, status
 from master_process import Master, master
 from test_master_job import Line
 
@@ -29,7 +29,6 @@ from dlrover_run.transport.messages import (
     Join,
     NodeMessage,
     Proof,
-    Refused,
     Report,
     decode_from_node,
     decode_rules,
@@ -236,14 +235,3 @@ def test_bytes_that_are_no_http_end_their_connection_only(running: Master, junk:
         while connection.recv(65536):
             pass
     assert running.process.poll() is None
-
-
-def test_after_all_that_a_stranger_is_still_informed_what_is_wrong(running: Master) -> None:
-    async def test() -> None:
-        async with grpc.aio.insecure_channel(running.address, options=CHANNEL_OPTIONS) as channel:
-            stranger = Node(channel, status("a"))
-            await stranger.call.write(b"{}")
-            with contextlib.suppress(Ended):
-                assert isinstance(await stranger.hear(), Refused)
-
-    asyncio.run(asyncio.wait_for(test(), WAIT))

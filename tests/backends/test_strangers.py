@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -141,8 +139,9 @@ def test_where_proof_is_required_nothing_starts_without(cluster: Cluster) -> Non
     assert cluster.mailbox.pending() == []
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("way", ["variable", *only_long("file of a variable", "setting")])
+@pytest.mark.parametrize(
+    ("way", "method"), [("variable", "spawn"), *only_long(("file of a variable", "forkserver"), ("setting", "spawn"))]
+)
 def test_the_token_is_in_no_environment_no_command_line_and_no_output(
     cluster: Cluster, tmp_path: Path, method: str, way: str
 ) -> None:
@@ -282,25 +281,11 @@ def peak_memory(process: psutil.Process) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-@pytest.fixture
-def certificates(tmp_path: Path) -> dict[str, Path]:
-    """An authority, and a certificate for this machine's loopback address."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl, which makes certificates, is not on this machine")
-    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "ca_key", "cert", "key")}
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    authority = ["req", "-x509", *curve, "-subj", "/CN=test", "-keyout", files["ca_key"], "-out", files["ca"]]
-    own = ["req", "-x509", *curve, "-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1"]
-    own += ["-CA", files["ca"], "-CAkey", files["ca_key"], "-keyout", files["key"], "-out", files["cert"]]
-    for command in (authority, own):
-        subprocess.run([openssl, *map(str, command)], check=True, capture_output=True)
-    return {f"tls_{name}": files[name] for name in ("ca", "cert", "key")}
-
-
 def test_nodes_that_have_certificates_meet_and_a_node_without_does_not(
-    cluster: Cluster, certificates: dict[str, Path]
+    cluster: Cluster, etcd_certificates: Path
 ) -> None:
+    files = {"tls_ca": "ca.pem", "tls_cert": "client.pem", "tls_key": "client.key"}
+    certificates = {name: etcd_certificates / file for name, file in files.items()}
     nodes = cluster.nodes("ab", "2", conf={**certificates, "auth": "required"})
     world = cluster.world(2)
     half = cluster.node("x", "2", conf={"tls_ca": certificates["tls_ca"], "is_host": 0})

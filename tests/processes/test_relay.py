@@ -13,14 +13,16 @@ import subprocess
 import sys
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from dlrover_run.output.relay_client import PIPE_BYTES, STUCK_TIMEOUT, RelayClient
 from dlrover_run.output.streams import TAIL_BYTES, Stream, open_output
+
+Answer = TypeVar("Answer")
 
 PATIENCE = 60.0
 """Seconds that anything here may take before the test counts as hung."""
@@ -79,6 +81,50 @@ def console(tmp_path: Path) -> Iterator[tuple[int, int]]:
         os.close(fd)
 
 
+def piped() -> tuple[RelayClient, int]:
+    """A relay whose console is a pipe, and the end of it that can be read."""
+    reader, writer = os.pipe()
+    relay = RelayClient.start((writer, writer))
+    os.close(writer)
+    return relay, reader
+
+
+def play(
+    relay: RelayClient, scene: Callable[[], Coroutine[Any, Any, Answer]], warn: Callable[[str], None] = pytest.fail
+) -> Answer:
+    """Run a scene with the relay, and close the relay at its end."""
+
+    async def whole() -> Answer:
+        relay.attach(warn)
+        answer = await scene()
+        await relay.close()
+        return answer
+
+    return asyncio.run(whole())
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Write as the last act of a worker."""
+    os.write(fd, data)
+    os.close(fd)
+
+
+def _kill(pid: int) -> None:
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    _wait_for(pidfd)
+
+
+async def _replaced(relay: RelayClient, pid: int) -> None:
+    """Wait until another process is the relay."""
+
+    async def look() -> None:
+        while relay.pid == pid:
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(look(), PATIENCE)
+
+
 def _wait_for(pidfd: int) -> None:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -100,52 +146,48 @@ def _read_all(fd: int) -> bytes:
     return bytes(data)
 
 
+def _beginning(shown: str, mark: str) -> list[str]:
+    """The lines with that mark in front, without it."""
+    return [line.removeprefix(mark) for line in shown.splitlines() if line.startswith(mark)]
+
+
 def test_tee_shows_every_line_of_two_busy_ranks_once_and_in_order(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient.start(console)
-    count = 200_000
+    count = 30_000
 
-    async def run() -> None:
-        relay.attach(pytest.fail)
+    async def scene() -> None:
         workers = []
         for rank in (0, 1):
-            fd = _log(tmp_path / f"{rank}.log")
-            relay.add_tail(
-                str(tmp_path / f"{rank}.log"), 1, f"[r{rank}]:", ["line 199999 "], str(tmp_path / "filtered")
-            )
+            path = tmp_path / f"{rank}.log"
+            fd = _log(path)
+            relay.add_tail(str(path), 1, f"[r{rank}]:", [f"line {count - 1} "], str(tmp_path / "filtered"))
             workers.append(_worker(rank, count, fd, 1))
             os.close(fd)
         assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
         await relay.end_round()
-        await relay.close()
 
-    asyncio.run(run())
-    shown = (tmp_path / "out").read_text().splitlines()
+    play(relay, scene)
+    shown = (tmp_path / "out").read_text()
     for rank in (0, 1):
-        assert [line for line in shown if line.startswith(f"[r{rank}]:")] == [
-            f"[r{rank}]:{line}" for line in _lines(rank, count)
-        ]
-    assert len(shown) == 2 * count
-    assert sorted((tmp_path / "filtered").read_text().splitlines()) == [
-        f"[r{rank}]:{_lines(rank, count)[-1]}" for rank in (0, 1)
-    ]
+        assert _beginning(shown, f"[r{rank}]:") == _lines(rank, count)
+    assert shown.count("\n") == 2 * count
+    filtered = (tmp_path / "filtered").read_text().splitlines()
+    assert sorted(filtered) == [f"[r{rank}]:{_lines(rank, count)[-1]}" for rank in (0, 1)]
 
 
 def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient.start(console)
-    count = 200_000
+    count = 30_000
 
-    async def run() -> dict[str, str]:
-        relay.attach(pytest.fail)
+    async def scene() -> dict[str, str]:
         shown, hidden = relay.open_stderr("0", show=True), relay.open_stderr("1", show=False)
         workers = [_worker(0, count, shown, 2), _worker(1, 1000, hidden, 2)]
         os.close(shown)
         os.close(hidden)
         assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
-        tails = await relay.end_round(["0", "1", "unknown"])
-        await relay.close()
-        return tails
+        return await relay.end_round(["0", "1", "unknown"])
 
-    tails = asyncio.run(run())
+    tails = play(relay, scene)
     expected = "\n".join(_lines(0, count)) + "\n"
     assert (tmp_path / "err").read_text() == expected
     assert tails.keys() == {"0", "1"}
@@ -158,19 +200,16 @@ def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Pat
 def test_a_partial_line_is_completed_only_at_the_end(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient.start(console, shared=True)
 
-    async def run() -> None:
-        relay.attach(pytest.fail)
+    async def scene() -> None:
         log = _log(tmp_path / "log")
         relay.add_tail(str(tmp_path / "log"), 2, "> ")
         os.write(log, b"one\ntw")
         await relay.drain()
         assert (tmp_path / "err").read_bytes() == b"> one\n"
-        os.write(log, b"o\n50%\r100%\r\nend")
+        _write(log, b"o\n50%\r100%\r\nend")
         await relay.end_round()
-        os.close(log)
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene)
     assert (tmp_path / "err").read_bytes() == b"> one\n> two\n> 50%\n> 100%\n> end\n"
 
 
@@ -179,8 +218,7 @@ def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
 ) -> None:
     relay = RelayClient.start(console, shared=True)
 
-    async def run() -> None:
-        relay.attach(pytest.fail)
+    async def scene() -> None:
         stdout = relay.open_stdout("0", "[out 0]: ")
         stderr, hidden = (
             relay.open_stderr(key, show=show, prefix=f"[err {key}]: ") for key, show in (("0", True), ("1", False))
@@ -193,98 +231,51 @@ def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
         assert (tmp_path / "out").read_bytes() == b"[out 0]: one\n"
         assert (tmp_path / "err").read_bytes() == b"[err 0]: 50%\n[err 0]: 100%\n"
         os.write(stdout, b"o\n\nthree")
-        os.write(stderr, b"st words")
         # One worker closes its output and the other's is still open when the round ends.
-        os.close(stderr)
+        _write(stderr, b"st words")
         tails = await relay.end_round(["0", "1"])
         assert tails == {"0": "50%\r100%\r\nlast words", "1": "no one sees\r"}
         os.close(stdout)
         os.close(hidden)
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene)
     assert (tmp_path / "out").read_bytes() == b"[out 0]: one\n[out 0]: two\n[out 0]: \n[out 0]: three\n"
     assert (tmp_path / "err").read_bytes() == b"[err 0]: 50%\n[err 0]: 100%\n[err 0]: last words\n"
 
 
 @pytest.mark.parametrize("prefix", [None, "> "])
 def test_what_a_quiet_worker_wrote_last_is_shown_though_its_line_has_not_ended(prefix: str | None) -> None:
-    reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
-    os.close(writer)
+    relay, reader = piped()
     begin = (prefix or "").encode()
 
-    async def run() -> None:
-        relay.attach(pytest.fail)
+    async def scene() -> None:
         one, other = (relay.open_stderr(key, show=True, prefix=prefix, whole_lines=True) for key in ("0", "1"))
-        os.write(one, b"loading ...")
-        assert os.read(reader, 100) == begin + b"loading ..."
-        # What another worker writes then begins a line, and the newline that is missing is not shown a second time.
-        os.write(other, b"a line\n")
-        assert os.read(reader, 100) == b"\n" + begin + b"a line\n"
-        os.write(one, b"\ndone\n")
-        assert os.read(reader, 100) == begin + b"done\n"
-        os.write(one, b"saving ...")
-        assert os.read(reader, 100) == begin + b"saving ..."
-        os.write(one, b" done\n")
-        assert os.read(reader, 100) == b" done\n"
+        for fd, written, shown in (
+            (one, b"loading ...", begin + b"loading ..."),
+            # What another worker writes then begins a line, and the newline that is missing is not shown a second time.
+            (other, b"a line\n", b"\n" + begin + b"a line\n"),
+            (one, b"\ndone\n", begin + b"done\n"),
+            (one, b"saving ...", begin + b"saving ..."),
+            (one, b" done\n", b" done\n"),
+        ):
+            os.write(fd, written)
+            assert os.read(reader, 100) == shown
         os.close(one)
         os.close(other)
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene)
     os.close(reader)
 
 
 def test_a_prefixed_partial_line_is_completed_as_soon_as_its_worker_has_ended() -> None:
-    reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
-    os.close(writer)
+    relay, reader = piped()
 
-    async def run() -> None:
-        relay.attach(pytest.fail)
-        stderr = relay.open_stderr("0", show=True, prefix="> ")
-        subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('the end')"], stderr=stderr, check=True)
-        os.close(stderr)
+    async def scene() -> None:
+        _write(relay.open_stderr("0", show=True, prefix="> "), b"the end")
         assert os.read(reader, 100) == b"> the end\n"
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene)
     os.close(reader)
-
-
-def test_every_prefixed_line_of_busy_workers_is_shown_once_and_in_order(
-    tmp_path: Path, console: tuple[int, int]
-) -> None:
-    relay = RelayClient.start(console)
-    count = 100_000
-
-    async def run() -> dict[str, str]:
-        relay.attach(pytest.fail)
-        workers = []
-        for rank in (0, 1):
-            outputs = (
-                relay.open_stdout(str(rank), f"[{rank}]: "),
-                relay.open_stderr(str(rank), show=True, prefix=f"[{rank}]: "),
-            )
-            workers += [_worker(rank, count, fd, out) for out, fd in enumerate(outputs, 1)]
-            for fd in outputs:
-                os.close(fd)
-        assert [worker.wait(PATIENCE) for worker in workers] == [0] * 4
-        tails = await relay.end_round(["0", "1"])
-        await relay.close()
-        return tails
-
-    tails = asyncio.run(run())
-    for name in ("out", "err"):
-        shown = (tmp_path / name).read_text().splitlines()
-        assert len(shown) == 2 * count
-        for rank in (0, 1):
-            expected = _lines(rank, count)
-            assert [line for line in shown if line.startswith(f"[{rank}]")] == [
-                f"[{rank}]: {line}" for line in expected
-            ]
-            assert "\n".join(["", *expected, ""]).endswith(f"\n{tails[str(rank)]}")
 
 
 def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None:
@@ -293,7 +284,7 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     relays = [RelayClient.start((writer, writer), shared=True) for _ in range(2)]
     os.close(writer)
-    count = 10_000
+    count = 5_000
 
     async def run() -> bytes:
         workers = []
@@ -311,31 +302,14 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
         await asyncio.gather(*(relay.close() for relay in relays))
         return await reading
 
-    shown = asyncio.run(run()).decode().splitlines()
+    shown = asyncio.run(run()).decode()
     os.close(reader)
     for rank in (0, 1):
-        expected = [*_lines(rank, count), *(f"more {number}" for number in range(count))]
-        assert [line for line in shown if line.startswith(f"[{rank}]")] == [f"[{rank}]: {line}" for line in expected]
-    assert len(shown) == 4 * count
-
-
-def test_new_lines_are_shown_without_being_asked_for(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
-    os.close(writer)
-
-    async def run() -> None:
-        relay.attach(pytest.fail)
-        log = _log(tmp_path / "log")
-        relay.add_tail(str(tmp_path / "log"), 1, "> ")
-        for number in range(5):
-            os.write(log, b"%d\n" % number)
-            assert os.read(reader, 100) == b"> %d\n" % number
-        os.close(log)
-        await relay.close()
-
-    asyncio.run(run())
-    os.close(reader)
+        assert _beginning(shown, f"[{rank}]: ") == [
+            *_lines(rank, count),
+            *(f"more {number}" for number in range(count)),
+        ]
+    assert shown.count("\n") == 4 * count
 
 
 class _NoInotify:
@@ -343,15 +317,16 @@ class _NoInotify:
         raise OSError(errno.EMFILE, "Too many open files")
 
 
-def test_without_inotify_lines_are_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.output.log_watcher.Inotify", _NoInotify)
-    reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
-    os.close(writer)
+@pytest.mark.parametrize("inotify", [True, False])
+def test_new_lines_are_shown_without_being_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inotify: bool
+) -> None:
+    if not inotify:
+        monkeypatch.setattr("dlrover_run.output.log_watcher.Inotify", _NoInotify)
+    relay, reader = piped()
     warnings: list[str] = []
 
-    async def run() -> None:
-        relay.attach(warnings.append)
+    async def scene() -> None:
         log = _log(tmp_path / "log")
         relay.add_tail(str(tmp_path / "log"), 1, "> ")
         for number in range(3):
@@ -359,32 +334,26 @@ def test_without_inotify_lines_are_shown_all_the_same(tmp_path: Path, monkeypatc
             assert os.read(reader, 100) == b"> %d\n" % number
         os.close(log)
         await relay.end_round()
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene, warnings.append)
     os.close(reader)
-    assert len(warnings) == 1
-    assert "no inotify watch for log files (Too many open files)" in warnings[0]
+    assert len(warnings) == (not inotify)
+    assert all("no inotify watch for log files (Too many open files)" in warning for warning in warnings)
 
 
 def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
-    os.close(writer)
-    count = 100_000
+    relay, reader = piped()
+    count = 20_000
 
-    async def run() -> bytes:
-        relay.attach(pytest.fail)
+    async def scene() -> bytes:
         log = _log(tmp_path / "log")
-        relay.add_tail(str(tmp_path / "log"), 1, "> ", ["line 99999 "], str(tmp_path / "filtered"))
+        relay.add_tail(str(tmp_path / "log"), 1, "> ", [f"line {count - 1} "], str(tmp_path / "filtered"))
         stderr = relay.open_stderr("0", show=True)
         worker = _worker(0, count, log, 1)
         os.close(log)
         assert worker.wait(PATIENCE) == 0
-        os.write(stderr, b"last words\n")
-        os.close(stderr)
-        tails = await relay.end_round(["0"], timeout=NO_PATIENCE)
-        assert tails == {"0": "last words\n"}
+        _write(stderr, b"last words\n")
+        assert await relay.end_round(["0"], timeout=NO_PATIENCE) == {"0": "last words\n"}
         assert (tmp_path / "filtered").read_text() == f"> {_lines(0, count)[-1]}\n"
         # Now the console goes on, and so does the relay, without having lost anything.
         reading = asyncio.get_running_loop().run_in_executor(None, _read_all, reader)
@@ -392,95 +361,57 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
         await relay.close()
         return await reading
 
-    shown = asyncio.run(run()).decode().splitlines()
+    shown = play(relay, scene).decode().splitlines()
     os.close(reader)
-    assert len((tmp_path / "log").read_bytes().splitlines()) == count
-    assert [line for line in shown if line != "last words"] == [f"> {line}" for line in _lines(0, count)]
-    assert "last words" in shown
+    assert (tmp_path / "log").read_bytes().count(b"\n") == count
+    shown.remove("last words")
+    assert shown == [f"> {line}" for line in _lines(0, count)]
 
 
 @pytest.mark.usefixtures("never_stuck")
 def test_last_lines_are_printed_while_the_console_takes_nothing() -> None:
-    reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
-    os.close(writer)
+    relay, reader = piped()
 
-    async def run() -> dict[str, str]:
-        relay.attach(pytest.fail)
+    async def scene() -> dict[str, str]:
         stderr = relay.open_stderr("0", show=True)
         worker = _worker(0, 2_000, stderr, 2)
         assert worker.wait(PATIENCE) == 0
-        os.write(stderr, b"last words\n")
-        os.close(stderr)
+        _write(stderr, b"last words\n")
         # Both are known only if nothing waited for the console, which nobody reads.
         first, again = await relay.tails(["0", "1"]), await relay.tails(["0"])
         assert first == again
-        await relay.close()
         return first
 
-    tails = asyncio.run(run())
+    tails = play(relay, scene)
     os.close(reader)
     assert tails.keys() == {"0"}
     assert tails["0"].endswith("last words\n")
 
 
 def test_a_reader_that_has_gone_stops_neither_workers_nor_files(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
-    os.close(writer)
+    relay, reader = piped()
     warnings: list[str] = []
+    count = 20_000
 
-    async def run() -> dict[str, str]:
-        relay.attach(warnings.append)
+    async def scene() -> dict[str, str]:
         log = _log(tmp_path / "log")
         relay.add_tail(str(tmp_path / "log"), 1, "> ", ["line 99 "], str(tmp_path / "filtered"))
         stderr = relay.open_stderr("1", show=True)
         os.close(reader)
-        workers = [_worker(0, 100, log, 1), _worker(1, 100_000, stderr, 2)]
+        workers = [_worker(0, 100, log, 1), _worker(1, count, stderr, 2)]
         os.close(log)
         os.close(stderr)
         assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
-        tails = await relay.end_round(["1"])
-        await relay.close()
-        return tails
+        return await relay.end_round(["1"])
 
-    tails = asyncio.run(run())
-    assert tails["1"].endswith(_lines(1, 100_000)[-1] + "\n")
+    tails = play(relay, scene, warnings.append)
+    assert tails["1"].endswith(_lines(1, count)[-1] + "\n")
     assert (tmp_path / "filtered").read_text() == f"> {_lines(0, 100)[-1]}\n"
     assert len(warnings) == 1
     assert "takes no more output (Broken pipe)" in warnings[0]
 
 
-def test_after_2_to_1_no_line_breaks_another(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
-    os.close(writer)
-    count = 30_000
-
-    async def run() -> bytes:
-        relay.attach(pytest.fail)
-        logs = [_log(tmp_path / "1"), _log(tmp_path / "2")]
-        workers = []
-        for out, log in ((1, logs[0]), (2, logs[1])):
-            relay.add_tail(str(tmp_path / str(out)), 1 if out == 1 else 2, f"<{out}>")
-            workers.append(_worker(out, count, log, 1))
-            os.close(log)
-        reading = asyncio.get_running_loop().run_in_executor(None, _read_all, reader)
-        assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
-        await relay.end_round()
-        await relay.close()
-        return await reading
-
-    shown = asyncio.run(run()).decode().splitlines()
-    os.close(reader)
-    for out in (1, 2):
-        assert [line for line in shown if line.startswith(f"<{out}>")] == [
-            f"<{out}>{line}" for line in _lines(out, count)
-        ]
-    assert len(shown) == 2 * count
-
-
-def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
+def test_a_terminal_stays_a_terminal() -> None:
     master, slave = os.openpty()
     tty.setraw(slave)
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 33, 77, 0, 0))
@@ -492,14 +423,10 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
     )
     expected = b"33 77 1 a\nb\r\x04\x03\xff\t." + b"y" * 100_000 + b"END"
 
-    async def run() -> None:
-        relay.attach(pytest.fail)
+    async def scene() -> None:
         stderr = relay.open_stderr("0", show=True)
         child = subprocess.Popen([sys.executable, "-c", worker], stderr=stderr)
-        shown = b""
-        while not shown.endswith(b"END"):
-            shown += os.read(master, 65536)
-        assert shown == expected
+        assert _read_exactly(master, len(expected)) == expected
         assert child.wait(PATIENCE) == 0
         # The console's new size reaches the worker's terminal with the next bytes.
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 40, 90, 0, 0))
@@ -508,11 +435,9 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
         await relay.drain()
         assert os.get_terminal_size(stderr) == (90, 40)
         os.close(stderr)
-        tails = await relay.end_round(["0"])
-        assert tails["0"].endswith("yyyEND!")
-        await relay.close()
+        assert (await relay.end_round(["0"]))["0"].endswith("yyyEND!")
 
-    asyncio.run(run())
+    play(relay, scene)
     os.close(master)
     os.close(slave)
 
@@ -521,29 +446,24 @@ def test_the_agents_own_words_come_after_the_workers_and_are_whole(console: tupl
     relay = RelayClient.start(console)
     words = "\ud800" + "wörter " * 20_000 + "end\n"
 
-    async def run() -> None:
-        relay.attach(pytest.fail)
-        stderr = relay.open_stderr("0", show=True)
-        os.write(stderr, b"worker\n")
-        os.close(stderr)
+    async def scene() -> None:
+        _write(relay.open_stderr("0", show=True), b"worker\n")
         await relay.drain()
         relay.write(words)
         await relay.drain(timeout=None)
         await relay.close()
         relay.write("late\n")
 
-    asyncio.run(run())
+    play(relay, scene)
     shown = os.pread(console[1], 1 << 20, 0).decode()
     assert shown == "worker\n\\ud800" + words[1:] + "late\n"
 
 
 def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dlrover_run.output.relay_client.DRAIN_TIMEOUT", NO_PATIENCE)
-    reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
-    os.close(writer)
+    relay, reader = piped()
     timeouts: list[float | None] = []
     wait = asyncio.wait
 
@@ -551,8 +471,7 @@ def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remem
         timeouts.append(timeout)
         return await wait(futures, timeout=timeout)
 
-    async def run() -> None:
-        relay.attach(pytest.fail)
+    async def scene() -> None:
         relay.write("x" * 1_000_000)
         await relay.drain(timeout=NO_PATIENCE)
         relay.stop_waiting()
@@ -562,23 +481,10 @@ def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remem
         await relay.drain(timeout=None)
         relay.write("y" * 1_000_000)
         await relay.drain(timeout=None)
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene)
     os.close(reader)
     assert timeouts[:3] == [STUCK_TIMEOUT, STUCK_TIMEOUT, NO_PATIENCE]
-
-
-def _kill(pid: int) -> None:
-    pidfd = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    _wait_for(pidfd)
-
-
-async def _replaced(relay: RelayClient, pid: int) -> None:
-    """Wait until another process is the relay."""
-    while relay.pid == pid:
-        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", ["as it is", "prefixed", "teed"])
@@ -587,47 +493,45 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
 ) -> None:
     """Killed again and again while it is busy."""
     relay = RelayClient.start(console)
-    count, kills = 60_000, 4
+    count, kills = 30_000, 2
     told: list[str] = []
+    filtered = str(tmp_path / "filtered")
 
-    def begin_part(children: list[asyncio.subprocess.Process]) -> None:
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.write(b".")
+    def output(rank: int) -> int:
+        if kind != "teed":
+            return relay.open_stderr(str(rank), show=True, prefix=f"[{rank}]" if kind == "prefixed" else None)
+        path = tmp_path / f"{rank}.log"
+        fd = _log(path)
+        relay.add_tail(str(path), 2, f"[{rank}]", [f"line {count - 1} "], filtered)
+        return fd
 
-    async def run() -> None:
-        relay.attach(told.append)
+    async def scene() -> None:
         children = []
         for rank in (0, 1):
-            if kind == "teed":
-                fd = _log(tmp_path / f"{rank}.log")
-                relay.add_tail(
-                    str(tmp_path / f"{rank}.log"), 2, f"[{rank}]", ["line 59999 "], str(tmp_path / "filtered")
-                )
-            else:
-                fd = relay.open_stderr(str(rank), show=True, prefix=f"[{rank}]" if kind == "prefixed" else None)
+            fd = output(rank)
             command = [sys.executable, "-c", WRITE_LINES_IN_PARTS, str(rank), str(count), str(kills + 1)]
             children.append(await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=fd))
             os.close(fd)
-        for _ in range(kills):
+        for number in range(kills + 1):
             # A part for each kill: a relay that is quick, or a test that is slow, finds work left at each of them.
             grown = os.fstat(console[1]).st_size
-            begin_part(children)
+            for child in children:
+                assert child.stdin is not None
+                child.stdin.write(b".")
+            if number == kills:
+                break
             while os.fstat(console[1]).st_size <= grown + 100_000:
                 await asyncio.sleep(0)
             pid = relay.pid
             _kill(pid)
             relay.write("the agent's own words\n")
-            await asyncio.wait_for(_replaced(relay, pid), PATIENCE)
-        begin_part(children)
+            await _replaced(relay, pid)
         for child in children:
             assert await asyncio.wait_for(child.wait(), PATIENCE) == 0
         tails = await asyncio.wait_for(relay.end_round(["0", "1"], timeout=PATIENCE), PATIENCE)
-        if kind != "teed":
-            assert tails["1"].endswith(_lines(1, count)[-1] + "\n")
-        await relay.close()
+        assert kind == "teed" or tails["1"].endswith(_lines(1, count)[-1] + "\n")
 
-    asyncio.run(run())
+    play(relay, scene, told.append)
     assert ["was killed by SIGKILL" in text for text in told] == [True] * kills
     text = (tmp_path / "err").read_text()
     words = "the agent's own words\n"
@@ -636,15 +540,12 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
         # Bytes of two workers are mixed as they come, but none is lost or repeated.
         assert sorted(text.replace(words, "")) == sorted("\n".join(_lines(0, count) + _lines(1, count)) + "\n")
         return
-    lines = text.splitlines()
-    assert lines.count(words.rstrip("\n")) == kills, "a line of a worker was broken"
+    assert text.splitlines().count(words.rstrip("\n")) == kills, "a line of a worker was broken"
     for rank in (0, 1):
-        shown = [line.removeprefix(f"[{rank}]") for line in lines if line.startswith(f"[{rank}]")]
-        assert shown == _lines(rank, count)
+        assert _beginning(text, f"[{rank}]") == _lines(rank, count)
     if kind == "teed":
-        last = _lines(0, count)[-1], _lines(1, count)[-1]
-        filtered = (tmp_path / "filtered").read_text().splitlines()
-        assert sorted(filtered) == sorted(f"[{rank}]{last[rank]}" for rank in (0, 1))
+        picked = Path(filtered).read_text().splitlines()
+        assert sorted(picked) == [f"[{rank}]{_lines(rank, count)[-1]}" for rank in (0, 1)]
 
 
 def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
@@ -652,8 +553,7 @@ def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
     tty.setraw(slave)
     relay = RelayClient.start((slave, slave))
 
-    async def run() -> None:
-        relay.attach(lambda text: None)
+    async def scene() -> None:
         stderr = relay.open_stderr("0", show=True)
         assert os.isatty(stderr)
         os.write(stderr, b"before\n")
@@ -661,14 +561,12 @@ def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
         pid = relay.pid
         _kill(pid)
         os.write(stderr, b"between\n")
-        await asyncio.wait_for(_replaced(relay, pid), PATIENCE)
+        await _replaced(relay, pid)
         os.write(stderr, b"after\n")
-        tails = await relay.end_round(["0"])
-        assert tails == {"0": "before\nbetween\nafter\n"}
+        assert await relay.end_round(["0"]) == {"0": "before\nbetween\nafter\n"}
         os.close(stderr)
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene, lambda text: None)
     expected = b"before\nbetween\nafter\n"
     assert _read_exactly(master, len(expected)) == expected
     os.close(slave)
@@ -685,12 +583,11 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
     monkeypatch.setattr("dlrover_run.launch_request.command", lambda *_: program)
     relay = RelayClient.start(console)
     told: list[str] = []
-    count = 60_000
+    count = 20_000
     private = tmp_path / "private"
     private.mkdir()
 
-    async def run() -> None:
-        relay.attach(told.append)
+    async def scene() -> None:
         relay.remove_at_end(str(private))
         stderr = relay.open_stderr("0", show=True)
         os.write(stderr, b"before\n")
@@ -713,9 +610,8 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
         assert await relay.end_round(["1"], timeout=None) == {"1": "the worker of the next round\n"}
         assert len(os.listdir("/proc/self/fd")) == before
         relay.write("the job has ended\n")
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene, told.append)
     assert (tmp_path / "err").read_text() == "before\nthe job has ended\n"
     assert ["output is not shown any more" in text for text in told] == [False] * (len(told) - 1) + [True]
     assert not private.exists()
@@ -726,23 +622,21 @@ def test_what_a_stuck_console_has_not_taken_is_shown_by_the_successor_of_the_rel
     relay = RelayClient.start((writer, writer))
     text = b"".join(b"line %d\n" % number for number in range(100_000))
 
-    async def run() -> None:
-        relay.attach(lambda text: None)
+    async def scene() -> None:
         (tmp_path / "log").write_bytes(text)
         relay.add_tail(str(tmp_path / "log"), 1, "")
         assert await relay.end_round(timeout=NO_PATIENCE) == {}
         pid = relay.pid
         _kill(pid)
-        await asyncio.wait_for(_replaced(relay, pid), PATIENCE)
+        await _replaced(relay, pid)
         shown = bytearray()
         while len(shown) < len(text):
             await asyncio.sleep(0)
             shown += await asyncio.to_thread(os.read, reader, PIPE_BYTES)
         assert bytes(shown) == text
         await relay.drain()
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene, lambda text: None)
     os.close(writer)
     os.close(reader)
 
@@ -799,23 +693,19 @@ def test_the_relay_drains_and_ends_when_the_agent_is_killed(tmp_path: Path) -> N
 def test_rounds_follow_each_other(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient.start(console)
 
-    async def run() -> list[int]:
-        relay.attach(pytest.fail)
+    async def scene() -> list[int]:
         descriptors = []
         for number in range(4):
             log = _log(tmp_path / f"log{number}")
             relay.add_tail(str(tmp_path / f"log{number}"), 1, "> ", ["1"], str(tmp_path / f"filtered{number}"))
             stderr = relay.open_stderr("0", show=True)
-            os.write(log, b"round %d" % number)
-            os.write(stderr, b"error %d\n" % number)
-            os.close(log)
-            os.close(stderr)
+            _write(log, b"round %d" % number)
+            _write(stderr, b"error %d\n" % number)
             assert await relay.end_round(["0"]) == {"0": f"error {number}\n"}
             descriptors.append(len(os.listdir(f"/proc/{relay.pid}/fd")))
-        await relay.close()
         return descriptors
 
-    descriptors = asyncio.run(run())
+    descriptors = play(relay, scene)
     assert (tmp_path / "out").read_text() == "".join(f"> round {number}\n" for number in range(4))
     assert (tmp_path / "err").read_text() == "".join(f"error {number}\n" for number in range(4))
     assert [(tmp_path / f"filtered{number}").read_text() for number in range(4)] == ["", "> round 1\n", "", ""]
@@ -826,14 +716,12 @@ def test_a_filtered_log_that_cannot_be_written_is_reported(tmp_path: Path, conso
     relay = RelayClient.start(console)
     warnings: list[str] = []
 
-    async def run() -> None:
-        relay.attach(warnings.append)
+    async def scene() -> None:
         (tmp_path / "log").write_text("needle\n")
         relay.add_tail(str(tmp_path / "log"), 1, "> ", ["needle"], str(tmp_path / "none" / "filtered"))
         await relay.end_round()
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene, warnings.append)
     assert (tmp_path / "out").read_text() == "> needle\n"
     assert warnings == ["the filtered log takes no more output (No such file or directory); the workers go on"]
 
@@ -842,24 +730,19 @@ def test_a_filtered_log_that_cannot_be_written_is_reported(tmp_path: Path, conso
 def test_a_worker_that_has_ended_is_forgotten_while_another_goes_on(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient.start(console)
 
-    async def run() -> None:
-        relay.attach(pytest.fail)
+    async def scene() -> None:
         before = len(os.listdir("/proc/self/fd"))
         ended, goes_on = (relay.open_stderr(key, show=True, prefix=f"{key}: ") for key in ("a", "b"))
         log = _log(tmp_path / "a.log")
         relay.add_tail(str(tmp_path / "a.log"), 1, "a: ")
-        os.write(ended, b"last words")
-        os.write(log, b"logged")
-        for fd in (ended, log):
-            os.close(fd)
+        _write(ended, b"last words")
+        _write(log, b"logged")
         relay.release(["a"], [str(tmp_path / "a.log")])
         assert await relay.tails(["a", "b"]) == {"b": ""}
-        os.write(goes_on, b"still here\n")
-        os.close(goes_on)
+        _write(goes_on, b"still here\n")
         assert await relay.end_round(["b"]) == {"b": "still here\n"}
         assert len(os.listdir("/proc/self/fd")) == before
-        await relay.close()
 
-    asyncio.run(run())
+    play(relay, scene)
     assert (tmp_path / "err").read_text() == "a: last words\nb: still here\n"
     assert (tmp_path / "out").read_text() == "a: logged\n"
