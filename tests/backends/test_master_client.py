@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ import pytest
 from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
 
-from dlrover_run.coordination.model import NodePhase, NodeReport, Peer, PlanPhase, RoundKey, Waiting
+from dlrover_run.coordination.model import NodePhase, NodeReport, Peer, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off, reconnect
@@ -43,6 +42,7 @@ class Node:
         rules: JobRules | None = None,
         master: dict[str, Any] | None = None,
         reaches: Reaches = cut_off.reaches,
+        local_addr: str | None = None,
     ) -> None:
         spec = MasterSpec("127.0.0.1", port, is_host=False)
         self.said: list[str] = []
@@ -54,6 +54,7 @@ class Node:
                 rules=rules or JobRules(),
                 backend="master",
                 master=replace(spec, **(master or {})),
+                local_addr=local_addr,
             ),
             self._news.set,
             self._say,
@@ -83,11 +84,15 @@ def alone(scene: Callable[[], Awaitable[None]]) -> None:
 
 @contextlib.asynccontextmanager
 async def meeting(
-    *scripts: Script, rules: JobRules | None = None, reaches: Reaches = cut_off.reaches, **master: Any
+    *scripts: Script,
+    rules: JobRules | None = None,
+    reaches: Reaches = cut_off.reaches,
+    local_addr: str | None = None,
+    **master: Any,
 ) -> AsyncIterator[tuple[Node, ScriptedMaster]]:
     """A node that has published its status, and the master that it finds."""
     server = ScriptedMaster(*scripts)
-    node = Node(await server.start(), rules, master, reaches)
+    node = Node(await server.start(), rules, master, reaches, local_addr)
     node.client.report(STATUS)
     try:
         yield node, server
@@ -104,14 +109,53 @@ async def until_the_end(stream: Stream) -> None:
             await stream.hear()
 
 
-async def take_in(stream: Stream) -> None:
-    await stream.welcome()
-    await stream.assign(reasons=sentence("taken in"))
-    await until_the_end(stream)
+def assigns(*reasons: str, then: Script = until_the_end, token: str = "", rules: JobRules | None = None) -> Script:
+    """The script of a master that takes a node in, and sends an assignment for each of these reasons."""
+
+    async def script(stream: Stream) -> None:
+        await stream.welcome(rules, token=token)
+        for reason in reasons:
+            await stream.assign(reasons=sentence(reason))
+        await then(stream)
+
+    return script
+
+
+async def end_at_once(stream: Stream) -> None:
+    pass
+
+
+take_in = assigns("taken in")
 
 
 async def refuse_to_be_met(stream: Stream) -> None:
     raise AssertionError("nobody was to call")
+
+
+def refuses(reason: str, retry: bool = False) -> Script:
+    async def script(stream: Stream) -> None:
+        await stream.challenge()
+        await stream.say(Refused(reason, retry))
+
+    return script
+
+
+def is_told(node: Node, reason: str) -> Callable[[], bool]:
+    return lambda: node.client.assignment.reason == reason
+
+
+def problem(node: Node) -> str:
+    """Why the client has given up; empty while it has not."""
+    return node.client.problem or ""
+
+
+def waits_for(node: Node) -> str:
+    waiting = node.client.assignment.waiting
+    return waiting.text if waiting is not None else ""
+
+
+def server_port(node: Node) -> int:
+    return node.client._master.port
 
 
 def test_a_node_joins_and_follows_what_is_assigned() -> None:
@@ -126,14 +170,19 @@ def test_a_node_joins_and_follows_what_is_assigned() -> None:
 
     async def scene() -> None:
         async with meeting(script) as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "first")
+            await node.until(is_told(node, "first"))
             node.client.report(status(phase=NodePhase.RUNNING))
-            await node.until(lambda: node.client.assignment.reason == "second")
+            await node.until(is_told(node, "second"))
             assert node.said == []
+        async with meeting(script, local_addr="10.1.2.3") as (node, _):
+            await node.until(is_told(node, "first"))
 
     alone(scene)
-    assert [status.phase for status in heard] == [NodePhase.WAITING, NodePhase.RUNNING]
-    assert {status.address for status in heard} == {"127.0.0.1"}
+    assert [(status.phase, status.address) for status in heard] == [
+        (NodePhase.WAITING, "127.0.0.1"),
+        (NodePhase.RUNNING, "127.0.0.1"),
+        (NodePhase.WAITING, "10.1.2.3"),
+    ]
 
 
 CUT_OFF = JobRules(cut_off_timeout=0.03)
@@ -144,10 +193,6 @@ async def assign_peers_and_end(stream: Stream) -> None:
     await stream.welcome()
     await stream.assign(reasons=sentence("trains"), peers=PEERS)
     await stream.status()
-
-
-async def end_at_once(stream: Stream) -> None:
-    pass
 
 
 class Machines:
@@ -204,72 +249,39 @@ def test_a_master_that_is_gone_ends_no_node_that_reaches_others(rules: JobRules)
     alone(scene)
 
 
-def test_an_address_that_the_user_gave_is_the_one_that_is_advertised() -> None:
-    async def scene() -> None:
-        joined: asyncio.Future[NodeReport] = asyncio.get_running_loop().create_future()
-
-        async def script(stream: Stream) -> None:
-            joined.set_result(await stream.welcome())
-            await until_the_end(stream)
-
-        server = ScriptedMaster(script)
-        spec = JobSpec(
-            entrypoint=Entrypoint("script", "train.py"),
-            run_id="job",
-            backend="master",
-            master=MasterSpec("localhost", await server.start(), is_host=False),
-            local_addr="10.1.2.3",
-        )
-        client = MasterClient(spec, lambda: None, print)
-        client.report(STATUS)
-        assert (await asyncio.wait_for(joined, WAIT)).address == "10.1.2.3"
-        await client.close()
-        await server.stop()
-
-    alone(scene)
-
-
 def test_a_status_that_has_not_changed_is_not_sent_and_of_many_the_latest_counts() -> None:
     async def script(stream: Stream) -> None:
-        await stream.welcome(JobRules(keep_alive_interval=1000.0))
-        await stream.assign(reasons=sentence("taken in"))
         status = await stream.status()
         await stream.assign(reasons=sentence(f"heard of {status.port}"))
         await until_the_end(stream)
 
     async def scene() -> None:
-        async with meeting(script) as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "taken in")
+        rules = JobRules(keep_alive_interval=1000.0)
+        async with meeting(assigns("taken in", then=script, rules=rules)) as (node, _):
+            await node.until(is_told(node, "taken in"))
             node.client.report(STATUS)
             for port in range(1, 50):
                 node.client.report(status(port=port))
-            await node.until(lambda: node.client.assignment.reason == "heard of 49")
+            await node.until(is_told(node, "heard of 49"))
 
     alone(scene)
 
 
-def collect_phases(heard: list[NodePhase]) -> Callable[[Stream], Awaitable[None]]:
-    """The script of a master that takes the node in and appends the phase of each of its reports to `heard`."""
+@pytest.mark.parametrize("turns", [None, *range(8)])
+def test_the_last_status_is_reported_though_another_is_on_its_way(turns: int | None) -> None:
+    heard: list[NodePhase] = []
 
     async def script(stream: Stream) -> None:
-        await stream.welcome()
-        await stream.assign(reasons=sentence("taken in"))
         with contextlib.suppress(EOFError):
             while True:
                 heard.append((await stream.status()).phase)
 
-    return script
-
-
-@pytest.mark.parametrize("turns", range(8))
-def test_the_last_status_is_reported_though_another_is_on_its_way(turns: int) -> None:
-    heard: list[NodePhase] = []
-
     async def scene() -> None:
-        async with meeting(collect_phases(heard)) as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "taken in")
-            node.client.report(status(phase=NodePhase.FAILED))
-            for _ in range(turns):
+        async with meeting(assigns("taken in", then=script)) as (node, _):
+            await node.until(is_told(node, "taken in"))
+            if turns is not None:
+                node.client.report(status(phase=NodePhase.FAILED))
+            for _ in range(turns or 0):
                 # One turn of the loop.
                 await asyncio.sleep(0)
             node.client.report(status(phase=NodePhase.LEFT))
@@ -278,54 +290,51 @@ def test_the_last_status_is_reported_though_another_is_on_its_way(turns: int) ->
     assert heard[-1] is NodePhase.LEFT
 
 
-def test_what_an_older_coordinator_says_is_not_obeyed() -> None:
+@pytest.mark.parametrize(
+    ("assignments", "obeyed", "ignored"),
+    [
+        pytest.param(
+            [(7, None, None, "new"), (6, None, PlanPhase.FAILED, "old"), (7, None, None, "newer")],
+            "newer",
+            "old",
+            id="an older coordinator",
+        ),
+        pytest.param(
+            [(1, RoundKey(1, 3), None, "third"), (2, None, None, "nothing yet"), (2, RoundKey(1, 3), None, "adopted")],
+            "adopted",
+            "nothing yet",
+            id="a master that does not know the latest round yet",
+        ),
+    ],
+)
+def test_what_an_older_coordinator_says_is_not_obeyed(
+    assignments: list[tuple[int, RoundKey | None, PlanPhase | None, str]], obeyed: str, ignored: str
+) -> None:
     async def script(stream: Stream) -> None:
-        await stream.welcome()
-        await stream.assign(epoch=7, reasons=sentence("new"))
-        await stream.assign(epoch=6, phase=PlanPhase.FAILED, reasons=sentence("old"))
-        await stream.assign(epoch=7, reasons=sentence("newer"))
+        for epoch, key, phase, reason in assignments:
+            fields = {name: value for name, value in (("key", key), ("phase", phase)) if value is not None}
+            await stream.assign(epoch=epoch, reasons=sentence(reason), **fields)
         await until_the_end(stream)
 
     async def scene() -> None:
         reasons: list[str] = []
-        async with meeting(script) as (node, _):
-            await node.until(lambda: reasons.append(node.client.assignment.reason) or reasons[-1] == "newer")
-        assert "old" not in reasons
-
-    alone(scene)
-
-
-def test_a_master_that_does_not_know_the_latest_round_yet_takes_no_node_out_of_it() -> None:
-    async def script(stream: Stream) -> None:
-        await stream.welcome()
-        await stream.assign(epoch=1, key=RoundKey(1, 3), reasons=sentence("third round"))
-        await stream.assign(epoch=2, reasons=sentence("no node has reported yet"))
-        await stream.assign(epoch=2, key=RoundKey(1, 3), reasons=sentence("adopted"))
-        await until_the_end(stream)
-
-    async def scene() -> None:
-        reasons: list[str] = []
-        async with meeting(script) as (node, _):
-            await node.until(lambda: reasons.append(node.client.assignment.reason) or reasons[-1] == "adopted")
-        assert "no node has reported yet" not in reasons
+        async with meeting(assigns(then=script)) as (node, _):
+            await node.until(lambda: reasons.append(node.client.assignment.reason) or reasons[-1] == obeyed)
+        assert ignored not in reasons
 
     alone(scene)
 
 
 @pytest.mark.parametrize("retry", [True, False])
 def test_a_master_that_came_back_and_refuses_a_node_does_not_end_its_workers(retry: bool) -> None:
-    async def take_in_and_break(stream: Stream) -> None:
-        await stream.welcome()
-        await stream.assign(reasons=sentence("taken in"))
+    async def break_off(stream: Stream) -> None:
         assert (await stream.status()).phase is NodePhase.RUNNING
 
-    async def refuse(stream: Stream) -> None:
-        await stream.challenge()
-        await stream.say(Refused("the journal is damaged", retry))
+    refuse = refuses("the journal is damaged", retry)
 
     async def scene() -> None:
-        async with meeting(take_in_and_break, refuse, refuse, take_in) as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "taken in")
+        async with meeting(assigns("taken in", then=break_off), refuse, refuse, take_in) as (node, _):
+            await node.until(is_told(node, "taken in"))
             node.client.report(status(phase=NodePhase.RUNNING))
             place = f"the master at 127.0.0.1:{server_port(node)}"
             await node.until(lambda: f"{place} is back" in node.said)
@@ -334,7 +343,7 @@ def test_a_master_that_came_back_and_refuses_a_node_does_not_end_its_workers(ret
                 f"{place} refuses this node: the journal is damaged; the workers train on",
                 f"{place} is back",
             ]
-            assert node.client.problem is None
+            assert not problem(node)
 
     alone(scene)
 
@@ -342,14 +351,12 @@ def test_a_master_that_came_back_and_refuses_a_node_does_not_end_its_workers(ret
 @pytest.mark.parametrize("retry", [True, False])
 def test_a_master_that_ends_a_stream_with_a_reason(retry: bool) -> None:
     async def end(stream: Stream) -> None:
-        await stream.welcome()
-        await stream.assign(reasons=sentence("taken in"))
         await stream.say(Refused("the master ends: SIGTERM came", retry))
 
     async def scene() -> None:
-        async with meeting(end, take_in) as (node, _):
-            await node.until(lambda: node.client.problem or any("is back" in line for line in node.said))
-            assert bool(node.client.problem) is not retry
+        async with meeting(assigns("taken in", then=end), take_in) as (node, _):
+            await node.until(lambda: problem(node) or any("is back" in line for line in node.said))
+            assert bool(problem(node)) is not retry
 
     alone(scene)
 
@@ -372,37 +379,49 @@ def test_a_notice_of_the_master_is_reported_once() -> None:
     alone(scene)
 
 
-def test_a_lost_master_is_reported_once_and_once_when_it_is_back() -> None:
-    async def scene() -> None:
-        first, second = ScriptedMaster(take_in), ScriptedMaster(take_in)
-        port = await first.start()
-        node = Node(port)
-        node.client.report(status(phase=NodePhase.RUNNING))
-        await node.until(lambda: node.client.assignment.reason == "taken in")
-        await first.stop()
-        await node.until(lambda: node.said)
-        await second.start(port)
-        await node.until(lambda: len(node.said) == 2)
-        assert node.said == [
-            f"lost the master at 127.0.0.1:{port}; the workers train on",
-            f"the master at 127.0.0.1:{port} is back",
-        ]
-        assert node.client.problem is None
-        await node.client.close()
-        await second.stop()
-
-    alone(scene)
+async def be_silent(stream: Stream) -> None:
+    await stream.welcome(JobRules(keep_alive_interval=0.05, keep_alive_attempts=2))
+    await until_the_end(stream)
 
 
-def test_a_silent_master_is_left_for_another_attempt() -> None:
-    async def be_silent(stream: Stream) -> None:
-        await stream.welcome(JobRules(keep_alive_interval=0.05, keep_alive_attempts=2))
+async def flood(stream: Stream) -> None:
+    await stream.hear()
+    await stream._context.write(b"x" * (100 * 1024 * 1024))
+
+
+async def cancel(stream: Stream) -> None:
+    await stream._context.abort(grpc_setup.load_grpc().StatusCode.CANCELLED, "")
+
+
+def writes(what: bytes) -> Script:
+    async def script(stream: Stream) -> None:
+        await stream.hear()
+        await stream._context.write(what)
         await until_the_end(stream)
 
+    return script
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(be_silent, id="silent"),
+        # The server's own limit would stop it first.
+        pytest.param(flood, id="100 MB"),
+        pytest.param(cancel, id="cancels at once"),
+        pytest.param(assigns("to be cancelled", then=cancel), id="cancels later"),
+        pytest.param(writes(b""), id="nothing"),
+        pytest.param(writes(b"\xff\x00"), id="no text"),
+        pytest.param(writes(b'{"type":"report"}'), id="another message"),
+        pytest.param(writes(b"[" * 100_000), id="deep"),
+    ],
+)
+def test_a_master_that_does_not_keep_to_the_protocol_is_met_with_another_attempt(first: Script) -> None:
     async def scene() -> None:
-        async with meeting(be_silent, take_in) as (node, server):
-            await node.until(lambda: node.client.assignment.reason == "taken in")
+        async with meeting(first, take_in) as (node, server):
+            await node.until(is_told(node, "taken in"))
             assert server.streams == 2
+            server.failure = None
 
     alone(scene)
 
@@ -429,19 +448,14 @@ def test_a_master_that_cannot_prove_the_token_is_not_obeyed(other: str) -> None:
 
     async def scene() -> None:
         async with meeting(script, token="secret") as (node, _):
-            await node.until(lambda: node.client.problem)
-        assert node.client.problem is not None
-        assert "does not know this job's token" in node.client.problem
-        assert "secret" not in node.client.problem
+            await node.until(lambda: problem(node))
+        assert "does not know this job's token" in problem(node)
+        assert "secret" not in problem(node)
 
     alone(scene)
 
 
 def test_a_stranger_in_the_place_of_a_lost_master_ends_no_running_job() -> None:
-    async def be_the_master(stream: Stream) -> None:
-        await stream.welcome(token="secret")
-        await stream.assign(reasons=sentence("taken in"))
-
     async def be_a_stranger(stream: Stream) -> None:
         hello = await stream.hear()
         assert isinstance(hello, Hello)
@@ -452,54 +466,41 @@ def test_a_stranger_in_the_place_of_a_lost_master_ends_no_running_job() -> None:
     async def refuse(stream: Stream) -> None:
         await stream.say(Refused("this master speaks another protocol"))
 
-    async def be_back(stream: Stream) -> None:
-        await stream.welcome(token="secret")
-        await stream.assign(reasons=sentence("back"))
-        await until_the_end(stream)
+    scripts = (
+        assigns("taken in", then=end_at_once, token="secret"),
+        be_a_stranger,
+        refuse,
+        assigns("back", token="secret"),
+    )
 
     async def scene() -> None:
-        async with meeting(be_the_master, be_a_stranger, refuse, be_back, token="secret") as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "back")
-            assert node.client.problem is None
+        async with meeting(*scripts, token="secret") as (node, _):
+            await node.until(is_told(node, "back"))
+            assert not problem(node)
 
     alone(scene)
 
 
 def test_a_refusal_is_the_end_and_its_reason_is_reported() -> None:
-    async def script(stream: Stream) -> None:
-        await stream.challenge()
-        await stream.say(Refused("the job has too many nodes"))
-
     async def scene() -> None:
-        async with meeting(script, refuse_to_be_met) as (node, _):
-            await node.until(lambda: node.client.problem)
-            assert node.client.problem == (
-                f"the master at 127.0.0.1:{server_port(node)} refuses this node: the job has too many nodes"
-            )
+        async with meeting(refuses("the job has too many nodes"), refuse_to_be_met) as (node, _):
+            await node.until(lambda: problem(node))
+            place = f"the master at 127.0.0.1:{server_port(node)}"
+            assert problem(node) == f"{place} refuses this node: the job has too many nodes"
 
     alone(scene)
 
 
-def server_port(node: Node) -> int:
-    return node.client._master.port
-
-
 def test_a_refusal_that_may_pass_is_met_with_patience() -> None:
-    async def refuse(stream: Stream) -> None:
-        await stream.challenge()
-        await stream.say(Refused("node id n0 is in use", retry=True))
+    refuse = refuses("node id n0 is in use", retry=True)
 
     async def scene() -> None:
         async with meeting(refuse, refuse, take_in) as (node, _):
-            await node.until(lambda: node.client.assignment.waiting)
-            assert node.client.assignment.waiting is not None
-            assert "node id n0 is in use" in node.client.assignment.waiting.text
-            await node.until(lambda: node.client.assignment.reason == "taken in")
+            await node.until(lambda: "node id n0 is in use" in waits_for(node))
+            await node.until(is_told(node, "taken in"))
         async with meeting(refuse) as (node, _):
             node.client._backoff.refusal_timeout = 0.0
-            await node.until(lambda: node.client.problem)
-            assert node.client.problem is not None
-            assert node.client.problem.endswith("node id n0 is in use")
+            await node.until(lambda: problem(node).endswith("node id n0 is in use"))
 
     alone(scene)
 
@@ -508,82 +509,28 @@ def test_a_node_that_finds_no_master_says_what_it_waits_for_and_gives_up_in_the_
     async def scene() -> None:
         node = Node(free_port, JobRules(join_timeout=5))
         node.client.report(STATUS)
-        await node.until(lambda: node.client.assignment.waiting)
-        waiting = node.client.assignment.waiting
-        assert isinstance(waiting, Waiting)
-        assert waiting.text.startswith(f"the master at 127.0.0.1:{free_port} (the connection was refused")
-        await node.until(lambda: node.client.problem)
-        assert node.client.problem is not None
-        assert node.client.problem.startswith(
-            f"the master at 127.0.0.1:{free_port} was not found within 5 s (--rdzv-conf join_timeout): "
-            "the connection was"
-        )
+        place = f"the master at 127.0.0.1:{free_port}"
+        await node.until(lambda: waits_for(node))
+        assert waits_for(node).startswith(f"{place} (the connection was refused")
+        await node.until(lambda: problem(node))
+        words = "was not found within 5 s (--rdzv-conf join_timeout): the connection was"
+        assert problem(node).startswith(f"{place} {words}")
         await node.client.close()
 
     alone(scene)
 
 
 def test_a_node_whose_workers_have_ended_waits_for_a_lost_master_only_so_long() -> None:
-    async def leave(stream: Stream) -> None:
-        await stream.welcome(JobRules(join_timeout=0.3))
-        await stream.assign(reasons=sentence("taken in"))
-
     async def scene() -> None:
-        server = ScriptedMaster(leave)
+        server = ScriptedMaster(assigns("taken in", then=end_at_once, rules=JobRules(join_timeout=0.3)))
         node = Node(await server.start())
         node.client.report(status(phase=NodePhase.RUNNING))
-        await node.until(lambda: node.client.assignment.reason == "taken in")
+        await node.until(is_told(node, "taken in"))
         await server.stop()
         await node.until(lambda: node.said)
         node.client.report(status(phase=NodePhase.FAILED))
-        await node.until(lambda: node.client.problem)
-        assert node.client.problem is not None
-        assert "was unreachable for 0.3 s" in node.client.problem
+        await node.until(lambda: "was unreachable for 0.3 s" in problem(node))
         await node.client.close()
-
-    alone(scene)
-
-
-@pytest.mark.parametrize("what", [b"", b"\xff\x00", b'{"type":"report"}', b"[" * 100_000])
-def test_what_is_no_message_of_a_master_is_met_with_another_attempt(what: bytes) -> None:
-    async def talk_nonsense(stream: Stream) -> None:
-        await stream.hear()
-        await stream._context.write(what)
-        await until_the_end(stream)
-
-    async def scene() -> None:
-        async with meeting(talk_nonsense, take_in) as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "taken in")
-
-    alone(scene)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_stream_that_the_master_cancels_is_met_with_another_attempt(late: bool) -> None:
-    async def cancel(stream: Stream) -> None:
-        if late:
-            await stream.welcome()
-            await stream.assign(reasons=sentence("to be cancelled"))
-        await stream._context.abort(grpc_setup.load_grpc().StatusCode.CANCELLED, "")
-
-    async def scene() -> None:
-        async with meeting(cancel, take_in) as (node, server):
-            await node.until(lambda: node.client.assignment.reason == "taken in")
-            server.failure = None
-
-    alone(scene)
-
-
-def test_a_master_that_floods_is_cut_off() -> None:
-    async def flood(stream: Stream) -> None:
-        await stream.hear()
-        await stream._context.write(b"x" * (100 * 1024 * 1024))
-
-    async def scene() -> None:
-        async with meeting(flood, take_in) as (node, server):
-            # The server's own limit would stop it first.
-            await node.until(lambda: node.client.assignment.reason == "taken in")
-            server.failure = None
 
     alone(scene)
 
@@ -597,48 +544,57 @@ def test_a_closed_client_leaves_in_a_bounded_time_though_the_master_receives_not
         stop = asyncio.Event()
 
         async def hear_nothing(stream: Stream) -> None:
-            await stream.welcome()
-            await stream.assign(reasons=sentence("taken in"))
             await stop.wait()
 
-        async with meeting(hear_nothing) as (node, _):
-            await node.until(lambda: node.client.assignment.reason == "taken in")
+        async with meeting(assigns("taken in", then=hear_nothing)) as (node, _):
+            await node.until(is_told(node, "taken in"))
             await asyncio.wait_for(node.client.close(), WAIT)
             stop.set()
 
     alone(scene)
 
 
-def test_a_board_that_is_closed_while_it_looks_for_a_master_leaves_at_once(free_port: int) -> None:
+@pytest.mark.parametrize(
+    ("master", "words"),
+    [
+        ({}, "the connection was refused"),
+        ({"tls": TlsSpec(ca="/nowhere/absent.pem")}, "absent.pem"),
+        ({"host": "no-such-host.invalid"}, "no-such-host.invalid has no address"),
+    ],
+)
+def test_a_client_that_is_closed_while_it_looks_for_a_master_leaves_at_once(
+    free_port: int, master: dict[str, Any], words: str
+) -> None:
     async def scene() -> None:
-        node = Node(free_port)
+        node = Node(free_port, master=master)
         node.client.report(STATUS)
-        await node.until(lambda: node.client.assignment.waiting)
+        await node.until(lambda: words in waits_for(node))
         await asyncio.wait_for(node.client.close(), WAIT)
 
     alone(scene)
 
 
-def test_files_of_tls_that_cannot_be_read_are_named(free_port: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another program listens there, which is not a master: give"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "another program listens there, which is not a master: give"),
+        (b"", "it closed the connection, as a master with TLS does to a node without"),
+    ],
+)
+def test_another_program_at_the_endpoint_is_known_for_what_it_is(answer: bytes, words: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await reader.read(1)
+        writer.close()
+
     async def scene() -> None:
-        node = Node(free_port, master={"tls": TlsSpec(ca=str(tmp_path / "absent.pem"))})
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        node = Node(server.sockets[0].getsockname()[1])
         node.client.report(STATUS)
-        await node.until(lambda: node.client.assignment.waiting)
-        assert node.client.assignment.waiting is not None
-        assert "absent.pem" in node.client.assignment.waiting.text
+        await node.until(lambda: words in waits_for(node))
         await node.client.close()
-
-    alone(scene)
-
-
-def test_a_name_without_an_address_is_reported() -> None:
-    async def scene() -> None:
-        node = Node(1, master={"host": "no-such-host.invalid"})
-        node.client.report(STATUS)
-        await node.until(lambda: node.client.assignment.waiting)
-        assert node.client.assignment.waiting is not None
-        assert "no-such-host.invalid has no address" in node.client.assignment.waiting.text
-        await node.client.close()
+        server.close()
 
     alone(scene)
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster import SOON, Cluster, Node, Talker, places, succeed, tell
+from cluster import SOON, Cluster, Node, Talker, places, quiet_port, succeed, tell
 from harness import WAIT, only_long, still_alive, watched
 from links import Link
 from meeting_places import AtMaster
@@ -277,3 +277,30 @@ def test_a_node_that_finds_no_master_gives_up_and_says_where_it_looked(cluster: 
     node = cluster.node("a", "2", conf={"is_host": 0, "join_timeout": 1})
     assert node.finish() == 72
     assert node.has_said(f"the master at 127.0.0.1:{cluster.port} was not found within 1 s")
+
+
+def test_a_node_goes_on_under_a_master_that_knows_nothing_of_its_rounds(cluster: Cluster, tmp_path: Path) -> None:
+    """As when a link heals and a new master, without a journal, has begun the job anew on the other side."""
+    logs = tmp_path / "logs"
+    first = cluster.stand_alone_master()
+    link = Link(cluster.port)
+    a = cluster.node(
+        "a", "1:2", "--max-restarts=1", f"--log-dir={logs}", "--redirects=1", conf=SOON, endpoint=link.port
+    )
+    tell(cluster.world(1), signal.SIGUSR2)
+    a.until_says("restart 1 of 1")
+    cluster.world(1)
+    elsewhere = quiet_port()
+    second = cluster.stand_alone_master(port=elsewhere)
+    c = cluster.node("c", "1:2", conf=SOON, endpoint=elsewhere)
+    cluster.world(1)
+    link.target = elsewhere
+    link.cut()
+    succeed(cluster.world(2), a, c)
+    # Its third round is the second of that master, and nothing of an earlier one was written over.
+    assert {path.name for path in logs.glob("*/attempt_*")} == {f"attempt_{number}" for number in range(3)}
+    assert a.has_said("; round 2 with 2 nodes")
+    link.close()
+    for master in (first, second):
+        master.signal(signal.SIGTERM)
+        assert master.finish() == 0
