@@ -154,14 +154,6 @@ def test_a_node_joins_at_a_signal(cluster: Cluster) -> None:
     succeed(world, job)
 
 
-@pytest.mark.long
-def test_nodes_join_after_a_while(cluster: Cluster) -> None:
-    job = command(cluster, "1:3", "1:3", "--node-join-after=0.1")
-    world = cluster.world(3)
-    assert places(world) == {0: 0, 1: 1, 2: 2}
-    succeed(world, job)
-
-
 @pytest.mark.parametrize(("flags", "code"), [((), 7), *only_long((("--compat-exit-codes",), 1))])
 def test_the_exit_code_is_that_of_the_worker_that_failed_whichever_node_ends_first(
     cluster: Cluster, flags: tuple[str, ...], code: int
@@ -171,18 +163,6 @@ def test_the_exit_code_is_that_of_the_worker_that_failed_whichever_node_ends_fir
     os.kill(world[1]["pid"], signal.SIGUSR2)
     assert job.finish() == code, job.said
     assert job.has_said("node 1 failed with exit code 7")
-
-
-@pytest.mark.long
-def test_a_job_that_failed_is_not_begun_anew(cluster: Cluster) -> None:
-    job = command(cluster, "2", "2", "--max-restarts=1")
-    world = cluster.world(2)
-    os.kill(world[0]["pid"], signal.SIGUSR2)
-    world = cluster.world(2)
-    assert (numbers(world), world[0]["restart"]) == ([0, 1], 1)
-    os.kill(world[0]["pid"], signal.SIGUSR2)
-    assert job.finish() == 7
-    assert not job.has_said("takes its place")
 
 
 @pytest.mark.long
@@ -260,17 +240,6 @@ def test_a_node_that_stands_still_receives_a_signal_to_the_command(cluster: Clus
         process.suspend()
     job.signal(signal.SIGTERM)
     assert job.finish() == 143
-
-
-@pytest.mark.long
-def test_two_clusters_do_not_meet(cluster: Cluster) -> None:
-    jobs = [command(cluster, "2", "2") for _ in range(2)]
-    members = cluster.mailbox.gather(4)
-    of = {job.pid: [member for member in members if member["names"][1] == str(job.pid)] for job in jobs}
-    assert [sorted(numbers(world)) for world in of.values()] == [[0, 1], [0, 1]]
-    succeed(of[jobs[0].pid], jobs[0])
-    assert jobs[1].process.poll() is None
-    succeed(of[jobs[1].pid], jobs[1])
 
 
 @pytest.mark.long

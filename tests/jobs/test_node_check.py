@@ -1,10 +1,12 @@
-"""Nodes are checked before they train, each once: real launchers, and check processes that use torch."""
+"""Nodes are checked before they train, each once: real launchers, and check processes that use torch.
+
+A launch that ends meanwhile leaves nothing behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,10 +21,9 @@ from check_nodes import (
     check_processes,
     hold,
     kill_once,
-    letters,
 )
-from cluster import SOON, Cluster, places, succeed
-from harness import WORKERS, only_long
+from cluster import SOON, Cluster, Node, places, succeed, watched_processes
+from harness import WAIT, only_long, still_alive
 from meeting_places import EVERYWHERE
 
 from dlrover_run import exit_codes
@@ -50,56 +51,6 @@ def test_nodes_that_pass_train_and_are_not_checked_again_for_a_restart(
     assert nodes[1].said.count("TFLOP/s") == 1
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("count", [3, *only_long(4, 8)])
-def test_any_number_of_healthy_nodes_pass(checked: CheckedCluster, cluster: Cluster, count: int) -> None:
-    nodes = checked.nodes(count, "--exclude-straggler")
-    world = cluster.world(count)
-    assert places(world) == {name: rank for rank, name in enumerate(letters(count))}
-    # Nothing was left open, so that each has computed once.
-    assert sorted(visit.node for visit in checked.gate.of(*letters(count), stage="compute")) == [*letters(count)]
-    succeed(world, *nodes)
-    nodes[0].until_says(f"node check of {count} nodes: {count} passed")
-
-
-@pytest.mark.long
-def test_nodes_that_have_passed_train_with_torch(checked: CheckedCluster, cluster: Cluster) -> None:
-    nodes = checked.nodes(2, script=WORKERS / "train.py")
-    succeed(cluster.world(2), *nodes)
-
-
-@pytest.mark.long
-def test_with_always_they_are_checked_again_for_each_round(checked: CheckedCluster, cluster: Cluster) -> None:
-    nodes = checked.nodes(2, "--network-check=always", "--max-restarts=1")
-    world = cluster.world(2)
-    before = len(checked.gate.of("a", "b"))
-    os.kill(world[0]["pid"], signal.SIGKILL)
-    again = cluster.world(2)
-    assert {member["restart"] for member in again} == {1}
-    assert len(checked.gate.of("a", "b")) == 2 * before
-    succeed(again, *nodes)
-
-
-@pytest.mark.long
-def test_what_came_of_it_is_json_in_the_log_directory_of_each_node(
-    checked: CheckedCluster, cluster: Cluster, tmp_path: Path
-) -> None:
-    checked.gate.rules["c"] = Visit.kill
-    nodes = [checked.node(name, "2:3", f"--log-dir={tmp_path / name}", "--redirects=3") for name in "abc"]
-    checked.gate.together = 3
-    assert nodes.pop().finish() == exit_codes.FAULTY_NODE
-    succeed(cluster.world(2), *nodes)
-    files = {name: json.loads(next((tmp_path / name).rglob("node_check.json")).read_text()) for name in "abc"}
-    found = {name: (content["node"]["node_id"], content["node"]["status"]) for name, content in files.items()}
-    assert found == {"a": ("node-a", "passed"), "b": ("node-b", "passed"), "c": ("node-c", "fault")}
-    assert files["c"]["node"]["dismissed"] is True
-    (device,) = files["a"]["devices"]
-    assert device["tflops"] == files["a"]["node"]["tflops"]
-    assert files["c"]["devices"] == []
-    # Whoever was dismissed may be told of below those who train.
-    assert [node["node_id"] for node in files["a"]["nodes"]][:2] == ["node-a", "node-b"]
-
-
 class TestOneNode:
     """A node that is alone computes, and its workers link with each other."""
 
@@ -109,15 +60,6 @@ class TestOneNode:
         assert sorted(visit.stage for visit in checked.gate.of("a")) == ["compute", "compute", "link", "link"]
         succeed(world, node)
         node.until_says("node check: ")
-
-    @pytest.mark.long
-    @pytest.mark.parametrize("stage", ["compute", "link"])
-    def test_it_leaves_when_a_check_process_is_killed_each_time(self, checked: CheckedCluster, stage: str) -> None:
-        checked.gate.rules["a"] = at(stage, Visit.kill)
-        node = checked.node("a", "1", "--standalone", "--nproc-per-node=2", endpoint=0)
-        assert node.finish() == exit_codes.FAULTY_NODE
-        assert FAULT_LINE in node.said
-        assert node.has_said("was killed by SIGKILL")
 
     def test_it_trains_when_one_was_killed_once(self, checked: CheckedCluster, cluster: Cluster) -> None:
         checked.gate.rules["a"] = kill_once()
@@ -135,19 +77,6 @@ class TestOneNode:
 
 class TestNewcomer:
     """One that comes while others train is checked beside that."""
-
-    @pytest.mark.long
-    def test_the_others_train_until_it_has_passed(self, checked: CheckedCluster, cluster: Cluster) -> None:
-        checked.gate.rules["c"] = at("compute", hold)
-        pair = [checked.node(name, "2:3", conf=SOON) for name in "ab"]
-        world = cluster.world(2)
-        third = checked.node("c", "2:3", conf=SOON)
-        (visit,) = checked.gate.until_at("compute", "c")
-        assert [psutil.Process(member["pid"]).is_running() for member in world] == [True, True]
-        assert cluster.mailbox.pending() == []
-        visit.go()
-        succeed(cluster.world(3), *pair, third)
-        assert len(checked.gate.of("a", "b")) == 4
 
     @pytest.mark.parametrize(
         ("act", "code", "line"),
@@ -170,3 +99,55 @@ class TestNewcomer:
         # Workers of another round would not be these.
         succeed(world, *pair)
         assert cluster.mailbox.pending() == []
+
+
+def watchdog(node: Node) -> psutil.Process:
+    return psutil.Process(node.pid)
+
+
+def agent(node: Node) -> psutil.Process:
+    return node.agent
+
+
+@pytest.mark.parametrize("stage", ["link", *only_long("compute")])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *only_long(signal.SIGINT)])
+def test_a_signal_ends_a_node_that_is_being_checked(
+    checked: CheckedCluster, number: signal.Signals, stage: str, tmp_path: Path
+) -> None:
+    checked.gate.rules["a"] = at(stage, hold)
+    node = checked.node("a", "1", "--standalone", "--nproc-per-node=2", endpoint=0)
+    checked.gate.until_at(stage, "a")
+    with watched_processes(node.processes) as pidfds:
+        node.signal(number)
+        assert node.finish() == 128 + number
+        assert still_alive(pidfds, WAIT) == 0
+    assert [path.name for path in tmp_path.iterdir() if path.name != "gate-site"] == []
+
+
+@pytest.mark.parametrize("victim", [watchdog, agent])
+@pytest.mark.parametrize("stage", ["link", *only_long("compute")])
+def test_a_launcher_that_is_killed_leaves_no_check_process(
+    checked: CheckedCluster, victim: Callable[[Node], psutil.Process], stage: str, tmp_path: Path
+) -> None:
+    checked.gate.rules["a"] = at(stage, hold)
+    node = checked.node("a", "1", "--standalone", "--nproc-per-node=2", endpoint=0)
+    checked.gate.until_at(stage, "a")
+    with watched_processes(node.processes) as pidfds:
+        victim(node).kill()
+        assert node.finish() != 0
+        assert still_alive(pidfds, WAIT) == 0
+    assert [path.name for path in tmp_path.iterdir() if path.name != "gate-site"] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["compute", "link"])
+def test_a_node_that_goes_in_the_middle_of_a_check_is_no_news_of_the_others(
+    checked: CheckedCluster, cluster: Cluster, stage: str
+) -> None:
+    checked.gate.rules["b"] = at(stage, hold)
+    nodes = checked.nodes(3, "--exclude-straggler", conf={"check_timeout": 30})
+    checked.gate.until_at(stage, "b")
+    nodes.pop(1).lose()
+    checked.gate.rules.pop("b")
+    nodes.append(checked.node("x", "3", "--exclude-straggler", rank=1))
+    succeed(cluster.world(3), *nodes)

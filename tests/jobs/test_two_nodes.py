@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+from collections.abc import Sequence
 
 import pytest
-from cluster import NEVER, SOON, Cluster, places, succeed, tell
-from harness import WORKERS, only_long
+from cluster import NEVER, SOON, Cluster, Node, World, leave, places, succeed, tell
+from harness import WORKERS
 from meeting_places import EVERYWHERE
 
 pytestmark = EVERYWHERE
@@ -16,14 +18,6 @@ pytestmark = EVERYWHERE
 
 def test_a_job_is_complete_at_once_with_the_most_nodes(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "1:2")
-    world = cluster.world(2)
-    assert sorted(places(world)) == ["a", "b"]
-    succeed(world, *nodes)
-
-
-@pytest.mark.long
-def test_fewer_nodes_start_when_no_node_came_after_the_last_call(cluster: Cluster) -> None:
-    nodes = cluster.nodes("ab", "2:3", conf=SOON)
     world = cluster.world(2)
     assert sorted(places(world)) == ["a", "b"]
     succeed(world, *nodes)
@@ -59,28 +53,6 @@ def test_each_round_is_reported_as_torchrun_reports_it_and_so_is_the_wait_before
     assert re.search(r"^\d\d:\d\d:\d\d dlrover-run: .*; restart 1 of 1$", second.said, re.MULTILINE), second.said
 
 
-@pytest.mark.long
-def test_nodes_may_have_different_numbers_of_workers(cluster: Cluster) -> None:
-    nodes = [cluster.node("a", "2", "--nproc-per-node=1"), cluster.node("b", "2", "--nproc-per-node=3")]
-    world = cluster.world(4)
-    assert sorted(member["node"] for member in world) == ["a", "b", "b", "b"]
-    succeed(world, *nodes)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("variable", ["NODE_RANK", *only_long("WORKER_RANK", None)])
-def test_a_node_has_the_rank_that_it_was_given(cluster: Cluster, variable: str | None) -> None:
-    nodes = [
-        cluster.node(
-            name, "2", *([] if variable else [f"--node-rank={rank}"]), env={variable: rank} if variable else {}
-        )
-        for name, rank in (("a", "1"), ("b", "0"))
-    ]
-    world = cluster.world(2)
-    assert places(world) == {"b": 0, "a": 1}
-    succeed(world, *nodes)
-
-
 def test_a_third_node_joins_a_running_pair_and_all_go_on(cluster: Cluster) -> None:
     pair = cluster.nodes("ab", "2:3", conf=SOON)
     before = places(cluster.world(2))
@@ -94,39 +66,6 @@ def test_a_third_node_joins_a_running_pair_and_all_go_on(cluster: Cluster) -> No
     succeed(world, *pair, third)
 
 
-@pytest.mark.long
-@pytest.mark.torchrun
-def test_a_third_node_joins_a_pair_that_trains_with_torch(cluster: Cluster) -> None:
-    """torchrun 2.13 ends all three after 64 s."""
-    pair = cluster.nodes("ab", "2:3", script=WORKERS / "train.py", conf=SOON)
-    cluster.world(2)
-    third = cluster.node("c", "2:3", script=WORKERS / "train.py", conf=SOON)
-    succeed(cluster.world(3), *pair, third)
-
-
-@pytest.mark.long
-def test_newcomers_within_the_delay_come_in_together(cluster: Cluster) -> None:
-    conf = {**SOON, "scale_up_delay": NEVER}
-    nodes = cluster.nodes("ab", "2:4", conf=conf)
-    cluster.world(2)
-    nodes.append(cluster.node("c", "2:4", conf=conf))
-    nodes[2].until_says("waiting: 2 nodes train")
-    nodes.append(cluster.node("d", "2:4", conf=conf))
-    succeed(cluster.world(4), *nodes)
-
-
-@pytest.mark.long
-def test_a_round_has_a_multiple_of_the_unit(cluster: Cluster) -> None:
-    nodes = cluster.nodes("ab", "2:4", "--node-unit=2", conf=SOON)
-    cluster.world(2)
-    nodes.append(cluster.node("c", "2:4", "--node-unit=2", conf=SOON))
-    nodes[2].until_says("waiting: 2 nodes train")
-    nodes.append(cluster.node("d", "2:4", "--node-unit=2", conf=SOON))
-    cluster.world(4)
-    nodes.pop().lose()
-    succeed(cluster.world(2), *nodes)
-
-
 def test_a_spare_steps_in_with_the_rank_that_is_free(cluster: Cluster) -> None:
     nodes = {name: cluster.node(name, "2", "--spares=1") for name in "ab"}
     before = places(cluster.world(2))
@@ -136,15 +75,6 @@ def test_a_spare_steps_in_with_the_rank_that_is_free(cluster: Cluster) -> None:
     world = cluster.world(2)
     assert places(world) == {"b": before["b"], "c": before["a"]}
     succeed(world, nodes["b"], spare)
-
-
-@pytest.mark.long
-def test_a_spare_leaves_with_the_job(cluster: Cluster) -> None:
-    pair = cluster.nodes("ab", "2")
-    world = cluster.world(2)
-    spare = cluster.node("c", "2")
-    spare.until_says("waiting: 2 nodes train")
-    succeed(world, *pair, spare)
 
 
 @pytest.mark.long
@@ -210,19 +140,6 @@ def test_all_nodes_leave_together_when_the_last_has_succeeded(cluster: Cluster) 
     assert [node.finish() for node in (*nodes.values(), third)] == [0, 0, 0]
 
 
-@pytest.mark.long
-def test_no_round_begins_for_a_newcomer_after_the_first_success(cluster: Cluster) -> None:
-    nodes = cluster.nodes("ab", "2:3", conf=SOON)
-    first, second = cluster.world(2)
-    tell([first], signal.SIGUSR1)
-    # The success of a worker is known before the end of its process can be seen from here.
-    nodes.append(cluster.node("c", "2:3", conf=SOON))
-    nodes[2].until_says("waiting: 2 nodes train")
-    tell([second], signal.SIGUSR1)
-    assert [node.finish() for node in nodes] == [0, 0, 0]
-    assert cluster.mailbox.pending() == []
-
-
 def test_a_node_that_is_asked_to_go_leaves_when_its_workers_have_ended_and_the_others_go_on(cluster: Cluster) -> None:
     # Nobody is waited for: the others would need this time if they had to find it lost.
     conf = {"lost_after": NEVER}
@@ -242,24 +159,6 @@ def test_a_node_that_is_asked_to_go_leaves_when_its_workers_have_ended_and_the_o
     assert alone[0]["restart"] == 0
     nodes["a"].until_says("was ended by SIGTERM")
     succeed(alone, nodes["a"])
-
-
-@pytest.mark.long
-def test_a_preempted_node_leaves_and_joins_the_same_job_after_its_requeue(cluster: Cluster) -> None:
-    conf = {"lost_after": NEVER}
-    flags = ("--preemption-notice=USR1@7200", "--max-restarts=1")
-    nodes = {name: cluster.node(name, "1:2", *flags, conf=conf) for name in "ab"}
-    before = places(cluster.world(2))
-    nodes["b"].signal(signal.SIGUSR1)
-    assert nodes["b"].finish() == 128 + signal.SIGUSR1
-    assert cluster.world(1)[0]["restart"] == 0
-    nodes["a"].until_says("was ended by SIGUSR1")
-    requeued = cluster.node("b", "1:2", *flags, conf=conf, env={"SLURM_RESTART_COUNT": "1"})
-    requeued.until_says("attempt 2 of job")
-    world = cluster.world(2)
-    assert sorted(places(world)) == sorted(before)
-    assert {member["restart"] for member in world} == {0}
-    succeed(world, nodes["a"], requeued)
 
 
 def cluster_post(member: dict[str, object]) -> dict[str, object]:
@@ -314,11 +213,49 @@ def test_a_worker_that_only_lost_its_peer_is_not_the_root_cause_on_any_node(clus
         assert "rank 1 " in node.said
 
 
+def one_tells(nodes: Sequence[Node], words: str) -> bool:
+    """Whether those words are in the full report, which is on the console of one node."""
+    return [node.has_said(words) for node in nodes].count(True) == 1
+
+
 @pytest.mark.long
-def test_two_jobs_meet_in_one_place(cluster: Cluster) -> None:
-    nodes = cluster.nodes("aa", "2", "--rdzv-id=one")
-    one = cluster.world(2)
-    nodes += cluster.nodes("bb", "2", "--rdzv-id=two")
-    two = cluster.world(2)
-    assert ({m["node"] for m in one}, {m["node"] for m in two}) == ({"a"}, {"b"})
-    succeed(one + two, *nodes)
+def test_workers_of_two_nodes_that_fail_together_cost_one_restart(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "2", "--max-restarts=5")
+    for member in cluster.world(2):
+        # The end of the first one may have ended the second one by now.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member["pid"], signal.SIGKILL)
+    world = cluster.world(2)
+    assert world[0]["restart"] == 1
+    succeed(world, *nodes)
+
+
+@pytest.mark.long
+def test_who_leaves_and_comes_back_has_used_what_he_used(cluster: Cluster) -> None:
+    flags = ("1:2", "--max-restarts=1")
+    stays = cluster.node("a", *flags)
+    fickle = cluster.node("b", *flags, env={"NODE_ID": "fickle"})
+    fail_on(cluster.world(2), "b")
+    assert cluster.world(2)[0]["restart"] == 1
+    leave(fickle)
+    assert cluster.world(1)[0]["restart"] == 1
+    fickle = cluster.node("b", *flags, env={"NODE_ID": "fickle"})
+    world = cluster.world(2)
+    assert world[0]["restart"] == 1, "what comes and goes costs nothing, and takes nothing back"
+    fail_on(world, "b")
+    assert (stays.finish(), fickle.finish()) == (1, 128 + signal.SIGKILL)
+    assert one_tells([stays, fickle], "1 of 1 restarts were used")
+
+
+def fail_on(world: World, node: str) -> None:
+    """Kill the worker of a node."""
+    tell([member for member in world if member["node"] == node], signal.SIGKILL)
+
+
+def test_a_job_that_cannot_start_stops_early_and_says_so(cluster: Cluster) -> None:
+    script = cluster.mailbox.script("broken.py", "post()\nraise ImportError('no module named flash_attn')\n")
+    nodes = cluster.nodes("ab", "2", "--max-restarts=100", script=script, conf={"early_failure_limit": 3})
+    assert [node.finish() for node in nodes] == [1, 1]
+    for node in nodes:
+        assert node.has_said("3 rounds in succession failed before any worker had got through init_process_group")
+    assert max(message["restart"] for message in cluster.mailbox.pending()) == 2
