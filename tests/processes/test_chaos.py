@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,39 +115,34 @@ def stops(pid: int) -> bool:
 # ---- the command line
 
 
+@pytest.mark.parametrize("shell", [("bash",), ("sh",), ("bash", "--posix")])
+def test_it_runs_under_each_shell(shell: tuple[str, ...]) -> None:
+    """`sh start_chaos.sh` is how it is typed in published commands, and `sh` is dash on Debian."""
+    done = subprocess.run([*shell, str(SCRIPT), "no-chaos"], capture_output=True, text=True, timeout=WAIT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "start_chaos: no chaos\n", "")
+
+
 def test_the_verbs_are_named() -> None:
-    told = run("--help")
     verbs = "no-chaos kill-process kill-node stop-process cpu-overload memory-overload network-loss disk-full"
-    assert told.returncode == 0
-    assert all(verb in told.stdout for verb in verbs.split())
+    told = run("--help")
+    assert (told.returncode, [verb for verb in verbs.split() if verb not in told.stdout]) == (0, [])
 
 
 @pytest.mark.parametrize(
     ("words", "settings", "said"),
     [
-        ((), {}, "it takes one verb; start_chaos.sh --help names them"),
-        (("kill-nodes",), {}, "there is no 'kill-nodes'; start_chaos.sh --help names what there is"),
-        (("kill-node",), {"CHAOS_WAIT": "soon"}, "CHAOS_WAIT is 'soon'; it takes seconds, as in CHAOS_WAIT=2.5"),
-        (("kill-process",), {"CHAOS_TIMES": "0"}, "CHAOS_TIMES is '0'; it takes a whole number from 1 to 1000000"),
-        (("stop-process",), {"CHAOS_WHEN": "start"}, "CHAOS_WHEN is 'start'; it takes one of: check training"),
-        (("kill-node",), {"CHAOS_ROLE": "ps"}, "kill-node acts on a node, and CHAOS_ROLE=ps is a task"),
-        (("kill-process",), {"CHAOS_ROLE": "pss"}, "CHAOS_ROLE is 'pss'; it takes one of:  chief worker ps evaluator"),
+        ("", {}, "it takes one verb; start_chaos.sh --help names them"),
+        ("kill-nodes", {}, "there is no 'kill-nodes'; start_chaos.sh --help names what there is"),
+        ("kill-node", {"CHAOS_WAIT": "soon"}, "CHAOS_WAIT is 'soon'; it takes seconds, as in CHAOS_WAIT=2.5"),
+        ("kill-process", {"CHAOS_TIMES": "0"}, "CHAOS_TIMES is '0'; it takes a whole number from 1 to 1000000"),
+        ("stop-process", {"CHAOS_WHEN": "start"}, "CHAOS_WHEN is 'start'; it takes one of: check training"),
+        ("kill-node", {"CHAOS_ROLE": "ps"}, "kill-node acts on a node, and CHAOS_ROLE=ps is a task"),
+        ("kill-process", {"CHAOS_ROLE": "pss"}, "CHAOS_ROLE is 'pss'; it takes one of:  chief worker ps evaluator"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(words: tuple[str, ...], settings: dict[str, str], said: str) -> None:
-    refused = run(*words, **settings)
+def test_what_it_cannot_do_is_one_line(words: str, settings: dict[str, str], said: str) -> None:
+    refused = run(*words.split(), **settings)
     assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", f"start_chaos: {said}\n")
-
-
-def test_no_chaos_is_none() -> None:
-    assert run("no-chaos").stdout == "start_chaos: no chaos\n"
-
-
-@pytest.mark.parametrize("shell", [("sh",), ("bash", "--posix")])
-def test_it_runs_under_another_shell_too(shell: tuple[str, ...]) -> None:
-    """`sh start_chaos.sh` is how it is typed in published commands, and `sh` is dash on Debian."""
-    done = subprocess.run([*shell, str(SCRIPT), "no-chaos"], capture_output=True, text=True, timeout=WAIT)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "start_chaos: no chaos\n", "")
 
 
 def test_it_does_not_wait_for_ever_for_a_node(chaos: Chaos) -> None:
@@ -277,15 +272,6 @@ def test_it_waits_for_no_job_that_was_refused(mailbox: Mailbox) -> None:
 TWO_NODES = "--local-nodes=2 --nproc-per-node=1"
 
 
-def test_in_a_cluster_a_killed_worker_starts_again_and_its_node_stays(mailbox: Mailbox) -> None:
-    with in_front(mailbox, "kill-process", TWO_NODES) as job:
-        job.until_says("start_chaos: node 1: killed local rank 0, process ")
-        until_restarted(mailbox, 2)
-        job.signal(signal.SIGTERM)
-        assert job.finish() == 128 + signal.SIGTERM
-        assert not job.has_said("takes its place")
-
-
 def test_in_a_cluster_a_killed_node_is_replaced(mailbox: Mailbox) -> None:
     with in_front(mailbox, "kill-node", TWO_NODES, WORKER_ID="0") as job:
         job.until_says("start_chaos: node 0: killed with all its processes")
@@ -294,19 +280,6 @@ def test_in_a_cluster_a_killed_node_is_replaced(mailbox: Mailbox) -> None:
         job.until_says(" dlrover-run: round ")
         job.signal(signal.SIGTERM)
         assert job.finish() == 128 + signal.SIGTERM
-
-
-def test_in_a_cluster_the_workers_of_one_node_hang(mailbox: Mailbox) -> None:
-    with in_front(mailbox, "stop-process", TWO_NODES) as job:
-        job.until_says("start_chaos: node 1: stopped 1 workers: ")
-        job.until_says("\n")
-        [chosen] = [psutil.Process(int(word)) for word in job.said.partition("1 workers: ")[2].split()[:1]]
-        assert chosen.environ()["DLROVER_LOCAL_NODE"] == "1"
-        assert stops(chosen.pid)
-        for _ in range(2):
-            job.signal(signal.SIGINT)
-            job.until_says("dlrover-run: SIGINT")
-        assert job.finish() == 128 + signal.SIGINT
 
 
 # ---- processes of the chosen node
@@ -346,25 +319,21 @@ def test_a_local_rank_that_the_node_has_not_is_one_line(chaos: Chaos) -> None:
     assert killer.said == "start_chaos: node 1 has no local rank 2, for it has 2 of them\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_it_stops_the_workers_until_it_is_ended(chaos: Chaos, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, None])
+def test_it_stops_the_workers_until_it_is_ended_or_its_time_is_over(
+    chaos: Chaos, number: signal.Signals | None
+) -> None:
     node = chaos.cluster_node(1, 2)
-    stopper = chaos.script("stop-process")
+    stopper = chaos.script("stop-process", **({} if number else {"CHAOS_DURATION": "0.1"}))
     stopped = chaos.mailbox.gather(2)
     # The data loaders, the services and the agent are none of it.
     assert [(message["what"], message["of"]) for message in stopped] == [("stopped", pid) for pid in node.workers]
     stopper.until_says("start_chaos: node 1: stopped 2 workers")
-    stopper.signal(number)
-    assert stopper.finish() == 128 + number
+    if number:
+        stopper.signal(number)
+    assert stopper.finish() == (128 + number if number else 0)
     continued = chaos.mailbox.gather(2)
     assert [(message["what"], message["of"]) for message in continued] == [("continued", pid) for pid in node.workers]
-
-
-def test_it_stops_the_workers_for_the_given_time(chaos: Chaos) -> None:
-    chaos.cluster_node(1)
-    stopper = chaos.script("stop-process", CHAOS_DURATION="0.1")
-    assert stopper.finish() == 0
-    assert [chaos.mailbox.receive()["what"] for _ in range(2)] == ["stopped", "continued"]
 
 
 def test_a_hang_is_over_when_the_process_that_hangs_was_killed(chaos: Chaos) -> None:
@@ -386,6 +355,7 @@ def test_it_ends_when_its_node_does(chaos: Chaos) -> None:
     assert stopper.has_said("start_chaos: node 1 has gone")
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 def test_a_node_whose_check_processes_are_killed_is_faulty(mailbox: Mailbox) -> None:
     """As published: the command line of the script says nothing of the check, and the launcher's does."""
@@ -406,21 +376,16 @@ def test_it_kills_the_processes_of_a_node_check_and_no_worker(chaos: Chaos) -> N
 # ---- tasks of tf-ps-run
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_it_kills_the_task_of_a_role(chaos: Chaos, role: str) -> None:
+@pytest.mark.parametrize("role", ["", *ROLES])
+def test_it_kills_the_task_of_a_role_and_without_one_a_worker(chaos: Chaos, role: str) -> None:
     node = chaos.node(len(ROLES), program="tf_ps_run", WORKER_ID="3")
-    killer = chaos.script("kill-process", CHAOS_ROLE=role, CHAOS_CLUSTER=str(node.watchdog.pid))
+    chosen = {"CHAOS_ROLE": role} if role else {}
+    killer = chaos.script("kill-process", CHAOS_CLUSTER=str(node.watchdog.pid), **chosen)
     assert killer.finish() == 0
+    killed = role or "worker"
     ended = chaos.mailbox.receive()
-    assert (ended["what"], ended["of"]) == ("ended", node.tasks[role])
-    assert killer.said == f"start_chaos: node 1: killed {role}-4, process {node.tasks[role]} (1 of 1)\n"
-
-
-def test_without_a_role_it_kills_a_worker_of_tf_ps_run(chaos: Chaos) -> None:
-    node = chaos.node(len(ROLES), program="tf_ps_run")
-    killer = chaos.script("kill-process", CHAOS_CLUSTER=str(node.watchdog.pid))
-    assert killer.finish() == 0
-    assert chaos.mailbox.receive()["of"] == node.tasks["worker"]
+    assert (ended["what"], ended["of"]) == ("ended", node.tasks[killed])
+    assert killer.said == f"start_chaos: node 1: killed {killed}-4, process {node.tasks[killed]} (1 of 1)\n"
 
 
 def test_a_role_that_no_task_has_is_one_line(chaos: Chaos) -> None:
@@ -479,29 +444,40 @@ def test_a_node_of_a_cluster_is_slow_and_the_others_are_not(chaos: Chaos) -> Non
         assert not stops(pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_every_cpu_is_busy_until_the_script_ends(chaos: Chaos, number: signal.Signals) -> None:
-    chaos.cluster_node(1)
-    load = chaos.script("cpu-overload", CHAOS_CPU="machine", PATH="/usr/bin:/bin")
-    load.until_says("loops keep its CPUs busy")
-    loops = [process.pid for process in psutil.Process(load.pid).children() if process.status() == "running"]
+def busy_loops(children: list[psutil.Process]) -> list[psutil.Process]:
+    loops = [process for process in children if process.status() == "running"]
     assert len(loops) == len(os.sched_getaffinity(0))
-    with watched(*loops) as busy:
+    return loops
+
+
+def memory_holder(children: list[psutil.Process]) -> list[psutil.Process]:
+    [holder] = [process for process in children if process.name() == "tail"]
+    assert psutil.Process(holder.pid).memory_info().rss > 23 << 20
+    return [holder]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("verb", "said", "look"),
+    [
+        ("cpu-overload", "loops keep its CPUs busy", busy_loops),
+        ("memory-overload", "start_chaos: node 1: 24 of ", memory_holder),
+    ],
+)
+def test_a_machine_is_loaded_until_the_script_ends(
+    chaos: Chaos,
+    verb: str,
+    said: str,
+    look: Callable[[list[psutil.Process]], list[psutil.Process]],
+    number: signal.Signals,
+) -> None:
+    chaos.cluster_node(1)
+    load = chaos.script(verb, CHAOS_CPU="machine", CHAOS_SIZE="24", PATH="/usr/bin:/bin")
+    load.until_says(said)
+    with watched(*(process.pid for process in look(psutil.Process(load.pid).children()))) as loads:
         load.signal(number)
         load.finish()
-        assert still_alive(busy, WAIT) == 0
-
-
-def test_memory_is_taken_until_the_script_ends(chaos: Chaos) -> None:
-    chaos.cluster_node(1)
-    load = chaos.script("memory-overload", CHAOS_SIZE="24", PATH="/usr/bin:/bin")
-    load.until_says("start_chaos: node 1: 24 of ")
-    [holder] = [process for process in psutil.Process(load.pid).children() if process.name() == "tail"]
-    assert psutil.Process(holder.pid).memory_info().rss > 23 << 20
-    with watched(holder.pid) as held:
-        load.signal(signal.SIGTERM)
-        assert load.finish() == 128 + signal.SIGTERM
-        assert still_alive(held, WAIT) == 0
+        assert still_alive(loads, WAIT) == 0
 
 
 @pytest.fixture
@@ -617,81 +593,50 @@ def test_a_node_without_a_network_of_its_own_is_refused(chaos: Chaos) -> None:
     assert refused.has_said("start the job with --isolate-nodes")
 
 
-OWN_NETWORK = (
-    "ip link set lo up && ip link add eth0 type veth peer name far && ip link set far up && "
-    "ip addr add 10.77.1.101/16 dev eth0 && ip link set eth0 up && ip route add default via 10.77.0.1"
-)
 ROUTES = "default via 10.77.0.1 dev eth0 \n10.77.0.0/16 dev eth0 proto kernel scope link src 10.77.1.101 \n"
 
-# A mailbox is not heard from in another network, so these say what there is to say on their standard output.
-ISOLATED_AGENT = """
+# A mailbox is not heard from in another network, so this says what there is to say on its standard output.
+ISOLATED_AGENT = f"""
+ip link set lo up && ip link add eth0 type veth peer name far && ip link set far up &&
+ip addr add 10.77.1.101/16 dev eth0 && ip link set eth0 up && ip route add default via 10.77.0.1 &&
+exec {sys.executable} -c '
 import sys
 from dlrover_run.process_tree import tree
 tree.name_process("dlrover-agent")
 print("begun", flush=True)
 sys.stdin.read()
+'
 """
-ISOLATED_WORKER = "import signal; print('begun', flush=True); signal.pause()"
-
-
-def network_of(pid: int, *words: str) -> str:
-    return subprocess.run(
-        ["nsenter", "-t", str(pid), "-n", "ip", *words], check=True, capture_output=True, text=True
-    ).stdout
-
-
-@contextlib.contextmanager
-def isolated(mailbox: Mailbox, *unshare: str, command: str, **env: str) -> Iterator[Talker]:
-    """A shell that has a network of its own and runs a command in it; its input ends with this."""
-    process = subprocess.Popen(
-        ["unshare", "-n", *unshare, "bash", "-c", f"{OWN_NETWORK} && {command}"],
-        env=environment({"PYTHONPATH": str(SCRIPT.parent.parent), "TMPDIR": str(mailbox.directory), **env}),
-        cwd=mailbox.directory,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    with process:
-        try:
-            yield Talker("isolated", process)
-        finally:
-            process.kill()
 
 
 @needs_root
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip")
 def test_the_network_of_a_node_is_cut_and_is_as_it_was_afterwards(chaos: Chaos) -> None:
-    with isolated(
-        chaos.mailbox,
-        command=f"exec {sys.executable} -c '{ISOLATED_AGENT}'",
-        DLROVER_LOCAL_NODE="1",
-        DLROVER_LOCAL_CLUSTER=str(os.getpid()),
-    ) as agent:
-        agent.until_says("begun")
-        assert network_of(agent.pid, "route") == ROUTES
-        cutter = chaos.script("network-loss", CHAOS_WHEN="start")
-        cutter.until_says("start_chaos: node 1: eth0 is down")
-        assert "state DOWN" in network_of(agent.pid, "link", "show", "eth0")
-        cutter.signal(signal.SIGTERM)
-        assert cutter.finish() == 128 + signal.SIGTERM
-        assert cutter.said == "start_chaos: node 1: eth0 is down\n"
-        assert network_of(agent.pid, "route") == ROUTES
+    node = {"DLROVER_LOCAL_NODE": "1", "DLROVER_LOCAL_CLUSTER": str(os.getpid())}
+    process = subprocess.Popen(
+        ["unshare", "-n", "bash", "-c", ISOLATED_AGENT],
+        env=environment({"PYTHONPATH": str(SCRIPT.parent.parent), **node}),
+        cwd=chaos.mailbox.directory,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
+    def ip(*words: str) -> str:
+        inside = ["nsenter", "-t", str(process.pid), "-n", "ip", *words]
+        return subprocess.run(inside, check=True, capture_output=True, text=True).stdout
 
-@needs_root
-@pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip")
-def test_in_a_container_its_own_network_is_cut(mailbox: Mailbox) -> None:
-    """With namespaces of its own for processes and the network, as a container has them."""
-    worker = mailbox.script("worker.py", ISOLATED_WORKER)
-    launch = f"{sys.executable} -m dlrover_run --standalone {worker}"
-    with isolated(
-        mailbox,
-        *("-p", "-f", "--mount-proc", "--kill-child"),
-        command=f"{{ bash {SCRIPT} network-loss & }} && {launch}; wait; ip route",
-    ) as job:
-        job.until_says("start_chaos: node 1: eth0 is down")
-        [init] = psutil.Process(job.pid).children()
-        next(process for process in init.children() if "dlrover_run" in process.cmdline()).terminate()
-        assert job.finish() == 0
-    assert job.said.endswith(ROUTES)
+    with process:
+        try:
+            Talker("the agent", process).until_says("begun")
+            assert ip("route") == ROUTES
+            cutter = chaos.script("network-loss", CHAOS_WHEN="start")
+            cutter.until_says("start_chaos: node 1: eth0 is down")
+            assert "state DOWN" in ip("link", "show", "eth0")
+            cutter.signal(signal.SIGTERM)
+            assert cutter.finish() == 128 + signal.SIGTERM
+            assert cutter.said == "start_chaos: node 1: eth0 is down\n"
+            assert ip("route") == ROUTES
+        finally:
+            process.kill()

@@ -8,15 +8,19 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import only_long
 
+from dlrover_run.agent.environment import check_environments
+from dlrover_run.node_check.accelerators import find_accelerator
+from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.supervisor.ports import HeldPort
 
 pytest.importorskip("torch")
@@ -60,6 +64,11 @@ class CheckProcess:
         assert line, self.errors.read_text()
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def compute(self, seconds: float = 0.1) -> dict[str, Any]:
+        """The answer to an order to compute."""
+        self.order(do="compute", seconds=seconds)
+        return self.answer()
 
     def end(self) -> tuple[int, str, str]:
         """The exit code, what is left of the answers, and the error output, after the end of orders."""
@@ -134,11 +143,11 @@ def passes(name: str, *processes: CheckProcess) -> None:
         assert 0.0001 < answer["gigabytes"] < 1000
 
 
-def test_computing_reports_a_plausible_speed(crew: Crew) -> None:
-    process = crew.start()
+@pytest.mark.parametrize("threads", ["1", *only_long("3")])
+def test_computing_reports_a_plausible_speed(crew: Crew, threads: str) -> None:
+    process = crew.start(OMP_NUM_THREADS=threads)
     for _ in range(2):
-        process.order(do="compute", seconds=0.2)
-        answer = process.answer()
+        answer = process.compute()
         assert (answer["done"], answer["device"]) == ("compute", "cpu")
         assert 0.0001 < answer["tflops"] < 100
     assert process.end() == (0, "", "")
@@ -147,42 +156,105 @@ def test_computing_reports_a_plausible_speed(crew: Crew) -> None:
 @pytest.mark.parametrize("number", [signal.SIGRTMIN, *only_long(signal.SIGQUIT, signal.SIGXCPU)])
 def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(crew: Crew, number: int) -> None:
     process = crew.start()
-    process.order(do="compute", seconds=0.2)
-    process.answer()
+    process.compute()
     process.process.send_signal(number)
     assert process.end()[0] == 0
 
 
-@pytest.mark.parametrize("fault", ["wrong", *only_long("nan", "skipped")])
-def test_one_wrong_element_in_some_product_is_reported_as_wrong(crew: Crew, fault: str) -> None:
-    process = crew.start_faulty(fault)
-    process.order(do="compute", seconds=1)
-    answer = process.answer()
+@pytest.mark.parametrize(
+    ("fault", "threads"), [("wrong", "3"), *only_long(("wrong", "1"), ("nan", "1"), ("skipped", "1"))]
+)
+def test_one_wrong_element_in_some_product_is_reported_as_wrong(crew: Crew, fault: str, threads: str) -> None:
+    answer = crew.start_faulty(fault, OMP_NUM_THREADS=threads).compute(seconds=1)
     assert answer["wrong"] is True
     assert re.fullmatch(r"abacus multiplied matrices wrongly: 1 of \d+ rows of a product are wrong", answer["problem"])
 
 
 def test_too_little_memory_is_a_problem_and_no_wrong_result(crew: Crew) -> None:
     process = crew.start_faulty("memory")
-    process.order(do="compute", seconds=0.2)
     problem = "abacus has too little free memory: tried to allocate 3 beads"
-    assert process.answer() == {"done": "compute", "problem": problem, "wrong": False}
+    assert process.compute() == {"done": "compute", "problem": problem, "wrong": False}
     assert process.end()[0] == 0
 
 
 def test_a_driver_that_fails_is_a_problem_of_each_order(crew: Crew) -> None:
     process = crew.start_faulty("driver")
     words = "no device could be used: the accelerator plug-in abacus failed: the abacus does not answer"
-    process.order(do="compute", seconds=0.2)
-    assert process.answer() == {"done": "compute", "problem": words, "wrong": False}
+    assert process.compute() == {"done": "compute", "problem": words, "wrong": False}
     crew.link("a", process, world=2)
     assert process.answer() == {"done": "link", "name": "a", "problem": words}
 
 
+Gpus = Callable[[int], None]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    """Has torch believe in so many GPUs."""
+    import torch
+
+    def show(count: int) -> None:
+        answers = {
+            "is_available": count > 0,
+            "device_count": count,
+            "set_device": None,
+            "get_device_name": "NVIDIA H200",
+            "is_bf16_supported": True,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("present", "workers", "backend"), [(8, 8, "nccl"), (8, 2, "nccl"), (1, 4, "gloo"), (1, 1, "nccl")]
+)
+def test_ranks_that_share_the_one_gpu_of_a_machine_talk_through_its_memory(
+    gpus: Gpus, present: int, workers: int, backend: str
+) -> None:
+    gpus(present)
+    found = find_accelerator(workers - 1, workers)
+    assert (found.device.index, found.backend) == ((workers - 1) % present, backend)
+
+
+def test_a_rank_for_which_none_of_several_gpus_is_left_is_reported(gpus: Gpus) -> None:
+    gpus(7)
+    assert find_accelerator(6, 8).device.index == 6
+    with pytest.raises(RuntimeError, match="local rank 7 has no GPU: 7 are visible"):
+        find_accelerator(7, 8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("own", [False, True])
+def test_a_rank_that_sees_its_own_device_alone_is_the_only_one_of_it(crew: Crew, own: bool) -> None:
+    entrypoint = Entrypoint("program", "/bin/true")
+    spec = JobSpec(entrypoint, "job", 2, virtual_local_rank=own)
+    environment = check_environments(spec, {"CUDA_VISIBLE_DEVICES": "4,5"})[1]
+    assert environment["CUDA_VISIBLE_DEVICES"] == ("5" if own else "4,5")
+    process = crew.start_faulty("place", **environment)
+    assert process.compute()["device"] == ("abacus 0 of 1" if own else "abacus 1 of 2")
+
+
+@pytest.mark.long
+def test_the_store_of_links_listens_before_a_link_is_ordered(crew: Crew) -> None:
+    process = crew.start(DLROVER_RUN_CHECK_STORE_PORT=str(crew.port.number))
+    process.compute()
+    socket.create_connection(("127.0.0.1", crew.port.number)).close()
+
+
+def test_a_port_that_is_taken_is_a_problem_of_a_link_alone(crew: Crew) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = crew.start(DLROVER_RUN_CHECK_STORE_PORT=str(port))
+        assert process.compute()["tflops"] > 0
+        process.order(**{**crew.link_order("a", 0, 2, 5.0), "port": port})
+        assert process.answer()["problem"].startswith(f"port {port} could not be listened on: ")
+
+
 def test_an_accelerator_of_a_plugin_is_used_and_what_libraries_print_is_no_answer(crew: Crew) -> None:
     process = crew.start_faulty("")
-    process.order(do="compute", seconds=0.2)
-    assert process.answer()["device"] == "abacus"
+    assert process.compute()["device"] == "abacus"
     code, rest, errors = process.end()
     assert (code, rest) == (0, "")
     assert "a library says hello" in errors
@@ -191,8 +263,7 @@ def test_an_accelerator_of_a_plugin_is_used_and_what_libraries_print_is_no_answe
 
 def test_a_plugin_whose_accelerator_is_not_there_is_passed_over(crew: Crew) -> None:
     process = crew.start_faulty("not there")
-    process.order(do="compute", seconds=0.2)
-    assert process.answer()["device"] == "cpu"
+    assert process.compute()["device"] == "cpu"
 
 
 @pytest.mark.long
@@ -207,73 +278,46 @@ def test_links_in_turn_use_one_store_at_a_port_that_is_held(crew: Crew, world: i
 
 
 @pytest.mark.long
-def test_a_partner_that_never_comes_is_named_and_the_next_link_works(crew: Crew) -> None:
-    one, other = crew.start(0, 2), crew.start(1, 2)
-    # An order first, so that the time-out is not spent on importing torch.
-    one.order(do="compute", seconds=0.1)
-    assert "tflops" in one.answer()
-    # Long enough to make the store and to connect to it on a busy machine: else that would be the problem.
-    crew.link("a", one, world=2, timeout=10.0)
-    problem = "rank 1 of its 2 processes did not join within 10 seconds"
-    assert one.answer() == {"done": "link", "name": "a", "problem": problem}
-    crew.link("b", one, other)
-    passes("b", one, other)
-
-
-@pytest.mark.long
-def test_a_host_that_never_comes_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
+def test_an_end_that_never_comes_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
     one, other = crew.start(0, 2), crew.start(1, 2)
     other.order(**crew.link_order("a", 1, 2, 1.0))
-    answer = other.answer()
-    assert answer["problem"].startswith(f"no connection to 127.0.0.1:{crew.port.number} within 1 seconds: ")
-    crew.link("b", one, other)
-    passes("b", one, other)
+    unreachable = f"no connection to 127.0.0.1:{crew.port.number} within 1 seconds: "
+    assert other.answer()["problem"].startswith(unreachable)
+    # An order first, so that the time-out is not spent on importing torch.
+    one.compute()
+    # Long enough to make the store and to connect to it on a busy machine: else that would be the problem.
+    crew.link("b", one, world=2, timeout=10.0)
+    problem = "rank 1 of its 2 processes did not join within 10 seconds"
+    assert one.answer() == {"done": "link", "name": "b", "problem": problem}
+    crew.link("c", one, other)
+    passes("c", one, other)
 
 
 @pytest.mark.long
-def test_a_partner_killed_in_a_link_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
-    one = crew.start_faulty("", CHECK_GIVE_UP_AFTER=str(TIMEOUT))
-    other, third = crew.start_faulty("die in the link"), crew.start(1, 2)
-    crew.link("a", one, other)
+@pytest.mark.parametrize(
+    ("fault", "own_fault", "timeout"),
+    [
+        ("die in the link", "", 60.0),
+        ("die before the group", "", 2.0),
+        ("die before the group", "number groups elsewhere", 2.0),
+        ("stop in the link", "", 3.0),
+    ],
+)
+def test_a_partner_that_is_lost_in_a_link_is_a_problem_and_the_next_link_works(
+    crew: Crew, fault: str, own_fault: str, timeout: float
+) -> None:
+    one = crew.start_faulty(own_fault, CHECK_GIVE_UP_AFTER=str(TIMEOUT))
+    other, third = crew.start_faulty(fault), crew.start(1, 2)
+    for process in (one, other, third):
+        # Orders first, so that the time-out is not spent on importing torch.
+        assert "tflops" in process.compute()
+    crew.link("a", one, other, timeout=timeout)
     answer = one.answer()
     assert (answer["done"], answer["name"]) == ("link", "a")
     assert answer["problem"]
     assert "ends" not in answer
-    assert other.process.wait(TIMEOUT) == -signal.SIGKILL
-    crew.link("b", one, third)
-    passes("b", one, third)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("fault", ["", "number groups elsewhere"])
-def test_a_link_after_a_group_that_could_not_be_made_works(crew: Crew, fault: str) -> None:
-    one = crew.start_faulty(fault, CHECK_GIVE_UP_AFTER=str(TIMEOUT))
-    other, third = crew.start_faulty("die before the group"), crew.start()
-    for process in (one, other, third):
-        # Orders first, so that the time-out is not spent on importing torch.
-        process.order(do="compute", seconds=0.1)
-        assert "tflops" in process.answer()
-    crew.link("a", one, other, timeout=2.0)
-    answer = one.answer()
-    assert answer["problem"]
-    assert "ends" not in answer
-    assert other.process.wait(TIMEOUT) == -signal.SIGKILL
-    crew.link("b", one, third)
-    passes("b", one, third)
-
-
-@pytest.mark.long
-def test_a_partner_that_stands_still_in_a_link_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
-    one = crew.start_faulty("", CHECK_GIVE_UP_AFTER=str(TIMEOUT))
-    other, third = crew.start_faulty("stop in the link"), crew.start(1, 2)
-    for process in (one, other):
-        # Orders first, so that the time-out is not spent on importing torch.
-        process.order(do="compute", seconds=0.1)
-        assert "tflops" in process.answer()
-    crew.link("a", one, other, timeout=3.0)
-    answer = one.answer()
-    assert answer["problem"]
-    assert "ends" not in answer
+    if fault.startswith("die"):
+        assert other.process.wait(TIMEOUT) == -signal.SIGKILL
     crew.link("b", one, third)
     passes("b", one, third)
 
@@ -307,16 +351,6 @@ def test_processes_of_unlike_accelerators_talk_through_gloo(crew: Crew) -> None:
     passes("a", one, other)
 
 
-def test_a_port_with_a_listener_is_a_problem(crew: Crew) -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        process = crew.start()
-        process.order(**{**crew.link_order("a", 0, 2, 5.0), "port": port})
-        assert process.answer()["problem"].startswith(f"port {port} could not be listened on: ")
-
-
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -345,8 +379,7 @@ def test_an_invalid_request_ends_the_process_with_one_line(crew: Crew, line: byt
 @pytest.mark.parametrize("number", [signal.SIGTERM, *only_long(signal.SIGINT)])
 def test_a_signal_ends_it_without_a_word(crew: Crew, number: signal.Signals) -> None:
     process = crew.start()
-    process.order(do="compute", seconds=0.1)
-    process.answer()
+    process.compute()
     process.order(do="compute", seconds=600)
     process.process.send_signal(number)
     assert process.process.wait(TIMEOUT) == -number

@@ -139,6 +139,20 @@ SCRIPTS = {
     "own excepthook": "import sys, traceback\ndef h(t, v, tb):\n    print('hook', t, v, "
     "traceback.extract_tb(tb), sys.last_traceback is tb, sys.excepthook is h)\nsys.excepthook = h\n1/0\n",
     "excepthook that fails": "import sys\ndef h(t, v, tb):\n    raise RuntimeError('hook')\nsys.excepthook = h\n1/0\n",
+    "atexit": "import atexit, threading, sys\natexit.register(print, 'first')\natexit.register(print, 'second')\n"
+    "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread'))).start()\n"
+    "print('main ends')\natexit.register(lambda: print('third', file=sys.stderr))\n",
+    "exception at exit": "import atexit\natexit.register(lambda: 1/0)\n",
+    "exception in a thread": "import threading\nthreading.Thread(target=lambda: 1/0, name='T').start()\n",
+    "warnings": "import warnings\nprint(len(warnings.filters), warnings.filters)\nwarnings.warn('careful')\n"
+    "def f():\n    warnings.warn('deeper', stacklevel=2)\nf()\n",
+    "logging": "import logging\nlogging.warning('w')\nprint(logging.root.handlers, logging.root.manager.loggerDict)\n",
+    "future annotations off": "x: undefined_name_in_annotation = 1\n",
+    "non-ASCII source": "# -*- coding: latin-1 -*-\nprint(ascii('h\xe9'), __file__)\nraise ValueError('\xe9')\n",
+    "own module": "import sys\nsys.stdout.write('a')\nimport own_thing\n",
+}
+
+VIEWS = {
     "main's attributes": "import __main__\nprint(__name__, __file__, __spec__, type(__loader__), __loader__.name, "
     "__loader__.path, __package__, __doc__, __builtins__)\n"
     "print(sorted(vars(__main__)), __main__.__dict__ is globals(), getattr(__main__, '__annotations__', 0))\n",
@@ -147,11 +161,6 @@ SCRIPTS = {
     "finders": "import sys\nnames = [getattr(f, '__name__', type(f).__name__) for f in sys.meta_path]\n"
     "print([n for n in names if n != 'ImportRecorder'])\n",
     "none of our modules": "import sys\nprint([n for n in sys.modules if 'dlrover' in n and 'editable' not in n])\n",
-    "atexit": "import atexit, threading, sys\natexit.register(print, 'first')\natexit.register(print, 'second')\n"
-    "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread'))).start()\n"
-    "print('main ends')\natexit.register(lambda: print('third', file=sys.stderr))\n",
-    "exception at exit": "import atexit\natexit.register(lambda: 1/0)\n",
-    "exception in a thread": "import threading\nthreading.Thread(target=lambda: 1/0, name='T').start()\n",
     "threads": "import os, threading\nm = threading.main_thread()\n"
     "print(m is threading.current_thread(), m.native_id == os.getpid(), threading.get_native_id() == os.getpid(),"
     " threading.active_count(), m.name, len(os.listdir('/proc/self/task')))\n",
@@ -174,19 +183,14 @@ SCRIPTS = {
     "print([v for v in e if not v.startswith(('TEMPLATE', 'FORKED_AT'))])\n",
     "multiprocessing's process": "import multiprocessing as m, os\np = m.current_process()\n"
     "print(p.name, p._identity, m.parent_process(), m.process.ORIGINAL_DIR, m.active_children(), len(p.authkey))\n",
-    "warnings": "import warnings\nprint(len(warnings.filters), warnings.filters)\nwarnings.warn('careful')\n"
-    "def f():\n    warnings.warn('deeper', stacklevel=2)\nf()\n",
-    "logging": "import logging\nlogging.warning('w')\nprint(logging.root.handlers, logging.root.manager.loggerDict)\n",
-    "future annotations off": "x: undefined_name_in_annotation = 1\n",
     "collector": "import gc\nprint(gc.isenabled(), gc.get_threshold())\n",
-    "non-ASCII source": "# -*- coding: latin-1 -*-\nprint(ascii('h\xe9'), __file__)\nraise ValueError('\xe9')\n",
-    "own module": "import sys\nsys.stdout.write('a')\nimport own_thing\n",
 }
+"""Parts of one script, which prints all that a script can see of its process."""
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_forked_script_behaves_as_a_fresh_one(case: Case, name: str) -> None:
-    write(case, SCRIPTS[name])
+@pytest.mark.parametrize("source", [*SCRIPTS.values(), "".join(VIEWS.values())], ids=[*SCRIPTS, "all that it sees"])
+def test_a_forked_script_behaves_as_a_fresh_one(case: Case, source: str) -> None:
+    write(case, source)
     write(case, "print('own', __name__, __file__)\ndef g():\n    raise OSError(5, 'own')\ng()\n", "own_thing.py")
     case.args = ("--x", "", "two words", "--")
     assert case.forked() == case.fresh()
@@ -234,25 +238,28 @@ def test_standard_input(case: Case, stdin: str | None) -> None:
     assert case.forked() == case.fresh()
 
 
-def test_python_settings_in_the_environment(case: Case) -> None:
+@pytest.mark.parametrize(
+    "env",
+    [
+        {
+            "PYTHONHASHSEED": "7",
+            "PYTHONOPTIMIZE": "1",
+            "PYTHONIOENCODING": "latin-1:replace",
+            "PYTHONPATH": "lib:/nowhere",
+            "PYTHONWARNINGS": "error::ResourceWarning",
+            "PYTHONSAFEPATH": "1",
+        },
+        {"LANG": "C", "PYTHONHASHSEED": "0"},
+    ],
+    ids=["settings", "C locale"],
+)
+def test_python_settings_in_the_environment(case: Case, env: dict[str, str]) -> None:
     write(
         case,
-        "import sys\nout = sys.stdout\nprint(sys.flags, out.encoding, out.errors, hash('x'), sys.path)\nassert 0\n",
+        "import locale, os, sys\nout = sys.stdout\nprint(sys.flags, out.encoding, out.errors, hash('x'), sys.path)\n"
+        "print(os.environ.get('LC_CTYPE'), locale.getlocale())\nassert 0\n",
     )
-    case.env = {
-        "PYTHONHASHSEED": "7",
-        "PYTHONOPTIMIZE": "1",
-        "PYTHONIOENCODING": "latin-1:replace",
-        "PYTHONPATH": "lib:/nowhere",
-        "PYTHONWARNINGS": "error::ResourceWarning",
-        "PYTHONSAFEPATH": "1",
-    }
-    assert case.forked() == case.fresh()
-
-
-def test_the_c_locale(case: Case) -> None:
-    write(case, "import os, sys, locale\nprint(os.environ.get('LC_CTYPE'), sys.stdout.encoding, locale.getlocale())\n")
-    case.env = {"LANG": "C"}
+    case.env = env
     assert case.forked() == case.fresh()
 
 
