@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, leave, succeed, tell
-from etcd_conversation import RENEW_TIMEOUT
-from etcd_server import PASSWORD, Etcd, serving
+from etcd_conversation import RENEW_TIMEOUT, read
+from etcd_server import Etcd, serving
 from harness import WAIT
 from meeting_places import InEtcd
 
@@ -31,12 +31,6 @@ from dlrover_run.transport.addresses import Address, UnresolvedHost
 def place(etcd: Etcd) -> InEtcd:
     """One server that the test may do anything to."""
     return InEtcd(etcd)
-
-
-class LockedUp(InEtcd):
-    """Keys that only a user can read."""
-
-    user = "trainer"
 
 
 class TestAnEtcdThatTakesOnlyShortWrites:
@@ -65,7 +59,7 @@ class TestAnEtcdThatTakesOnlyShortWrites:
     ],
 )
 def test_a_machine_that_is_a_member_too_advertises_no_loopback(
-    etcd: Etcd, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], advertised: str
+    shared_etcd: Etcd, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], advertised: str
 ) -> None:
     """On Debian the name of a machine stands there for 127.0.1.1, from which no other node is reached."""
     hosts = {"this": "127.0.1.1", "other": "192.0.2.9", "unreachable": "203.0.113.9"}
@@ -78,46 +72,23 @@ def test_a_machine_that_is_a_member_too_advertises_no_loopback(
     monkeypatch.setattr(etcd_client, "resolve", resolve)
     routes = {"127.0.1.1": "127.0.0.1", "192.0.2.9": "192.0.2.2"}
     monkeypatch.setattr(etcd_client, "route_source", lambda address: routes.get(address.host))
+    run_id = "-".join(names)
+    members = EtcdSpec(tuple((name, 2379) for name in names))
+    spec = JobSpec(entrypoint=Entrypoint("script", "train.py"), run_id=run_id, backend="etcd", etcd=members)
 
     async def join() -> NodeReport:
-        watching = EtcdStore(EtcdSpec(etcd.places), RENEW_TIMEOUT)
-        spec = JobSpec(
-            entrypoint=Entrypoint("script", "train.py"),
-            run_id="job",
-            backend="etcd",
-            etcd=EtcdSpec(tuple((name, 2379) for name in names)),
-        )
-        client = EtcdClient(spec, lambda: None, print, EtcdStore(EtcdSpec(etcd.places), RENEW_TIMEOUT))
-        key = Keys(EtcdSpec.prefix, "job").node("n")
-        async with watching.watch([Range(key)]) as watch:
+        watching = EtcdStore(EtcdSpec(shared_etcd.places), RENEW_TIMEOUT)
+        client = EtcdClient(spec, lambda: None, print, EtcdStore(EtcdSpec(shared_etcd.places), RENEW_TIMEOUT))
+        async with watching.watch([Range(Keys(EtcdSpec.prefix, run_id).node("n"))]) as watch:
+            before = (await read(watching)).revision
             client.report(NodeReport(node_id="n", incarnation="i", host="h", address="", port=0, workers=1))
-            (change,) = await asyncio.wait_for(anext(watch.after(1)), WAIT)
+            (change,) = await asyncio.wait_for(anext(watch.after(before)), WAIT)
         assert change.now is not None
         await client.close()
         await watching.close()
         return decode_record(change.now.value, NodeReport)
 
     assert asyncio.run(join()).address == advertised
-
-
-class TestAnEtcdThatDemandsAUser:
-    @pytest.fixture
-    def place(self, tmp_path: Path) -> Iterator[InEtcd]:
-        with serving(tmp_path / "etcd") as etcd:
-            place = LockedUp(etcd)
-            etcd.demand_users(prefix=f"{place.prefix}/")
-            yield place
-
-    def test_a_node_without_one_is_informed_how_to_give_it(self, cluster: Cluster) -> None:
-        node = cluster.node("a", "2")
-        assert node.finish() == 2
-        assert node.has_said("etcd demands a user and none was given: add user=NAME to --rdzv-conf and put the")
-
-    def test_a_node_whose_user_may_only_work_elsewhere_is_informed_what_to_permit(self, cluster: Cluster) -> None:
-        conf = {"user": "trainer", "protocol": "http", "prefix": "/elsewhere"}
-        node = cluster.node("a", "2", conf=conf, env={"DLROVER_ETCD_PASSWORD": PASSWORD})
-        assert node.finish() == 2
-        assert node.has_said("The user 'trainer' may not read and write below /elsewhere/ in etcd")
 
 
 @pytest.mark.long

@@ -19,21 +19,24 @@ from dlrover_run.etcd.operations import EtcdMisconfigured
 from dlrover_run.spec import EtcdSpec
 
 
-@pytest.fixture
-def etcd_tls(tmp_path: Path, etcd_certificates: Path) -> Iterator[Etcd]:
+@pytest.fixture(scope="module")
+def etcd_tls(tmp_path_factory: pytest.TempPathFactory, etcd_certificates: Path) -> Iterator[Etcd]:
     """A server that demands certificates of its clients."""
-    with serving(tmp_path / "etcd-tls", tls=Tls(etcd_certificates)) as server:
+    with serving(tmp_path_factory.mktemp("etcd-tls"), tls=Tls(etcd_certificates)) as server:
         yield server
 
 
-def test_a_certificate_of_the_right_authority_lets_a_node_in(etcd_tls: Etcd, etcd_certificates: Path) -> None:
-    etcd_tls.demand_users()
-    talk(known(etcd_tls, tls=files(etcd_certificates)), hold)
+def test_a_certificate_of_the_right_authority_lets_a_node_in(tmp_path: Path, etcd_certificates: Path) -> None:
+    with serving(tmp_path / "e", tls=Tls(etcd_certificates)) as server:
+        server.demand_users()
+        talk(known(server, tls=files(etcd_certificates)), hold)
 
 
 def test_a_server_may_demand_no_certificates(tmp_path: Path, etcd_certificates: Path) -> None:
     with serving(tmp_path / "e", tls=Tls(etcd_certificates, authority=None)) as server:
         talk(EtcdSpec(server.places, tls=files(etcd_certificates, name=None)), hold)
+        with pytest.raises(EtcdMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"):
+            talk(EtcdSpec(server.places), read)
 
 
 @pytest.mark.parametrize(
@@ -67,24 +70,20 @@ def test_a_certificate_for_another_name_is_one_sentence(tmp_path: Path, etcd_cer
         talk(EtcdSpec(server.places, tls=files(etcd_certificates)), read)
 
 
-@pytest.mark.parametrize("authority", ["ca", None])
-def test_a_node_without_tls_is_informed_that_the_server_uses_it(
-    tmp_path: Path, etcd_certificates: Path, authority: str | None
+def test_a_node_without_tls_is_informed_that_the_server_uses_it(etcd_tls: Etcd) -> None:
+    with pytest.raises(EtcdMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"):
+        talk(EtcdSpec(etcd_tls.places), read)
+
+
+def test_a_node_with_tls_is_informed_that_the_server_does_not_use_it(
+    shared_etcd: Etcd, etcd_certificates: Path
 ) -> None:
-    with (
-        serving(tmp_path / "e", tls=Tls(etcd_certificates, authority=authority)) as server,
-        pytest.raises(EtcdMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"),
-    ):
-        talk(EtcdSpec(server.places), read)
-
-
-def test_a_node_with_tls_is_informed_that_the_server_does_not_use_it(etcd: Etcd, etcd_certificates: Path) -> None:
     with pytest.raises(EtcdMisconfigured, match="it does not use TLS, and this node does"):
-        talk(EtcdSpec(etcd.places, tls=files(etcd_certificates)), read)
+        talk(EtcdSpec(shared_etcd.places, tls=files(etcd_certificates)), read)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_is_wrong_with_one_endpoint_is_no_matter_while_another_one_works(
-    etcd: Etcd, etcd_tls: Etcd, order: int
+    shared_etcd: Etcd, etcd_tls: Etcd, order: int
 ) -> None:
-    talk(EtcdSpec((*etcd.places, *etcd_tls.places)[::order]), hold)
+    talk(EtcdSpec((*shared_etcd.places, *etcd_tls.places)[::order]), hold)

@@ -40,13 +40,6 @@ def test_signals_to_handle_can_be_chosen(launcher: Launcher, mailbox: Mailbox) -
     assert ended.code == (128 + signal.SIGUSR1 if launcher.is_ours else 1)
 
 
-def test_the_torchrun_code_for_a_signal_can_be_had(mailbox: Mailbox) -> None:
-    process = launch(mailbox, "--compat-exit-codes", ON_SIGNAL)
-    mailbox.receive()
-    process.terminate()
-    assert finish(process).code == 1
-
-
 def test_a_preemption_notice_reaches_the_workers_once_and_gives_them_its_own_time(mailbox: Mailbox) -> None:
     process = launch(
         mailbox, "--nproc-per-node=2", "--preemption-notice=USR1@7200", "--shutdown-timeout=0", ON_SIGNAL, "stay"
@@ -72,15 +65,6 @@ def test_a_worker_that_goes_on_is_killed_before_the_end_of_the_notice(mailbox: M
     process.send_signal(signal.SIGUSR1)
     assert finish(process).code == 128 + signal.SIGUSR1
     assert mailbox.receive(0)["signal"] == "SIGUSR1"
-
-
-def test_an_unlisted_signal_ends_the_launcher_and_leaves_nothing(mailbox: Mailbox) -> None:
-    """Ours differs: torchrun leaves its workers behind."""
-    process = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=0.5", ON_SIGNAL, "stay")
-    with watched(*(m["pid"] for m in mailbox.gather(2))) as workers:
-        process.send_signal(signal.SIGUSR1)
-        assert finish(process).code == 128 + signal.SIGUSR1
-        assert still_alive(workers, WAIT) == 0
 
 
 def test_a_worker_that_is_stopped_learns_that_it_shall_end(mailbox: Mailbox) -> None:

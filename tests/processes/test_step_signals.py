@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -77,57 +77,55 @@ for line in range(half, 2 * half):
 """
 
 
+def check_lines(mailbox: Mailbox, disturb: Callable[[subprocess.Popen[str]], None], count: int, *flags: str) -> str:
+    """Run workers that print 240 lines, half of them after they were disturbed and have got both signals; what was
+    printed, which must have all lines once."""
+    each = 240 // count
+    script = mailbox.script("lines.py", LINES.format(half=each // 2))
+    launcher = launch(mailbox, *flags, "--forward-signals=USR1,USR2", script, stderr=subprocess.STDOUT)
+    mailbox.gather(count)
+    disturb(launcher)
+    ended = finish(launcher)
+    assert ended.code == 0, ended.out
+    shown = [line[line.rindex("rank ") :] for line in ended.out.splitlines() if " line " in line]
+    assert sorted(shown) == sorted(f"rank {rank} line {line}" for rank in range(count) for line in range(each))
+    return ended.out
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("method", METHODS)
 def test_no_line_is_lost_when_every_process_of_the_step_is_signalled(
     mailbox: Mailbox, method: str, place: Sequence[str]
 ) -> None:
-    """240 lines of two workers (three on three nodes); of them 4 arrived when the relay died of the signal."""
-    count = workers_of(place)
-    each = 240 // count
-    script = mailbox.script("lines.py", LINES.format(half=each // 2))
-    flags = [*place, f"--start-method={method}", "--forward-signals=USR1,USR2"]
-    launcher = launch(mailbox, *flags, script, stderr=subprocess.STDOUT)
-    mailbox.gather(count)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal_step(launcher, number)
-    _signal_own(launcher, signal.SIGRTMIN + 3)
-    ended = finish(launcher)
-    assert ended.code == 0, ended.out
-    shown = [line[line.rindex("rank ") :] for line in ended.out.splitlines() if " line " in line]
-    assert sorted(shown) == sorted(f"rank {rank} line {line}" for rank in range(count) for line in range(each))
+    """Of 240 lines 4 arrived when the relay died of the signal."""
+
+    def disturb(launcher: subprocess.Popen[str]) -> None:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal_step(launcher, number)
+        # What belongs to the launcher, but no worker: none of those has a handler for a real-time signal.
+        for process in step_of(launcher):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not any("lines.py" in word for word in process.cmdline()) or process.pid == launcher.pid:
+                    os.kill(process.pid, signal.SIGRTMIN + 3)
+
+    check_lines(mailbox, disturb, workers_of(place), *place, f"--start-method={method}")
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("flags", [(), ("--tee=3",)], ids=["console", "teed"])
-def test_no_line_is_lost_when_the_relay_is_killed(
-    mailbox: Mailbox, method: str, place: Sequence[str], flags: Sequence[str]
-) -> None:
-    count = workers_of(place)
-    each = 240 // count
-    script = mailbox.script("lines.py", LINES.format(half=each // 2))
-    arguments = [*place, *flags, f"--start-method={method}", "--forward-signals=USR1,USR2", script]
-    launcher = launch(mailbox, *arguments, stderr=subprocess.STDOUT)
-    mailbox.gather(count)
-    relays = [process for process in step_of(launcher) if process.name().startswith("dlrover-relay")]
-    for relay in relays:
-        relay.kill()
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        launcher.send_signal(number)
-    ended = finish(launcher)
-    assert ended.code == 0, ended.out
-    shown = [line[line.rindex("rank ") :] for line in ended.out.splitlines() if " line " in line]
-    assert sorted(shown) == sorted(f"rank {rank} line {line}" for rank in range(count) for line in range(each))
-    assert ended.out.count("the output relay was killed by SIGKILL") == len(relays)
+@pytest.mark.parametrize("flags", [("--tee=3",), *only_long(((),))], ids=["teed", "console"])
+def test_no_line_is_lost_when_the_relay_is_killed(mailbox: Mailbox, place: Sequence[str], flags: Sequence[str]) -> None:
+    killed = []
 
+    def disturb(launcher: subprocess.Popen[str]) -> None:
+        for process in step_of(launcher):
+            if process.name().startswith("dlrover-relay"):
+                killed.append(process)
+                process.kill()
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            launcher.send_signal(number)
 
-def _signal_own(launcher: subprocess.Popen[str], number: int) -> None:
-    """Signal what belongs to the launcher, but no worker: none of those has a handler for a real-time signal."""
-    for process in step_of(launcher):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not any("lines.py" in word for word in process.cmdline()) or process.pid == launcher.pid:
-                os.kill(process.pid, number)
+    out = check_lines(mailbox, disturb, workers_of(place), *place, *flags)
+    assert out.count("the output relay was killed by SIGKILL") == len(killed) > 0
 
 
 LOADING = """
@@ -319,6 +317,10 @@ def test_forwarded_signals_can_be_given_by_a_variable() -> None:
 
 TERM = signal.SIGTERM
 STEPD, SUPERVISOR, PERSON = 100, 200, 300
+LATER = 5.0 + SAME_SIGNAL_SECONDS
+
+Delivery = Callable[[SignalDeduplicator], list[AcceptedSignal]]
+"""Something that the deduplicator learns."""
 
 
 def sent(sender: int, at: float, above: bool = True) -> ReceivedSignal:
@@ -326,65 +328,83 @@ def sent(sender: int, at: float, above: bool = True) -> ReceivedSignal:
     return ReceivedSignal(TERM, above, sender, at)
 
 
-class TestDeliveries:
-    """Whether the workers have a signal already."""
+def launcher_gets(sender: int, at: float, now: float | None = None) -> Delivery:
+    return lambda deduplicator: deduplicator.to_launcher(sent(sender, at), at if now is None else now)
 
-    def test_what_a_person_sends_is_passed_on_at_once(self) -> None:
-        assert SignalDeduplicator().to_launcher(sent(PERSON, 5.0, above=False), 5.0) == [AcceptedSignal(TERM, None)]
 
-    @pytest.mark.parametrize("agent_first", [True, False])
-    def test_a_sender_that_signals_launcher_and_agent_signals_workers(self, agent_first: bool) -> None:
-        deliveries = SignalDeduplicator()
-        if agent_first:
-            assert deliveries.to_agent(TERM, 5.0, 5.0) == []
-            assert deliveries.to_launcher(sent(STEPD, 5.1), 5.1) == [AcceptedSignal(TERM, 5.0)]
-        else:
-            assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == []
-            assert deliveries.to_agent(TERM, 5.1, 5.1) == [AcceptedSignal(TERM, 5.0)]
-        assert deliveries.due is None
+def agent_gets(at: float, now: float | None = None) -> Delivery:
+    return lambda deduplicator: deduplicator.to_agent(TERM, at, at if now is None else now)
 
-    @pytest.mark.parametrize("agent_first", [True, False])
-    def test_a_loop_that_reads_late_compares_when_the_signals_came(self, agent_first: bool) -> None:
-        deliveries = SignalDeduplicator()
-        if agent_first:
-            assert deliveries.to_agent(TERM, 5.0, 9.0) == []
-            assert deliveries.to_launcher(sent(STEPD, 5.1), 9.0) == [AcceptedSignal(TERM, 5.0)]
-        else:
-            assert deliveries.to_launcher(sent(STEPD, 5.0), 9.0) == []
-            # The agent's own copy is looked for from now on, however old the signal is.
-            assert deliveries.due == 9.0 + WITNESS_SECONDS
-            assert deliveries.to_agent(TERM, 5.0, 9.0) == [AcceptedSignal(TERM, 5.0)]
-        assert deliveries.due is None
 
-    def test_signals_that_came_long_apart_and_are_read_together_are_two(self) -> None:
-        deliveries = SignalDeduplicator()
-        assert deliveries.to_launcher(sent(STEPD, 1.0), 9.0) == []
-        assert deliveries.to_launcher(sent(SUPERVISOR, 8.0), 9.0) == []
-        assert deliveries.to_agent(TERM, 8.0, 9.0) == [AcceptedSignal(TERM, 8.0)]
-        assert deliveries.look(9.0 + WITNESS_SECONDS) == [AcceptedSignal(TERM, None)]
+def person_sends(at: float) -> Delivery:
+    return lambda deduplicator: deduplicator.to_launcher(sent(PERSON, at, above=False), at)
 
-    def test_a_sender_that_signals_the_launcher_alone_does_not(self) -> None:
-        deliveries = SignalDeduplicator()
-        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == []
-        assert deliveries.due == 5.0 + WITNESS_SECONDS
-        assert deliveries.look(5.0 + WITNESS_SECONDS) == [AcceptedSignal(TERM, None)]
 
-    def test_one_copy_proves_one_signal(self) -> None:
-        deliveries = SignalDeduplicator()
-        deliveries.to_agent(TERM, 5.0, 5.0)
-        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == [AcceptedSignal(TERM, 5.0)]
-        assert deliveries.to_launcher(sent(STEPD, 5.5), 5.5) == []
-        assert deliveries.look(6.0) == [AcceptedSignal(TERM, None)]
+def time_passes(now: float) -> Delivery:
+    return lambda deduplicator: deduplicator.look(now)
 
-    def test_a_supervisor_that_passes_on_what_all_have_got_repeats_nothing(self) -> None:
-        deliveries = SignalDeduplicator()
-        deliveries.to_agent(TERM, 5.0, 5.0)
-        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == [AcceptedSignal(TERM, 5.0)]
-        assert deliveries.to_launcher(sent(SUPERVISOR, 5.2), 5.2) == []
-        assert deliveries.due is None
-        later = 5.0 + SAME_SIGNAL_SECONDS
-        assert deliveries.to_launcher(sent(SUPERVISOR, later), later) == []
-        assert deliveries.look(later + WITNESS_SECONDS) == [AcceptedSignal(TERM, None)]
+
+@pytest.mark.parametrize(
+    "deliveries",
+    [
+        pytest.param([(person_sends(5.0), [None])], id="what a person sends is passed on at once"),
+        pytest.param([(agent_gets(5.0), []), (launcher_gets(STEPD, 5.1), [5.0])], id="one sender, launcher and agent"),
+        pytest.param([(launcher_gets(STEPD, 5.0), []), (agent_gets(5.1), [5.0])], id="one sender, launcher first"),
+        pytest.param(
+            [(agent_gets(5.0, now=9.0), []), (launcher_gets(STEPD, 5.1, now=9.0), [5.0])], id="a loop that reads late"
+        ),
+        pytest.param(
+            [(launcher_gets(STEPD, 5.0, now=9.0), []), (agent_gets(5.0, now=9.0), [5.0])],
+            id="a loop that reads late, launcher first",
+        ),
+        pytest.param(
+            [
+                (launcher_gets(STEPD, 1.0, now=9.0), []),
+                (launcher_gets(SUPERVISOR, 8.0, now=9.0), []),
+                (agent_gets(8.0, now=9.0), [8.0]),
+                (time_passes(9.0 + WITNESS_SECONDS), [None]),
+            ],
+            id="signals that came long apart and are read together are two",
+        ),
+        pytest.param(
+            # The agent's own copy is looked for from when the loop reads, however old the signal is.
+            [
+                (launcher_gets(STEPD, 5.0, now=9.0), []),
+                (time_passes(9.0 + WITNESS_SECONDS - 0.01), []),
+                (time_passes(9.0 + WITNESS_SECONDS), [None]),
+            ],
+            id="a sender that signals the launcher alone",
+        ),
+        pytest.param(
+            [
+                (agent_gets(5.0), []),
+                (launcher_gets(STEPD, 5.0), [5.0]),
+                (launcher_gets(STEPD, 5.5), []),
+                (time_passes(6.0), [None]),
+            ],
+            id="one copy proves one signal",
+        ),
+        pytest.param(
+            [
+                (agent_gets(5.0), []),
+                (launcher_gets(STEPD, 5.0), [5.0]),
+                (launcher_gets(SUPERVISOR, 5.2), []),
+                (time_passes(LATER), []),
+                (launcher_gets(SUPERVISOR, LATER), []),
+                (time_passes(LATER + WITNESS_SECONDS), [None]),
+            ],
+            id="a supervisor that passes on what all have got repeats nothing",
+        ),
+    ],
+)
+def test_which_signals_the_workers_get_and_which_they_have_already(
+    deliveries: list[tuple[Delivery, list[float | None]]],
+) -> None:
+    """Each with the signals that it makes the launcher accept, by when the workers got them: None for not yet."""
+    deduplicator = SignalDeduplicator()
+    for act, accepted in deliveries:
+        assert act(deduplicator) == [AcceptedSignal(TERM, delivered_at) for delivered_at in accepted]
+    assert deduplicator.due is None
 
 
 @pytest.fixture
