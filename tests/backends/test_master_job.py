@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from harness import calls_of
 from master_node import FAST, status
-from node_truth import Truth
-from policy_parts import check_part, fold
+from policy_parts import fold
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
@@ -23,8 +22,6 @@ from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mis
 from dlrover_run.master.job import STORE_RETRY, Job, RequestRefused
 from dlrover_run.master.journal import Journal
 from dlrover_run.policies.health.model import HealthReport
-from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
-from dlrover_run.rendezvous.reconnect import ID_IN_USE_TIMEOUT
 from dlrover_run.transport.messages import Assigned, Refused, Report, decode_from_master, decode_from_node, encode
 
 
@@ -115,20 +112,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     return full
 
 
-def test_a_node_that_says_nothing_is_lost_and_the_others_go_on() -> None:
-    bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
-    bed.join("a", "b")
-    bed.take_seats()
-    for _ in range(4):
-        bed.until(bed.now + 3.0)
-        bed.say("a")
-    assert "no heartbeat from node 1 (host-b) for 9 s" in bed.said[1]
-    assert bed.lines["b"].last_message is not None
-    assert bed.lines["b"].last_message.retry
-    last = bed.lines["a"].told[-1]
-    assert (last.key.number, last.ranks and last.ranks.nodes, last.reason) == (2, 1, "node 1 (host-b) was lost")
-
-
 def test_a_master_that_was_asleep_accuses_no_node() -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=3, lost_after=1.0))
     bed.join("a", "b", "c")
@@ -141,22 +124,6 @@ def test_a_master_that_was_asleep_accuses_no_node() -> None:
     # What is left of the grace is left of it afterwards.
     bed.until(bed.now + 1.1)
     assert bed.lines["a"].told[-1].reason == "node 2 (host-c) was lost"
-
-
-def test_nodes_that_gave_up_a_sleeping_master_get_the_time_to_come_back() -> None:
-    bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
-    bed.join("a", "b")
-    bed.take_seats()
-    bed.now += 30.0
-    bed.job.compensate_stall(30.0, bed.now)
-    bed.cut("a")
-    bed.cut("b")
-    bed.until(bed.now + RETURN_GRACE - 0.1)
-    bed.job.join(bed.lines["a"], bed.statuses["a"], bed.rules, bed.now)
-    bed.job.step(bed.now)
-    assert bed.lines["a"].told[-1].key.number == 1
-    bed.until(bed.now + 0.2)
-    assert bed.lines["a"].told[-1].reason == "node 1 (host-b) was lost"
 
 
 def test_every_report_is_answered_and_a_decision_is_sent_to_those_that_it_changes() -> None:
@@ -191,18 +158,6 @@ def test_of_a_great_many_ranks_that_are_missing_the_first_are_named() -> None:
     assert waiting.text.endswith("missing: node 1, node 3 and 99996 others")
 
 
-def test_the_time_that_is_left_runs_on_from_answer_to_answer() -> None:
-    bed = Bed(JobRules(min_nodes=2, max_nodes=2, join_timeout=100.0, keep_alive_interval=30.0))
-    bed.join("a")
-    first = bed.lines["a"].told[-1].waiting
-    bed.until(30.0)
-    bed.say("a")
-    second = bed.lines["a"].told[-1].waiting
-    assert first is not None
-    assert second is not None
-    assert (first.seconds, second.seconds) == (100.0, 70.0)
-
-
 def test_no_node_receives_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list[bool]) -> None:
     bed = Bed(directory=tmp_path)
     bed.join("a")
@@ -226,38 +181,6 @@ def test_no_node_receives_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list[
     assert Bed(directory=tmp_path).job._coordinator.plan.key.number == 1
 
 
-def test_no_one_is_asked_by_a_check_that_is_not_on_disk(tmp_path: Path, disk: list[bool]) -> None:
-    truth = Truth(wrong={"10.9.9.9"})
-    bed = Bed(JobRules(min_nodes=2, max_nodes=3, policy=HealthRules(check=CHECK_ONCE)), tmp_path)
-    bed.join("a", "b", compute_result=truth.compute("10.9.9.8"))
-    disk[0] = True
-    bed.join("c", compute_result=truth.compute("10.9.9.9"))
-    assert bed.said[0].startswith("job 'job': the master cannot write")
-    bed.say("a", check_port=7)
-    told = bed.lines["a"].told[-1]
-    assert check_part(told).check_task is None
-    assert told.waiting is not None
-    assert told.waiting.text.startswith("the master cannot write")
-    disk[0] = False
-    bed.until(STORE_RETRY * 2)
-    task = check_part(bed.lines["a"].told[-1]).check_task
-    assert task is not None
-    disk[0] = True
-    for name in "ab":
-        bed.say(name, link_result=truth.link("10.9.9.8", check_part(bed.lines[name].told[-1]).check_task))
-    assert check_part(bed.lines["a"].told[-1]).check_task == task, "what was stored last holds"
-    assert check_part(bed.lines["c"].told[-1]).health is None
-    assert not any("Fault nodes" in line for line in bed.said)
-    disk[0] = False
-    bed.until(STORE_RETRY * 4)
-    dismissed = check_part(bed.lines["c"].told[-1]).health
-    assert dismissed is not None
-    assert dismissed.dismissed
-    assert "job 'job': Fault nodes are: [2] and stragglers are: []." in bed.said
-    assert len([line for line in bed.said if "Round 0" in line]) == 2
-    assert bed.lines["a"].told[-1].ranks is not None
-
-
 def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: list[bool]) -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0), tmp_path)
     bed.join("a", "b")
@@ -271,23 +194,6 @@ def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: 
     disk[0] = False
     bed.until(4.0)
     assert bed.lines["a"].told[-1].key.number == 2
-
-
-def test_a_successor_waits_for_the_nodes_before_it_calls_any_of_them_lost(tmp_path: Path) -> None:
-    before = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0), tmp_path)
-    before.join("a", "b")
-    before.take_seats()
-    after = Bed(JobRules(), tmp_path, now=1000.0)
-    after.job.join(line := Line(), before.statuses["a"], before.rules, after.now)
-    after.job.step(after.now)
-    after.until(after.now + RETURN_GRACE - 0.1)
-    assert line.told[-1].key == before.statuses["a"].known_round
-    assert line.told[-1].epoch > before.statuses["a"].epoch
-    obedient = msgspec.structs.replace(before.statuses["a"], epoch=line.told[-1].epoch)
-    assert after.job.receive(line, obedient, after.now)
-    after.job.step(after.now)
-    after.until(after.now + 0.2)
-    assert (line.told[-1].key.number, line.told[-1].reason) == (2, "node 1 (host-b) was lost")
 
 
 def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_no_node_obeys_it(tmp_path: Path) -> None:
@@ -333,10 +239,6 @@ def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None
     assert bed.job.is_unneeded(bed.now)
 
 
-def test_a_newcomer_outwaits_the_result_of_the_job_before() -> None:
-    assert RESULT_RETENTION < ID_IN_USE_TIMEOUT
-
-
 def test_a_plan_that_only_keeps_account_is_not_announced() -> None:
     bed = Bed()
     bed.join("a", "b")
@@ -366,18 +268,6 @@ def test_a_job_that_all_have_left_is_forgotten_at_once() -> None:
     assert bed.job.is_unneeded(bed.now)
 
 
-def test_who_left_before_the_end_is_not_waited_for() -> None:
-    bed = Bed()
-    bed.join("a", "b")
-    bed.take_seats()
-    for name in "ab":
-        bed.say(name, phase=NodePhase.SUCCEEDED)
-        bed.say(name, phase=NodePhase.LEFT)
-        bed.cut(name)
-    assert bed.job.over
-    assert bed.job.is_unneeded(bed.now)
-
-
 def test_a_job_that_never_began_is_forgotten_with_its_last_node() -> None:
     bed = Bed(JobRules(min_nodes=2, max_nodes=2, lost_after=1.0))
     bed.join("a")
@@ -385,19 +275,6 @@ def test_a_job_that_never_began_is_forgotten_with_its_last_node() -> None:
     assert not bed.job.is_unneeded(bed.now), "it may be back in a moment"
     bed.until(1.5)
     assert bed.job.is_unneeded(bed.now)
-
-
-def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
-    bed = Bed(JobRules(min_nodes=2, max_nodes=2, pend_timeout=100.0))
-    bed.join("a", "b")
-    bed.take_seats()
-    bed.cut("a")
-    bed.cut("b")
-    bed.until(99.0)
-    assert not bed.job.is_unneeded(bed.now)
-    bed.until(110.0 + RESULT_RETENTION)
-    assert bed.job.is_unneeded(bed.now)
-    assert "failed: node 0 (host-a) and node 1 (host-b) were lost" in bed.said[-1]
 
 
 @pytest.mark.parametrize(
