@@ -6,7 +6,6 @@ No two worlds share a round: each round has a port of its own, and every place i
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -17,9 +16,6 @@ from etcd_server import Etcd
 from harness import WAIT, WORKERS, only_long, still_alive, watched
 from links import Links
 from meeting_places import InEtcd
-
-TRIES = 5
-"""Deaths of an elected agent at random moments."""
 
 
 @pytest.fixture
@@ -170,28 +166,6 @@ def test_the_elected_agent_dies_when_it_ends_a_round_that_has_lost_a_node(
 
 
 @pytest.mark.long
-def test_the_elected_agent_dies_at_any_moment_after_a_worker(job: Job, place: InEtcd) -> None:
-    choose = random.Random(20261120)
-    job.start("a", "b", "c")
-    world = job.world()
-    restart = 0
-    for _ in range(TRIES):
-        elected = place.elected()
-        # Whatever it says next but so many words is lost, or the answer to it is.
-        job.links[elected].set_trap(b"", choose.choice(["request", "answer"]), skip=choose.randrange(4))
-        tell([choose.choice(world)], signal.SIGKILL)
-        job.links[elected].until_sprung()
-        job.lose(elected)
-        after = job.world()
-        assert after[0]["restart"] - restart in (0, 1)
-        restart = after[0]["restart"]
-        job.start(elected)
-        world = job.world()
-        assert {m["restart"] for m in world} == {restart}
-    succeed(world, *job.nodes.values())
-
-
-@pytest.mark.long
 @pytest.mark.torchrun
 def test_an_elected_agent_that_was_stopped_decides_no_more(cluster: Cluster, place: InEtcd) -> None:
     with followed(cluster, place, "2:3", conf=SOON, script=WORKERS / "count.py") as job:
@@ -219,30 +193,6 @@ def test_an_elected_agent_that_was_stopped_decides_no_more(cluster: Cluster, pla
         succeed(together, *job.nodes.values())
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("elected", [True, False])
-def test_a_killed_agent_that_is_started_again_with_its_id_takes_its_place(
-    job: Job, place: InEtcd, elected: bool
-) -> None:
-    job.start("a", "b", "c")
-    before = job.world()
-    name = "a" if elected else "b"
-    killed = job.nodes.pop(name)
-    killed.agent.kill()
-    assert killed.finish() == 128 + signal.SIGKILL
-    if elected:
-        # Another one has to be elected before it is back: if it waits for the end of its old lease as the others do,
-        # it may be elected again.
-        killed.expire()
-        job.world()
-    job.start(name)
-    after = job.world()
-    assert sorted(places(after)) == sorted(places(before))
-    assert {m["restart"] for m in after} == {0}
-    assert (place.elected() == "a") is not elected
-    succeed(after, *job.nodes.values())
-
-
 def test_an_agent_that_was_stopped_while_another_took_its_id_stops_its_workers(job: Job) -> None:
     job.start("a", "b", "c")
     before = job.world()
@@ -260,20 +210,6 @@ def test_an_agent_that_was_stopped_while_another_took_its_id_stops_its_workers(j
     leave(stopped)
     links.close()
     succeed(together, *job.nodes.values())
-
-
-@pytest.mark.long
-def test_a_job_whose_nodes_were_all_lost_goes_on_where_it_was(job: Job) -> None:
-    job.start("a", "b", "c")
-    tell(job.world()[:1], signal.SIGKILL)
-    before = job.world()
-    assert {m["restart"] for m in before} == {1}
-    for name in "abc":
-        job.lose(name)
-    job.start("a", "b", "c")
-    after = job.world()
-    assert {m["restart"] for m in after} == {1}, "what was used stays used"
-    succeed(after, *job.nodes.values())
 
 
 def key_of(place: InEtcd, name: str) -> str:

@@ -7,14 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import SOON, Cluster, Node, Talker, World, places, quiet_port, succeed, tell
 from etcd_server import Etcd, program
 from harness import WAIT, WORKERS, still_alive, watched
-from links import Links
 from meeting_places import InEtcd
 
 COUNT = WORKERS / "count.py"
@@ -87,26 +85,6 @@ def test_each_member_goes_in_turn_and_rounds_change_without_it(cluster: Cluster,
 
 @pytest.mark.long
 @pytest.mark.torchrun
-@pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_the_leader_of_etcd_goes_and_training_does_not_notice(cluster: Cluster, etcd_cluster: Etcd, how: str) -> None:
-    nodes = train(cluster, "abc", "3:4", conf=SHORT)
-    world = cluster.world(3)
-    step = cluster.step_of(world, 0)
-    leader = etcd_cluster.leader()
-    leader.stop() if how == "stopped" else leader.kill()
-    outlive_a_lease(etcd_cluster, cluster.directory)
-    assert cluster.mailbox.pending() == []
-    step = cluster.step_of(world, step)
-    nodes["d"] = cluster.node("d", "3:4", script=COUNT, conf=SHORT)
-    after = next_round(cluster, 4, step)
-    assert places(after) == {**places(world), "d": 3}
-    assert {m["restart"] for m in after} == {0}
-    leader.resume() if how == "stopped" else etcd_cluster.start()
-    succeed(after, *nodes.values())
-
-
-@pytest.mark.long
-@pytest.mark.torchrun
 @pytest.mark.parametrize("data", ["kept", "lost"])
 def test_all_members_die_and_are_started_again(cluster: Cluster, etcd_cluster: Etcd, tmp_path: Path, data: str) -> None:
     """Without its data etcd knows of no job, and the elected agent makes the plan anew from what the nodes say."""
@@ -135,27 +113,6 @@ def test_all_members_die_and_are_started_again(cluster: Cluster, etcd_cluster: E
     succeed(after, *nodes.values())
 
 
-@pytest.mark.long
-def test_without_a_majority_of_members_nothing_is_decided_and_no_node_is_lost(
-    cluster: Cluster, etcd_cluster: Etcd
-) -> None:
-    nodes = cluster.nodes("abc", "3", "--max-restarts=1")
-    world = cluster.world(3)
-    for member in etcd_cluster.members[:2]:
-        member.stop()
-    for node in nodes:
-        node.until_says("; the workers train on")
-    tell(world[:1], signal.SIGKILL)
-    with watched(world[1]["pid"], world[2]["pid"]) as others:
-        assert still_alive(others, 0) == 2
-    assert cluster.mailbox.pending() == []
-    for member in etcd_cluster.members[:2]:
-        member.resume()
-    after = cluster.world(3)
-    assert (after[0]["restart"], places(after)) == (1, places(world))
-    succeed(after, *nodes)
-
-
 def test_a_worker_that_dies_while_etcd_is_away_is_reported_when_it_is_back(
     cluster: Cluster, etcd_cluster: Etcd
 ) -> None:
@@ -174,112 +131,9 @@ def test_a_worker_that_dies_while_etcd_is_away_is_reported_when_it_is_back(
     succeed(after, *nodes)
 
 
-def test_a_node_that_dies_while_etcd_is_away_is_found_lost_when_it_is_back(
-    cluster: Cluster, etcd_cluster: Etcd
-) -> None:
-    nodes = {name: cluster.node(name, "1:3") for name in "abc"}
-    before = cluster.world(3)
-    etcd_cluster.kill()
-    for node in nodes.values():
-        node.until_says("; the workers train on")
-    lost = nodes.pop(before[0]["node"])
-    lost.kill()
-    etcd_cluster.start()
-    lost.expire()
-    after = cluster.world(2)
-    assert sorted(places(after)) == sorted(nodes)
-    assert after[0]["restart"] == 0
-    succeed(after, *nodes.values())
-
-
-@pytest.fixture
-def links(cluster: Cluster) -> Iterator[Links]:
-    """One node's ways to all members, which can fail."""
-    ways = Links(cluster.place.ports)
-    yield ways
-    ways.close()
-
-
-@pytest.mark.long
-@pytest.mark.torchrun
-def test_connections_of_one_agent_break_and_it_goes_on_by_others(cluster: Cluster, links: Links) -> None:
-    nodes = train(cluster, "ab", "3", "--max-restarts=1")
-    nodes["c"] = cluster.node("c", "3", "--max-restarts=1", script=COUNT, endpoint=links.ports)
-    world = cluster.world(3)
-    step = 0
-    for _ in range(3):
-        links.until_taken_again(links.cut())
-        step = cluster.step_of(world, step)
-    tell(world[:1], signal.SIGKILL)
-    succeed(next_round(cluster, 3, step), *nodes.values())
-
-
-@pytest.mark.long
-@pytest.mark.torchrun
-@pytest.mark.parametrize("elected", [True, False])
-def test_a_network_cut_between_one_agent_and_etcd_takes_that_node_out_until_it_heals(
-    cluster: Cluster, links: Links, place: InEtcd, elected: bool
-) -> None:
-    nodes = {}
-    for name in "cab" if elected else "abc":
-        ports = links.ports if name == "c" else None
-        nodes[name] = cluster.node(name, "2:3", script=COUNT, endpoint=ports, env={"NODE_ID": name})
-        if len(nodes) == 1:
-            nodes[name].until_says("waiting: ")
-    world = cluster.world(3)
-    assert (place.elected() == "c") is elected
-    step = cluster.step_of(world, 0)
-    links.up.clear()
-    links.down.clear()
-    # Its worker trains with those of the others until these are told to stop.
-    after = next_round(cluster, 2, step)
-    assert sorted(places(after)) == ["a", "b"]
-    assert {m["restart"] for m in after} == {0}
-    step = cluster.step_of(after, step)
-    nodes["c"].until_says("lost etcd at 127.0.0.1:")
-    links.up.set()
-    links.down.set()
-    together = next_round(cluster, 3, step)
-    assert {m["restart"] for m in together} == {0}
-    assert place.elected() != "c"
-    succeed(together, *nodes.values())
-
-
-@pytest.mark.long
-def test_a_node_that_missed_what_was_compacted_reads_again(cluster: Cluster, etcd_cluster: Etcd, links: Links) -> None:
-    # A lease of 90 s, so that the node is not lost meanwhile.
-    conf = {**SOON, "keep_alive_interval": 30}
-    nodes = cluster.nodes("ab", "2:4", conf=conf)
-    cluster.world(2)
-    nodes.append(cluster.node("c", "2:4", conf=conf, endpoint=links.ports))
-    cluster.world(3)
-    links.down.clear()
-    nodes.append(cluster.node("d", "2:4", conf=conf))
-    heard = cluster.mailbox.gather(3)
-    assert {m["node"] for m in heard} == {"a", "b", "d"}
-    revision = etcd_cluster.ctl("get", "nothing", "--write-out=fields").split('"Revision" : ')[1].split()[0]
-    etcd_cluster.ctl("compact", revision)
-    links.cut()
-    links.down.set()
-    late = cluster.mailbox.receive()
-    assert (late["node"], late["port"]) == ("c", heard[0]["port"])
-    assert sorted(m["rank"] for m in (*heard, late)) == [0, 1, 2, 3]
-    succeed([*heard, late], *nodes)
-
-
 def test_a_node_that_finds_no_etcd_waits_and_then_gives_up(cluster: Cluster) -> None:
     node = cluster.node("a", "2", conf={"join_timeout": 3}, endpoint=[quiet_port(), quiet_port()])
     node.until_says("waiting: etcd at 127.0.0.1:")
     assert node.finish() == 72
     assert node.has_said("was not found within 3 s (--rdzv-conf join_timeout): the connection was refused"), node.said
     assert cluster.mailbox.pending() == []
-
-
-@pytest.mark.long
-def test_an_etcd_that_starts_later_than_the_nodes_is_found(cluster: Cluster, etcd_cluster: Etcd) -> None:
-    etcd_cluster.kill()
-    nodes = cluster.nodes("abc", "3")
-    for node in nodes:
-        node.until_says("waiting: etcd at 127.0.0.1:")
-    etcd_cluster.start()
-    succeed(cluster.world(3), *nodes)

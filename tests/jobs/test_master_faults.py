@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import SOON, Cluster, Node, Talker, places, quiet_port, succeed, tell
-from harness import WAIT, only_long, still_alive, watched
+from harness import only_long, still_alive, watched
 from links import Link
 from meeting_places import AtMaster
 
@@ -31,14 +31,6 @@ def flags(journal: Path | None) -> list[str]:
     return [] if journal is None else [f"--state-dir={journal}"]
 
 
-def kill_hosted_master(cluster: Cluster) -> None:
-    """Kill the master that a node has started, and wait until it is gone."""
-    master = cluster.master()
-    with watched(master.pid) as pidfd:
-        master.kill()
-        assert still_alive(pidfd, WAIT) == 0
-
-
 def kill(master: Talker) -> None:
     master.signal(signal.SIGKILL)
     assert master.finish() == -signal.SIGKILL
@@ -48,18 +40,6 @@ def until_back(*nodes: Node) -> None:
     for node in nodes:
         node.until_says("the master at 127.0.0.1:")
         node.until_says("is back")
-
-
-@pytest.mark.long
-def test_a_master_that_dies_while_nodes_gather(cluster: Cluster, journal: Path | None) -> None:
-    conf = settings(journal)
-    first = cluster.node("a", "2", conf=conf)
-    first.until_says("waiting: 1 node of 2 is here")
-    kill_hosted_master(cluster)
-    first.until_says("this node keeps trying to reach it")
-    until_back(first)
-    second = cluster.node("b", "2", conf=conf)
-    succeed(cluster.world(2), first, second)
 
 
 def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | None) -> None:
@@ -81,21 +61,6 @@ def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | 
     succeed(after, *nodes)
 
 
-@pytest.mark.long
-def test_a_master_that_dies_before_it_knows_of_a_dead_worker(cluster: Cluster, journal: Path | None) -> None:
-    nodes = cluster.nodes("ab", "2", "--max-restarts=3", conf=settings(journal))
-    before = cluster.world(2)
-    master = cluster.master()
-    master.suspend()
-    with watched(before[1]["pid"]) as worker:
-        os.kill(before[1]["pid"], signal.SIGKILL)
-        assert still_alive(worker, WAIT) == 0
-    kill_hosted_master(cluster)
-    after = cluster.world(2)
-    assert (after[0]["restart"], places(after)) == (1, places(before))
-    succeed(after, *nodes)
-
-
 def test_a_master_that_dies_right_after_a_worker(cluster: Cluster, journal: Path | None) -> None:
     """In whatever state of the round's change that finds it, the failure counts once."""
     nodes = cluster.nodes("ab", "2", "--max-restarts=9", conf=settings(journal))
@@ -107,84 +72,6 @@ def test_a_master_that_dies_right_after_a_worker(cluster: Cluster, journal: Path
         assert world[0]["restart"] == restart
         until_back(*nodes)
     succeed(world, *nodes)
-
-
-def test_a_worker_that_dies_while_the_master_is_away_is_reported_when_it_is_back(
-    cluster: Cluster, journal: Path | None
-) -> None:
-    master = cluster.stand_alone_master(*flags(journal))
-    nodes = cluster.nodes("ab", "2", "--max-restarts=1", conf={"is_host": 0})
-    before = cluster.world(2)
-    kill(master)
-    for node in nodes:
-        node.until_says("; the workers train on")
-    os.kill(before[0]["pid"], signal.SIGKILL)
-    assert cluster.mailbox.pending() == []
-    master = cluster.stand_alone_master(*flags(journal))
-    after = cluster.world(2)
-    assert (after[0]["restart"], places(after)) == (1, places(before))
-    succeed(after, *nodes)
-    master.signal(signal.SIGTERM)
-    assert master.finish() == 0
-
-
-@pytest.mark.long
-def test_a_node_that_dies_while_the_master_is_away_is_found_lost_when_it_is_back(
-    cluster: Cluster, journal: Path | None
-) -> None:
-    master = cluster.stand_alone_master(*flags(journal))
-    nodes = {name: cluster.node(name, "1:2", conf={"is_host": 0}) for name in "ab"}
-    cluster.world(2)
-    kill(master)
-    nodes["b"].lose()
-    master = cluster.stand_alone_master(*flags(journal))
-    after = cluster.world(1)
-    assert (after[0]["node"], after[0]["restart"]) == ("a", 0)
-    succeed(after, nodes["a"])
-    master.signal(signal.SIGTERM)
-    assert master.finish() == 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("hours", [1, *only_long(-1)])
-def test_a_master_that_comes_back_with_another_clock_goes_on_in_the_same_round(
-    cluster: Cluster, journal: Path | None, hours: int
-) -> None:
-    master = cluster.stand_alone_master(*flags(journal))
-    conf = {**SOON, "is_host": 0}
-    nodes = cluster.nodes("ab", "2:3", conf=conf)
-    before = cluster.world(2)
-    kill(master)
-    (cluster.directory / "sitecustomize.py").write_text(
-        f"import time\nreal = time.time\ntime.time = lambda: real() + {3600 * hours}\n"
-    )
-    master = cluster.stand_alone_master(*flags(journal), env={"PYTHONPATH": str(cluster.directory)})
-    until_back(*nodes)
-    assert cluster.mailbox.pending() == []
-    nodes.append(cluster.node("c", "2:3", conf=conf))
-    after = cluster.world(3)
-    assert places(after) == {**places(before), "c": 2}
-    succeed(after, *nodes)
-    master.signal(signal.SIGTERM)
-    assert master.finish() == 0
-
-
-@pytest.mark.long
-def test_the_master_of_a_host_that_dies_with_its_node_is_taken_over(cluster: Cluster, journal: Path | None) -> None:
-    """On loopback the endpoint is every node's own address, as a virtual address is that moves to another host."""
-    conf = settings(journal)
-    nodes = {"a": cluster.node("a", "2:3", conf=conf)}
-    nodes["a"].until_says("waiting: ")
-    nodes.update({name: cluster.node(name, "2:3", conf=conf) for name in "bc"})
-    before = places(cluster.world(3))
-    master = cluster.master()
-    nodes.pop("a").lose()
-    master.kill()
-    after = cluster.world(2)
-    assert sorted(places(after)) == ["b", "c"]
-    assert all(member["node_rank"] == before[member["node"]] for member in after if before[member["node"]] < 2)
-    assert after[0]["restart"] == 0
-    succeed(after, *nodes.values())
 
 
 @pytest.mark.long

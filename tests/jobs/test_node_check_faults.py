@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from check_nodes import (
     FAULT_LINE,
-    STRAGGLER_LINE,
     CheckedCluster,
     Visit,
     at,
-    kill_once,
     letters,
 )
 from cluster import Cluster, Node, places, succeed
@@ -59,16 +57,6 @@ def test_a_node_whose_check_process_is_killed_each_time_leaves_and_is_replaced(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stage", ["compute", "link"])
-def test_one_whose_check_process_was_killed_once_is_tried_again_and_trains(
-    checked: CheckedCluster, cluster: Cluster, stage: str
-) -> None:
-    checked.gate.rules["b"] = at(stage, kill_once())
-    nodes = checked.nodes(3, "--exclude-straggler", conf=SHORT)
-    succeed(cluster.world(3), *nodes)
-
-
-@pytest.mark.long
 @EVERYWHERE
 def test_the_console_of_a_node_has_the_lines_that_people_grep_for(checked: CheckedCluster, cluster: Cluster) -> None:
     checked.gate.rules["b"] = Visit.kill
@@ -96,28 +84,6 @@ def test_one_that_computes_wrongly_leaves_at_once(checked: CheckedCluster, clust
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", [2, 4, 8])
-def test_a_slow_node_leaves_and_is_replaced(checked: CheckedCluster, cluster: Cluster, count: int) -> None:
-    checked.gate.rules["b"] = Visit.slow
-    nodes = checked.nodes(count, "--exclude-straggler")
-    leaves(nodes.pop(1), exit_codes.STRAGGLER, STRAGGLER_LINE)
-    is_replaced(checked, cluster, nodes, "x")
-
-
-@pytest.mark.long
-def test_a_slow_node_trains_with_a_warning_where_stragglers_are_not_excluded(
-    checked: CheckedCluster, cluster: Cluster
-) -> None:
-    checked.gate.rules["b"] = Visit.slow
-    nodes = checked.nodes(3)
-    succeed(cluster.world(3), *nodes)
-    nodes[0].until_says("node check of 3 nodes: 2 passed")
-    nodes[0].until_says("straggler")
-    nodes[1].until_says("straggler")
-    assert STRAGGLER_LINE not in nodes[1].said
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("misses", ["once", "twice"])
 def test_a_device_that_is_missing_is_looked_for_again_by_another_process(
     checked: CheckedCluster, cluster: Cluster, tmp_path: Path, misses: str
@@ -134,15 +100,3 @@ def test_a_device_that_is_missing_is_looked_for_again_by_another_process(
     assert len({visit.pid for visit in visits}) == len(visits) == 2
     said = "computes on the CPU where the others have abacus" in cluster.told()
     assert said is (misses == "twice")
-
-
-@pytest.mark.long
-def test_a_node_with_an_older_device_trains_and_is_named(checked: CheckedCluster, cluster: Cluster) -> None:
-    checked.gate.rules["b"] = at("compute", Visit.slow)
-    checked.gate.together = 3
-    devices = {"a": "abacus", "b": "old abacus", "c": "abacus"}
-    nodes = [
-        checked.node(name, "3", "--exclude-straggler", env={"CHECK_DEVICE": device}) for name, device in devices.items()
-    ]
-    succeed(cluster.world(3), *nodes)
-    assert "another kind of device (old abacus) than the others (abacus)" in cluster.told()

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 
-import psutil
 import pytest
 from cluster import NEVER, Cluster, Node, World, leave, places, succeed
 from harness import WAIT, WORKERS, only_long, still_alive, watched
@@ -44,17 +43,6 @@ def test_the_others_go_on_without_a_node_that_is_lost(cluster: Cluster, rank: in
     (survivor,) = nodes.values()
     survivor.until_says("was lost")
     succeed(after, survivor)
-
-
-@pytest.mark.long
-def test_survivors_keep_their_ranks_where_the_next_round_has_them(cluster: Cluster) -> None:
-    nodes = {name: cluster.node(name, "2:3") for name in "abc"}
-    before = cluster.world(3)
-    first, second, third = (member["node"] for member in before)
-    nodes.pop(second).lose()
-    after = cluster.world(2)
-    assert places(after) == {first: 0, third: 1}
-    succeed(after, *nodes.values())
 
 
 @pytest.mark.torchrun
@@ -110,22 +98,6 @@ def test_a_stopped_agent_is_lost_and_comes_back_as_a_newcomer(cluster: Cluster) 
     succeed(together, *nodes.values())
 
 
-@pytest.mark.long
-def test_a_node_that_stops_as_a_whole_is_lost_and_comes_back(cluster: Cluster) -> None:
-    """As a laptop that was closed, or a virtual machine that was moved."""
-    nodes = {name: cluster.node(name, "1:2", conf=cluster.place.alert) for name in "ab"}
-    before = cluster.world(2)
-    stopped = nodes["b"].processes
-    for process in stopped:
-        process.suspend()
-    assert cluster.world(1)[0]["node"] == "a"
-    with watched(worker_on(before, "b")) as worker:
-        for process in stopped:
-            process.resume()
-        assert still_alive(worker, WAIT) == 0
-    succeed(cluster.world(2), *nodes.values())
-
-
 def test_a_second_process_with_the_id_of_a_living_node_is_refused_with_the_reason(cluster: Cluster) -> None:
     nodes = [cluster.node(name, "1:2", env={"NODE_ID": f"node-{name}"}) for name in "ab"]
     world = cluster.world(2)
@@ -135,20 +107,6 @@ def test_a_second_process_with_the_id_of_a_living_node_is_refused_with_the_reaso
     leave(imitator)
     assert cluster.mailbox.pending() == []
     succeed(world, *nodes)
-
-
-@pytest.mark.long
-def test_a_new_process_with_a_dead_nodes_id_takes_its_place_at_once(cluster: Cluster) -> None:
-    # Nobody waits for the old one, although it may still come back as far as anybody knows.
-    options = {"conf": {"lost_after": NEVER}}
-    nodes = {name: cluster.node(name, "1:2", env={"NODE_ID": f"node-{name}"}, **options) for name in "ab"}
-    before = cluster.world(2)
-    nodes["b"].lose()
-    nodes["b"] = cluster.node("b", "1:2", env={"NODE_ID": "node-b"}, **options)
-    after = cluster.world(2)
-    assert places(after) == places(before)
-    assert {m["restart"] for m in after} == {0}
-    succeed(after, *nodes.values())
 
 
 @pytest.fixture
@@ -183,21 +141,3 @@ def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster,
             gate.set()
         assert still_alive(worker, WAIT) == 0
     succeed(cluster.world(2), *nodes.values())
-
-
-@pytest.mark.long
-def test_a_connection_that_breaks_and_comes_again_changes_nothing(cluster: Cluster, links: Links) -> None:
-    nodes = behind_the_links(cluster, links, "--max-restarts=1", conf={"lost_after": NEVER})
-    world = cluster.world(2)
-    links.until_taken_again(links.cut())
-    if cluster.place.tells_of_a_cut:
-        nodes["b"].until_says("is back")
-    assert cluster.mailbox.pending() == []
-    assert all(psutil.pid_exists(member["pid"]) for member in world)
-    # What b says now is heard only after all that it said when it came back, and what it is told comes after all that
-    # followed from that: had there been another round, its workers would have reported before these.
-    os.kill(worker_on(world, "b"), signal.SIGKILL)
-    after = cluster.world(2)
-    assert {m["restart"] for m in after} == {1}
-    assert places(after) == places(world)
-    succeed(after, *nodes.values())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
-from collections.abc import Sequence
 
 import pytest
-from cluster import NEVER, SOON, Cluster, Node, World, leave, places, succeed, tell
+from cluster import NEVER, SOON, Cluster, places, succeed, tell
 from harness import WORKERS
 from meeting_places import EVERYWHERE
 
@@ -77,18 +75,6 @@ def test_a_spare_steps_in_with_the_rank_that_is_free(cluster: Cluster) -> None:
     succeed(world, nodes["b"], spare)
 
 
-@pytest.mark.long
-def test_too_few_nodes_wait_for_another_which_takes_the_free_rank(cluster: Cluster) -> None:
-    nodes = {name: cluster.node(name, "2") for name in "ab"}
-    before = places(cluster.world(2))
-    nodes.pop("a").lose()
-    replacement = cluster.node("c", "2")
-    world = cluster.world(2)
-    assert places(world) == {"b": before["b"], "c": before["a"]}
-    assert {member["restart"] for member in world} == {0}
-    succeed(world, nodes["b"], replacement)
-
-
 def test_nodes_of_one_machine_are_named_by_node_rank_and_by_what_slurm_calls_them(cluster: Cluster) -> None:
     first, second, third = (
         cluster.node(name, "2:3", f"--node-rank={rank}", "--max-restarts=1", env={"SLURMD_NODENAME": f"gpu0{rank}"})
@@ -105,18 +91,6 @@ def test_nodes_of_one_machine_are_named_by_node_rank_and_by_what_slurm_calls_the
         node.until_says(", node 2 (gpu02) was lost; ")
         node.until_says("round 3 with 2 nodes")
     succeed(cluster.world(2), first, second)
-
-
-@pytest.mark.long
-def test_a_job_that_stays_too_small_fails_and_says_who_is_missing(cluster: Cluster) -> None:
-    lost, left = cluster.nodes("ab", "2", conf={"pend_timeout": 0.5})
-    cluster.world(2)
-    lost.lose()
-    assert left.finish() == 75
-    assert left.has_said("was lost; after 0.5 s only 1 of at least 2 nodes is here"), left.said
-    assert left.has_said("; missing: ")
-    # It keeps the result for a while for the node that may only have been away.
-    cluster.dismiss_master()
 
 
 def test_a_job_that_never_begins_fails_and_says_who_is_missing(cluster: Cluster) -> None:
@@ -166,22 +140,6 @@ def cluster_post(member: dict[str, object]) -> dict[str, object]:
     return {key: member[key] for key in ("rank", "restart", "pid")}
 
 
-@pytest.mark.long
-def test_all_nodes_may_be_asked_to_go_and_the_same_commands_are_another_job_then(cluster: Cluster) -> None:
-    nodes = cluster.nodes("abc", "3", "--max-restarts=1")
-    tell(cluster.world(3)[:1], signal.SIGKILL)
-    assert {member["restart"] for member in cluster.world(3)} == {1}
-    for node in nodes:
-        node.signal(signal.SIGTERM)
-    assert [node.finish() for node in nodes] == [128 + signal.SIGTERM] * 3
-    assert cluster.mailbox.pending() == []
-    again = cluster.nodes("abc", "3", "--max-restarts=2")
-    world = cluster.world(3)
-    assert {member["restart"] for member in world} == {0}
-    succeed(world, *again)
-    assert not any("--max-restarts" in node.said for node in again)
-
-
 def test_when_the_job_fails_each_node_names_the_root_cause_and_one_reports_it_in_full(cluster: Cluster) -> None:
     """torchrun leaves the other node in a barrier for 300 s and has it exit with 0."""
     nodes = {name: cluster.node(name, "3") for name in "abc"}
@@ -211,45 +169,6 @@ def test_a_worker_that_only_lost_its_peer_is_not_the_root_cause_on_any_node(clus
     for node in nodes:
         node.until_says("was killed by SIGKILL")
         assert "rank 1 " in node.said
-
-
-def one_tells(nodes: Sequence[Node], words: str) -> bool:
-    """Whether those words are in the full report, which is on the console of one node."""
-    return [node.has_said(words) for node in nodes].count(True) == 1
-
-
-@pytest.mark.long
-def test_workers_of_two_nodes_that_fail_together_cost_one_restart(cluster: Cluster) -> None:
-    nodes = cluster.nodes("ab", "2", "--max-restarts=5")
-    for member in cluster.world(2):
-        # The end of the first one may have ended the second one by now.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(member["pid"], signal.SIGKILL)
-    world = cluster.world(2)
-    assert world[0]["restart"] == 1
-    succeed(world, *nodes)
-
-
-@pytest.mark.long
-def test_who_leaves_and_comes_back_has_used_what_he_used(cluster: Cluster) -> None:
-    flags = ("1:2", "--max-restarts=1")
-    stays = cluster.node("a", *flags)
-    fickle = cluster.node("b", *flags, env={"NODE_ID": "fickle"})
-    fail_on(cluster.world(2), "b")
-    assert cluster.world(2)[0]["restart"] == 1
-    leave(fickle)
-    assert cluster.world(1)[0]["restart"] == 1
-    fickle = cluster.node("b", *flags, env={"NODE_ID": "fickle"})
-    world = cluster.world(2)
-    assert world[0]["restart"] == 1, "what comes and goes costs nothing, and takes nothing back"
-    fail_on(world, "b")
-    assert (stays.finish(), fickle.finish()) == (1, 128 + signal.SIGKILL)
-    assert one_tells([stays, fickle], "1 of 1 restarts were used")
-
-
-def fail_on(world: World, node: str) -> None:
-    """Kill the worker of a node."""
-    tell([member for member in world if member["node"] == node], signal.SIGKILL)
 
 
 def test_a_job_that_cannot_start_stops_early_and_says_so(cluster: Cluster) -> None:
