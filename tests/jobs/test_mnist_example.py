@@ -23,6 +23,7 @@ if not importlib.util.find_spec("sklearn"):
     pytest.skip("scikit-learn, which brings the digits, is not installed", allow_module_level=True)
 
 import torch
+from harness import OURS, Launcher, environment
 
 from dlrover_run.training import CheckpointDirectory, ElasticDistributedSampler
 
@@ -44,13 +45,6 @@ def load_script(path: Path) -> Any:
 cnn_train = load_script(EXAMPLE / "cnn_train.py")
 RUN_TIMEOUT = 480.0
 """Seconds after which a run counts as hung and is killed; a run takes about 7 on two idle cores."""
-
-LAUNCHERS = {
-    "dlrover-run": [sys.executable, "-m", "dlrover_run"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
-}
-OURS_IS_THERE = importlib.util.find_spec("dlrover_run.__main__") is not None
-QUICKEST = "dlrover-run" if OURS_IS_THERE else "torchrun"
 
 STARTED = re.compile(r"rank (\d+) of \d+ is initialized: .* pid = (\d+)")
 LOSS = re.compile(r"loss = (\S+), step = (\d+)")
@@ -86,19 +80,21 @@ class Run:
 
 
 def run_example(
-    launcher: str, workers: int, directory: Path, *args: str, on_line: Callable[[Run, str], None] | None = None
+    launcher: Launcher,
+    workers: int,
+    directory: Path,
+    *args: str,
+    on_line: Callable[[Run, str], None] = lambda run, line: None,
 ) -> Run:
     """Run the example to its end in `directory`; `on_line` is called with each line as soon as it is printed."""
     command = [
-        *LAUNCHERS[launcher], "--standalone", f"--nproc_per_node={workers}", "--max_restarts=3",
+        *launcher.command, "--standalone", f"--nproc_per_node={workers}", "--max_restarts=3",
         str(EXAMPLE / "cnn_train.py"), "--no_cuda", *args,
     ]  # fmt: skip
-    # Without this torchrun itself loses some of the jobs whose worker is killed, which is not what is tested here.
-    environment = {**os.environ, "TMPDIR": str(directory)}
-    environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    env = environment({"TMPDIR": str(directory), "OMP_NUM_THREADS": "1"})
     run = Run()
     process = subprocess.Popen(
-        command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert process.stdout is not None
     alarm = threading.Timer(RUN_TIMEOUT, stop, [process, run])
@@ -108,8 +104,7 @@ def run_example(
             run.lines.append(line.rstrip("\n"))
             if match := STARTED.search(line):
                 run.pids[int(match[1])] = int(match[2])
-            if on_line is not None:
-                on_line(run, line)
+            on_line(run, line)
         run.exit_code = process.wait()
     finally:
         alarm.cancel()
@@ -155,7 +150,7 @@ def bytes_of(state: Any) -> list[bytes]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     """A run without any trouble, and the directory that it ran in."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    return directory, run_example(QUICKEST, WORKERS, directory, "--checkpoint_dir", "checkpoints")
+    return directory, run_example(OURS, WORKERS, directory, "--checkpoint_dir", "checkpoints")
 
 
 def data_args(undisturbed_directory: Path) -> list[str]:
@@ -197,16 +192,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param(
-            "dlrover-run", marks=pytest.mark.skipif(not OURS_IS_THERE, reason="there is no dlrover_run.__main__")
-        ),
-        pytest.param("torchrun", marks=pytest.mark.torchrun),
-    ],
-)
-def test_two_kills_change_nothing(launcher: str, undisturbed: tuple[Path, Run], tmp_path: Path) -> None:
+def test_two_kills_change_nothing(launcher: Launcher, undisturbed: tuple[Path, Run], tmp_path: Path) -> None:
     # The step at which to kill, and which rank: one that only computes, then the one that saves.
     kills = [(20, 1), (60, 0)]
     pids_killed: list[int] = []
@@ -249,7 +235,7 @@ def test_another_number_of_workers_goes_on_with_the_same_samples(undisturbed: tu
     checkpoints.mkdir()
     shutil.copy(directory / "checkpoints" / "step-000000000100.pt", checkpoints)
     run = run_example(
-        QUICKEST, 1, tmp_path, *data_args(directory), "--checkpoint_dir", "checkpoints",
+        OURS, 1, tmp_path, *data_args(directory), "--checkpoint_dir", "checkpoints",
         "--batch_size", str(WORKERS * BATCH_SIZE),
     )  # fmt: skip
     # Step 100 is the eighth of the fifth epoch.
@@ -271,7 +257,7 @@ def test_a_rank_without_samples_in_the_last_step_takes_part(undisturbed: tuple[P
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(image, folder)
     run_example(
-        QUICKEST, 2, tmp_path, "--training_data", str(training), "--validation_data", f"{digits}/testing",
+        OURS, 2, tmp_path, "--training_data", str(training), "--validation_data", f"{digits}/testing",
         "--batch_size", "16", "--num_epochs", "1", "--checkpoint_dir", "checkpoints",
         "--learning_rate", "0.01", "--seed", "3",
     )  # fmt: skip

@@ -196,38 +196,29 @@ def test_the_relay_counts_what_it_shows_what_it_hides_and_what_is_in_a_log(
     assert (tmp_path / "console").read_text() == "step 1\nstep 2\n"
 
 
-def test_a_search_without_an_end_does_not_stop_the_relay(tmp_path: Path, pages: ProgressPages) -> None:
+@pytest.mark.parametrize(
+    ("regex", "page", "lines", "warned"),
+    [(r"(a+)+$", True, [b"a" * 1000 + b"b\n"] * 20, 1), (STEP, False, [b"step 1\n"], 0)],
+    ids=["a search without an end", "no page"],
+)
+def test_output_is_shown_though_no_steps_can_be_counted(
+    tmp_path: Path, pages: ProgressPages, regex: str, page: bool, lines: list[bytes], warned: int
+) -> None:
     console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     relay = RelayClient.start((console, console))
     warnings: list[str] = []
 
     async def run() -> None:
         relay.attach(warnings.append)
-        output = relay.open_stderr("0", show=True, steps=StepSearch(r"(a+)+$", pages.path(0)))
-        for _ in range(20):
-            os.write(output, b"a" * 1000 + b"b\n")
+        search = StepSearch(regex, pages.path(0) if page else "/nowhere")
+        output = relay.open_stderr("0", show=True, steps=search)
+        for line in lines:
+            os.write(output, line)
         os.close(output)
         await relay.end_round()
         await relay.close()
 
     asyncio.run(run())
     os.close(console)
-    assert len(warnings) == 1
-    assert len((tmp_path / "console").read_text().splitlines()) == 20
-
-
-def test_without_its_page_output_is_shown_all_the_same(tmp_path: Path) -> None:
-    console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    relay = RelayClient.start((console, console))
-
-    async def run() -> None:
-        relay.attach(pytest.fail)
-        output = relay.open_stderr("0", show=True, steps=StepSearch(STEP, "/nowhere"))
-        os.write(output, b"step 1\n")
-        os.close(output)
-        await relay.end_round()
-        await relay.close()
-
-    asyncio.run(run())
-    os.close(console)
-    assert (tmp_path / "console").read_text() == "step 1\n"
+    assert len(warnings) == warned
+    assert (tmp_path / "console").read_bytes() == b"".join(lines)

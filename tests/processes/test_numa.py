@@ -14,6 +14,8 @@ from dlrover_run.devices.count import DeviceId
 from dlrover_run.devices.numa import Mode, cpus_for_rank, parse_ranges
 from dlrover_run.spec import SpecError
 
+MODES: tuple[Mode, ...] = ("node", "socket", "exclusive", "core-complex")
+
 
 class Machine:
     """A sysfs tree; each CPU is given with its node, socket, core mates and the CPUs that share its last cache."""
@@ -81,66 +83,70 @@ def big(tmp_path: Path) -> Machine:
     return machine
 
 
-def test_node_is_every_cpu_of_the_gpus_node(big: Machine) -> None:
-    assert big.bind("node", 0) == big.bind("node", 1) == {0, 1, 2, 12, 13, 14}
-    assert big.bind("node", 3) == {9, 10, 11, 21, 22, 23}
+NODE_0, NODE_1 = {0, 1, 2, 12, 13, 14}, {3, 4, 5, 15, 16, 17}
+NODE_3 = {9, 10, 11, 21, 22, 23}
 
 
-def test_socket_joins_the_nodes_of_one_socket(big: Machine) -> None:
-    assert big.bind("socket", 0) == big.bind("socket", 2) == big.nodes[0] | big.nodes[1]
-    assert big.bind("socket", 3) == big.nodes[2] | big.nodes[3]
+@pytest.mark.parametrize(
+    ("mode", "rank", "allowed", "bound"),
+    [
+        ("node", 0, None, NODE_0),
+        ("node", 1, None, NODE_0),
+        ("node", 3, None, NODE_3),
+        ("socket", 0, None, NODE_0 | NODE_1),
+        ("socket", 2, None, NODE_0 | NODE_1),
+        ("socket", 3, None, {6, 7, 8, 18, 19, 20} | NODE_3),
+        ("socket", 0, NODE_0, NODE_0),
+        # Whole cores, and the first one gets the odd one.
+        ("exclusive", 0, None, {0, 12, 1, 13}),
+        ("exclusive", 1, None, {2, 14}),
+        ("exclusive", 2, None, NODE_1),
+        ("exclusive", 0, {0, 1, 13}, {0}),
+        ("exclusive", 1, {0, 1, 13}, {1, 13}),
+        # The largest cache first, by its allowed CPUs, and again from the first.
+        ("core-complex", 0, None, {0, 1, 12, 13}),
+        ("core-complex", 1, None, {2, 14}),
+        ("core-complex", 4, None, {0, 1, 12, 13}),
+        ("core-complex", 0, {1, 2, 14}, {2, 14}),
+        ("core-complex", 1, {1, 2, 14}, {1}),
+    ],
+)
+def test_a_rank_is_bound_to_cpus_near_its_gpu(
+    big: Machine, mode: Mode, rank: int, allowed: set[int] | None, bound: set[int]
+) -> None:
+    if rank == 4:
+        big.gpu(0)
+    assert big.bind(mode, rank, allowed) == bound
 
 
-def test_socket_copes_with_a_node_of_which_no_cpu_is_allowed(big: Machine) -> None:
-    assert big.bind("socket", 0, allowed=big.nodes[0]) == big.nodes[0]
+@pytest.mark.parametrize(
+    ("mode", "rank", "allowed", "words"),
+    [
+        ("exclusive", 0, {0, 12}, "--numa-binding=exclusive: NUMA node 0 has 1 usable physical cores for 2 GPUs"),
+        ("node", 3, {0}, "no CPU of NUMA node 3"),
+        *((mode, 4, None, rf"--numa-binding={mode}: local rank 4 has no GPU .* \(4 visible\)") for mode in MODES),
+    ],
+)
+def test_what_cannot_be_bound_is_an_error(
+    big: Machine, mode: Mode, rank: int, allowed: set[int] | None, words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        big.bind(mode, rank, allowed)
 
 
-def test_exclusive_shares_out_whole_cores_and_the_first_gets_the_odd_one(big: Machine) -> None:
-    assert big.bind("exclusive", 0) == {0, 12, 1, 13}
-    assert big.bind("exclusive", 1) == {2, 14}
-    assert big.bind("exclusive", 2) == big.nodes[1]
+def test_a_cpu_without_caches_is_an_error(big: Machine) -> None:
+    for kind in (big.root / "devices/system/cpu/cpu0/cache").glob("index*/type"):
+        kind.write_text("Instruction\n")
+    with pytest.raises(SpecError, match="no data cache is listed"):
+        big.bind("core-complex", 0)
 
 
-def test_exclusive_counts_only_allowed_cores(big: Machine) -> None:
-    allowed = {0, 1, 13}
-    assert big.bind("exclusive", 0, allowed) == {0}
-    assert big.bind("exclusive", 1, allowed) == {1, 13}
-
-
-def test_exclusive_with_more_gpus_than_cores_is_an_error(big: Machine) -> None:
-    with pytest.raises(SpecError, match="--numa-binding=exclusive: NUMA node 0 has 1 usable physical cores for 2 GPUs"):
-        big.bind("exclusive", 0, allowed={0, 12})
-
-
-def test_core_complex_gives_the_largest_caches_first_and_starts_again(big: Machine) -> None:
-    assert big.bind("core-complex", 0) == {0, 1, 12, 13}
-    assert big.bind("core-complex", 1) == {2, 14}
-    big.gpu(0)
-    assert big.bind("core-complex", 4) == {0, 1, 12, 13}
-
-
-def test_core_complex_measures_a_cache_by_its_allowed_cpus(big: Machine) -> None:
-    assert big.bind("core-complex", 0, allowed={1, 2, 14}) == {2, 14}
-    assert big.bind("core-complex", 1, allowed={1, 2, 14}) == {1}
-
-
-@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
+@pytest.mark.parametrize("mode", MODES)
 def test_an_unnamed_node_is_node_0(mode: Mode, tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.cpus([0, 1], 0, 0, [{0}, {1}], [{0, 1}])
     machine.gpu(-1)
     assert machine.bind(mode, 0) == {0, 1}
-
-
-@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
-def test_a_rank_without_a_gpu_is_reported(mode: Mode, big: Machine) -> None:
-    with pytest.raises(SpecError, match=rf"--numa-binding={mode}: local rank 4 has no GPU .* \(4 visible\)"):
-        big.bind(mode, 4)
-
-
-def test_no_allowed_cpu_on_the_node_is_an_error(big: Machine) -> None:
-    with pytest.raises(SpecError, match="no CPU of NUMA node 3"):
-        big.bind("node", 3, allowed={0})
 
 
 @pytest.mark.parametrize(
@@ -161,13 +167,6 @@ def test_a_missing_file_is_named(mode: Mode, lost: str, big: Machine) -> None:
     assert lost in str(raised.value)
 
 
-def test_a_cpu_without_caches_is_an_error(big: Machine) -> None:
-    for kind in (big.root / "devices/system/cpu/cpu0/cache").glob("index*/type"):
-        kind.write_text("Instruction\n")
-    with pytest.raises(SpecError, match="no data cache is listed"):
-        big.bind("core-complex", 0)
-
-
 def test_ranges() -> None:
     assert parse_ranges("0-2,4, 6-6\n") == {0, 1, 2, 4, 6}
     assert parse_ranges("\n") == frozenset()
@@ -175,7 +174,7 @@ def test_ranges() -> None:
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize("allowed", [None, {0, 1, 13, 4, 9}], ids=["all", "some"])
-@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
+@pytest.mark.parametrize("mode", MODES)
 def test_the_cpus_are_those_that_torch_takes(
     mode: Mode, allowed: set[int] | None, big: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

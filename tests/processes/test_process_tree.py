@@ -121,21 +121,6 @@ def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox) -> No
     finish(watchdog)
 
 
-def test_two_launches_at_once_do_not_touch_each_other(mailbox: Mailbox) -> None:
-    first = launch(mailbox, WORKERS / "hold.py")
-    second = launch(mailbox, WORKERS / "hold.py")
-    pids = {message["pid"] for message in mailbox.gather(2)}
-    of_first = {child.pid for child in psutil.Process(first.pid).children(recursive=True)}
-    with watched(*(pids - of_first)) as others:
-        first.kill()
-        first.wait(WAIT)
-        assert still_alive(others, 0) == 1
-        second.terminate()
-        assert finish(second).code == 128 + signal.SIGTERM
-        assert still_alive(others, WAIT) == 0
-    finish(first)
-
-
 def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: Mailbox) -> None:
     script = mailbox.script(
         "crowd.py",
@@ -166,27 +151,6 @@ def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: 
                 kill_leftovers([*first, *second])
     assert ended.code == 5
     assert "Traceback" not in ended.err
-
-
-def test_a_kill_of_all_that_bears_the_scripts_name_leaves_nothing(mailbox: Mailbox) -> None:
-    """As `pkill -9 -f family.py` does it."""
-    watchdog = launch(mailbox, "--nproc-per-node=2", WORKERS / "family.py")
-    workers = mailbox.gather(2)
-    everyone = psutil.Process(watchdog.pid).children(recursive=True)
-    family = [pid for message in workers for pid in message["family"]]
-    named = [process.pid for process in everyone if any("family.py" in word for word in process.cmdline())]
-    with watched(*{process.pid for process in everyone}, *family) as pidfds:
-        try:
-            for pid in (watchdog.pid, *named):
-                # The watchdog's end takes the others along, maybe before their own turn comes.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            assert finish(watchdog).code == -signal.SIGKILL
-            assert still_alive(pidfds, WAIT) == 0
-        finally:
-            kill_leftovers(pidfds)
-    assert not [m["segment"] for m in workers if Path("/dev/shm", m["segment"].lstrip("/")).exists()]
-    assert [p.name for p in mailbox.directory.iterdir()] == []
 
 
 def test_the_directory_in_tmp_goes_even_when_relay_and_watchdog_are_killed(mailbox: Mailbox) -> None:

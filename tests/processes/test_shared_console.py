@@ -96,16 +96,6 @@ def test_every_line_of_each_worker_has_its_prefix_on_its_own_descriptor(tmp_path
     ]
 
 
-def test_on_one_console_a_workers_two_streams_keep_their_order(tmp_path: Path) -> None:
-    ended = run(node(script(tmp_path, ALTERNATE), 2), tmp_path, stderr=subprocess.STDOUT)
-    assert ended.code == 0
-    lines = of_workers(ended.out)
-    for rank in (0, 1):
-        prefix = f"[node 1 rank {rank}]: "
-        assert [line for line in lines if line.startswith(prefix)] == [prefix + line for line in IN_ORDER]
-    assert len(lines) == 2 * len(IN_ORDER)
-
-
 @pytest.mark.parametrize("log_dir", ["/dev/null", "logs"])
 def test_a_log_file_keeps_what_the_worker_wrote(tmp_path: Path, log_dir: str) -> None:
     """Standard output goes to a file and is shown, unless no file may be written; standard error is only shown."""
