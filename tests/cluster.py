@@ -221,12 +221,6 @@ class Cluster:
         assert len(found) == 1, f"{len(found)} masters"
         return found[0]
 
-    def dismiss_master(self) -> None:
-        """End the master of a job that may be taken up again: it would wait for nodes for a while."""
-        for process in self._below():
-            if is_master(process):
-                process.terminate()
-
     def world(self, size: int) -> World:
         """The next `size` workers that report, which must be those of one round, in the order of their ranks."""
         try:

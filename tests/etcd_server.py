@@ -218,12 +218,6 @@ class Etcd:
         for member in self.members:
             member.kill()
 
-    def leader(self) -> Member:
-        """The member that leads the cluster now."""
-        table = [line.split(", ") for line in self.ctl("endpoint", "status").splitlines()]
-        (place,) = [columns[0] for columns in table if columns[4] == "true"]
-        return next(member for member in self.members if member.endpoint == place)
-
     def answering(self) -> list[Member]:
         """The members that were neither killed nor stopped."""
         return [member for member in self.members if member.answers]

@@ -53,8 +53,6 @@ class Link:
                     near.close()
                     continue
                 self._open |= {near, far}
-                if self._links is not None:
-                    self._links.count()
                 for source, sink, gate in ((near, far, self.up), (far, near, self.down)):
                     threading.Thread(target=self._carry, args=(source, sink, gate), daemon=True).start()
 
@@ -76,24 +74,10 @@ class Links:
 
     def __init__(self, ports: Sequence[int]) -> None:
         self.up, self.down = _open_gate(), _open_gate()
-        self._taken = threading.Condition()
-        self._connections = 0
         self._trap: tuple[bytes, threading.Event, int] | None = None
         self._sprung = threading.Event()
         self._links = [Link(port, self) for port in ports]
         self.ports = tuple(link.port for link in self._links)
-
-    def cut(self) -> int:
-        """End all connections; how many there have been."""
-        with self._taken:
-            for link in self._links:
-                link.cut()
-            return self._connections
-
-    def until_taken_again(self, connections: int) -> None:
-        """Wait until there have been more connections than those."""
-        with self._taken:
-            assert self._taken.wait_for(lambda: self._connections > connections, WAIT), "nobody connects again"
 
     def set_trap(self, words: bytes, lose: Literal["request", "answer"], skip: int = 0) -> None:
         """When `words` go up, and have done so `skip` times, let that request and all after it be lost, or the answers
@@ -108,12 +92,6 @@ class Links:
     def close(self) -> None:
         for link in self._links:
             link.close()
-
-    def count(self) -> None:
-        """A connection was made."""
-        with self._taken:
-            self._connections += 1
-            self._taken.notify_all()
 
     def look(self, tail: bytes, data: bytes) -> bytes:
         """These bytes are about to go up after `tail`; the tail for those that follow, for words come in any pieces."""

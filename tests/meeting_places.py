@@ -29,12 +29,10 @@ the simulation holds both clients to the same laws; `make test-long` runs them o
 class MeetingPlace(abc.ABC):
     """One place, which serves one test. `name` is what nodes call it, `ports` are those on loopback where it is, and
     `conf` is what every node is told. `guest` is told to a node that shall only visit it. `refusal` is what stands
-    before the reason why it lets a node not in. `tells_of_a_cut` says whether a node says so when it has lost its
-    connection for a moment, instead of quietly making another one."""
+    before the reason why it lets a node not in."""
 
     name: str
     refusal: str
-    tells_of_a_cut: bool
     ports: tuple[int, ...]
     conf: Mapping[str, object] = {}
     guest: Mapping[str, object] = {}
@@ -68,7 +66,6 @@ class AtMaster(MeetingPlace):
 
     name = "the master"
     refusal = "refuses this node: "
-    tells_of_a_cut = True
     guest: Mapping[str, object] = {"is_host": 0}
     alert: Mapping[str, object] = {"keep_alive_interval": 1, "keep_alive_max_attempt": 5}
 
@@ -91,7 +88,6 @@ class InEtcd(MeetingPlace):
     user = ""
     name = "etcd"
     refusal = "waiting: "
-    tells_of_a_cut = False
     alert: Mapping[str, object] = {"keep_alive_interval": 2}
 
     def __init__(self, etcd: Etcd) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
-from typing import Any
 
 import pytest
 from cluster import quiet_port
@@ -23,7 +20,6 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd
 
-from dlrover_run.etcd import codec, connection
 from dlrover_run.etcd.operations import (
     Compacted,
     EtcdUnavailable,
@@ -31,7 +27,6 @@ from dlrover_run.etcd.operations import (
 )
 from dlrover_run.etcd.store import EtcdStore
 from dlrover_run.spec import EtcdSpec
-from dlrover_run.transport import grpc_setup
 
 
 @pytest.mark.long
@@ -106,43 +101,6 @@ def test_calls_that_fail_together_go_on_to_the_same_member(etcd_cluster: Etcd) -
         assert second.counted("grpc_server_started_total")["Txn"] >= 10
 
     talk(EtcdSpec(etcd_cluster.places), conversation)
-
-
-def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_terminal(etcd: Etcd) -> None:
-    complaints: list[str] = []
-    working: list[asyncio.Future[Any]] = []
-    all_asked = asyncio.Event()
-    ask = connection.unary_call(codec.load().method("KV.Txn"), codec.load().message("TxnRequest")())
-
-    async def ask_to_the_end(channel: Any, metadata: connection.Metadata) -> Any:
-        """As a call of gRPC does when it is cancelled in the moment in which it fails."""
-        asking = asyncio.ensure_future(ask(channel, metadata))
-        working.append(asking)
-        if len(working) == 10:
-            all_asked.set()
-        while not asking.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([asking])
-        return asking.result()
-
-    async def conversation(client: EtcdStore) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
-        await read(client)
-        etcd.members[0].stop()
-        calls = [asyncio.ensure_future(client._connection.call(ask_to_the_end)) for _ in range(10)]
-        await all_asked.wait()
-        for call in calls:
-            call.cancel()
-        ends = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(end) for end in ends] == [asyncio.CancelledError] * 10
-        await asyncio.to_thread(etcd.kill)
-        failures = await asyncio.gather(*working, return_exceptions=True)
-        assert {type(failure) for failure in failures} == {grpc_setup.load_grpc().aio.AioRpcError}
-
-    talk(EtcdSpec(etcd.places), conversation)
-    working.clear()
-    gc.collect()
-    assert complaints == []
 
 
 def test_clients_begin_at_different_members(etcd_cluster: Etcd) -> None:

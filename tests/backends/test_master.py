@@ -87,15 +87,6 @@ async def test_a_second_stream_of_a_node_replaces_the_first() -> None:
         assert (await a.until(bool)).key == taken.key
 
 
-@live
-async def test_a_second_process_with_one_node_id_is_refused_while_the_first_lives() -> None:
-    async with serving() as bed:
-        await bed.joined("a")
-        other = bed.node("a", incarnation="two")
-        with pytest.raises(AssertionError, match="node id a is in use by another process, on host-a"):
-            await other.join()
-
-
 @pytest.mark.parametrize(
     ("masters", "nodes", "words"),
     [

@@ -505,21 +505,6 @@ def test_a_refusal_that_may_pass_is_met_with_patience() -> None:
     alone(scene)
 
 
-def test_a_node_that_finds_no_master_says_what_it_waits_for_and_gives_up_in_the_end(free_port: int) -> None:
-    async def scene() -> None:
-        node = Node(free_port, JobRules(join_timeout=5))
-        node.client.report(STATUS)
-        place = f"the master at 127.0.0.1:{free_port}"
-        await node.until(lambda: waits_for(node))
-        assert waits_for(node).startswith(f"{place} (the connection was refused")
-        await node.until(lambda: problem(node))
-        words = "was not found within 5 s (--rdzv-conf join_timeout): the connection was"
-        assert problem(node).startswith(f"{place} {words}")
-        await node.client.close()
-
-    alone(scene)
-
-
 def test_a_node_whose_workers_have_ended_waits_for_a_lost_master_only_so_long() -> None:
     async def scene() -> None:
         server = ScriptedMaster(assigns("taken in", then=end_at_once, rules=JobRules(join_timeout=0.3)))

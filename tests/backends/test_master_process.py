@@ -24,7 +24,7 @@ from master_process import COMMAND, master, read_line
 from virtual_loop import run_virtually
 
 from dlrover_run.cli import parse
-from dlrover_run.coordination.model import NodePhase, PlanPhase
+from dlrover_run.coordination.model import NodePhase
 from dlrover_run.master import command
 from dlrover_run.master.command import Options, read_options
 from dlrover_run.master.server import IdleShutdown
@@ -425,33 +425,6 @@ def test_a_master_that_was_killed_has_a_successor_in_the_same_round(tmp_path: Pa
                 assert wanted.epoch > before.status.epoch
 
         talk(two.address, go_on)
-
-
-def test_a_hundred_megabytes_take_no_memory_of_the_master() -> None:
-    with master() as one:
-        before = psutil.Process(one.process.pid).memory_info().rss
-
-        async def test(channel: Any) -> None:
-            a, b = await train(channel, "a", "b")
-            async with grpc.aio.insecure_channel(one.address) as other:
-                stranger = Node(other, status("s"))
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    await stranger.call.write(b"x" * 100_000_000)
-                with pytest.raises(Ended):
-                    await stranger.hear()
-            for node in (a, b):
-                await node.report()
-                assert (await node.until(bool)).phase is PlanPhase.TRAINING
-
-        talk(one.address, test)
-        peak = int(
-            next(
-                line.split()[1]
-                for line in Path(f"/proc/{one.process.pid}/status").read_text().splitlines()
-                if line.startswith("VmHWM")
-            )
-        )
-        assert peak * 1024 - before < 30_000_000
 
 
 def test_it_serves_though_its_output_is_not_read() -> None:

@@ -51,12 +51,6 @@ def kill_and_recover(mailbox: Mailbox, method: str, kills: int, workers: int = 2
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_ten_kills_ten_recoveries(mailbox: Mailbox, method: str) -> None:
-    kill_and_recover(mailbox, method, 10)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_hundred_kills_a_hundred_recoveries(mailbox: Mailbox, method: str) -> None:

@@ -18,7 +18,6 @@ from dlrover_run.events.reader import AgentLog, NoEventLog, latest_run, merged, 
 from dlrover_run.events.records import (
     FILE_NAME,
     SCHEMA,
-    AgentEnded,
     CheckpointSeen,
     Event,
     JobEnded,
@@ -59,15 +58,6 @@ def test_each_line_is_one_object_with_its_name_and_times(tmp_path: Path) -> None
         '{"event":"dlrover.stop.requested","time":"2026-11-22T04:12:31.337000Z","mono":8123.411457,"signal":"SIGTERM"}'
     )
     assert '"severity":"ERROR"' in third
-
-
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    written(tmp_path / FILE_NAME, *steps(3), AgentEnded(exit_code=0, reason="success"))
-    (log,) = read_logs(tmp_path)
-    assert [event.step for event in log.events if isinstance(event, CheckpointSeen)] == [0, 1, 2]
-    assert log.ended is not None
-    assert log.unread == 0
-    assert read_logs(tmp_path / FILE_NAME) == [log]
 
 
 def test_without_an_event_there_is_neither_a_file_nor_a_thread(tmp_path: Path) -> None:

@@ -156,20 +156,6 @@ def test_set_epoch_keeps_the_position_only_in_the_same_epoch() -> None:
     assert sampler.state_dict() == {"epoch": 5, "completed_num": 0}
 
 
-def test_epochs_are_shuffled_differently_and_alike_for_every_world_size() -> None:
-    assert order_of(0, 1) != order_of(1, 1)
-    for world_size in (2, 5):
-        assert order_of(0, world_size) == order_of(0, 1)
-
-
-def order_of(epoch: int, world_size: int) -> list[int]:
-    """The epoch's permutation, put together again from the ranks' shares."""
-    samplers = world_of(world_size, 40)
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
-    return [sample for dealt in zip(*samplers, strict=True) for sample in dealt]
-
-
 def test_says_on_resume_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
     sampler = ElasticDistributedSampler(range(60_000), 6, 5)
     with caplog.at_level(logging.INFO, logger="dlrover_run.training.sampler"):

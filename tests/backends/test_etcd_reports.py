@@ -57,15 +57,6 @@ def test_each_node_reads_what_a_master_would_send_it() -> None:
     assert job.plan.phase is PlanPhase.TRAINING
 
 
-def test_no_bucket_holds_more_than_its_own() -> None:
-    names = [f"node-{i}" for i in range(80)]
-    words = messages_by_bucket(job_of(*names, max_nodes=80).coordinator, WAITING)
-    seated = {bucket: {name for name, _, _ in word.views} for bucket, word in words.items()}
-    assert seated == {bucket: {name for name in names if bucket_of(name) == bucket} for bucket in words}
-    ranks = [part.ranks.node_rank for word in words.values() for _, _, part in word.views if part.ranks is not None]
-    assert sorted(ranks) == list(range(80))
-
-
 def test_only_buckets_with_readers_are_written_until_the_job_is_over() -> None:
     job = job_of("a", "b", max_nodes=2)
     assert set(messages_by_bucket(job.coordinator, WAITING)) == {bucket_of("a"), bucket_of("b")}

@@ -113,34 +113,6 @@ def test_who_is_elected_no_more_writes_and_reads_nothing() -> None:
     assert bed.values(PLAN) == [b"1"]
 
 
-def test_a_write_that_is_carried_out_twice_is_one() -> None:
-    bed = Bed("well", "twice", "twice")
-
-    async def scene(writing: FencedWriter) -> None:
-        await writing.read()
-        await writing.write({PLAN: b"1"}, bed.lease)
-        await writing.write({PLAN: b"2"}, bed.lease)
-
-    run(bed, scene)
-    assert bed.values(PLAN) == [b"2"]
-
-
-def test_a_write_that_comes_late_does_not_bring_the_past_back() -> None:
-    bed = Bed("well", "late")
-
-    async def scene(writing: FencedWriter) -> None:
-        await writing.read()
-        with pytest.raises(EtcdUnavailable):
-            await writing.write({PLAN: b"1"}, bed.lease)
-        await writing.read()
-        await writing.write({PLAN: b"2"}, bed.lease)
-        bed.deliver()
-        await writing.write({PLAN: b"2", WORDS: b"a"}, bed.lease)
-
-    run(bed, scene)
-    assert bed.values(PLAN, WORDS) == [b"2", b"a"]
-
-
 def test_a_late_write_that_comes_first_is_noticed_by_the_next_one() -> None:
     bed = Bed("well", "late")
 
