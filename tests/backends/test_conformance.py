@@ -6,6 +6,7 @@ authentication, its processes) is in the modules of that backend.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from policy_parts import check_part, order_of
 from simulation.backends import Backend, WrittenNode
 from virtual_job import rules
 
-from dlrover_run.coordination.model import Assignment, Failure, NodePhase, PlanPhase
+from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import HealthReport
 from dlrover_run.policies.health.rules import CHECK_ONCE
@@ -31,6 +32,7 @@ from dlrover_run.policies.parameter_servers.model import (
 )
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.rendezvous.local import LocalClient
 
 ALL = ("local", "master", "etcd")
 SEVERAL = ("master", "etcd")
@@ -378,3 +380,16 @@ def test_a_node_alone_logs_the_result_of_a_check_unless_its_agent_does(fact: Fac
     with Backend("local", FACTS[fact]) as backend:
         fact(backend)
         assert [line[line.index("Fault") :] for line in backend.lines if "Fault nodes" in line] == lines
+
+
+def test_a_node_whose_rank_a_flag_gives_is_not_checked() -> None:
+    async def take_part() -> None:
+        client = LocalClient(rules(2, 2, check=CHECK_ONCE), 1, lambda: None)
+        report = NodeReport(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2)
+        client.report(msgspec.structs.replace(report, policy=HealthReport(check_port=2)))
+        assert client.assignment.phase is PlanPhase.TRAINING
+        assert client.assignment.ranks is not None
+        assert client.assignment.ranks.node_rank == 1
+        await client.close()
+
+    asyncio.run(take_part())

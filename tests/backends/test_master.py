@@ -96,7 +96,9 @@ async def test_a_second_stream_of_a_node_replaces_the_first() -> None:
     ],
 )
 @live
-async def test_who_cannot_prove_himself_is_refused_with_a_remedy(masters: str, nodes: str, words: str) -> None:
+async def test_a_node_that_cannot_prove_the_token_is_refused_with_a_remedy(
+    masters: str, nodes: str, words: str
+) -> None:
     async with serving(token=masters) as bed:
         stranger = bed.node("s")
         await stranger.say(stranger.hello)
@@ -178,7 +180,7 @@ JOIN = Join(status("a"), encode_rules(FAST))
     ],
 )
 @live
-async def test_a_word_out_of_place_ends_that_stream_with_a_sentence(said: list[Any], words: str) -> None:
+async def test_a_message_out_of_place_ends_that_stream_with_a_sentence(said: list[Any], words: str) -> None:
     async with serving() as bed:
         a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
         stranger = Node(bed.channel, status("a"))
@@ -234,7 +236,7 @@ async def test_a_message_that_is_a_little_too_long_ends_the_stream() -> None:
 
 
 @live
-async def test_who_says_nothing_is_sent_away_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_sends_nothing_is_refused_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "JOIN_TIMEOUT", 0.01)
     async with serving() as bed:
         mute = bed.node("a")

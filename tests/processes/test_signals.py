@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
 import re
 import signal
 import sys
+from asyncio import selector_events
 
 import pytest
 from harness import WAIT, WORKERS, Launcher, Mailbox, agent_of, environment, finish, launch, still_alive, watched
+
+from dlrover_run.process_tree import event_loop
 
 ON_SIGNAL = str(WORKERS / "on_signal.py")
 
@@ -195,3 +199,40 @@ def test_the_torchrun_code_is_given_for_a_killed_agent_too(mailbox: Mailbox) -> 
     ended = finish(process)
     assert ended.code == 1
     assert "agent was killed by SIGKILL" in ended.err
+
+
+def test_a_signal_while_the_loop_closes_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    close = selector_events.BaseSelectorEventLoop.close
+    closed = []
+
+    def close_then_signal(loop: selector_events.BaseSelectorEventLoop) -> None:
+        close(loop)
+        # The pipe of the loop is closed now, and its signal handlers are not removed yet.
+        os.kill(os.getpid(), signal.SIGCHLD)
+        closed.append(loop)
+
+    async def handle_signals() -> str:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, lambda: None)
+        return "done"
+
+    monkeypatch.setattr(selector_events.BaseSelectorEventLoop, "close", close_then_signal)
+    assert event_loop.run(handle_signals()) == "done"
+    assert len(closed) == 1
+    assert capfd.readouterr().err == ""
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_more_signals_than_the_loop_reads_print_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    async def take_many() -> None:
+        loop = asyncio.get_running_loop()
+        taken = asyncio.Event()
+        for number in (signal.SIGCHLD, signal.SIGUSR1):
+            loop.add_signal_handler(number, taken.set)
+        for _ in range(5000):
+            os.kill(os.getpid(), signal.SIGCHLD)
+        await taken.wait()
+
+    event_loop.run(take_many())
+    assert capfd.readouterr().err == ""
