@@ -61,13 +61,13 @@ class Node:
         self._incoming = aiter(self.call)
         self.assignment: Assignment | None = None
 
-    async def say(self, *messages: NodeMessage) -> None:
+    async def send(self, *messages: NodeMessage) -> None:
         # A master that has ended the stream meanwhile has said why, which is still to be heard.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for message in messages:
                 await asyncio.wait_for(self.call.write(encode(message)), WAIT)
 
-    async def hear(self) -> MasterMessage:
+    async def receive(self) -> MasterMessage:
         """The master's next word. Raises Ended."""
         try:
             data = await asyncio.wait_for(self._incoming.__anext__(), WAIT)
@@ -83,26 +83,26 @@ class Node:
 
     async def join(self, rules: JobRules = FAST) -> Welcome:
         """Open the stream; AssertionError with the master's reason when it refuses."""
-        await self.say(self.hello)
-        challenge = await self.hear()
+        await self.send(self.hello)
+        challenge = await self.receive()
         assert isinstance(challenge, Challenge), challenge
         mac = auth.node_mac(self.token, self.hello, challenge.nonce)
-        await self.say(Proof(mac), Join(self.status, encode_rules(rules)))
-        shown = await self.hear()
+        await self.send(Proof(mac), Join(self.status, encode_rules(rules)))
+        shown = await self.receive()
         assert isinstance(shown, Proof), shown
         assert shown.mac == auth.master_mac(self.token, self.hello, challenge.nonce)
-        welcome = await self.hear()
+        welcome = await self.receive()
         assert isinstance(welcome, Welcome), welcome
         return welcome
 
     async def report(self, **fields: Any) -> None:
         self.status = msgspec.structs.replace(self.status, **fields)
-        await self.say(Report(self.status))
+        await self.send(Report(self.status))
 
     async def until(self, wanted: Callable[[Assignment], object]) -> Assignment:
         """The first assignment from here on for which `wanted` holds."""
         while True:
-            word = await self.hear()
+            word = await self.receive()
             assert isinstance(word, Assigned), word
             self.assignment = word.assignment
             if not self.status.epoch:
@@ -111,7 +111,7 @@ class Node:
             if wanted(word.assignment):
                 return word.assignment
 
-    async def seated(self, number: int) -> Assignment:
+    async def take_ranks(self, number: int) -> Assignment:
         """Wait for a seat in that round, take it and say so."""
         found = await self.until(lambda wanted: wanted.ranks is not None and wanted.ranks.round == number)
         await self.report(phase=NodePhase.RUNNING, ranks=found.ranks, known_round=found.key, epoch=found.epoch)
@@ -119,7 +119,7 @@ class Node:
 
     async def refused(self) -> Refused:
         """The master's last word; whatever it says before is left out."""
-        while not isinstance(word := await self.hear(), Refused):
+        while not isinstance(word := await self.receive(), Refused):
             pass
         return word
 
@@ -127,7 +127,7 @@ class Node:
         """Wait for the end of the stream."""
         with contextlib.suppress(Ended):
             while True:
-                await self.hear()
+                await self.receive()
 
     async def close(self) -> None:
         """Be done: what was said is heard before the stream ends."""

@@ -31,43 +31,43 @@ class Stream:
         self.hello: Hello | None = None
         self.joined: NodeReport | None = None
 
-    async def hear(self) -> NodeMessage:
+    async def receive(self) -> NodeMessage:
         """The node's next word; EOFError at its end."""
         async for data in self._incoming:
             return messages.decode_from_node(data)
         raise EOFError
 
-    async def say(self, message: MasterMessage) -> None:
+    async def send(self, message: MasterMessage) -> None:
         await self._context.write(messages.encode(message))
 
     async def challenge(self, token: str = "") -> Proof:
         """Take the node's hello and its proof, prove the master, and return the node's proof."""
-        hello = await self.hear()
+        hello = await self.receive()
         assert isinstance(hello, Hello)
         self.hello = hello
         nonce = auth.new_nonce()
-        await self.say(Challenge(nonce))
-        answer = await self.hear()
+        await self.send(Challenge(nonce))
+        answer = await self.receive()
         assert isinstance(answer, Proof)
-        await self.say(Proof(auth.master_mac(token, hello, nonce)))
+        await self.send(Proof(auth.master_mac(token, hello, nonce)))
         return answer
 
     async def welcome(self, rules: JobRules | None = None, notice: str = "", token: str = "") -> NodeReport:
         """Take the node in, and return its first status."""
         await self.challenge(token)
-        join = await self.hear()
+        join = await self.receive()
         assert isinstance(join, Join)
         self.joined = join.report
         values = join.rules if rules is None else messages.encode_rules(rules)
-        await self.say(Welcome(values, notice))
+        await self.send(Welcome(values, notice))
         return join.report
 
     async def assign(self, **fields: Any) -> None:
-        await self.say(Assigned(Assignment(**fields)))
+        await self.send(Assigned(Assignment(**fields)))
 
     async def status(self) -> NodeReport:
         """The next status that the node reports."""
-        report = await self.hear()
+        report = await self.receive()
         assert isinstance(report, Report)
         return report.report
 

@@ -74,8 +74,8 @@ async def test_the_rules_of_the_first_node_hold_and_the_others_are_informed() ->
 async def test_a_second_stream_of_a_node_replaces_the_first() -> None:
     async with serving() as bed:
         a, b = await bed.joined("a", "b")
-        await a.seated(1)
-        taken = await b.seated(1)
+        await a.take_ranks(1)
+        taken = await b.take_ranks(1)
         again = Node(bed.channel, b.status)
         await again.join()
         assert (await b.refused()).reason == "this node has opened another stream"
@@ -101,11 +101,11 @@ async def test_a_node_that_cannot_prove_the_token_is_refused_with_a_remedy(
 ) -> None:
     async with serving(token=masters) as bed:
         stranger = bed.node("s")
-        await stranger.say(stranger.hello)
-        challenge = await stranger.hear()
+        await stranger.send(stranger.hello)
+        challenge = await stranger.receive()
         assert isinstance(challenge, Challenge)
         mac = auth.node_mac(nodes, stranger.hello, challenge.nonce)
-        await stranger.say(Proof(mac), Join(stranger.status, encode_rules(FAST)))
+        await stranger.send(Proof(mac), Join(stranger.status, encode_rules(FAST)))
         refused = await stranger.refused()
         assert refused.reason.startswith(words)
         assert not refused.retry
@@ -121,13 +121,13 @@ async def test_the_master_proves_itself_only_to_a_node_that_knows_the_token() ->
     """An HMAC for anyone who connects would be enough to search for a short token offline."""
     async with serving(token="job") as bed:
         stranger = bed.node("s")
-        await stranger.say(stranger.hello)
-        challenge = await stranger.hear()
+        await stranger.send(stranger.hello)
+        challenge = await stranger.receive()
         assert isinstance(challenge, Challenge)
         assert auth.master_mac("job", stranger.hello, challenge.nonce).encode() not in encode(challenge)
         guess = auth.node_mac("guess", stranger.hello, challenge.nonce)
-        await stranger.say(Proof(guess), Join(stranger.status, encode_rules(FAST)))
-        assert isinstance(await stranger.hear(), Refused)
+        await stranger.send(Proof(guess), Join(stranger.status, encode_rules(FAST)))
+        assert isinstance(await stranger.receive(), Refused)
         await stranger.ended()
 
 
@@ -135,14 +135,14 @@ async def test_the_master_proves_itself_only_to_a_node_that_knows_the_token() ->
 async def test_a_proof_that_was_overheard_opens_nothing() -> None:
     async with serving(token="secret") as bed:
         victim = bed.node("a")
-        await victim.say(victim.hello)
-        challenge = await victim.hear()
+        await victim.send(victim.hello)
+        challenge = await victim.receive()
         assert isinstance(challenge, Challenge)
         mac = auth.node_mac("secret", victim.hello, challenge.nonce)
-        await victim.say(Proof(mac), Join(victim.status, encode_rules(FAST)))
-        shown = await victim.hear()
+        await victim.send(Proof(mac), Join(victim.status, encode_rules(FAST)))
+        shown = await victim.receive()
         assert isinstance(shown, Proof)
-        assert isinstance(await victim.hear(), Welcome)
+        assert isinstance(await victim.receive(), Welcome)
         replays = [
             (victim.hello, mac),
             (msgspec.structs.replace(victim.hello, job="other"), mac),
@@ -150,9 +150,9 @@ async def test_a_proof_that_was_overheard_opens_nothing() -> None:
         ]
         for hello, overheard in replays:
             thief = Node(bed.channel, status("a"))
-            await thief.say(hello)
-            assert isinstance(await thief.hear(), Challenge)
-            await thief.say(Proof(overheard), Join(victim.status, encode_rules(FAST)))
+            await thief.send(hello)
+            assert isinstance(await thief.receive(), Challenge)
+            await thief.send(Proof(overheard), Join(victim.status, encode_rules(FAST)))
             assert (await thief.refused()).reason.startswith("this node's token is not the master's")
 
 
@@ -184,7 +184,7 @@ async def test_a_message_out_of_place_ends_that_stream_with_a_sentence(said: lis
     async with serving() as bed:
         a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
         stranger = Node(bed.channel, status("a"))
-        await stranger.say(*said)
+        await stranger.send(*said)
         refused = await stranger.refused()
         assert words in refused.reason
         assert not refused.retry
@@ -252,8 +252,8 @@ async def test_the_number_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatc
     async with serving() as bed:
         mute = [bed.node("a"), bed.node("b")]
         for node in mute:
-            await node.say(node.hello)
-            assert isinstance(await node.hear(), Challenge)
+            await node.send(node.hello)
+            assert isinstance(await node.receive(), Challenge)
         third = bed.node("c")
         assert (await third.refused()).retry
         mute[0].cut()
@@ -316,8 +316,8 @@ async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_
     loop.time = lambda: time() + asleep[0]  # type: ignore[method-assign]
     async with serving() as bed:
         a, b = await bed.joined("a", "b", rules=JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
-        taken = await a.seated(1)
-        await b.seated(1)
+        taken = await a.take_ranks(1)
+        await b.take_ranks(1)
         asleep[0] += 60.0
         for node in (a, b):
             await node.report()
@@ -330,8 +330,8 @@ async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_
 async def test_a_master_that_was_replaced_steps_down_and_stays_down(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as old, serving(state_dir=tmp_path) as new:
         a, b = await old.joined("a", "b")
-        await a.seated(1)
-        await b.seated(1)
+        await a.take_ranks(1)
+        await b.take_ranks(1)
         elsewhere = Node(new.channel, a.status)
         await elsewhere.join()
         assert (await elsewhere.until(bool)).key == a.assignment.key if a.assignment else False
@@ -349,7 +349,7 @@ async def test_a_master_that_was_replaced_steps_down_and_stays_down(tmp_path: Pa
 async def test_a_damaged_journal_is_reported_to_the_nodes_and_concerns_no_other_job(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as bed:
         for node in await bed.joined("a", "b"):
-            await node.seated(1)
+            await node.take_ranks(1)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes().replace(b'"min_nodes":2', b'"min_nodes":1'))
     async with serving(state_dir=tmp_path) as bed:
@@ -382,7 +382,7 @@ async def test_the_journal_goes_with_the_job(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as bed:
         a, b = await bed.joined("a", "b")
         for node in (a, b):
-            await node.seated(1)
+            await node.take_ranks(1)
         assert len(os.listdir(tmp_path)) == 1
         for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
             for node in (a, b):

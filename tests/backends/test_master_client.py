@@ -106,7 +106,7 @@ async def until_the_end(stream: Stream) -> None:
     """Listen to a node until it ends the stream."""
     with contextlib.suppress(EOFError):
         while True:
-            await stream.hear()
+            await stream.receive()
 
 
 def assigns(*reasons: str, then: Script = until_the_end, token: str = "", rules: JobRules | None = None) -> Script:
@@ -135,7 +135,7 @@ async def refuse_to_be_met(stream: Stream) -> None:
 def refuses(reason: str, retry: bool = False) -> Script:
     async def script(stream: Stream) -> None:
         await stream.challenge()
-        await stream.say(Refused(reason, retry))
+        await stream.send(Refused(reason, retry))
 
     return script
 
@@ -351,7 +351,7 @@ def test_a_master_that_came_back_and_refuses_a_node_does_not_end_its_workers(ret
 @pytest.mark.parametrize("retry", [True, False])
 def test_a_master_that_ends_a_stream_with_a_reason(retry: bool) -> None:
     async def end(stream: Stream) -> None:
-        await stream.say(Refused("the master ends: SIGTERM came", retry))
+        await stream.send(Refused("the master ends: SIGTERM came", retry))
 
     async def scene() -> None:
         async with meeting(assigns("taken in", then=end), take_in) as (node, _):
@@ -385,7 +385,7 @@ async def be_silent(stream: Stream) -> None:
 
 
 async def flood(stream: Stream) -> None:
-    await stream.hear()
+    await stream.receive()
     await stream._context.write(b"x" * (100 * 1024 * 1024))
 
 
@@ -395,7 +395,7 @@ async def cancel(stream: Stream) -> None:
 
 def writes(what: bytes) -> Script:
     async def script(stream: Stream) -> None:
-        await stream.hear()
+        await stream.receive()
         await stream._context.write(what)
         await until_the_end(stream)
 
@@ -457,14 +457,14 @@ def test_a_master_that_cannot_prove_the_token_is_not_obeyed(other: str) -> None:
 
 def test_a_stranger_in_the_place_of_a_lost_master_ends_no_running_job() -> None:
     async def be_a_stranger(stream: Stream) -> None:
-        hello = await stream.hear()
+        hello = await stream.receive()
         assert isinstance(hello, Hello)
-        await stream.say(Challenge("0" * 64))
-        await stream.say(Proof("1" * 64))
+        await stream.send(Challenge("0" * 64))
+        await stream.send(Proof("1" * 64))
         await until_the_end(stream)
 
     async def refuse(stream: Stream) -> None:
-        await stream.say(Refused("this master speaks another protocol"))
+        await stream.send(Refused("this master speaks another protocol"))
 
     scripts = (
         assigns("taken in", then=end_at_once, token="secret"),

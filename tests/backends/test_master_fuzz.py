@@ -196,7 +196,7 @@ async def send(address: str, frames: list[bytes]) -> None:
         for node in nodes:
             await node.join()
         for node in nodes:
-            await node.seated(1)
+            await node.take_ranks(1)
         for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
             for node in nodes:
                 await node.report(phase=phase)

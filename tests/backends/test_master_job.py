@@ -64,9 +64,9 @@ class Bed:
         for name in names:
             # A node says at once whom it obeys.
             if self.lines[name].told and not self.statuses[name].epoch:
-                self.say(name, epoch=self.lines[name].told[-1].epoch)
+                self.report(name, epoch=self.lines[name].told[-1].epoch)
 
-    def say(self, name: str, **fields: object) -> bool:
+    def report(self, name: str, **fields: object) -> bool:
         self.statuses[name] = msgspec.structs.replace(
             self.statuses[name], **fold(HealthReport, fields, self.statuses[name].policy)
         )
@@ -75,11 +75,11 @@ class Bed:
             self.job.step(self.now)
         return news
 
-    def take_seats(self) -> None:
+    def take_ranks(self) -> None:
         """Every node says that it trains in the round that it was told of."""
         for name, line in self.lines.items():
             wanted = line.told[-1]
-            self.say(name, phase=NodePhase.RUNNING, ranks=wanted.ranks, known_round=wanted.key, epoch=wanted.epoch)
+            self.report(name, phase=NodePhase.RUNNING, ranks=wanted.ranks, known_round=wanted.key, epoch=wanted.epoch)
 
     def cut(self, name: str) -> None:
         self.job.disconnect(self.lines[name], self.statuses[name].key, self.now)
@@ -115,7 +115,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 def test_a_master_that_was_asleep_accuses_no_node() -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=3, lost_after=1.0))
     bed.join("a", "b", "c")
-    bed.take_seats()
+    bed.take_ranks()
     bed.cut("c")
     bed.now += 30.0
     bed.job.compensate_stall(30.0, bed.now)
@@ -130,8 +130,8 @@ def test_every_report_is_answered_and_a_decision_is_sent_to_those_that_it_change
     bed = Bed()
     bed.join("a", "b")
     assert [len(bed.lines[name].told) for name in "ab"] == [2, 3], "to wait, and of the round; b's report is answered"
-    bed.take_seats()
-    assert not bed.say("b")
+    bed.take_ranks()
+    assert not bed.report("b")
     assert [len(bed.lines[name].told) for name in "ab"] == [3, 5]
 
 
@@ -166,7 +166,7 @@ def test_no_node_receives_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list[
     assert all(line.told[-1].ranks is None for line in bed.lines.values())
     assert "No space left on device" in bed.said[-1]
     bed.until(STORE_RETRY * 5.5)
-    bed.say("a")
+    bed.report("a")
     waiting = bed.lines["a"].told[-1].waiting
     assert waiting is not None
     assert waiting.text.startswith("the master cannot write")
@@ -184,11 +184,11 @@ def test_no_node_receives_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list[
 def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: list[bool]) -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0), tmp_path)
     bed.join("a", "b")
-    bed.take_seats()
+    bed.take_ranks()
     disk[0] = True
     bed.cut("b")
     bed.until(2.0)
-    bed.say("a")
+    bed.report("a")
     assert bed.lines["a"].told[-1].key.number == 1
     assert bed.lines["a"].told[-1].ranks is not None
     disk[0] = False
@@ -199,7 +199,7 @@ def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: 
 def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_no_node_obeys_it(tmp_path: Path) -> None:
     bed = Bed(directory=tmp_path)
     bed.join("a", "b")
-    bed.take_seats()
+    bed.take_ranks()
     later = msgspec.structs.replace(bed.statuses["a"], epoch=MAX_EPOCH)
     for there in ("b is connected", "b may come back"):
         with pytest.raises(RequestRefused) as refused:
@@ -218,13 +218,13 @@ def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_no_node_
 def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
     bed.join("a", "b")
-    bed.take_seats()
+    bed.take_ranks()
     for name in "ab":
-        bed.say(name, phase=NodePhase.SUCCEEDED)
+        bed.report(name, phase=NodePhase.SUCCEEDED)
         if name == "a":
             bed.cut("a")
     assert bed.job.over
-    bed.say("b", phase=NodePhase.LEFT)
+    bed.report("b", phase=NodePhase.LEFT)
     bed.cut("b")
     assert not bed.job.is_unneeded(bed.now)
     with pytest.raises(RequestRefused, match="has just ended"):
@@ -242,14 +242,14 @@ def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None
 def test_a_plan_that_only_keeps_account_is_not_announced() -> None:
     bed = Bed()
     bed.join("a", "b")
-    bed.take_seats()
+    bed.take_ranks()
     assert bed.said == ["job 'job': round 1 with 2 nodes: 2 nodes are here"]
-    bed.say("a", phase=NodePhase.SUCCEEDED)
+    bed.report("a", phase=NodePhase.SUCCEEDED)
     bed.cut("a")
     bed.until(1.0)
     # That `a` was done is in the plan now, for it may be forgotten.
     assert len(bed.said) == 1
-    bed.say("b", phase=NodePhase.SUCCEEDED)
+    bed.report("b", phase=NodePhase.SUCCEEDED)
     assert len(bed.said) == 2
     assert bed.phase("b") is PlanPhase.FINISHED
 
@@ -257,10 +257,10 @@ def test_a_plan_that_only_keeps_account_is_not_announced() -> None:
 def test_a_job_that_all_have_left_is_forgotten_at_once() -> None:
     bed = Bed()
     bed.join("a", "b")
-    bed.take_seats()
+    bed.take_ranks()
     for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
         for name in "ab":
-            bed.say(name, phase=phase)
+            bed.report(name, phase=phase)
     assert bed.phase("a") is PlanPhase.FINISHED
     bed.cut("a")
     assert not bed.job.is_unneeded(bed.now)
@@ -294,7 +294,7 @@ def test_numbers_that_no_node_says_are_refused(fields: dict[str, object], words:
         bed.join("a", **fields)
     bed.join("a")
     with pytest.raises(RequestRefused, match=words):
-        bed.say("a", **fields)
+        bed.report("a", **fields)
 
 
 @pytest.mark.parametrize(
@@ -315,12 +315,12 @@ def test_the_largest_lie_of_a_node_leaves_others_with_messages_within_their_boun
         wanted = bed.lines["b"].told[-1]
         assert decode_from_master(encode(Assigned(wanted))) == Assigned(wanted)
         for name in ("liar", "b"):
-            bed.say(name, known_round=wanted.key, epoch=wanted.epoch)
-        bed.take_seats()
+            bed.report(name, known_round=wanted.key, epoch=wanted.epoch)
+        bed.take_ranks()
         assert bed.lines["b"].told[-1].ranks is not None
         assert decode_from_node(encode(Report(bed.statuses["b"]))) == Report(bed.statuses["b"])
         own = bed.lines["b"].told[-1].ranks.first_rank
-        bed.say("b", phase=NodePhase.FAILED, failure=Failure(own, "host-b", "failed"))
+        bed.report("b", phase=NodePhase.FAILED, failure=Failure(own, "host-b", "failed"))
 
 
 def test_ranks_in_a_round_of_a_million_nodes_are_refused() -> None:
@@ -330,7 +330,7 @@ def test_ranks_in_a_round_of_a_million_nodes_are_refused() -> None:
     assert seat is not None
     for wrong in ({"nodes": 1_000_000}, {"node_rank": 2}):
         with pytest.raises(RequestRefused, match="a node rank that no round has"):
-            bed.say("a", ranks=msgspec.structs.replace(seat, **wrong))
+            bed.report("a", ranks=msgspec.structs.replace(seat, **wrong))
 
 
 def test_the_notice_names_what_differs() -> None:
@@ -345,11 +345,11 @@ def calls_for_a_failure(nodes: int) -> int:
     names = [f"n{number}" for number in range(nodes)]
     bed = Bed(dataclasses.replace(FAST, min_nodes=nodes, max_nodes=nodes))
     bed.join(*names)
-    bed.take_seats()
+    bed.take_ranks()
     seat = bed.statuses[names[0]].ranks
     assert seat is not None
     failure = Failure(seat.first_rank, bed.statuses[names[0]].host, "was broken", lost_peer=True)
-    bed.say(names[0], phase=NodePhase.FAILED, failure=failure)
+    bed.report(names[0], phase=NodePhase.FAILED, failure=failure)
     return calls_of(lambda: bed.job.receive(bed.lines[names[0]], bed.statuses[names[0]], bed.now))
 
 

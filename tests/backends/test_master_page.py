@@ -67,8 +67,8 @@ class TestInABrowser:
 
         async def look(bed: Bed, browser: Browser) -> None:
             a, b = await bed.joined("a", "b", rules=RULES, token=TOKEN)
-            await a.seated(1)
-            await b.seated(1)
+            await a.take_ranks(1)
+            await b.take_ranks(1)
             await asyncio.to_thread(browser.open, await asyncio.to_thread(browser.evaluate, "location.href"))
             shows = "document.body.innerText.includes(%r)"
             await asyncio.to_thread(browser.until, "document.querySelectorAll('#nodes tr').length == 2")
@@ -89,7 +89,7 @@ class TestInABrowser:
         async def look(bed: Bed, browser: Browser) -> None:
             node = bed.node("a", token=TOKEN, host=evil)
             await node.join(RULES)
-            await node.seated(1)
+            await node.take_ranks(1)
             await asyncio.to_thread(browser.open, await asyncio.to_thread(browser.evaluate, "location.href"))
             await asyncio.to_thread(browser.until, f"document.querySelector('#nodes')?.innerText.includes({evil!r})")
             assert await asyncio.to_thread(browser.evaluate, "document.querySelectorAll('img').length") == 0

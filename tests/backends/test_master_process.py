@@ -54,7 +54,7 @@ async def train(channel: Any, *names: str, job: str = "job", token: str = "") ->
     for node in nodes:
         await node.join()
     for node in nodes:
-        await node.seated(1)
+        await node.take_ranks(1)
     return nodes
 
 
@@ -378,7 +378,7 @@ def test_a_token_comes_in_by_no_argument_and_never_out(way: str, tmp_path: Path)
         async def test(channel: Any) -> None:
             await train(channel, "a", "b", token=secret)
             stranger = Node(channel, status("c"))
-            await stranger.say(stranger.hello, Proof("0" * 64))
+            await stranger.send(stranger.hello, Proof("0" * 64))
             assert secret not in (await stranger.refused()).reason
 
         talk(one.address, test)

@@ -83,7 +83,7 @@ def test_the_status_and_the_metrics_of_a_job() -> None:
     async def look(bed: Bed, port: int) -> None:
         assert (await ask(port, "/v1/status")).startswith("HTTP/1.1 404 ")
         for node in await bed.joined("a", "b", token=TOKEN):
-            await node.seated(1)
+            await node.take_ranks(1)
         assert json.loads(body(await ask(port, "/v1/jobs"))) == ["job"]
         status = json.loads(body(await ask(port, "/v1/status?job=job")))
         assert (status["state"], status["round_nodes"]) == ("training", 2)
@@ -101,8 +101,8 @@ def test_a_stream_has_the_history_then_each_change_and_the_end(monkeypatch: pyte
 
     async def look(bed: Bed, port: int) -> None:
         a, b = await bed.joined("a", "b", token=TOKEN)
-        await a.seated(1)
-        await b.seated(1)
+        await a.take_ranks(1)
+        await b.take_ranks(1)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")

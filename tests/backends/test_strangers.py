@@ -73,7 +73,7 @@ def blame_another_node(cluster: Cluster, host: str) -> str:
             # A host whose name comes last has the last rank.
             rogue = Rogue(channel, status("rogue", host="zz-rogue", workers=1))
             await rogue.join(JobRules(min_nodes=2, max_nodes=3, max_restarts=2))
-            await rogue.seated(1)
+            await rogue.take_ranks(1)
             assert {member["world"] for member in await asyncio.to_thread(cluster.mailbox.gather, 2)} == {3}
             failure = Failure(rank=0, host=host, exit_text="was broken by a rogue")
             await rogue.report(phase=NodePhase.FAILED, failure=failure)
@@ -104,11 +104,11 @@ def claim_a_later_master(port: int) -> Refused:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
             rogue = Rogue(channel, status("rogue", epoch=2**61))
             hello = rogue.hello
-            await rogue.say(hello)
-            challenge = await rogue.hear()
+            await rogue.send(hello)
+            challenge = await rogue.receive()
             assert isinstance(challenge, Challenge)
             mac = auth.node_mac("", hello, challenge.nonce)
-            await rogue.say(Proof(mac), Join(rogue.status, encode_rules(JobRules(min_nodes=2, max_nodes=2))))
+            await rogue.send(Proof(mac), Join(rogue.status, encode_rules(JobRules(min_nodes=2, max_nodes=2))))
             return await rogue.refused()
 
     return asyncio.run(act())

@@ -76,7 +76,7 @@ class CheckProcess:
         return self.process.returncode, rest.decode(), self.errors.read_text()
 
 
-class Crew:
+class Starter:
     """Starts check processes, and sees to it that none is left."""
 
     def __init__(self, directory: Path) -> None:
@@ -126,11 +126,11 @@ class Crew:
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Crew]:
-    crew = Crew(tmp_path)
-    yield crew
-    crew.port.release()
-    for member in crew.started:
+def starter(tmp_path: Path) -> Iterator[Starter]:
+    starter = Starter(tmp_path)
+    yield starter
+    starter.port.release()
+    for member in starter.started:
         member.process.kill()
         member.process.communicate()
 
@@ -144,8 +144,8 @@ def passes(name: str, *processes: CheckProcess) -> None:
 
 
 @pytest.mark.parametrize("threads", ["1", *only_long("3")])
-def test_computing_reports_a_plausible_speed(crew: Crew, threads: str) -> None:
-    process = crew.start(OMP_NUM_THREADS=threads)
+def test_computing_reports_a_plausible_speed(starter: Starter, threads: str) -> None:
+    process = starter.start(OMP_NUM_THREADS=threads)
     for _ in range(2):
         answer = process.compute()
         assert (answer["done"], answer["device"]) == ("compute", "cpu")
@@ -154,8 +154,8 @@ def test_computing_reports_a_plausible_speed(crew: Crew, threads: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGRTMIN, *only_long(signal.SIGQUIT, signal.SIGXCPU)])
-def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(crew: Crew, number: int) -> None:
-    process = crew.start()
+def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(starter: Starter, number: int) -> None:
+    process = starter.start()
     process.compute()
     process.process.send_signal(number)
     assert process.end()[0] == 0
@@ -164,24 +164,24 @@ def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(crew: Cre
 @pytest.mark.parametrize(
     ("fault", "threads"), [("wrong", "3"), *only_long(("wrong", "1"), ("nan", "1"), ("skipped", "1"))]
 )
-def test_one_wrong_element_in_some_product_is_reported_as_wrong(crew: Crew, fault: str, threads: str) -> None:
-    answer = crew.start_faulty(fault, OMP_NUM_THREADS=threads).compute(seconds=1)
+def test_one_wrong_element_in_some_product_is_reported_as_wrong(starter: Starter, fault: str, threads: str) -> None:
+    answer = starter.start_faulty(fault, OMP_NUM_THREADS=threads).compute(seconds=1)
     assert answer["wrong"] is True
     assert re.fullmatch(r"abacus multiplied matrices wrongly: 1 of \d+ rows of a product are wrong", answer["problem"])
 
 
-def test_too_little_memory_is_a_problem_and_no_wrong_result(crew: Crew) -> None:
-    process = crew.start_faulty("memory")
+def test_too_little_memory_is_a_problem_and_no_wrong_result(starter: Starter) -> None:
+    process = starter.start_faulty("memory")
     problem = "abacus has too little free memory: tried to allocate 3 beads"
     assert process.compute() == {"done": "compute", "problem": problem, "wrong": False}
     assert process.end()[0] == 0
 
 
-def test_a_driver_that_fails_is_a_problem_of_each_order(crew: Crew) -> None:
-    process = crew.start_faulty("driver")
+def test_a_driver_that_fails_is_a_problem_of_each_order(starter: Starter) -> None:
+    process = starter.start_faulty("driver")
     words = "no device could be used: the accelerator plug-in abacus failed: the abacus does not answer"
     assert process.compute() == {"done": "compute", "problem": words, "wrong": False}
-    crew.link("a", process, world=2)
+    starter.link("a", process, world=2)
     assert process.answer() == {"done": "link", "name": "a", "problem": words}
 
 
@@ -227,33 +227,33 @@ def test_a_rank_for_which_none_of_several_gpus_is_left_is_reported(gpus: Gpus) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("own", [False, True])
-def test_a_rank_that_sees_its_own_device_alone_is_the_only_one_of_it(crew: Crew, own: bool) -> None:
+def test_a_rank_that_sees_its_own_device_alone_is_the_only_one_of_it(starter: Starter, own: bool) -> None:
     entrypoint = Entrypoint("program", "/bin/true")
     spec = JobSpec(entrypoint, "job", 2, virtual_local_rank=own)
     environment = check_environments(spec, {"CUDA_VISIBLE_DEVICES": "4,5"})[1]
     assert environment["CUDA_VISIBLE_DEVICES"] == ("5" if own else "4,5")
-    process = crew.start_faulty("place", **environment)
+    process = starter.start_faulty("place", **environment)
     assert process.compute()["device"] == ("abacus 0 of 1" if own else "abacus 1 of 2")
 
 
 @pytest.mark.long
-def test_the_store_of_links_listens_before_a_link_is_ordered(crew: Crew) -> None:
-    process = crew.start(DLROVER_RUN_CHECK_STORE_PORT=str(crew.port.number))
+def test_the_store_of_links_listens_before_a_link_is_ordered(starter: Starter) -> None:
+    process = starter.start(DLROVER_RUN_CHECK_STORE_PORT=str(starter.port.number))
     process.compute()
-    socket.create_connection(("127.0.0.1", crew.port.number)).close()
+    socket.create_connection(("127.0.0.1", starter.port.number)).close()
 
 
-def test_a_port_that_is_taken_is_a_problem_of_a_link_alone(crew: Crew) -> None:
+def test_a_port_that_is_taken_is_a_problem_of_a_link_alone(starter: Starter) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        process = crew.start(DLROVER_RUN_CHECK_STORE_PORT=str(port))
+        process = starter.start(DLROVER_RUN_CHECK_STORE_PORT=str(port))
         assert process.compute()["tflops"] > 0
-        process.order(**{**crew.link_order("a", 0, 2, 5.0), "port": port})
+        process.order(**{**starter.link_order("a", 0, 2, 5.0), "port": port})
         assert process.answer()["problem"].startswith(f"port {port} could not be listened on: ")
 
 
-def test_an_accelerator_of_a_plugin_is_used_and_what_libraries_print_is_no_answer(crew: Crew) -> None:
-    process = crew.start_faulty("")
+def test_an_accelerator_of_a_plugin_is_used_and_what_libraries_print_is_no_answer(starter: Starter) -> None:
+    process = starter.start_faulty("")
     assert process.compute()["device"] == "abacus"
     code, rest, errors = process.end()
     assert (code, rest) == (0, "")
@@ -261,35 +261,35 @@ def test_an_accelerator_of_a_plugin_is_used_and_what_libraries_print_is_no_answe
     assert "so does its C part" in errors
 
 
-def test_a_plugin_whose_accelerator_is_not_there_is_passed_over(crew: Crew) -> None:
-    process = crew.start_faulty("not there")
+def test_a_plugin_whose_accelerator_is_not_there_is_passed_over(starter: Starter) -> None:
+    process = starter.start_faulty("not there")
     assert process.compute()["device"] == "cpu"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("world", [3, *only_long(2, 4)])
-def test_links_in_turn_use_one_store_at_a_port_that_is_held(crew: Crew, world: int) -> None:
-    processes = [crew.start(rank % 2, 2) for rank in range(world)]
+def test_links_in_turn_use_one_store_at_a_port_that_is_held(starter: Starter, world: int) -> None:
+    processes = [starter.start(rank % 2, 2) for rank in range(world)]
     for name in ("1/1/0/0-1", "1/1/1/0-1"):
-        crew.link(name, *processes)
+        starter.link(name, *processes)
         passes(name, *processes)
     for process in processes:
         assert process.end()[:2] == (0, "")
 
 
 @pytest.mark.long
-def test_an_end_that_never_comes_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
-    one, other = crew.start(0, 2), crew.start(1, 2)
-    other.order(**crew.link_order("a", 1, 2, 1.0))
-    unreachable = f"no connection to 127.0.0.1:{crew.port.number} within 1 seconds: "
+def test_an_end_that_never_comes_is_a_problem_and_the_next_link_works(starter: Starter) -> None:
+    one, other = starter.start(0, 2), starter.start(1, 2)
+    other.order(**starter.link_order("a", 1, 2, 1.0))
+    unreachable = f"no connection to 127.0.0.1:{starter.port.number} within 1 seconds: "
     assert other.answer()["problem"].startswith(unreachable)
     # An order first, so that the time-out is not spent on importing torch.
     one.compute()
     # Long enough to make the store and to connect to it on a busy machine: else that would be the problem.
-    crew.link("b", one, world=2, timeout=10.0)
+    starter.link("b", one, world=2, timeout=10.0)
     problem = "rank 1 of its 2 processes did not join within 10 seconds"
     assert one.answer() == {"done": "link", "name": "b", "problem": problem}
-    crew.link("c", one, other)
+    starter.link("c", one, other)
     passes("c", one, other)
 
 
@@ -304,39 +304,39 @@ def test_an_end_that_never_comes_is_a_problem_and_the_next_link_works(crew: Crew
     ],
 )
 def test_a_partner_that_is_lost_in_a_link_is_a_problem_and_the_next_link_works(
-    crew: Crew, fault: str, own_fault: str, timeout: float
+    starter: Starter, fault: str, own_fault: str, timeout: float
 ) -> None:
-    one = crew.start_faulty(own_fault, CHECK_GIVE_UP_AFTER=str(TIMEOUT))
-    other, third = crew.start_faulty(fault), crew.start(1, 2)
+    one = starter.start_faulty(own_fault, CHECK_GIVE_UP_AFTER=str(TIMEOUT))
+    other, third = starter.start_faulty(fault), starter.start(1, 2)
     for process in (one, other, third):
         # Orders first, so that the time-out is not spent on importing torch.
         assert "tflops" in process.compute()
-    crew.link("a", one, other, timeout=timeout)
+    starter.link("a", one, other, timeout=timeout)
     answer = one.answer()
     assert (answer["done"], answer["name"]) == ("link", "a")
     assert answer["problem"]
     assert "ends" not in answer
     if fault.startswith("die"):
         assert other.process.wait(TIMEOUT) == -signal.SIGKILL
-    crew.link("b", one, third)
+    starter.link("b", one, third)
     passes("b", one, third)
 
 
 @pytest.mark.long
-def test_data_that_arrives_wrong_is_a_problem_of_the_rank_that_it_came_from(crew: Crew) -> None:
-    one, other = crew.start(0, 2), crew.start_faulty("bit")
-    crew.link("a", one, other)
+def test_data_that_arrives_wrong_is_a_problem_of_the_rank_that_it_came_from(starter: Starter) -> None:
+    one, other = starter.start(0, 2), starter.start_faulty("bit")
+    starter.link("a", one, other)
     passes("a", one)
     problem = "data of rank 1 of its 2 processes is wrong"
     assert other.answer() == {"done": "link", "name": "a", "problem": problem}
-    crew.link("b", one, other)
+    starter.link("b", one, other)
     passes("b", one, other)
 
 
 @pytest.mark.long
-def test_a_library_of_an_accelerator_that_fails_ends_the_process_after_the_answer(crew: Crew) -> None:
-    processes = [crew.start_faulty("", CHECK_BACKEND="beads") for _ in range(2)]
-    crew.link("a", *processes)
+def test_a_library_of_an_accelerator_that_fails_ends_the_process_after_the_answer(starter: Starter) -> None:
+    processes = [starter.start_faulty("", CHECK_BACKEND="beads") for _ in range(2)]
+    starter.link("a", *processes)
     for process in processes:
         answer = process.answer()
         assert answer.pop("problem").startswith("beads failed: ")
@@ -345,9 +345,9 @@ def test_a_library_of_an_accelerator_that_fails_ends_the_process_after_the_answe
 
 
 @pytest.mark.long
-def test_processes_of_unlike_accelerators_talk_through_gloo(crew: Crew) -> None:
-    one, other = crew.start_faulty("", CHECK_BACKEND="beads"), crew.start()
-    crew.link("a", one, other)
+def test_processes_of_unlike_accelerators_talk_through_gloo(starter: Starter) -> None:
+    one, other = starter.start_faulty("", CHECK_BACKEND="beads"), starter.start()
+    starter.link("a", one, other)
     passes("a", one, other)
 
 
@@ -365,9 +365,9 @@ def test_processes_of_unlike_accelerators_talk_through_gloo(crew: Crew) -> None:
         (b'{"do": "compute", "seconds": 1, "more": 2}\n', "it is neither for compute nor for link"),
     ],
 )
-def test_an_invalid_request_ends_the_process_with_one_line(crew: Crew, line: bytes, why: str) -> None:
+def test_an_invalid_request_ends_the_process_with_one_line(starter: Starter, line: bytes, why: str) -> None:
     # Torch would be asked for nothing here, and takes the process long to import.
-    process = crew.start_without_torch()
+    process = starter.start_without_torch()
     with contextlib.suppress(BrokenPipeError):  # It may end before it has been given all of a line that is too long.
         process.write(line)
     code, rest, errors = process.end()
@@ -377,8 +377,8 @@ def test_an_invalid_request_ends_the_process_with_one_line(crew: Crew, line: byt
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *only_long(signal.SIGINT)])
-def test_a_signal_ends_it_without_a_word(crew: Crew, number: signal.Signals) -> None:
-    process = crew.start()
+def test_a_signal_ends_it_without_a_word(starter: Starter, number: signal.Signals) -> None:
+    process = starter.start()
     process.compute()
     process.order(do="compute", seconds=600)
     process.process.send_signal(number)
@@ -386,8 +386,8 @@ def test_a_signal_ends_it_without_a_word(crew: Crew, number: signal.Signals) -> 
     assert process.errors.read_text() == ""
 
 
-def test_a_reader_of_answers_that_has_gone_ends_it_quietly(crew: Crew) -> None:
-    process = crew.start()
+def test_a_reader_of_answers_that_has_gone_ends_it_quietly(starter: Starter) -> None:
+    process = starter.start()
     assert process.process.stdout is not None
     process.process.stdout.close()
     process.order(do="compute", seconds=0.1)
@@ -395,8 +395,8 @@ def test_a_reader_of_answers_that_has_gone_ends_it_quietly(crew: Crew) -> None:
     assert process.errors.read_text() == ""
 
 
-def test_without_torch_each_order_has_that_problem(crew: Crew) -> None:
-    process = crew.start_without_torch()
+def test_without_torch_each_order_has_that_problem(starter: Starter) -> None:
+    process = starter.start_without_torch()
     process.order(do="compute", seconds=0.1)
     problem = "torch cannot be imported: libtorch.so is missing"
     assert process.answer() == {"done": "compute", "problem": problem, "wrong": False}
@@ -404,12 +404,12 @@ def test_without_torch_each_order_has_that_problem(crew: Crew) -> None:
 
 
 @pytest.mark.long
-def test_one_forked_from_a_template_works_with_one_that_was_spawned(crew: Crew, tmp_path: Path) -> None:
-    spawned = crew.start(1, 2)
+def test_one_forked_from_a_template_works_with_one_that_was_spawned(starter: Starter, tmp_path: Path) -> None:
+    spawned = starter.start(1, 2)
     orders = tmp_path / "orders"
-    given = [{"do": "compute", "seconds": 0.2}, crew.link_order("a", 0, 2, 60.0)]
+    given = [{"do": "compute", "seconds": 0.2}, starter.link_order("a", 0, 2, 60.0)]
     orders.write_text("".join(json.dumps(order) + "\n" for order in given))
-    spawned.order(**crew.link_order("a", 1, 2, 60.0))
+    spawned.order(**starter.link_order("a", 1, 2, 60.0))
     out = tmp_path / "out"
     out.mkdir()
     job = {

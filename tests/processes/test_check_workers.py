@@ -26,19 +26,19 @@ async def spawned(start: ProcessSpec) -> int:
     return spawn(start)
 
 
-def with_crew(scene: Callable[[CheckWorkers], Awaitable[None]], workers: int = 2) -> None:
-    """Play a scene with a crew that has been started, and end it, of which nothing may be left."""
+def with_check_workers(scene: Callable[[CheckWorkers], Awaitable[None]], workers: int = 2) -> None:
+    """Start check workers, run `scene` with them and end them; nothing of them may be left."""
 
     async def play() -> None:
-        crew = CheckWorkers(ARGV, [{**os.environ, "LOCAL_RANK": str(rank)} for rank in range(workers)])
+        group = CheckWorkers(ARGV, [{**os.environ, "LOCAL_RANK": str(rank)} for rank in range(workers)])
         try:
-            await crew.start(spawned, contextlib.nullcontext)
-            pids = crew.pids
+            await group.start(spawned, contextlib.nullcontext)
+            pids = group.pids
             assert len(pids) == workers
-            await scene(crew)
+            await scene(group)
         finally:
-            await crew.end()
-        assert not crew.pids
+            await group.end()
+        assert not group.pids
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
     before = set(os.listdir("/proc/self/fd"))
@@ -54,14 +54,14 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_local_rank_answers_every_order_in_its_place() -> None:
-    async def scene(crew: CheckWorkers) -> None:
-        computed = await crew.run([COMPUTE] * 2, WAIT)
+    async def scene(group: CheckWorkers) -> None:
+        computed = await group.run([COMPUTE] * 2, WAIT)
         assert [(answer.device, answer.tflops) for answer in computed] == [("fake", 1.0), ("fake", 2.0)]
-        linked = await crew.run([{"do": "link", "name": "1/1/0/0-1"}] * 2, WAIT)
+        linked = await group.run([{"do": "link", "name": "1/1/0/0-1"}] * 2, WAIT)
         assert [(answer.name, answer.gigabytes) for answer in linked] == [("1/1/0/0-1", 8.0), ("1/1/0/0-1", 7.0)]
-        assert crew.idle
+        assert group.idle
 
-    with_crew(scene)
+    with_check_workers(scene)
 
 
 @pytest.mark.parametrize(
@@ -77,82 +77,82 @@ def test_the_end_of_one_is_reported_at_once_though_another_never_answers(
 ) -> None:
     (stage / "behave").write_text(f"0 compute hang\n1 compute {behaviour}\n")
 
-    async def scene(crew: CheckWorkers) -> None:
+    async def scene(group: CheckWorkers) -> None:
         with pytest.raises(CheckWorkersLost) as lost:
-            await crew.run([COMPUTE] * 2, WAIT)
+            await group.run([COMPUTE] * 2, WAIT)
         assert str(lost.value) == clause
         assert lost.value.local is own
-        assert not crew.idle
+        assert not group.idle
 
-    with_crew(scene)
+    with_check_workers(scene)
 
 
 def test_one_that_does_not_answer_in_time_is_named(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (stage / "behave").write_text("1 compute hang\n")
     limit = 2 * WAIT
 
-    async def scene(crew: CheckWorkers) -> None:
+    async def scene(group: CheckWorkers) -> None:
         loop = asyncio.get_running_loop()
-        answers = asyncio.ensure_future(crew.run([COMPUTE] * 2, limit))
+        answers = asyncio.ensure_future(group.run([COMPUTE] * 2, limit))
         await asyncio.sleep(0)
         # The time passes when the other one has answered, however long that takes on a busy machine.
-        await asyncio.wait([crew._processes[0].answer], timeout=WAIT)
+        await asyncio.wait([group._processes[0].answer], timeout=WAIT)
         monkeypatch.setattr(loop, "time", lambda: time.monotonic() + limit)
         with pytest.raises(
             CheckWorkersLost, match=rf"^the check process of local rank 1 gave no answer in {limit:g} s$"
         ) as lost:
             await answers
         assert not lost.value.local
-        assert not crew.idle
+        assert not group.idle
 
-    with_crew(scene)
+    with_check_workers(scene)
 
 
 def test_one_that_has_ended_between_requests_is_known_to_be_gone() -> None:
-    async def scene(crew: CheckWorkers) -> None:
-        await crew.run([COMPUTE] * 2, WAIT)
-        assert crew.idle
-        first = min(crew.pids)
+    async def scene(group: CheckWorkers) -> None:
+        await group.run([COMPUTE] * 2, WAIT)
+        assert group.idle
+        first = min(group.pids)
         os.kill(first, signal.SIGKILL)
         with pytest.raises(CheckWorkersLost, match="was killed by SIGKILL"):
-            await crew.run([COMPUTE] * 2, WAIT)
-        assert not crew.idle
+            await group.run([COMPUTE] * 2, WAIT)
+        assert not group.idle
         with pytest.raises(CheckWorkersLost, match="was killed by SIGKILL"):
-            await crew.run([COMPUTE] * 2, WAIT)
+            await group.run([COMPUTE] * 2, WAIT)
 
-    with_crew(scene)
+    with_check_workers(scene)
 
 
 def test_what_is_no_answer_is_a_problem_of_that_rank(stage: Path) -> None:
     (stage / "behave").write_text("1 compute babble\n")
 
-    async def scene(crew: CheckWorkers) -> None:
-        answers = await crew.run([COMPUTE] * 2, WAIT)
+    async def scene(group: CheckWorkers) -> None:
+        answers = await group.run([COMPUTE] * 2, WAIT)
         assert [answer.problem for answer in answers] == ["", "the check process wrote an invalid answer"]
 
-    with_crew(scene)
+    with_check_workers(scene)
 
 
 def test_one_that_ends_with_its_answer_leaves_a_crew_of_no_use(stage: Path) -> None:
     (stage / "behave").write_text("0 compute end\n")
 
-    async def scene(crew: CheckWorkers) -> None:
-        answers = await crew.run([COMPUTE] * 2, WAIT)
+    async def scene(group: CheckWorkers) -> None:
+        answers = await group.run([COMPUTE] * 2, WAIT)
         assert [answer.problem for answer in answers] == ["it hung", ""]
-        assert not crew.idle
+        assert not group.idle
 
-    with_crew(scene)
+    with_check_workers(scene)
 
 
 def test_of_an_endless_complaint_the_last_line_is_kept(stage: Path) -> None:
     (stage / "behave").write_text("0 compute complain\n")
 
-    async def scene(crew: CheckWorkers) -> None:
+    async def scene(group: CheckWorkers) -> None:
         with pytest.raises(CheckWorkersLost) as lost:
-            await crew.run([COMPUTE], WAIT)
+            await group.run([COMPUTE], WAIT)
         assert str(lost.value).endswith(" ended with code 3: the last of them")
 
-    with_crew(scene, workers=1)
+    with_check_workers(scene, workers=1)
 
 
 def test_a_process_that_cannot_be_started_leaves_none_of_the_others() -> None:
@@ -165,11 +165,11 @@ def test_a_process_that_cannot_be_started_leaves_none_of_the_others() -> None:
         return started[0]
 
     async def play() -> None:
-        crew = CheckWorkers(ARGV, [{**os.environ, "LOCAL_RANK": "0"}] * 2)
+        group = CheckWorkers(ARGV, [{**os.environ, "LOCAL_RANK": "0"}] * 2)
         with pytest.raises(BlockingIOError):
-            await crew.start(second_fails, contextlib.nullcontext)
-        assert not crew.idle
-        await crew.end()
+            await group.start(second_fails, contextlib.nullcontext)
+        assert not group.idle
+        await group.end()
 
     asyncio.run(play())
     assert not psutil.pid_exists(started[0])
