@@ -51,7 +51,7 @@ collect_ignore = (
     []
     if importlib.util.find_spec("torch")
     else [
-        "processes/test_sampler.py",
+        "decisions/test_sampler.py",
         "processes/test_checkpoint.py",
         "jobs/test_mnist_example.py",
         "torchrun/test_cli_differential.py",
