@@ -145,15 +145,6 @@ def test_the_master_keeps_its_hardware_address_when_a_node_goes(network: Network
     assert of_the_switch() == before
 
 
-def test_a_node_that_is_disconnected_leaves_nothing(network: Network) -> None:
-    network.connect(0)
-    network.connect(1)
-    with watching_devices(network.switch) as watch:
-        network.disconnect(0)
-        # Its end of the cable can only vanish with the namespace that has the other end.
-        until_gone(watch, "node-0")
-
-
 def test_a_network_that_is_closed_leaves_nothing(network: Network) -> None:
     there = Network()
     with watching_devices(there.connect(0)) as watch:

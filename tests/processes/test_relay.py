@@ -151,30 +151,6 @@ def _beginning(shown: str, mark: str) -> list[str]:
     return [line.removeprefix(mark) for line in shown.splitlines() if line.startswith(mark)]
 
 
-def test_tee_shows_every_line_of_two_busy_ranks_once_and_in_order(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = RelayClient.start(console)
-    count = 30_000
-
-    async def scene() -> None:
-        workers = []
-        for rank in (0, 1):
-            path = tmp_path / f"{rank}.log"
-            fd = _log(path)
-            relay.add_tail(str(path), 1, f"[r{rank}]:", [f"line {count - 1} "], str(tmp_path / "filtered"))
-            workers.append(_worker(rank, count, fd, 1))
-            os.close(fd)
-        assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
-        await relay.end_round()
-
-    play(relay, scene)
-    shown = (tmp_path / "out").read_text()
-    for rank in (0, 1):
-        assert _beginning(shown, f"[r{rank}]:") == _lines(rank, count)
-    assert shown.count("\n") == 2 * count
-    filtered = (tmp_path / "filtered").read_text().splitlines()
-    assert sorted(filtered) == [f"[r{rank}]:{_lines(rank, count)[-1]}" for rank in (0, 1)]
-
-
 def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient.start(console)
     count = 30_000
@@ -195,22 +171,6 @@ def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Pat
     assert TAIL_BYTES - 300 < len(tails["0"]) <= TAIL_BYTES
     assert tails["0"].startswith("rank 0 line ")
     assert tails["1"].endswith(_lines(1, 1000)[-1] + "\n")
-
-
-def test_a_partial_line_is_completed_only_at_the_end(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = RelayClient.start(console, shared=True)
-
-    async def scene() -> None:
-        log = _log(tmp_path / "log")
-        relay.add_tail(str(tmp_path / "log"), 2, "> ")
-        os.write(log, b"one\ntw")
-        await relay.drain()
-        assert (tmp_path / "err").read_bytes() == b"> one\n"
-        _write(log, b"o\n50%\r100%\r\nend")
-        await relay.end_round()
-
-    play(relay, scene)
-    assert (tmp_path / "err").read_bytes() == b"> one\n> two\n> 50%\n> 100%\n> end\n"
 
 
 def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
@@ -341,6 +301,7 @@ def test_new_lines_are_shown_without_being_asked_for(
     assert all("no inotify watch for log files (Too many open files)" in warning for warning in warnings)
 
 
+@pytest.mark.usefixtures("never_stuck")
 def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: Path) -> None:
     relay, reader = piped()
     count = 20_000
@@ -353,6 +314,7 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
         os.close(log)
         assert worker.wait(PATIENCE) == 0
         _write(stderr, b"last words\n")
+        assert await relay.tails(["0", "1"]) == {"0": "last words\n"}
         assert await relay.end_round(["0"], timeout=NO_PATIENCE) == {"0": "last words\n"}
         assert (tmp_path / "filtered").read_text() == f"> {_lines(0, count)[-1]}\n"
         # Now the console goes on, and so does the relay, without having lost anything.
@@ -366,26 +328,6 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
     assert (tmp_path / "log").read_bytes().count(b"\n") == count
     shown.remove("last words")
     assert shown == [f"> {line}" for line in _lines(0, count)]
-
-
-@pytest.mark.usefixtures("never_stuck")
-def test_last_lines_are_printed_while_the_console_takes_nothing() -> None:
-    relay, reader = piped()
-
-    async def scene() -> dict[str, str]:
-        stderr = relay.open_stderr("0", show=True)
-        worker = _worker(0, 2_000, stderr, 2)
-        assert worker.wait(PATIENCE) == 0
-        _write(stderr, b"last words\n")
-        # Both are known only if nothing waited for the console, which nobody reads.
-        first, again = await relay.tails(["0", "1"]), await relay.tails(["0"])
-        assert first == again
-        return first
-
-    tails = play(relay, scene)
-    os.close(reader)
-    assert tails.keys() == {"0"}
-    assert tails["0"].endswith("last words\n")
 
 
 def test_a_reader_that_has_gone_stops_neither_workers_nor_files(tmp_path: Path) -> None:
