@@ -36,9 +36,16 @@ agent started."""
 ORPHAN_GRACE = 0.4
 """Seconds from the end of a worker to the kill of the processes that it left behind.
 
-Python's resource tracker and torch's shared-memory manager need them: both notice the end of the worker, remove its
-segments from /dev/shm and end. Killing them at once would leave those segments for ever.
+Many of them notice the end of the worker and end too, such as the data loaders of torch.
 """
+
+CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+"""Words in the command lines of Python's resource tracker and torch's shared-memory manager. They remove from /dev/shm
+what a worker left there, and end by themselves, once the worker and all its children that share their pipe or socket
+have ended: killed together with those children, they would leave the segments for ever."""
+
+CLEANUP_TIMEOUT = 2.0
+"""Seconds from the end of a worker to the kill of those that clean up after it, once the others have ended."""
 
 END_TIMEOUT = 5.0
 """Seconds after which `end_children` gives up on processes that the kernel does not end (uninterruptible sleep)."""
@@ -153,14 +160,23 @@ def start_of(pid: int) -> float | None:
 
 
 def kill(processes: Iterable[ProcessInfo], spared: Iterable[int]) -> None:
-    """Kill those of `processes` that still run below this process, and their descendants."""
+    """Kill those of `processes` that still run below this process, and their descendants, except those that clean up
+    after them."""
     here = descendants(spared)
     # A pid that was reused in the meantime has another start time; a parent may have changed.
     lives = {(process.pid, process.started) for process in processes}
     still = [process for process in here if (process.pid, process.started) in lives]
     for pid in {process.pid for process in [*still, *_below([process.pid for process in still], here)]}:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        if not _cleans_up(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _cleans_up(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read()
+        return any(cleaner in command for cleaner in CLEANERS)
+    return False
 
 
 def _below(roots: Iterable[int], processes: Iterable[ProcessInfo]) -> list[ProcessInfo]:
@@ -209,16 +225,19 @@ def reap(known: Iterable[int] = ()) -> None:
 def end_children(spared: Iterable[int] = ()) -> None:
     """End all children except the `spared` ones, and their orphans.
 
-    They get ORPHAN_GRACE seconds to end by themselves. This process inherits the children of each one that it kills, so
-    it repeats until none is left, or until END_TIMEOUT if the kernel does not end one.
+    They get ORPHAN_GRACE seconds to end by themselves, and those that clean up after the others CLEANUP_TIMEOUT. This
+    process inherits the children of each one that it kills, so it repeats until none is left, or until END_TIMEOUT if
+    the kernel does not end one.
     """
     kept = set(spared)
-    give_up = time.monotonic() + END_TIMEOUT
-    soft_deadline = time.monotonic() + ORPHAN_GRACE
+    began = time.monotonic()
+    give_up = began + END_TIMEOUT
     while (ending := children() - kept) and time.monotonic() < give_up:
-        _wait_for_ends(ending, soft_deadline - time.monotonic())
+        others = {pid for pid in ending if not _cleans_up(pid)}
+        due, grace = (others, ORPHAN_GRACE) if others else (ending, CLEANUP_TIMEOUT)
+        _wait_for_ends(due, began + grace - time.monotonic())
         reap(kept)
-        still = ending & children()
+        still = due & children()
         for pid in still:
             # Still our unreaped child, so the pid cannot have been reused.
             os.kill(pid, signal.SIGKILL)

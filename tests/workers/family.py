@@ -21,6 +21,9 @@ middle = subprocess.run(
 segment = shared_memory.SharedMemory(create=True, size=4096)
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-post(family=[away.pid, child.pid, int(middle.stdout)], segment=segment.name)
+# As a data loader: it shares the tracker's pipe, so the tracker waits for its end too.
+loader = os.fork()
+if loader:
+    post(family=[away.pid, child.pid, int(middle.stdout), loader], segment=segment.name)
 while True:
     signal.pause()
