@@ -36,7 +36,12 @@ from dlrover_run.transport.messages import (
 
 grpc = load_grpc()
 
-FAST = JobRules(min_nodes=2, max_nodes=2, lost_after=0.05, last_call_timeout=0.05, max_restarts=3)
+PATIENT = 100.0
+"""An interval of heartbeats for nodes that send none, on however busy a machine."""
+
+FAST = JobRules(
+    min_nodes=2, max_nodes=2, lost_after=0.05, last_call_timeout=0.05, max_restarts=3, keep_alive_interval=PATIENT
+)
 """Rules under which a test does not wait for what it knows."""
 
 
