@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dlrover_run.agent.agent import Agent
 from dlrover_run.agent.result import JobResult
 from dlrover_run.agent.torch_adapter import TorchAdapter
@@ -29,6 +31,7 @@ from dlrover_run.coordination.model import (
     Waiting,
 )
 from dlrover_run.coordination.reasons import Code, Reasons, sentence
+from dlrover_run.events.records import Event, Events
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import create_run_dir, make_temp_dir
 from dlrover_run.process_tree import tree, watchdog
@@ -40,34 +43,21 @@ PATIENCE = 60.0
 
 def seat(number: int = 1, **more: Any) -> RankAssignment:
     """This node's place in a round: alone, unless more is said."""
-    fields: dict[str, Any] = {
-        "key": RoundKey(1, number),
-        "restart_count": 0,
-        "node_rank": 0,
-        "nodes": 1,
-        "workers": 1,
-        "first_rank": 0,
-        "world_size": 1,
-        "role_first_rank": 0,
-        "role_world_size": 1,
-        "store_address": "127.0.0.1",
-        "store_port": 0,
-    }
-    return RankAssignment(**{**fields, **more})
+    place = RankAssignment(
+        key=RoundKey(1, number), restart_count=0, node_rank=0, nodes=1, workers=1, first_rank=0, world_size=1,
+        role_first_rank=0, role_world_size=1, store_address="127.0.0.1", store_port=0,
+    )  # fmt: skip
+    return msgspec.structs.replace(place, **more)
 
 
 def training(place: RankAssignment | None, number: int | None = None, **more: Any) -> Assignment:
     """The word that a round trains, in which the node has that place or none."""
     key = place.key if place is not None else RoundKey(1, number or 1)
     restarts = place.restart_count if place is not None else 0
-    fields = {
-        "epoch": 1,
-        "phase": PlanPhase.TRAINING,
-        "key": key,
-        "restart_count": restarts,
-        "reasons": sentence("because"),
-    }
-    return Assignment(**{**fields, "ranks": place, **more})  # type: ignore[arg-type]
+    assignment = Assignment(
+        epoch=1, phase=PlanPhase.TRAINING, key=key, restart_count=restarts, reasons=sentence("because"), ranks=place
+    )
+    return msgspec.structs.replace(assignment, **more)
 
 
 def gathering(number: int, text: str = "1 of 2 nodes is here: a") -> Assignment:
@@ -124,6 +114,16 @@ class ScriptedBoard:
 
     async def close(self) -> None:
         assert not self._steps, f"{len(self._steps)} steps were not reached; the last status was {self.statuses[-1]}"
+
+
+class Emitted(Events):
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
 
 
 @dataclass(frozen=True)

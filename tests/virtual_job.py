@@ -80,13 +80,17 @@ class VirtualJob:
             self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
 
-    def say(self, name: str, phase: NodePhase, failure: Failure | None = None, progressed: bool = False) -> None:
-        """A node reports what it does in the round whose seat it has."""
-        changes = {"phase": phase, "failure": failure, "progressed": progressed}
-        self.statuses[name] = msgspec.structs.replace(self.statuses[name], **changes)
+    def report(self, name: str, **changes: object) -> None:
+        """A node sends a report with these changes, which is received unless its connection has ended."""
+        status = self.statuses[name]
+        self.statuses[name] = msgspec.structs.replace(status, **fold(HealthReport, changes, status.policy))
         if name not in self.away:
             self.coordinator.receive(self.statuses[name], self.now)
             self.settle()
+
+    def say(self, name: str, phase: NodePhase, failure: Failure | None = None, progressed: bool = False) -> None:
+        """A node reports what it does in the round in which it has ranks."""
+        self.report(name, phase=phase, failure=failure, progressed=progressed)
 
     def fail(self, name: str, failure: Failure = KILLED, progressed: bool = True) -> None:
         """A worker of this node fails."""
@@ -105,7 +109,7 @@ class VirtualJob:
         self.settle()
 
     def come_back(self, *names: str) -> None:
-        """These nodes connect again, with what they last had to say."""
+        """These nodes connect again, with their last reports."""
         for name in names:
             self.away.discard(name)
             self.coordinator.receive(self.statuses[name], self.now)
@@ -115,14 +119,14 @@ class VirtualJob:
         """Time passes, with a decision at every moment that the coordinator asked for."""
         end = self.now + seconds
         while (due := self.coordinator.wake_at()) is not None and due <= end:
-            assert due > self.now - 1e-6, "nobody is to be woken in the past"
+            assert due > self.now - 1e-6, "the next decision is due in the past"
             self.now = max(due, self.now + 1e-6)
             self.settle()
         self.now = end
         self.settle()
 
     def settle(self) -> None:
-        """Decide until nothing changes, and have all nodes hear of it."""
+        """Decide until nothing changes and every node that is not deaf has its assignment."""
         while True:
             while self.coordinator.advance(self.now):
                 self.stored.append(self.plan)
@@ -132,7 +136,7 @@ class VirtualJob:
                 return
 
     def take(self, name: str) -> bool:
-        """A node hears what is wanted of it, and answers; whether that was anything new."""
+        """A node receives its assignment and answers; whether that was anything new."""
         status, wanted = self.statuses[name], self.assignment(name)
         if (wanted.key, wanted.epoch, wanted.ranks) == (status.known_round, status.epoch, status.ranks) or self.is_over:
             return False
@@ -157,30 +161,19 @@ class VirtualJob:
         status, task = self.statuses[name], check_part(self.assignment(name)).check_task
         if self.truth is None or task is None or name in self.mute:
             return False
-        if task.compute and (
-            check_report(status).compute_result is None or check_report(status).compute_result.key != task.key
-        ):
-            status = msgspec.structs.replace(
-                status,
-                policy=msgspec.structs.replace(
-                    check_report(status), compute_result=self.truth.compute(status.address, task.key)
-                ),
-            )
-        if task.links and (
-            check_report(status).link_result is None or check_report(status).link_result.key != task.key
-        ):
-            status = msgspec.structs.replace(
-                status,
-                policy=msgspec.structs.replace(check_report(status), link_result=self.truth.link(status.address, task)),
-            )
-        if status == self.statuses[name]:
+        before = after = check_report(status)
+        if task.compute and (before.compute_result is None or before.compute_result.key != task.key):
+            after = msgspec.structs.replace(after, compute_result=self.truth.compute(status.address, task.key))
+        if task.links and (before.link_result is None or before.link_result.key != task.key):
+            after = msgspec.structs.replace(after, link_result=self.truth.link(status.address, task))
+        if after == before:
             return False
-        self.statuses[name] = status
-        self.coordinator.receive(status, self.now)
+        self.statuses[name] = msgspec.structs.replace(status, policy=after)
+        self.coordinator.receive(self.statuses[name], self.now)
         return True
 
     def leave(self, *names: str) -> None:
-        """These nodes say goodbye."""
+        """These nodes report that they have left."""
         for name in names:
             self.say(name, NodePhase.LEFT)
             del self.statuses[name]
@@ -191,7 +184,7 @@ class VirtualJob:
         self.settle()
 
     def succeed_by_another(self, epoch: int, with_journal: bool, after: float = 3.0) -> None:
-        """The coordinator dies; another one begins, and hears nobody yet. Its clock is another one."""
+        """The coordinator dies; another one begins, with another clock, and no node is connected to it yet."""
         self.now += after + 5e6
         self.coordinator = Coordinator(self.rules, self.now, epoch, self.stored[-1] if with_journal else None)
         self.away = set(self.statuses)
@@ -215,19 +208,14 @@ class VirtualJob:
 
     @property
     def waiting(self) -> Waiting:
-        """What nodes without a seat are told."""
+        """What nodes without ranks receive, in whole seconds: two clocks never agree on the last digit."""
         waiting = self.coordinator.waiting(self.now)
-        return waiting if waiting.seconds is None else replace_seconds(waiting)
+        return waiting if waiting.seconds is None else msgspec.structs.replace(waiting, seconds=round(waiting.seconds))
 
     @property
     def is_over(self) -> bool:
         """Whether the job has ended."""
         return self.plan.phase in OVER
-
-
-def replace_seconds(waiting: Waiting) -> Waiting:
-    """The same with whole seconds, for two clocks never agree on the last digit."""
-    return msgspec.structs.replace(waiting, seconds=None if waiting.seconds is None else round(waiting.seconds))
 
 
 def rules(least: int, most: int, **changes: object) -> JobRules:

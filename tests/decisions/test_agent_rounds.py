@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
-import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from harness import WAIT, WORKERS, Mailbox, finish, launch
+from harness import WAIT
 from scripted_agent import FINISHED, Answer, Play, gathering, over, seat, training
 
 from dlrover_run import exit_codes
@@ -33,8 +31,9 @@ from dlrover_run.coordination.model import (
     RoundKey,
 )
 from dlrover_run.coordination.reasons import Code, sentence
-from dlrover_run.exit_reasons import RETRY, ExitReason, ExitScheme
+from dlrover_run.exit_reasons import ExitReason, ExitScheme
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.policies.health.model import HealthAssignment, HealthStatus, NodeHealth
 
 WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED
 FAILED, LEAVING, LEFT = NodePhase.FAILED, NodePhase.LEAVING, NodePhase.LEFT
@@ -347,59 +346,80 @@ def test_a_scheduler_says_how_often_it_has_started_the_job_again(environ: dict[s
     assert requeue_count(environ) == count
 
 
-class TestVerdicts:
-    """The table of exit codes, and whose failure it was."""
+KILLED_HERE = Failure(1, "node-a", "exited with code 9")
+FAILED_HERE = over(PlanPhase.FAILED, failure=KILLED_HERE)
+TOO_FEW = over(PlanPhase.FAILED, reasons=sentence("waited 600 s for enough nodes: 1 of the 2 nodes is here"))
+STOPPED = over(PlanPhase.FAILED, reasons=(Code.STOPPED_ON_REQUEST(by="ann"),))
+DRAINED = JobEnd(Assignment(), stopped_by=signal.SIGTERM, drained=True)
 
-    OWN = Failure(1, "node-a", "exited with code 9")
+
+def checked(assignment: Assignment, status: HealthStatus) -> Assignment:
+    """The assignment of a node of which the health check found that; a node at fault is dismissed."""
+    fault = status is HealthStatus.FAULT
+    health = NodeHealth(node_id="n", incarnation="i", host="h", status=status, dismissed=fault)
+    return msgspec.structs.replace(assignment, policy=HealthAssignment(health=health))
+
+
+RESULTS = {
+    "too few nodes": (ending(TOO_FEW), ExitReason.TOO_FEW_NODES, 75),
+    "a problem of the rendezvous": (ending(training(None), problem="refused"), ExitReason.CANNOT_JOIN, 72),
+    "a script that exits with a code of the launcher keeps it": (
+        ending(FAILED_HERE, ends=(end(1, exit_codes.FAULTY_NODE),)), ExitReason.WORKER_FAILED, 73,
+    ),
+    "the job that a node's dismissal ends": (
+        JobEnd(checked(over(PlanPhase.FAILED), HealthStatus.FAULT)), ExitReason.FAULTY_NODE, 73,
+    ),
+    "a straggler that stays, in a job that fails otherwise": (
+        JobEnd(checked(over(PlanPhase.FAILED), HealthStatus.STRAGGLER)), ExitReason.TOO_FEW_NODES, 75,
+    ),
+    "a signal counts before a dismissal": (
+        JobEnd(checked(Assignment(), HealthStatus.FAULT), stopped_by=signal.SIGTERM), ExitReason.STOPPED, 143,
+    ),
+    "a drained node ends as after a signal": (DRAINED, ExitReason.STOPPED, 143),
+    "an operator stops the job": (JobEnd(STOPPED), ExitReason.STOPPED_ON_REQUEST, exit_codes.STOPPED_ON_REQUEST),
+}  # fmt: skip
+
+
+class TestResult:
+    """The reason and code of each end, and whose failure it was. `test_exit_codes.py` has the other schemes."""
+
+    @pytest.mark.parametrize(("job_end", "reason", "code"), RESULTS.values(), ids=RESULTS)
+    def test_each_end_has_a_reason_and_a_code(self, job_end: JobEnd, reason: ExitReason, code: int) -> None:
+        result = resolve_result(job_end, "precise")
+        assert (result.exit_reason, result.exit_code) == (reason, code)
+
+    @pytest.mark.parametrize(("scheme", "code"), [("precise", 1), ("torchrun", 1), ("kubernetes", 137)])
+    def test_a_worker_killed_elsewhere_is_a_cause_to_try_again(self, scheme: ExitScheme, code: int) -> None:
+        killed = build_failure(end(3, -signal.SIGKILL), "node-b")
+        result = resolve_result(ending(over(PlanPhase.FAILED, failure=killed)), scheme)
+        assert (result.exit_code, result.exit_reason) == (code, ExitReason.PEER_FAILED)
 
     def test_the_worker_that_all_nodes_receive_is_the_root_cause_here_too(self) -> None:
         ends = (end(0, 7), end(1, 9, 0.5))
-        verdict = resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=self.OWN), ends=ends), "precise")
-        assert (verdict.exit_code, verdict.root, verdict.failure) == (9, ends[1], None)
+        result = resolve_result(ending(FAILED_HERE, ends=ends), "precise")
+        assert (result.exit_code, result.root, result.failure) == (9, ends[1], None)
 
     @pytest.mark.parametrize("place", [seat(nodes=2, workers=2, world_size=4), seat(3, nodes=2, world_size=4), None])
     def test_a_failure_elsewhere_is_answered_as_torchrun_does(self, place: Any) -> None:
         wanted = over(PlanPhase.FAILED, failure=ELSEWHERE)
         lost = end(0, 1, stderr_tail="Traceback (most recent call last):\nRuntimeError: Connection closed by peer\n")
-        verdict = resolve_result(ending(assignment=wanted, ranks=place, ends=(lost,)), "precise")
-        assert (verdict.exit_code, verdict.root, verdict.failure) == (exit_codes.PEER_FAILED, None, ELSEWHERE)
-
-    @pytest.mark.parametrize(("scheme", "code"), [("precise", 1), ("torchrun", 1), ("kubernetes", 137)])
-    def test_a_worker_killed_elsewhere_is_a_cause_to_try_again(self, scheme: ExitScheme, code: int) -> None:
-        killed = build_failure(end(3, -signal.SIGKILL), "node-b")
-        verdict = resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=killed)), scheme)
-        assert (verdict.exit_code, verdict.exit_reason) == (code, ExitReason.PEER_FAILED)
+        result = resolve_result(ending(wanted, place, ends=(lost,)), "precise")
+        assert (result.exit_code, result.root, result.failure) == (exit_codes.PEER_FAILED, None, ELSEWHERE)
 
     def test_a_rank_of_an_earlier_round_is_not_one_of_ours(self) -> None:
-        last = ending(assignment=over(PlanPhase.FAILED, 2, self.OWN), ends=(end(1, 9),))
-        verdict = resolve_result(last, "precise")
-        assert (verdict.root, verdict.failure) == (None, self.OWN)
+        last = ending(over(PlanPhase.FAILED, 2, KILLED_HERE), ends=(end(1, 9),))
+        result = resolve_result(last, "precise")
+        assert (result.root, result.failure) == (None, KILLED_HERE)
 
-    @pytest.mark.parametrize(("scheme", "code"), [("precise", exit_codes.TOO_FEW_NODES), ("torchrun", 1)])
-    def test_too_few_nodes_have_a_sentence_and_a_code(self, scheme: ExitScheme, code: int) -> None:
-        wanted = over(PlanPhase.FAILED, reasons=sentence("waited 600 s for enough nodes: 1 of the 2 nodes is here"))
-        verdict = resolve_result(ending(assignment=wanted), scheme)
-        assert (verdict.exit_code, verdict.error) == (code, f"the job failed: {wanted.reason}")
-
-    @pytest.mark.parametrize(
-        ("scheme", "code"),
-        [("precise", exit_codes.CANNOT_JOIN), ("torchrun", 1), ("kubernetes", RETRY)],
-    )
-    def test_a_problem_has_a_code(self, scheme: ExitScheme, code: int) -> None:
-        verdict = resolve_result(ending(assignment=training(None), problem="refused"), scheme)
-        assert (verdict.exit_code, verdict.exit_reason) == (code, ExitReason.CANNOT_JOIN)
-
-    def test_a_script_that_exits_with_a_code_of_the_launcher_keeps_it(self) -> None:
-        """Its pod is not started again because of a number."""
-        ends = (end(1, exit_codes.FAULTY_NODE),)
-        failed = over(PlanPhase.FAILED, failure=self.OWN)
-        verdict = resolve_result(ending(assignment=failed, ends=ends), "kubernetes")
-        assert (verdict.exit_code, verdict.exit_reason) == (exit_codes.FAULTY_NODE, ExitReason.WORKER_FAILED)
-
-    def test_why_there_was_no_other_round_is_kept_apart_from_the_failure(self) -> None:
-        failed = over(PlanPhase.FAILED, failure=self.OWN, reasons=(self.OWN.reason, Code.EARLY_FAILURES(number=5)))
-        assert resolve_result(ending(assignment=failed), "precise").why_over.startswith("5 rounds in succession failed")
-        assert resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=self.OWN)), "precise").why_over == ""
+    def test_why_the_job_ended_is_a_sentence_and_kept_apart_from_the_failure(self) -> None:
+        assert resolve_result(ending(TOO_FEW), "precise").error == f"the job failed: {TOO_FEW.reason}"
+        failed = over(
+            PlanPhase.FAILED, failure=KILLED_HERE, reasons=(KILLED_HERE.reason, Code.EARLY_FAILURES(number=5))
+        )
+        assert resolve_result(ending(failed), "precise").why_over.startswith("5 rounds in succession failed")
+        assert resolve_result(ending(FAILED_HERE), "precise").why_over == ""
+        assert resolve_result(JobEnd(STOPPED), "precise").error == "ann stopped the job"
+        assert "operator" in resolve_result(DRAINED, "precise").reason
 
 
 class TestMeeting:
@@ -415,107 +435,31 @@ class TestMeeting:
         mapped = "0000000000000000FFFF00000100007F"
         return self.table(*(f"{mapped}:{local} {mapped}:{remote} {state}" for local, remote, state in lines))
 
-    def test_both_ends_of_a_connection_on_one_machine_are_one_client(self) -> None:
-        recorded = self.v6(
-            ("99AF", "834E", "01"), ("99AF", "8356", "01"), ("834E", "99AF", "01"), ("8356", "99AF", "01")
-        )
-        assert len(store_clients([recorded], self.STORE)) == 2
+    @pytest.mark.parametrize(
+        "recorded",
+        [
+            pytest.param(
+                (("99AF", "834E", "01"), ("99AF", "8356", "01"), ("834E", "99AF", "01"), ("8356", "99AF", "01")),
+                id="both ends of each connection on one machine",
+            ),
+            pytest.param(
+                (("99AF", "834E", "01"), ("834E", "99AF", "01"), ("8356", "99AF", "06")),
+                id="a killed client, seen from its own end",
+            ),
+            pytest.param(
+                (("9A7A", "99AF", "08"), ("99AF", "9A7A", "04"), ("99AF", "9A86", "06")),
+                id="a killed store, seen from its own end",
+            ),
+        ],
+    )
+    def test_two_clients_are_counted_once_each(self, recorded: tuple[tuple[str, str, str], ...]) -> None:
+        assert len(store_clients([self.v6(*recorded)], self.STORE)) == 2
 
-    def test_a_killed_client_is_seen_from_its_own_end(self) -> None:
-        recorded = self.v6(("99AF", "834E", "01"), ("834E", "99AF", "01"), ("8356", "99AF", "06"))
-        assert len(store_clients([recorded], self.STORE)) == 2
-
-    def test_a_killed_store_is_seen_from_its_own_end(self) -> None:
-        recorded = self.v6(("9A7A", "99AF", "08"), ("99AF", "9A7A", "04"), ("99AF", "9A86", "06"))
-        assert len(store_clients([recorded], self.STORE)) == 2
-
-    def test_one_client_in_both_tables_is_one(self) -> None:
+    def test_one_client_in_both_tables_is_one_and_no_other_line_counts(self) -> None:
         plain = self.table("0100007F:834E 0100007F:99AF 01")
         assert len(store_clients([plain, self.v6(("99AF", "834E", "01"))], self.STORE)) == 1
-
-    def test_what_is_no_connection_does_not_count(self) -> None:
         listening = "00000000000000000000000000000000:99AF 00000000000000000000000000000000:0000 0A"
         opening = "0100007F:834E 0100007F:99AF 02"
         accepting = "0100007F:99AF 0100007F:834E 03"
         other = "0100007F:0016 0100007F:834E 01"
         assert store_clients([self.table(listening, opening, accepting, other), self.HEAD, ""], self.STORE) == set()
-
-
-class TestTwoLaunchers:
-    """Real ones, which meet on loopback."""
-
-    def join(
-        self, mailbox: Mailbox, port: int, script: Path, *flags: str, nnodes: str = "2", conf: str = "lost_after=0.2"
-    ) -> subprocess.Popen[str]:
-        place = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={conf}"]
-        return launch(mailbox, f"--nnodes={nnodes}", *place, *flags, script)
-
-    def test_a_worker_that_fails_on_one_restarts_both_and_both_succeed_together(
-        self, mailbox: Mailbox, free_port: int
-    ) -> None:
-        os.mkfifo(mailbox.directory / "turn")
-        script = WORKERS / "fail_once.py"
-        nodes = [self.join(mailbox, free_port, script, "--max-restarts=1") for _ in range(2)]
-        ended = [finish(node) for node in nodes]
-        assert [each.code for each in ended] == [0, 0], ended
-        seen = mailbox.gather(4, timeout=0)
-        assert [(m["restart"], m["rank"]) for m in seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-        told = "".join(each.err for each in ended)
-        assert told.count("; restart 1 of 1\n") == 2
-        assert told.count("rank 1 exited with code 11") == 1
-        assert told.count(f"rank 1 on node 1 ({socket.gethostname()}) exited with code 11") == 1
-
-    @pytest.mark.parametrize(("flags", "codes"), [([], [1, 9]), (["--compat-exit-codes"], [1, 1])])
-    def test_both_report_one_root_cause(
-        self, mailbox: Mailbox, free_port: int, flags: list[str], codes: list[int]
-    ) -> None:
-        script = mailbox.script(
-            "fail.py",
-            "import os, signal, traceback\n"
-            "try: raise ValueError('the disk is gone')\n"
-            "except ValueError: os.environ['RANK'] == '0' or traceback.print_exc()\n"
-            "os.environ['RANK'] == '0' and signal.pause()\n"
-            "sys.exit(9)\n",
-        )
-        nodes = [self.join(mailbox, free_port, script, *flags) for _ in range(2)]
-        ended = [finish(node) for node in nodes]
-        assert sorted(each.code for each in ended) == codes
-        (whole,) = (each for each in ended if "Root Cause" in each.err)
-        (other,) = (each for each in ended if each is not whole)
-        _, _, report = whole.err.partition("Root Cause (first observed failure):\n")
-        assert report.startswith("  rank 1 exited with code 9\n"), whole.err
-        assert re.search(r"^  rank      : 1\b", report, re.MULTILINE)
-        assert "    ValueError: the disk is gone\n" in report
-        assert f"The launcher exits with code {whole.code}." in report
-        node = f"node 1 ({socket.gethostname()})"
-        line = f"dlrover-run: the job failed: rank 1 on {node} exited with code 9; the full report is on the console "
-        assert other.err.count(f"{line}of {node}; this launcher exits with code {other.code}\n") == 1, other.err
-        assert "Traceback" not in other.err
-
-    def test_when_one_is_asked_to_go_the_other_goes_on_without_a_time_out(
-        self, mailbox: Mailbox, free_port: int
-    ) -> None:
-        script = mailbox.script(
-            "hold.py", "import os, signal\npost(world=os.environ['WORLD_SIZE'], node=os.getppid())\nsignal.pause()\n"
-        )
-        patient = "last_call_timeout=9999,lost_after=9999,pend_timeout=9999"
-        nodes = [self.join(mailbox, free_port, script, nnodes="1:2", conf=patient) for _ in range(2)]
-        assert [m["world"] for m in mailbox.gather(2)] == ["2", "2"]
-        nodes[0].terminate()
-        again = mailbox.receive()
-        assert (again["world"], again["rank"], again["restart"]) == ("1", 0, 0)
-        assert finish(nodes[0]).code == 128 + signal.SIGTERM
-        nodes[1].terminate()
-        ended = finish(nodes[1])
-        assert ended.code == 128 + signal.SIGTERM
-        host = re.escape(socket.gethostname())
-        assert re.search(
-            f"into the round, node \\d \\({host}\\) was ended by SIGTERM; round 2 with 1 node\\n", ended.err
-        )
-
-    def test_a_node_that_stays_alone_says_what_is_missing(self, mailbox: Mailbox, free_port: int) -> None:
-        ended = finish(self.join(mailbox, free_port, WORKERS / "hold.py", conf="join_timeout=1"))
-        assert ended.code == exit_codes.TOO_FEW_NODES
-        assert re.search(
-            r"^\d\d:\d\d:\d\d dlrover-run: the job failed: .*\b1 of .*\b2 nodes\b", ended.err, re.MULTILINE
-        ), ended.err

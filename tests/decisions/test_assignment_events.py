@@ -6,16 +6,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from scripted_agent import Emitted, seat
 
 from dlrover_run.agent.event_log import AssignmentEvents, CheckEvents, changes, event_log_path
-from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
+from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.events.records import (
     CheckEnded,
     CheckStarted,
     CoordinatorChanged,
-    Event,
-    Events,
     JobEnded,
     NodeWaiting,
     RoundClosed,
@@ -28,14 +27,11 @@ from dlrover_run.spec import Entrypoint, JobSpec, LogSpec
 
 
 def training(number: int, restarts: int = 0, failure: Failure | None = None, epoch: int = 1) -> Assignment:
-    key = RoundKey(epoch=1, number=number)
-    ranks = RankAssignment(
-        key=key, restart_count=restarts, node_rank=1, nodes=2, workers=4, first_rank=4, world_size=8,
-        role_first_rank=4, role_world_size=8, store_address="a", store_port=1,
-    )  # fmt: skip
+    ranks = seat(number, restart_count=restarts, node_rank=1, nodes=2, workers=4, first_rank=4, world_size=8)
+    reasons = () if failure is None else (failure.reason,)
     return Assignment(
-        epoch=epoch, phase=PlanPhase.TRAINING, key=key, restart_count=restarts, ranks=ranks, failure=failure,
-        reasons=() if failure is None else (failure.reason,),
+        epoch=epoch, phase=PlanPhase.TRAINING, key=ranks.key, restart_count=restarts, ranks=ranks, failure=failure,
+        reasons=reasons,
     )  # fmt: skip
 
 
@@ -113,16 +109,6 @@ def test_where_the_log_is(journal: str | None, log_dir: str | None, kept: bool, 
         assert found.name.endswith(".events.jsonl")
     else:
         assert found == Path(path)
-
-
-class Emitted(Events):
-    """Keeps events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
 
 
 def test_a_health_check_begins_with_the_first_task_and_ends_with_the_result() -> None:

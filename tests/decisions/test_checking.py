@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_truth import Truth
-from policy_parts import check_part, check_report, check_state, fold, with_part
+from policy_parts import check_part, check_report, check_state, fold
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan, PlanPhase
@@ -86,12 +86,7 @@ class TestBegin:
         assert check_state(job.plan).check is None
         assert job.waiting.text == "node check: 1 of 2 nodes have computed; missing: b"
         job.mute.clear()
-        job.statuses["b"] = msgspec.structs.replace(
-            job.statuses["b"],
-            policy=msgspec.structs.replace(check_report(job.statuses["b"]), compute_result=job.truth.compute("b.net")),
-        )
-        job.coordinator.receive(job.statuses["b"], job.now)
-        job.settle()
+        job.report("b", compute_result=job.truth.compute("b.net"))
         assert trains(job, "a", "b")
 
     def test_who_never_computes_is_asked_again_and_then_at_fault(self) -> None:
@@ -273,14 +268,7 @@ class TestRound:
         job.come("a", "b", compute_result=Truth().compute("a.net"))
         stale = LinkResults(CheckKey(1, 1, 0), (LinkResult(1, 9.0),))
         for name in "ab":
-            job.coordinator.receive(
-                with_part(
-                    job.statuses[name],
-                    HealthReport,
-                    link_result=stale,
-                ),
-                job.now,
-            )
+            job.report(name, link_result=stale)
         job.settle()
         assert check_state(job.plan).check is not None
 
@@ -292,14 +280,7 @@ class TestRound:
         said = LinkResults(
             check_state(job.plan).check.key, (LinkResult(77, 9.0), LinkResult(0, 3.0), LinkResult(1, 5.0))
         )
-        job.coordinator.receive(
-            with_part(
-                job.statuses["a"],
-                HealthReport,
-                link_result=said,
-            ),
-            job.now,
-        )
+        job.report("a", link_result=said)
         job.settle()
         assert trains(job, "a", "b")
         assert [row.gigabytes for row in check_state(job.plan).health] == [5.0, 5.0]
@@ -412,10 +393,7 @@ class TestRound:
             LinkResult(0, problem="the other end did not come"),
             LinkResult(1, problem="the other end did not come"),
         )
-        job.statuses["c"] = msgspec.structs.replace(
-            job.statuses["c"],
-            policy=msgspec.structs.replace(check_report(job.statuses["c"]), link_result=LinkResults(check.key, late)),
-        )
+        job.report("c", link_result=LinkResults(check.key, late))
         job.come_back("c")
         job.mute.clear()
         job.settle()
@@ -443,14 +421,7 @@ class TestRound:
         told = check_part(job.assignment("a")).check_task
         if told is not None:
             alone = tuple(LinkResult(end.node, problem="it did not come") for link in told.links for end in link[1:])
-            job.statuses["a"] = msgspec.structs.replace(
-                job.statuses["a"],
-                policy=msgspec.structs.replace(
-                    check_report(job.statuses["a"]), link_result=LinkResults(told.key, alone)
-                ),
-            )
-            job.coordinator.receive(job.statuses["a"], job.now)
-            job.settle()
+            job.report("a", link_result=LinkResults(told.key, alone))
         job.succeed_by_another(9, with_journal=True, after=20.0)
         job.come_back("a", "b", "c", "d", "e", "f")
         job.mute.clear()
@@ -553,12 +524,7 @@ class TestReplacement:
         job.come("a", "b")
         assert job.plan.phase is PlanPhase.GATHERING
         job.mute.clear()
-        job.statuses["c"] = msgspec.structs.replace(
-            job.statuses["c"],
-            policy=msgspec.structs.replace(check_report(job.statuses["c"]), compute_result=Truth().compute("c.net")),
-        )
-        job.coordinator.receive(job.statuses["c"], job.now)
-        job.settle()
+        job.report("c", compute_result=Truth().compute("c.net"))
         assert trains(job, "a", "c")
 
     def test_each_bad_replacement_gives_the_next_one_its_time(self) -> None:

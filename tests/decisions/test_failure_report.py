@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from scripted_agent import seat
 from virtual_loop import run_virtually
 
 from dlrover_run.console.console import REFRESH_SECONDS, REPEAT_SECONDS, Console
@@ -29,7 +30,7 @@ from dlrover_run.console.rounds import (
     render_waiting,
 )
 from dlrover_run.console.text import format_duration, format_ranks, use_color
-from dlrover_run.coordination.model import Failure, RankAssignment, RoundKey
+from dlrover_run.coordination.model import Failure
 from dlrover_run.failures import root_cause
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 
@@ -322,41 +323,18 @@ def test_a_restart_that_counts_in_a_window_names_it() -> None:
 
 
 def test_a_round_that_costs_nothing_has_a_text_of_its_own() -> None:
-    seat = RankAssignment(
-        key=RoundKey(1, 3),
-        restart_count=0,
-        node_rank=0,
-        nodes=2,
-        workers=1,
-        first_rank=0,
-        world_size=2,
-        role_first_rank=0,
-        role_world_size=2,
-        store_address="node-a",
-        store_port=1,
-    )
     assert (
-        render_membership_change("node-b was lost", seat, 185)
+        render_membership_change("node-b was lost", seat(3, nodes=2), 185)
         == "3 min 5 s into the round, node-b was lost; round 3 with 2 nodes"
     )
 
 
 @pytest.mark.parametrize(("workers", "ranks"), [(1, "rank 2"), (4, "ranks 2 to 5")])
 def test_ranks_are_one_line_where_each_node_reports_its_own(workers: int, ranks: str) -> None:
-    seat = RankAssignment(
-        key=RoundKey(1, 3),
-        node_rank=1,
-        nodes=2,
-        first_rank=2,
-        workers=workers,
-        world_size=6,
-        role_first_rank=2,
-        role_world_size=6,
-        store_address="::1",
-        store_port=4711,
-        restart_count=0,
+    place = seat(
+        3, node_rank=1, nodes=2, first_rank=2, workers=workers, world_size=6, store_address="::1", store_port=4711
     )
-    assert render_rank_assignment(seat) == f"round 3: {ranks} of 6, as node rank 1 of 2; the store is at [::1]:4711"
+    assert render_rank_assignment(place) == f"round 3: {ranks} of 6, as node rank 1 of 2; the store is at [::1]:4711"
 
 
 def elsewhere(*ends: WorkerExit, trace: str = "", **more: object) -> str:
@@ -445,14 +423,7 @@ class TestWaiting:
             await asyncio.sleep(5 * REFRESH_SECONDS)
 
         line = "\r\x1b[Kdlrover-run: waiting: for b; at most {} s more".format
-        assert self.shown(play, 80) == [
-            line(29),
-            line(28),
-            "\r\x1b[K",
-            "dlrover-run: hello\n",
-            line(28),
-            "\r\x1b[K",
-        ]
+        assert self.shown(play, 80) == [line(29), line(28), "\r\x1b[K", "dlrover-run: hello\n", line(28), "\r\x1b[K"]
 
     def test_a_narrow_terminal_gets_what_fits_in_one_line(self) -> None:
         async def play(console: Console) -> None:

@@ -105,17 +105,6 @@ def only(found: list[NodeProblem], *words: str, severe: bool) -> None:
     assert found[0].severe is severe, found
 
 
-def test_nothing_ails_healthy_gpus() -> None:
-    nvml = HealthNvml(FOUR)
-    assert problems(nvml) == []
-    assert problems(nvml, workers=2, gpu_each=True, CUDA_VISIBLE_DEVICES="2,3") == []
-    assert nvml.shutdowns == 2
-
-
-def test_gpus_that_report_nothing_have_no_problem() -> None:
-    assert problems(SilentNvml(FOUR)) == []
-
-
 def test_a_machine_without_a_driver_is_well_and_loads_no_nvml(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from dlrover_run.devices.gpu_health import find_gpu_problems\n"
@@ -126,115 +115,91 @@ def test_a_machine_without_a_driver_is_well_and_loads_no_nvml(tmp_path: Path) ->
     assert done.stdout == "[]\n[]\n"
 
 
-def test_a_driver_that_is_missing_is_reported_where_gpus_are_named_and_severe_where_asked_for(
-    tmp_path: Path,
-) -> None:
-    only(problems(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="0,1"), "names 2 GPUs", "nvidiactl is missing", severe=False)
-    only(problems(None, dev=tmp_path, gpu_each=True), "each worker needs a GPU", "nvidiactl is missing", severe=True)
-    assert problems(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="") == []
-    assert problems(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="-1") == []
+INIT_FAILED = FakeNvmlError(18, "Driver/library version mismatch")
+NO_LIBRARY = FakeNvmlError(12, "NVML Shared Library Not Found")
+LOST = HealthNvml(FOUR, lost="GPU-bb33")
+SEE = "CUDA_VISIBLE_DEVICES"
 
-
-def test_half_a_driver_is_reported_only_where_gpus_are_expected() -> None:
-    nvml = HealthNvml(init_error=FakeNvmlError(12, "NVML Shared Library Not Found"))
-    assert problems(nvml) == []
-    only(problems(nvml, CUDA_VISIBLE_DEVICES="0"), "NVML Shared Library Not Found", severe=True)
-
-
-def test_a_driver_that_does_not_answer_is_severe_only_where_gpus_are_expected() -> None:
-    nvml = HealthNvml(FOUR, init_error=FakeNvmlError(18, "Driver/library version mismatch"))
-    only(problems(nvml), "Driver/library version mismatch", severe=False)
-    only(problems(nvml, CUDA_VISIBLE_DEVICES="0"), "Driver/library version mismatch", severe=True)
-    only(problems(nvml, gpu_each=True), "Driver/library version mismatch", severe=True)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "workers", "gpu_each", "setting", "words", "severe"),
-    [
-        (
-            FOUR[:3],
-            4,
-            False,
-            "0,1,2,3",
-            "names 4 GPUs, of which 3 can be used (3 on this machine), for 4 workers",
-            True,
-        ),
-        (FOUR[:3], 4, True, None, "4 workers and 3 GPUs", True),
-        (FOUR[:3], 4, False, None, "4 workers and 3 GPUs", False),
-        (FOUR, 4, False, "0,1", "4 workers and 2 GPUs that can be used (4 on this machine)", False),
-        (FOUR, 1, True, "", "1 worker and 0 GPUs", True),
-        (FOUR[:1], 1, False, "GPU-zz99", "names 1 GPU, of which 0 can be used", True),
-    ],
-)
-def test_fewer_gpus_than_workers(
-    gpus: list[str], workers: int, gpu_each: bool, setting: str | None, words: str, severe: bool
-) -> None:
-    environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
-    only(problems(HealthNvml(gpus), workers, gpu_each, **environ), words, severe=severe)
-
-
-@pytest.mark.parametrize("setting", ["", "-1", "NoDevFiles", "0,-1,1"])
-def test_a_job_that_hides_gpus_on_purpose_lacks_none(setting: str) -> None:
-    assert problems(HealthNvml(FOUR), 1, CUDA_VISIBLE_DEVICES=setting) == []
-
-
-def test_workers_on_cpus_beside_no_gpu_are_well() -> None:
-    assert problems(HealthNvml([]), 4) == []
-
-
-def test_a_gpu_that_is_lost_is_severe_for_those_who_use_it_and_nothing_to_others() -> None:
-    nvml = HealthNvml(FOUR, lost="GPU-bb33")
-    only(problems(nvml), "GPU 2 does not answer (NVML: GPU is lost)", "--gpu-reset -i 2", severe=True)
-    only(problems(nvml, 1, CUDA_VISIBLE_DEVICES="2"), "GPU 2 does not answer", severe=True)
-    only(problems(nvml, 1, CUDA_VISIBLE_DEVICES="GPU-bb33"), "names 1 GPU, of which 0 can be used", severe=True)
-    assert problems(nvml, 3, CUDA_VISIBLE_DEVICES="0,1,3") == []
-    assert nvml.shutdowns == 4
+PROBLEMS: list[tuple[str, HealthNvml | None, dict[str, Any], bool, list[str]]] = [
+    ("no driver, and GPUs are named", None, {SEE: "0,1"}, False, ["names 2 GPUs", "nvidiactl is missing"]),
+    ("no driver, and each worker needs a GPU", None, {"gpu_each": True}, True, ["nvidiactl is missing"]),
+    ("half a driver, and GPUs are named", HealthNvml(init_error=NO_LIBRARY), {SEE: "0"}, True,
+     ["NVML Shared Library Not Found"]),
+    ("the driver does not answer", HealthNvml(FOUR, init_error=INIT_FAILED), {}, False, ["version mismatch"]),
+    ("the driver does not answer, and GPUs are named", HealthNvml(FOUR, init_error=INIT_FAILED), {SEE: "0"}, True,
+     ["version mismatch"]),
+    ("the driver does not answer, and each worker needs a GPU", HealthNvml(FOUR, init_error=INIT_FAILED),
+     {"gpu_each": True}, True, ["version mismatch"]),
+    ("fewer GPUs than are named", HealthNvml(FOUR[:3]), {SEE: "0,1,2,3"}, True,
+     ["names 4 GPUs, of which 3 can be used (3 on this machine), for 4 workers"]),
+    ("fewer GPUs than workers that need one each", HealthNvml(FOUR[:3]), {"gpu_each": True}, True,
+     ["4 workers and 3 GPUs"]),
+    ("fewer GPUs than workers", HealthNvml(FOUR[:3]), {}, False, ["4 workers and 3 GPUs"]),
+    ("fewer visible GPUs than workers", HealthNvml(FOUR), {SEE: "0,1"}, False,
+     ["4 workers and 2 GPUs that can be used (4 on this machine)"]),
+    ("no visible GPU for a worker that needs one", HealthNvml(FOUR), {"workers": 1, "gpu_each": True, SEE: ""}, True,
+     ["1 worker and 0 GPUs"]),
+    ("a name that no GPU has", HealthNvml(FOUR[:1]), {"workers": 1, SEE: "GPU-zz99"}, True,
+     ["names 1 GPU, of which 0 can be used"]),
+    ("a lost GPU", LOST, {}, True, ["GPU 2 does not answer (NVML: GPU is lost)", "--gpu-reset -i 2"]),
+    ("a lost GPU that is named by number", LOST, {"workers": 1, SEE: "2"}, True, ["GPU 2 does not answer"]),
+    ("a lost GPU that is named by UUID", LOST, {"workers": 1, SEE: "GPU-bb33"}, True,
+     ["names 1 GPU, of which 0 can be used"]),
+    *((f"the driver wants action {action} first", HealthNvml(FOUR, recovery={"GPU-aa22": action}), {}, True,
+       ["GPU 1 (0000:1b:00.0) has failed: the NVIDIA driver wants", words])
+      for action, words in ((1, "it reset"), (2, "rebooted"), (3, "links"), (6, "bus"), (7, "rebooted"))),
+    ("rows that could not be replaced", HealthNvml(FOUR, rows={"GPU-aa11": (0, 8, 0, 1)}), {}, True,
+     ["GPU 0", "(8 were)", "replace the GPU"]),
+    ("a reset for rows that may wait", HealthNvml(FOUR, rows={"GPU-aa11": (0, 1, 1, 0)}), {}, False,
+     ["GPU 0", "when convenient"]),
+    ("a reset for pages that may wait", HealthNvml(FOUR, pages_pending={"GPU-cc44"}), {}, False,
+     ["GPU 3", "when convenient"]),
+    *((f"3 uncorrected errors, rows {rows}, action {action}",
+       HealthNvml(FOUR, ecc={"GPU-aa22": 3}, rows={"GPU-aa22": rows}, recovery={"GPU-aa22": action}), {}, severe,
+       ["GPU 1 (0000:1b:00.0) has had 3 uncorrected errors", "--gpu-reset -i 1"])
+      for rows, action, severe in (((0, 1, 0, 0), 0, False), ((0, 1, 0, 0), None, False), (None, 0, False),
+                                   (None, None, True))),
+    ("another process fills a GPU",
+     HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": [(7, GIB), (4711, 60 * GIB), (8, None)]}), {},
+     False, ["GPU 0", "61 GiB of 80 GiB in use, most by process 4711"]),
+    ("an unknown process fills a GPU", HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": []}), {},
+     False, ["61 GiB of 80 GiB in use, and no worker runs yet"]),
+    ("more workers than the one MIG device that CUDA shows", HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1", "MIG-2"]}),
+     {"workers": 2, SEE: "MIG-1,MIG-2"}, False, ["2 workers and 1 GPU"]),
+    ("errors of the past on a MIG GPU",
+     HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1"]}, ecc={"GPU-a": 1}, recovery={"GPU-a": None}), {"workers": 1}, False,
+     ["has had 1 uncorrected error"]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("action", "words"), [(1, "it reset"), (2, "rebooted"), (3, "links"), (6, "bus"), (7, "rebooted")]
+    ("nvml", "given", "severe", "words"), [row[1:] for row in PROBLEMS], ids=[row[0] for row in PROBLEMS]
 )
-def test_what_the_driver_wants_done_first_is_severe(action: int, words: str) -> None:
-    found = problems(HealthNvml(FOUR, recovery={"GPU-aa22": action}))
-    only(found, "GPU 1 (0000:1b:00.0) has failed: the NVIDIA driver wants", words, severe=True)
+def test_one_problem_is_found(nvml: HealthNvml | None, given: dict[str, Any], severe: bool, words: list[str]) -> None:
+    only(problems(nvml, **given), *words, severe=severe)
 
 
-@pytest.mark.parametrize("action", [0, 4, 5, None, 99])
-def test_what_the_driver_wants_done_some_time_is_no_fault(action: int | None) -> None:
-    assert problems(HealthNvml(FOUR, recovery={"GPU-aa22": action})) == []
+HEALTHY: list[tuple[str, HealthNvml | None, dict[str, Any]]] = [
+    ("all GPUs", HealthNvml(FOUR), {}),
+    ("some GPUs", HealthNvml(FOUR), {"workers": 2, "gpu_each": True, SEE: "2,3"}),
+    ("old GPUs that report nothing", SilentNvml(FOUR), {}),
+    ("no driver, and GPUs are hidden", None, {SEE: ""}),
+    ("half a driver, and no GPU is expected", HealthNvml(init_error=NO_LIBRARY), {}),
+    *((f"GPUs are hidden by {setting!r}", HealthNvml(FOUR), {"workers": 1, SEE: setting})
+      for setting in ("", "-1", "NoDevFiles", "0,-1,1")),
+    ("workers on CPUs beside no GPU", HealthNvml([]), {}),
+    ("a lost GPU that the job does not see", LOST, {"workers": 3, SEE: "0,1,3"}),
+    *((f"the driver wants action {action} some time", HealthNvml(FOUR, recovery={"GPU-aa22": action}), {})
+      for action in (0, 4, 5, None, 99)),
+    ("a GPU that is just not full", HealthNvml(FOUR, used={"GPU-aa11": int(80 * GIB * MAX_MEMORY_IN_USE)}), {}),
+]  # fmt: skip
 
 
-def test_rows_that_could_not_be_replaced_are_severe() -> None:
-    only(
-        problems(HealthNvml(FOUR, rows={"GPU-aa11": (0, 8, 0, 1)})), "GPU 0", "(8 were)", "replace the GPU", severe=True
-    )
-
-
-def test_a_reset_that_may_wait_is_a_warning() -> None:
-    only(problems(HealthNvml(FOUR, rows={"GPU-aa11": (0, 1, 1, 0)})), "GPU 0", "when convenient", severe=False)
-    only(problems(HealthNvml(FOUR, pages_pending={"GPU-cc44"})), "GPU 3", "when convenient", severe=False)
-
-
-@pytest.mark.parametrize(
-    ("rows", "action", "severe"),
-    [((0, 1, 0, 0), 0, False), ((0, 1, 0, 0), None, False), (None, 0, False), (None, None, True)],
-)
-def test_uncorrected_errors_are_severe_where_neither_gpu_nor_driver_deals_with_them(
-    rows: tuple[int, int, int, int] | None, action: int | None, severe: bool
-) -> None:
-    nvml = HealthNvml(FOUR, ecc={"GPU-aa22": 3}, rows={"GPU-aa22": rows}, recovery={"GPU-aa22": action})
-    only(problems(nvml), "GPU 1 (0000:1b:00.0) has had 3 uncorrected errors", "--gpu-reset -i 1", severe=severe)
-
-
-def test_a_gpu_that_another_process_fills_is_a_warning_with_the_figures() -> None:
-    nvml = HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": [(7, GIB), (4711, 60 * GIB), (8, None)]})
-    only(problems(nvml), "GPU 0", "61 GiB of 80 GiB in use, most by process 4711", severe=False)
-    nvml = HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": []})
-    only(problems(nvml), "61 GiB of 80 GiB in use, and no worker runs yet", severe=False)
-
-
-def test_a_gpu_that_is_half_full_is_left_alone() -> None:
-    assert problems(HealthNvml(FOUR, used={"GPU-aa11": int(80 * GIB * MAX_MEMORY_IN_USE)})) == []
+@pytest.mark.parametrize(("nvml", "given"), [row[1:] for row in HEALTHY], ids=[row[0] for row in HEALTHY])
+def test_no_problem_is_found(nvml: HealthNvml | None, given: dict[str, Any]) -> None:
+    before = nvml.shutdowns if nvml is not None else 0
+    assert problems(nvml, **given) == []
+    assert nvml is None or nvml.init_error or nvml.shutdowns == before + 1
 
 
 def test_gpus_that_the_job_does_not_see_are_not_its_concern() -> None:
@@ -256,16 +221,6 @@ def test_a_mig_device_is_well_and_has_the_errors_of_its_gpu() -> None:
     nvml.recovery["GPU-b"] = 1
     only(problems(nvml, 1, CUDA_VISIBLE_DEVICES="MIG-2"), "GPU 1 (0000:1b:00.0) has failed", severe=True)
     assert problems(nvml, 1, CUDA_VISIBLE_DEVICES="GPU-a") == []
-
-
-def test_more_workers_than_the_one_mig_device_that_cuda_shows_are_no_fault_of_the_node() -> None:
-    nvml = HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1", "MIG-2"]})
-    only(problems(nvml, 2, CUDA_VISIBLE_DEVICES="MIG-1,MIG-2"), "2 workers and 1 GPU", severe=False)
-
-
-def test_errors_of_the_past_on_a_mig_gpu_are_a_warning() -> None:
-    nvml = HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1"]}, ecc={"GPU-a": 1}, recovery={"GPU-a": None})
-    only(problems(nvml, 1), "has had 1 uncorrected error", severe=False)
 
 
 KERNEL_LOG = """\

@@ -21,16 +21,15 @@ import psutil
 import pytest
 from harness import WAIT, WORKERS
 from policy_parts import check_part, check_report, fold, with_part
-from scripted_agent import FINISHED, Play, Played, gathering, over, seat, training
+from scripted_agent import FINISHED, Play, Played, gathering, seat, training
 
 from dlrover_run import exit_codes
 from dlrover_run.agent import health_check, node_problems, torch_adapter
 from dlrover_run.agent.check_workers import link_requests
 from dlrover_run.agent.health_check import HealthCheckRunner
-from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.slow_devices import find_slow
 from dlrover_run.agent.template_client import Template
-from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport, PlanPhase
+from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.devices.health import NodeProblem
 from dlrover_run.policies.health.model import (
@@ -690,23 +689,6 @@ class TestLeaving:
         )
         played = stage.play().on(has_computed(), word).on(SUCCEEDED, FINISHED).run()
         assert (played.verdict.exit_code, played.verdict.error) == (0, None)
-
-    def test_the_job_that_its_dismissal_ends_is_no_other_reason(self) -> None:
-        failed = with_part(over(PlanPhase.FAILED), HealthAssignment, health=dismissed(HealthStatus.FAULT))
-        ending = JobEnd(failed)
-        assert resolve_result(ending, "precise").exit_code == exit_codes.FAULTY_NODE
-        assert resolve_result(ending, "torchrun").exit_code == exit_codes.COMPAT_FAILURE
-
-    def test_a_straggler_in_a_job_that_fails_otherwise_has_that_jobs_code(self) -> None:
-        health = dismissed(HealthStatus.STRAGGLER, leaves=False)
-        failed = with_part(over(PlanPhase.FAILED), HealthAssignment, health=health)
-        ending = JobEnd(failed)
-        assert resolve_result(ending, "precise").exit_code == exit_codes.TOO_FEW_NODES
-
-    def test_a_signal_counts_before_a_dismissal(self) -> None:
-        word = Assignment(policy=HealthAssignment(health=dismissed(HealthStatus.FAULT)))
-        ending = JobEnd(word, stopped_by=signal.SIGTERM)
-        assert resolve_result(ending, "precise").exit_code == 128 + signal.SIGTERM
 
     def test_a_signal_ends_a_check_that_hangs(self, stage: Stage) -> None:
         stage.behave("0 compute hang")

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from policy_parts import with_part
+from scripted_agent import seat
 
-from dlrover_run.coordination.model import Assignment, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.model import Assignment, PlanPhase
 from dlrover_run.output.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.policies.health.model import DeviceSpeed, HealthAssignment, HealthStatus, LinkRow, NodeHealth
@@ -25,13 +26,13 @@ OTHER = NodeHealth(
     reason="its check process was killed by SIGKILL",
     dismissed=True,
 )
-SEAT = RankAssignment(
-    key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0, world_size=2,
-    role_first_rank=0, role_world_size=2, store_address="a", store_port=1,
-)  # fmt: skip
 LINKS = (LinkRow(0, 0, 9.5), LinkRow(0, 1, 0, "it timed out"))
 DEVICES = (DeviceSpeed(1, "H200", 0.084), DeviceSpeed(0, "H200", 0.5))
-FIRST = Assignment(phase=PlanPhase.TRAINING, ranks=SEAT, policy=HealthAssignment(health=OWN, health_table=(OWN, OTHER)))
+FIRST = Assignment(
+    phase=PlanPhase.TRAINING,
+    ranks=seat(nodes=2, world_size=2),
+    policy=HealthAssignment(health=OWN, health_table=(OWN, OTHER)),
+)
 
 
 def kept(directory: Path) -> RunDir:
@@ -110,10 +111,7 @@ def test_only_news_is_written(tmp_path: Path) -> None:
     for repeated in (FIRST, Assignment(policy=HealthAssignment(health=OWN)), FIRST):
         file.follow(repeated, DEVICES)
     assert not (tmp_path / FILE_NAME).exists()
-    file.follow(
-        with_part(FIRST, HealthAssignment, health_table=(OWN,)),
-        DEVICES,
-    )
+    file.follow(with_part(FIRST, HealthAssignment, health_table=(OWN,)), DEVICES)
     assert content(tmp_path)["nodes"] == [content(tmp_path)["node"]]
     assert said == []
 
@@ -156,12 +154,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
 
 def test_where_it_cannot_be_written_one_line_says_so_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = follow(
-        tmp_path / "file",
-        FIRST,
-        with_part(FIRST, HealthAssignment, health_table=()),
-        FIRST,
-    )
+    said = follow(tmp_path / "file", FIRST, with_part(FIRST, HealthAssignment, health_table=()), FIRST)
     where = tmp_path / "file" / FILE_NAME
     assert len(said) == 1
     assert said[0].startswith(f"warning: {where} cannot be written (")
@@ -172,10 +165,7 @@ def test_a_disk_that_is_full_leaves_the_last_file_as_it_was(tmp_path: Path) -> N
     follow(tmp_path, FIRST)
     before = (tmp_path / FILE_NAME).read_bytes()
     os.symlink("/dev/full", tmp_path / f"{FILE_NAME}.new")
-    said = follow(
-        tmp_path,
-        with_part(FIRST, HealthAssignment, health_table=()),
-    )
+    said = follow(tmp_path, with_part(FIRST, HealthAssignment, health_table=()))
     assert len(said) == 1
     assert "No space left on device" in said[0]
     assert (tmp_path / FILE_NAME).read_bytes() == before

@@ -9,6 +9,7 @@ import re
 import msgspec
 import pytest
 from screens import Screen
+from scripted_agent import seat
 from virtual_loop import run_virtually
 
 from dlrover_run.agent.progress_reporter import ProgressReporter
@@ -22,7 +23,7 @@ from dlrover_run.console.health_table import (
     render_own_status,
 )
 from dlrover_run.console.text import display_width, truncate, use_color
-from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
+from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import HealthAssignment, HealthProgress, HealthStatus, LinkRow, NodeHealth
@@ -225,19 +226,15 @@ class TestOwnLine:
         )
 
 
-SEAT = RankAssignment(
-    key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=3, workers=1, first_rank=0, world_size=3,
-    role_first_rank=0, role_world_size=3, store_address="a", store_port=1,
-)  # fmt: skip
-
-
 def checking(*rows: NodeHealth) -> Assignment:
     return Assignment(waiting=Waiting(sentence("round 1 of a node check"), 60.0, HealthProgress(rows)))
 
 
 def passed(*others: NodeHealth, links: tuple[LinkRow, ...] = (), own: NodeHealth = FOUR[0]) -> Assignment:
     return Assignment(
-        phase=PlanPhase.TRAINING, ranks=SEAT, policy=HealthAssignment(health=own, health_table=others, link_table=links)
+        phase=PlanPhase.TRAINING,
+        ranks=seat(nodes=3, world_size=3),
+        policy=HealthAssignment(health=own, health_table=others, link_table=links),
     )
 
 

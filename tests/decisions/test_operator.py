@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -11,13 +10,11 @@ from node_truth import Truth
 from policy_parts import check_part
 from virtual_job import KILLED, VirtualJob, rules
 
-from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.coordination import status as status_records
-from dlrover_run.coordination.model import Assignment, NodePhase, PlanPhase
+from dlrover_run.coordination.model import NodePhase, PlanPhase
 from dlrover_run.coordination.reasons import Code, codes
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
-from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.operate.drain import drain_problem
 from dlrover_run.operate.find import group
 from dlrover_run.operate.logs import parse_since
@@ -255,18 +252,6 @@ class TestSince:
     def test_what_is_no_time_is_refused(self, text: str) -> None:
         with pytest.raises(SpecError):
             parse_since(text, self.NOW)
-
-
-class TestTheEndOfANode:
-    def test_a_drained_node_ends_as_after_a_signal_and_names_the_operator(self) -> None:
-        result = resolve_result(JobEnd(Assignment(), stopped_by=signal.SIGTERM, drained=True), "precise")
-        assert (result.exit_code, result.exit_reason) == (143, ExitReason.STOPPED)
-        assert "operator" in result.reason
-
-    def test_a_stopped_job_is_no_job_with_too_few_nodes(self) -> None:
-        over = Assignment(phase=PlanPhase.FAILED, reasons=(Code.STOPPED_ON_REQUEST(by="ann"),))
-        result = resolve_result(JobEnd(over), "precise")
-        assert (result.exit_reason, result.error) == (ExitReason.STOPPED_ON_REQUEST, "ann stopped the job")
 
 
 class TestSteps:

@@ -25,13 +25,7 @@ def first_groups(*nodes: NodeTruth) -> tuple[tuple[int, ...], ...]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "groups"),
-    [
-        (2, ((0, 1),)),
-        (3, ((0, 1, 2),)),
-        (4, ((0, 1), (2, 3))),
-        (7, ((0, 1), (2, 3), (4, 5, 6))),
-    ],
+    ("nodes", "groups"), [(2, ((0, 1),)), (3, ((0, 1, 2),)), (4, ((0, 1), (2, 3))), (7, ((0, 1), (2, 3), (4, 5, 6)))]
 )
 def test_the_first_round_has_neighbours_in_pairs_and_an_odd_one_makes_a_triple(
     nodes: int, groups: tuple[tuple[int, ...], ...]

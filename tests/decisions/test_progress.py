@@ -117,14 +117,7 @@ def test_a_source_replaces_the_counts_of_a_less_precise_one() -> None:
         found = shown(memory)
         assert found is not None
         counted.append((found.source.name, found.steps))
-    assert counted == [
-        ("OPTIMIZER", 1),
-        ("OPTIMIZER", 2),
-        ("SAMPLER", 1),
-        ("SAMPLER", 1),
-        ("REPORT", 1),
-        ("REPORT", 1),
-    ]
+    assert counted == [("OPTIMIZER", 1), ("OPTIMIZER", 2), ("SAMPLER", 1), ("SAMPLER", 1), ("REPORT", 1), ("REPORT", 1)]
 
 
 def test_a_phase_is_no_step() -> None:

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from scripted_agent import Emitted, seat
 
 from dlrover_run.agent.progress_events import FIGURES_INTERVAL, ProgressEvents
-from dlrover_run.coordination.model import RankAssignment, RoundKey
-from dlrover_run.events.records import Event, Events, WorkerProgress, WorkerReady
+from dlrover_run.events.records import WorkerProgress, WorkerReady
 from dlrover_run.progress.page import Phase, Progress, StepSource
 
-RANKS = RankAssignment(
-    key=RoundKey(epoch=1, number=3), restart_count=2, node_rank=1, nodes=2, workers=2, first_rank=4, world_size=6,
-    role_first_rank=4, role_world_size=6, store_address="a", store_port=1,
-)  # fmt: skip
-
-
-class Emitted(Events):
-    """Keeps events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
+RANKS = seat(3, restart_count=2, node_rank=1, nodes=2, workers=2, first_rank=4, world_size=6)
 
 
 def done(steps: int, at: float, waited: float = 0.0) -> Progress:

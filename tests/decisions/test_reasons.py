@@ -23,10 +23,7 @@ from dlrover_run.policies.parameter_servers.text import ClusterCode
 TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ((Code.NODES_HERE(number=2),), "2 nodes are here"),
     (
-        (
-            Code.NODES_HERE(number=3),
-            Code.LAST_CALL_OVER(seconds=30.0),
-        ),
+        (Code.NODES_HERE(number=3), Code.LAST_CALL_OVER(seconds=30.0)),
         "3 nodes are here, and no other node came for 30 s",
     ),
     (
@@ -57,10 +54,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ((Code.LEFT_ON_REQUEST(names=("node 1 (b)",), number=1),), "node 1 (b) left, as it was asked to"),
     ((Code.ASKED_TO_LEAVE(names=("node 1 (b)",), number=1),), "node 1 (b) was asked to leave"),
     (
-        (
-            Code.LEFT_ON_REQUEST(names=("node 0 (a)",), number=1),
-            Code.NO_NODE_LEFT(),
-        ),
+        (Code.LEFT_ON_REQUEST(names=("node 0 (a)",), number=1), Code.NO_NODE_LEFT()),
         "node 0 (a) left, as it was asked to, and no node is here any more",
     ),
     (
@@ -69,10 +63,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ),
     ((Code.ALL_SUCCEEDED(),), "every worker succeeded"),
     (
-        (
-            Code.WORKER_FAILED(rank=1, node="node 0 (b)", what="was killed by SIGKILL"),
-            Code.RESTARTS_USED(most=2),
-        ),
+        (Code.WORKER_FAILED(rank=1, node="node 0 (b)", what="was killed by SIGKILL"), Code.RESTARTS_USED(most=2)),
         "rank 1 on node 0 (b) was killed by SIGKILL; all 2 restarts were used",
     ),
     (
@@ -83,10 +74,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         "rank 1 on node 1 (b) was killed by SIGKILL; the one restart of 60 s was used",
     ),
     (
-        (
-            Code.WORKER_FAILED(rank=1, node="node 1 (b)", what="was killed by SIGKILL"),
-            Code.EARLY_FAILURES(number=3),
-        ),
+        (Code.WORKER_FAILED(rank=1, node="node 1 (b)", what="was killed by SIGKILL"), Code.EARLY_FAILURES(number=3)),
         (
             "rank 1 on node 1 (b) was killed by SIGKILL; 3 rounds in succession failed before any worker "
             "had got through init_process_group or written a checkpoint, so the job stops early "
@@ -97,13 +85,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         (Code.RANK0_SILENT(node="node 0 (a)", seconds=600.0),),
         "node 0 (a) should have led the next round, and did not answer for 600 s",
     ),
-    (
-        (
-            Code.NODES_OF(number=1, wanted="2 to 4"),
-            Code.NAMED(names=("a",)),
-        ),
-        "1 node of 2 to 4 is here: a",
-    ),
+    ((Code.NODES_OF(number=1, wanted="2 to 4"), Code.NAMED(names=("a",))), "1 node of 2 to 4 is here: a"),
     (
         (
             Code.NODES_OF(number=2, wanted="3"),
@@ -121,32 +103,17 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         "1 node of 2 to 3 is here: node 0 (a); missing: node 1 (b) and node 2 (c)",
     ),
     (
-        (
-            Code.TRAINING(number=3),
-            Code.SPARE_OF(number=2, wanted=1),
-        ),
+        (Code.TRAINING(number=3), Code.SPARE_OF(number=2, wanted=1)),
         "3 nodes train; this one waits to step in, 2 spares in all (1 asked for)",
     ),
+    ((Code.TRAINING(number=1), Code.JOINS_NEXT_ROUND()), "1 node trains; this one takes part in the next round"),
     (
-        (
-            Code.TRAINING(number=1),
-            Code.JOINS_NEXT_ROUND(),
-        ),
-        "1 node trains; this one takes part in the next round",
-    ),
-    (
-        (
-            HealthCode.RESULTS(answered=1, number=2),
-            Code.MISSING(names=("b",)),
-        ),
+        (HealthCode.RESULTS(answered=1, number=2), Code.MISSING(names=("b",))),
         "node check: 1 of 2 nodes have computed; missing: b",
     ),
     ((HealthCode.CHECKING(number=3, round=0),), "checks 3 nodes, round 0"),
     (
-        (
-            HealthCode.ANSWERS(round=0, answered=2, number=3),
-            Code.MISSING(names=("c",)),
-        ),
+        (HealthCode.ANSWERS(round=0, answered=2, number=3), Code.MISSING(names=("c",))),
         "node check, round 0: 2 of 3 nodes have answered; missing: c",
     ),
     (
@@ -177,13 +144,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         ),
         "b was dismissed by the node check: computes wrongly: a product was off by 3; 1 node of 2 is here: a",
     ),
-    (
-        (
-            HealthCode.PASSED(),
-            Code.NO_NODE_LEFT(),
-        ),
-        "the nodes have passed their check, and no node is here any more",
-    ),
+    ((HealthCode.PASSED(), Code.NO_NODE_LEFT()), "the nodes have passed their check, and no node is here any more"),
     (
         (
             HealthCode.DISMISSED(host="a", why="computes wrongly: a product was off by 3"),
@@ -195,10 +156,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         ),
     ),
     (
-        (
-            Code.TRAINING(number=2),
-            HealthCode.CHECKED_DURING_TRAINING(),
-        ),
+        (Code.TRAINING(number=2), HealthCode.CHECKED_DURING_TRAINING()),
         "2 nodes train; meanwhile the node check looks at those who have come",
     ),
     ((Code.NO_REPORT_YET(),), "no node has reported yet"),
@@ -215,26 +173,14 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         "node 1 (b) left: rank 3 was killed by SIGKILL",
     ),
     ((Code.LEFT_ON_REQUEST(names=("a", "b"), number=2),), "a and b left, as they were asked to"),
+    ((Code.TRAINING(number=2), Code.SPARE(number=1)), "2 nodes train; this one waits to step in, 1 spare in all"),
     (
-        (
-            Code.TRAINING(number=2),
-            Code.SPARE(number=1),
-        ),
-        "2 nodes train; this one waits to step in, 1 spare in all",
-    ),
-    (
-        (
-            Code.TRAINING(number=1),
-            HealthCode.PASSED_JOIN(),
-        ),
+        (Code.TRAINING(number=1), HealthCode.PASSED_JOIN()),
         "1 node trains; those that have passed the node check take part in the next round",
     ),
     ((HealthCode.THIS_NODE(),), "checking this node before training"),
     (
-        (
-            HealthCode.DISMISSED(host="a", why="fault"),
-            HealthCode.MORE_DISMISSED(number=2),
-        ),
+        (HealthCode.DISMISSED(host="a", why="fault"), HealthCode.MORE_DISMISSED(number=2)),
         "a was dismissed by the node check: fault; and 2 others",
     ),
     ((Code.RESTARTS_USED(most=1),), "the one restart was used"),

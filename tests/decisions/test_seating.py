@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from virtual_job import VirtualJob, rules
@@ -28,62 +29,40 @@ def seated(before: list[str], living: list[MemberState], size: int) -> list[str]
     return [p.report.node_id for p in assign_ranks([member(name) for name in before], living, size)]
 
 
-def test_a_first_round_follows_the_natural_order_of_hosts() -> None:
-    living = [node(name, arrived) for arrived, name in enumerate(["node10", "node9", "node2", "node1"])]
-    assert seated([], living, 4) == ["node1", "node2", "node9", "node10"]
+def named(names: str, **wishes: int) -> list[MemberState]:
+    """Nodes that arrived in this order, with the ranks that some of them prefer."""
+    return [node(name, arrived, wishes.get(name)) for arrived, name in enumerate(names.split())]
 
 
-def test_nodes_of_one_host_follow_their_addresses_and_then_their_arrival() -> None:
-    places = [("c", 3.0, "10.0.0.10"), ("a", 2.0, "10.0.0.9"), ("b", 1.0, "10.0.0.9")]
-    living = [node(name, arrived, address=address, host="vm") for name, arrived, address in places]
-    assert seated([], living, 3) == ["b", "a", "c"]
+HOST = [
+    node("c", 3.0, address="10.0.0.10", host="vm"),
+    node("a", 2.0, address="10.0.0.9", host="vm"),
+    node("b", 1.0, address="10.0.0.9", host="vm"),
+]
+
+TABLE = [
+    ("a first round follows the natural order of hosts", "", named("node10 node9 node2 node1"),
+     "node1 node2 node9 node10"),
+    ("nodes of one host follow their addresses and then their arrival", "", HOST, "b a c"),
+    ("the first to come take part", "", named("b c a"), "b c"),
+    ("survivors keep their ranks and a replacement takes the free one", "c b a", named("a c new"), "c new a"),
+    ("a survivor without a rank of that number takes a free one", "a b c", named("a c"), "a c"),
+    ("survivors come before newcomers that were here earlier", "a b", named("new a b"), "a b"),
+    ("a smaller round drops the highest ranks", "d c b a", named("a b c d"), "d c"),
+    ("a preferred rank is granted if it is free", "", named("a b c", a=2, c=0), "c b a"),
+    ("a preferred rank of a survivor is not free", "x y", named("x new", new=0), "x new"),
+    ("of two nodes that prefer one rank the first gets it", "", named("early late", late=0, early=0), "early late"),
+    ("a preferred rank outside the round is ignored", "", named("a b", a=7, b=0), "b a"),
+    ("a smaller round closes the gap", "a b c", named("a c", a=0, c=2), "a c"),
+    ("the gap opens again for a replacement", "a c", named("a c new", a=0, c=2, new=1), "a new c"),
+    ("a survivor does not leave its rank for one in use", "x y", named("x y", y=0), "x y"),
+    ("a survivor leaves its rank for a free one", "z y", named("y new", y=0), "y new"),
+]  # fmt: skip
 
 
-def test_the_first_to_come_take_part_and_the_rest_are_spares() -> None:
-    living = [node("a", 3), node("b", 1), node("c", 2)]
-    assert seated([], living, 2) == ["b", "c"]
-
-
-def test_survivors_keep_their_ranks_and_a_replacement_takes_the_free_one() -> None:
-    assert seated(["c", "b", "a"], [node("a"), node("c"), node("new", 5)], 3) == ["c", "new", "a"]
-
-
-def test_a_survivor_without_a_rank_of_that_number_takes_a_free_one() -> None:
-    assert seated(["a", "b", "c"], [node("a"), node("c")], 2) == ["a", "c"]
-
-
-def test_survivors_come_before_newcomers_who_were_here_earlier() -> None:
-    assert seated(["a", "b"], [node("a", 9), node("b", 9), node("new", 0)], 2) == ["a", "b"]
-
-
-def test_a_smaller_round_drops_the_highest_ranks() -> None:
-    assert seated(["d", "c", "b", "a"], [node(name) for name in "abcd"], 2) == ["d", "c"]
-
-
-def test_a_preferred_rank_is_granted_if_it_is_free() -> None:
-    assert seated([], [node("a", wish=2), node("b"), node("c", wish=0)], 3) == ["c", "b", "a"]
-    assert seated(["x", "y"], [node("x"), node("new", wish=0)], 2) == ["x", "new"]
-
-
-def test_of_two_nodes_that_prefer_one_rank_the_first_gets_it() -> None:
-    assert seated([], [node("late", 2, wish=0), node("early", 1, wish=0)], 2) == ["early", "late"]
-
-
-def test_a_preferred_rank_outside_the_round_is_ignored() -> None:
-    assert seated([], [node("a", wish=7), node("b", wish=0)], 2) == ["b", "a"]
-
-
-def test_a_replacement_has_the_rank_of_the_node_that_it_replaces_also_after_a_smaller_round() -> None:
-    first = [node(name, wish=rank) for rank, name in enumerate("abc")]
-    assert seated([], first, 3) == ["a", "b", "c"]
-    left = [first[0], first[2]]
-    assert seated(["a", "b", "c"], left, 2) == ["a", "c"]
-    assert seated(["a", "c"], [*left, node("new", 9, wish=1)], 3) == ["a", "new", "c"]
-
-
-def test_a_survivor_leaves_its_rank_only_for_a_free_one() -> None:
-    assert seated(["x", "y"], [node("x"), node("y", wish=0)], 2) == ["x", "y"]
-    assert seated(["z", "y"], [node("y", wish=0), node("new")], 2) == ["y", "new"]
+@pytest.mark.parametrize(("before", "living", "ranks"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_who_gets_which_rank(before: str, living: list[MemberState], ranks: str) -> None:
+    assert seated(before.split(), living, len(ranks.split())) == ranks.split()
 
 
 def test_another_incarnation_is_a_newcomer() -> None:

@@ -204,10 +204,7 @@ def test_start_names_the_place_that_trained_last_and_what_its_node_waited_for() 
     quick = log_of("n1", (3, formed(1)), (3, started(0, 1)), (4, step(0, 1)), (9, END))
     slow = log_of("n02", (1, waiting), (3, formed(1)), (3, started(1, 1)), (8, step(1, 1)), (9, END))
     answer = explain([quick, slow], Question.START)
-    assert answer.codes == (
-        ("why.start_took", "why.part", "why.part", "why.part"),
-        ("why.waited", "nodes_of"),
-    )
+    assert answer.codes == (("why.start_took", "why.part", "why.part", "why.part"), ("why.waited", "nodes_of"))
     assert params(answer, WhyCode.START_TOOK) == [{"seconds": 8.0, "local_rank": 0, "host": "n02"}]
     assert params(answer, WhyCode.PART)[0] == {"phase": "import", "seconds": 5.0}
 
