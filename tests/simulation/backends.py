@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.model import Assignment, NodePhase
 from dlrover_run.coordination.policy_records import PolicyReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.etcd_records import Keys
@@ -32,34 +32,12 @@ MAX_WAIT = 3600.0
 """Seconds of virtual time after which something has not happened."""
 
 
-class ClientAlone:
-    """The client of the local backend as a simulated agent sees it."""
-
-    may_give_up = False
+class ClientAlone(NodeClient):
+    """The client of the local backend."""
 
     def __init__(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> None:
-        self._client = LocalClient(spec.rules, None, on_change, node.note)
-        self._node = node
-
-    @property
-    def assignment(self) -> Assignment:
-        return self._client.assignment
-
-    @property
-    def problem(self) -> str | None:
-        return self._client.problem
-
-    def report(self, status: NodeReport) -> None:
-        self._client.report(status)
-
-    def close(self, on_closed: Callable[[], None]) -> None:
-        self._node.create_task(self._client.close()).add_done_callback(lambda _: on_closed())
-
-    def break_off(self, silent: bool) -> None:
-        pass
-
-    def cut(self) -> None:
-        pass
+        super().__init__(node)
+        self.client = LocalClient(spec.rules, None, on_change, node.note)
 
 
 class WrittenNode(Node):

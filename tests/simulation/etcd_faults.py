@@ -24,17 +24,9 @@ class EtcdFaults(Faults):
 
     def _place(self) -> list[Fault]:
         faults = [
-            self._go_away,
-            self._lag,
-            self._compact,
-            self._change_leader,
-            self._kill_leader,
-            self._stop_leader,
-            self._light_fuse,
-            self._light_fuse,
-            self._deny,
-            self._return,
-        ]
+            self._go_away, self._lag, self._compact, self._etcd.change_leader, self._kill_leader, self._stop_leader,
+            self._light_fuse, self._light_fuse, self._deny, self._return,
+        ]  # fmt: skip
         return faults if self._etcd_scenario.durable else [*faults, self._lose_everything, self._lose_everything]
 
     def _leader(self) -> Node | None:
@@ -66,9 +58,6 @@ class EtcdFaults(Faults):
         self._etcd.compact()
         if self._random.random() < 0.5:
             self._break_all_streams()
-
-    def _change_leader(self) -> None:
-        self._etcd.change_leader()
 
     def _lose_everything(self) -> None:
         self._etcd.lose_everything()

@@ -19,10 +19,10 @@ from simulation.etcd_client import Client
 from simulation.etcd_faults import EtcdFaults
 from simulation.etcd_laws import Store
 from simulation.network import Weather
-from simulation.nodes import Node, NodeClient, ReachWatch
+from simulation.nodes import Node, NodeClient, WatchedClient
 from simulation.program import Outcome, Program
 from simulation.scenario import TROUBLES, Scenario
-from simulation.timeline import Timeline, demand, demand_no_internal_error
+from simulation.timeline import Timeline, demand
 from simulation.torch.program import TorchProgram
 
 SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
@@ -30,70 +30,47 @@ SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
 NEIGHBOUR = f"{SPEC.prefix}/job/team/plan"
 """The key of another job, of people whose prefix is this job's name."""
 
-LEAVING = 30.0
-"""Seconds in which an agent that leaves has ended, with a store that answers or without one."""
 
-
-class WatchedClient(ReachWatch, EtcdClient):
-    """The product's client, with the laws around what it receives."""
+class WatchedEtcdClient(WatchedClient, EtcdClient):
+    """The product's client of etcd, with the laws around it."""
 
     def __init__(self, node: Node, store: Store, *given: Any) -> None:
-        self._node = node
         self._laws_of_store = store
-        super().__init__(*given)
+        super().__init__(node, *given)
 
-    def _take(self, wanted: Assignment) -> None:
-        self._laws_of_store.telling(wanted)
-        if wanted.epoch >= self._assignments.epoch:
-            self._node.place.laws.hearing(self._node.key, wanted)
-        super()._take(wanted)
+    def _take(self, assignment: Assignment) -> None:
+        self._laws_of_store.telling(assignment)
+        super()._take(assignment)
 
 
-class ClientInEtcd:
-    """A client as a simulated agent sees it."""
+class ClientInEtcd(NodeClient):
+    """The client of a node whose job has its records in etcd."""
+
+    leaving = 30.0
 
     def __init__(self, node: Node, spec: JobSpec, on_change: Callable[[], None], store: Store, client: Client) -> None:
-        self._node = node
-        self._client = client
+        super().__init__(node)
+        self._connection = client
         self._store = store
         chance = node.timeline.random.random
-        self._rendezvous = WatchedClient(node, store, spec, on_change, node.note, client, chance, node.reaches)
-
-    @property
-    def assignment(self) -> Assignment:
-        return self._rendezvous.assignment
-
-    @property
-    def problem(self) -> str | None:
-        problem = self._rendezvous.problem
-        demand_no_internal_error(problem)
-        return problem
-
-    @property
-    def may_give_up(self) -> bool:
-        return self._rendezvous._cut_off_watch is not None
+        self.client = WatchedEtcdClient(node, store, spec, on_change, node.note, client, chance, node.reaches)
 
     def report(self, status: NodeReport) -> None:
         self._store.publishing(status)
-        self._rendezvous.report(status)
+        super().report(status)
 
     def close(self, on_closed: Callable[[], None]) -> None:
         def end() -> None:
-            self._client.vanish()
+            self._connection.vanish()
             on_closed()
 
-        self._node.create_task(self._rendezvous.close()).add_done_callback(lambda _: end())
-        # A process that was stopped meanwhile gets the time for what came meanwhile.
-        self._node.call_later(LEAVING, self._node.call_later, 1.0, self._demand_end)
+        super().close(end)
 
     def break_off(self, silent: bool) -> None:
-        self._client.vanish()
+        self._connection.vanish()
 
     def cut(self) -> None:
-        self._client.cut()
-
-    def _demand_end(self) -> None:
-        demand(not self._node.alive, "an agent that leaves ends in a bounded time")
+        self._connection.cut()
 
 
 class Clocks:
@@ -171,9 +148,6 @@ class EtcdScenario(Scenario):
         self.clients[node] = client
         spec = replace(spec, backend="etcd", etcd=SPEC)
         return ClientInEtcd(node, spec, on_change, self.store, client)
-
-    def _keep_up(self) -> None:
-        pass
 
     def _may_stay(self, node: Node) -> bool:
         # A dead process of that name is in the way for as long as its lease runs, which may be for too long.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 Fault = Callable[[], None]
 
 
-class Faults:
+class Faults(ABC):
     """Chooses faults at random, each run with another taste for them. Those of `place` befall the place of the
     records; of `gentle` ones everybody knows within a second."""
 
@@ -47,8 +48,9 @@ class Faults:
     def _gentle(self) -> list[Fault]:
         return [self._kill_node, self._ask_to_go, self._join, self._return]
 
+    @abstractmethod
     def _place(self) -> list[Fault]:
-        return []
+        """The faults of the place of the records."""
 
     def _next(self) -> None:
         self._timeline.after(self._random.expovariate(1 / self._pause), self._happen)
@@ -69,18 +71,15 @@ class Faults:
         self._timeline.after(self._random.uniform(0.05, most), lambda: None if self.over else act())
 
     def _kill_node(self) -> None:
-        node = self._node()
-        if node is not None:
+        if (node := self._node()) is not None:
             node.kill()
 
     def _lose_machine(self) -> None:
-        node = self._node()
-        if node is not None:
+        if (node := self._node()) is not None:
             node.kill(silent=True)
 
     def _stop_node(self) -> None:
-        node = self._node()
-        if node is not None:
+        if (node := self._node()) is not None:
             node.stop()
             self._later(self._random.choice((1.0, 5.0, 30.0)), node.resume)
 
@@ -104,16 +103,14 @@ class Faults:
         self._later(self._random.choice((1.0, 10.0, 40.0)), heal)
 
     def _cut_one_way(self) -> None:
-        node = self._node()
-        if node is not None:
+        if (node := self._node()) is not None:
             direction = self._random.choice((TO_MASTER, TO_NODE))
             node.note("is not heard" if direction == TO_MASTER else "hears nothing")
             node.link.hold(direction)
             self._later(self._random.choice((1.0, 10.0, 40.0)), node.link.heal)
 
     def _break_stream(self) -> None:
-        node = self._node()
-        if node is not None:
+        if (node := self._node()) is not None:
             node.note("its stream breaks")
             node.rendezvous.cut()
 
@@ -131,8 +128,7 @@ class Faults:
             self._scenario.add_node(self._random.choice(gone).key.node_id)
 
     def _twin(self) -> None:
-        node = self._node()
-        if node is not None:
+        if (node := self._node()) is not None:
             self._scenario.add_node(node.key.node_id)
 
 

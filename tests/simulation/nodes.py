@@ -6,50 +6,64 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport
+from dlrover_run.rendezvous.client import RendezvousClient
 from dlrover_run.rendezvous.reconnect import RemoteClient
 from dlrover_run.spec import Entrypoint, JobSpec
 from simulation.laws import Laws
 from simulation.loop import LoopProcess
 from simulation.network import Link, Weather
-from simulation.timeline import Timeline
+from simulation.timeline import Timeline, demand, demand_no_internal_error
 
 PROBE_TIME = 0.05
 """Seconds from a probe of a machine to its answer, or to the certainty that there is none."""
 
 
-class NodeClient(Protocol):
+class NodeClient:
     """A rendezvous client as a simulated agent sees it, and what may become of its connections."""
 
-    @property
-    def assignment(self) -> Assignment: ...
+    client: RendezvousClient
+    leaving = 5.0
+    """Seconds in which an agent that leaves has ended, with a place of the records that answers or without one."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     @property
-    def problem(self) -> str | None: ...
+    def assignment(self) -> Assignment:
+        return self.client.assignment
+
+    @property
+    def problem(self) -> str | None:
+        problem = self.client.problem
+        demand_no_internal_error(problem)
+        return problem
 
     @property
     def may_give_up(self) -> bool:
         """Whether it finds out if the node is cut off, or has."""
-        ...
+        return getattr(self.client, "_cut_off_watch", None) is not None
 
     def report(self, status: NodeReport) -> None:
-        """Report the node's latest status."""
-        ...
+        self.client.report(status)
 
     def close(self, on_closed: Callable[[], None]) -> None:
-        """Let the last status be stored, and say when that is over."""
-        ...
+        """Let the last status be stored, and call `on_closed` when that is over."""
+        self._node.create_task(self.client.close()).add_done_callback(lambda _: on_closed())
+        # A process that was stopped meanwhile gets the time for what arrived meanwhile.
+        self._node.call_later(self.leaving, self._node.call_later, 1.0, self._demand_end)
 
     def break_off(self, silent: bool) -> None:
         """The process is gone; its kernel ends the connections, unless the machine is gone too."""
-        ...
 
     def cut(self) -> None:
         """The connections break, for both ends."""
-        ...
+
+    def _demand_end(self) -> None:
+        demand(not self._node.alive, "an agent that leaves ends in a bounded time")
 
 
 @dataclass(frozen=True)
@@ -167,10 +181,17 @@ def job_spec(node_id: str, address: str, workers: int, role: str, wish: int | No
     )
 
 
-class ReachWatch(RemoteClient):
-    """The laws around what a client concludes from those that it reaches, and from those that it does not."""
+class WatchedClient(RemoteClient):
+    """The product's client of a master or of etcd, with the laws around what it receives and whom it reaches."""
 
-    _node: Node
+    def __init__(self, node: Node, *given: Any, **more: Any) -> None:
+        self._node = node
+        super().__init__(*given, **more)
+
+    def _take(self, assignment: Assignment) -> None:
+        if assignment.epoch >= self._assignments.epoch:
+            self._node.place.laws.hearing(self._node.key, assignment)
+        super()._take(assignment)
 
     def _note_connected(self) -> None:
         self._node.place.laws.reaching(self._node.key, self._node.timeline.now)

@@ -61,8 +61,7 @@ class Scenario(ABC):
     def _open_client(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
         """A node's end."""
 
-    @abstractmethod
-    def _keep_up(self) -> None:
+    def _keep_up(self) -> None:  # noqa: B027 (etcd needs nothing)
         """Have whatever is needed besides nodes."""
 
     @abstractmethod
@@ -143,9 +142,8 @@ class Scenario(ABC):
         }
         self.program.replenish(staying)
 
-    @abstractmethod
-    def _demand_rest(self) -> None:
-        """What else has to hold when everybody is gone."""
+    def _demand_rest(self) -> None:  # noqa: B027 (a master leaves nothing)
+        """What else has to hold when every node is gone."""
 
     def close(self) -> None:
         """Let go of all processes."""
@@ -192,9 +190,6 @@ class MasterScenario(Scenario):
 
     def _settle(self) -> None:
         self.masters.settle()
-
-    def _demand_rest(self) -> None:
-        pass
 
     def close(self) -> None:
         super().close()

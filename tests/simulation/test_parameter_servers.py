@@ -26,8 +26,9 @@ from simulation.scenario import simulate
 from simulation.seeds import LONG_CHUNK, PLACES, Defect, Variant, cases, demand_found, patched, run_seeds
 from simulation.timeline import Broken
 
-SEEDS = {"master": 40, "etcd": 15}
-"""Seeds of the ordinary run; `make test-long` runs 10,000 of each."""
+SEEDS = {"master": 24, "etcd": 9}
+"""Seeds of the ordinary run; `make test-long` runs 10,000 of each. Of the planted defects below, 19 with a master and 12
+with etcd name one of these seeds."""
 
 
 @pytest.mark.parametrize(("place", "seeds"), SEEDS.items())
