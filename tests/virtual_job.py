@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import msgspec
 from node_truth import Truth
@@ -21,6 +22,7 @@ from dlrover_run.coordination.model import (
     RankAssignment,
     Waiting,
 )
+from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import HealthReport
 from dlrover_run.policies.health.rules import HealthRules
@@ -216,6 +218,50 @@ class VirtualJob:
     def is_over(self) -> bool:
         """Whether the job has ended."""
         return self.plan.phase in OVER
+
+
+EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
+    "come": lambda job, names: job.come(*names),
+    "replace": lambda job, names: job.come(*names, incarnation="2"),
+    "lose": lambda job, names: job.lose(*names),
+    "back": lambda job, names: job.come_back(*names),
+    "succeed": lambda job, names: job.succeed(*names),
+    "fail": lambda job, names: [job.fail(name) for name in names],
+    "fail_early": lambda job, names: [job.fail(name, progressed=False) for name in names],
+    "lose_peer": lambda job, names: [job.fail(name, LOST_PEER) for name in names],
+    "leaving": lambda job, names: [job.say(name, NodePhase.LEAVING) for name in names],
+    "left": lambda job, names: [job.say(name, NodePhase.LEFT) for name in names],
+    "deaf": lambda job, names: job.deaf.update(names),
+    "listen": lambda job, _: job.deaf.clear(),
+    "hear": lambda job, names: [job.hear_again(name) for name in names],
+    "wait": lambda job, seconds: job.wait(float(seconds[0])),
+    "successor": lambda job, kind: job.succeed_by_another(9, with_journal=kind == ["journal"]),
+}
+"""What happens to a job, with the names of nodes or a time."""
+
+FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
+    "round": lambda job: [job.plan.phase.value, str(job.plan.key.number), *job.ranks],
+    "phase": lambda job: [job.plan.phase.value],
+    "number": lambda job: [str(job.plan.key.number)],
+    "formed": lambda job: [str(job.plan.key.epoch), str(job.plan.key.number), *job.ranks],
+    "epoch": lambda job: [str(job.plan.epoch)],
+    "restarts": lambda job: [str(job.plan.restart_count)],
+    "because": lambda job: list(codes(job.plan.reasons)),
+}
+"""What a script may ask of a job. A training `round` comes with its nodes by rank; `formed` has the coordinator's epoch
+before both."""
+
+
+def play(job: VirtualJob, script: str) -> VirtualJob:
+    """Carry out events and check facts, in the order of a script such as `lose b; wait 2; round 2 a c`."""
+    for step in filter(None, map(str.strip, script.split(";"))):
+        verb, *words = step.split()
+        if verb in EVENTS:
+            EVENTS[verb](job, words)
+        else:
+            expected = ["training", *words] if verb == "round" else words
+            assert FACTS[verb](job) == expected, f"{step!r} does not hold"
+    return job
 
 
 def rules(least: int, most: int, **changes: object) -> JobRules:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from node_truth import Truth
 from policy_parts import check_rules
-from virtual_job import KILLED, VirtualJob, rules
+from virtual_job import KILLED, VirtualJob, play, rules
 
 from dlrover_run.coordination.coordinator import _NOT_SENT_APART, OWN_EPOCHS, RETURN_GRACE, Coordinator, _affects_nodes
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
@@ -15,67 +15,100 @@ from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.policies.health.round import CHECK_MARGIN
 from dlrover_run.policies.health.rules import CHECK_ONCE
 
+TRIO = "come a b c;"
+"""A job that trains with a, b and c, and needs two."""
+
 
 def trio(**changes: object) -> VirtualJob:
-    """A job that trains with a, b and c, and needs two."""
-    job = VirtualJob(rules(2, 3, **changes))
-    job.come("a", "b", "c")
-    return job
+    return play(VirtualJob(rules(2, 3, **changes)), TRIO)
+
+
+GRACE = f"wait {RETURN_GRACE - 0.1}; number 1; wait 0.2;"
+"""The time for which a successor waits for members to come back, to its end."""
+
+SCENARIOS = {
+    "with a journal a successor goes on in the same round": (
+        (2, 3), TRIO + "successor journal; back a b c; wait 60; formed 5 1 a b c; phase training; epoch 9",
+    ),
+    "it waits for a grace before it declares a node lost": (
+        (2, 3), TRIO + "successor journal; back a c;" + GRACE + "formed 9 2 a c; because lost; restarts 0",
+    ),
+    "a failure next to a loss while there was no coordinator is laid to the loss": (
+        (2, 3), TRIO + f"successor journal; fail b; back a b; wait {RETURN_GRACE + 0.1}; round 2 a b; restarts 0",
+    ),
+    "it does not wait for members that had succeeded": (
+        (2, 3),
+        TRIO + "succeed b; lose b; wait 2; successor journal; back a c;"
+        f"wait {RETURN_GRACE + 1}; number 1; succeed a c; phase finished",
+    ),
+    "without a journal a spare alone begins no job of its own": (
+        (1, 1), "come a b; successor; back b; wait 3; number 0; back a; formed 5 1 a",
+    ),
+    "without a journal no job is recovered from nodes that were never in a round": (
+        (2, 2), "come a; successor; back a; come b; formed 9 1 a b",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "script"), SCENARIOS.values(), ids=SCENARIOS)
+def test_what_a_successor_makes_of_a_job(nodes: tuple[int, int], script: str) -> None:
+    play(VirtualJob(rules(*nodes)), script)
+
+
+def test_it_receives_what_happened_while_there_was_none() -> None:
+    play(trio(), "successor journal; fail b; number 1; back a b; number 1; back c; round 2 a b c; restarts 1")
+
+
+def test_a_failure_that_was_charged_already_is_charged_once() -> None:
+    play(
+        trio(),
+        "deaf a b c; fail b; restarts 1; successor journal; listen; back a b c; wait 30; formed 5 2 a b c; restarts 1",
+    )
+
+
+def test_members_of_a_round_that_waits_keep_their_ranks() -> None:
+    script = "lose a c; wait 2; phase gathering; successor journal; back b c; phase gathering;"
+    play(trio(), script + f"wait {RETURN_GRACE + 0.1}; round 2 c b")
+
+
+def test_a_running_job_is_recovered_as_soon_as_all_its_nodes_have_reported() -> None:
+    play(trio(), "fail b; successor; back c a b; formed 5 2 a b c; restarts 1; epoch 9; wait 100; number 2")
+
+
+def test_restarts_are_not_forgotten_between_two_rounds() -> None:
+    script = "fail b; lose a b; wait 1.1; phase gathering; successor; back c;"
+    play(trio(), script + f"wait {RETURN_GRACE + 0.1}; restarts 1")
+
+
+def test_those_who_do_not_come_are_lost_and_their_ranks_free() -> None:
+    job = play(
+        trio(), f"successor; back a c; wait {RETURN_GRACE - 0.1}; formed 0 0; wait 0.2; formed 9 2 a c; restarts 0"
+    )
+    assert job.plan.reasons == (Code.LOST(names=("node 1 (host unknown)",), number=1),)
+
+
+def test_what_happened_meanwhile_is_reported() -> None:
+    assert play(trio(), "successor; fail b; back a b c; formed 9 2 a b c; restarts 1").plan.failure == KILLED
+
+
+def test_a_job_between_two_rounds_goes_on_with_those_who_come() -> None:
+    script = f"lose b c; wait 2; phase gathering; successor; back a; come d; wait {RETURN_GRACE + 0.1};"
+    play(trio(), script + "formed 9 2 a d; phase training")
+
+
+def test_the_latest_of_two_rounds_counts() -> None:
+    play(trio(), f"deaf c; fail b; successor; listen; back c a b; wait {RETURN_GRACE + 0.1}; formed 9 3 a b c")
+
+
+def test_a_job_that_was_over_stays_so() -> None:
+    job = play(trio(max_restarts=0), "fail b; successor journal")
+    assert job.coordinator.wake_at() is None
+    job.come_back("a")
+    assert job.assignment("a").phase is PlanPhase.FAILED
+    assert job.assignment("a").failure == KILLED
 
 
 class TestWithAJournal:
-    def test_a_successor_goes_on_in_the_same_round(self) -> None:
-        job = trio()
-        job.succeed_by_another(9, with_journal=True)
-        job.come_back("a", "b", "c")
-        job.wait(60)
-        assert (job.plan.phase, job.plan.key, job.ranks) == (PlanPhase.TRAINING, RoundKey(5, 1), ["a", "b", "c"])
-        assert job.plan.epoch == 9
-        assert all(job.statuses[name].phase is NodePhase.RUNNING for name in "abc")
-
-    def test_it_waits_for_a_grace_before_it_declares_a_node_lost(self) -> None:
-        job = trio()
-        job.succeed_by_another(9, with_journal=True)
-        job.come_back("a", "c")
-        job.wait(RETURN_GRACE - 0.1)
-        assert job.plan.key.number == 1
-        job.wait(0.2)
-        assert (job.ranks, job.plan.reasons, job.plan.restart_count) == (
-            ["a", "c"],
-            (Code.LOST(names=("node 1 (b)",), number=1),),
-            0,
-        )
-        assert job.plan.key == RoundKey(9, 2)
-
-    def test_it_receives_what_happened_while_there_was_none(self) -> None:
-        job = trio()
-        job.succeed_by_another(9, with_journal=True)
-        job.fail("b")
-        assert job.plan.key.number == 1
-        job.come_back("a", "b")
-        assert job.plan.key.number == 1
-        job.come_back("c")
-        assert (job.plan.phase, job.plan.key.number, job.plan.restart_count) == (PlanPhase.TRAINING, 2, 1)
-
-    def test_a_failure_next_to_a_loss_while_there_was_none_is_laid_to_the_loss(self) -> None:
-        job = trio()
-        job.succeed_by_another(9, with_journal=True)
-        job.fail("b")
-        job.come_back("a", "b")
-        job.wait(RETURN_GRACE + 0.1)
-        assert (job.ranks, job.plan.restart_count) == (["a", "b"], 0)
-
-    def test_a_failure_that_was_charged_already_is_charged_once(self) -> None:
-        job = trio()
-        job.deaf = {"a", "b", "c"}
-        job.fail("b")
-        assert job.plan.restart_count == 1
-        job.succeed_by_another(9, with_journal=True)
-        job.deaf = set()
-        job.come_back("a", "b", "c")
-        job.wait(30)
-        assert (job.plan.key, job.plan.restart_count) == (RoundKey(5, 2), 1)
-
     def test_a_round_that_no_node_received_is_sent_by_the_successor(self) -> None:
         job = trio()
         job.deaf = {"a", "b", "c"}
@@ -87,38 +120,6 @@ class TestWithAJournal:
         job.come_back("a", "b")
         assert {job.seat(name).key for name in "ab"} == {RoundKey(5, 2)}
         assert {job.statuses[name].known_round for name in "ab"} == {RoundKey(5, 2)}
-
-    def test_it_does_not_wait_for_members_that_were_done(self) -> None:
-        job = trio()
-        job.succeed("b")
-        job.lose("b")
-        job.wait(2)
-        job.succeed_by_another(9, with_journal=True)
-        job.come_back("a", "c")
-        job.wait(RETURN_GRACE + 1)
-        assert job.plan.key.number == 1
-        job.succeed("a", "c")
-        assert job.plan.phase is PlanPhase.FINISHED
-
-    def test_a_job_that_was_over_stays_so(self) -> None:
-        job = trio(max_restarts=0)
-        job.fail("b")
-        job.succeed_by_another(9, with_journal=True)
-        assert job.coordinator.wake_at() is None
-        job.come_back("a")
-        assert job.assignment("a").phase is PlanPhase.FAILED
-        assert job.assignment("a").failure == KILLED
-
-    def test_members_of_a_round_that_waits_keep_their_ranks(self) -> None:
-        job = trio()
-        job.lose("a", "c")
-        job.wait(2)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.succeed_by_another(9, with_journal=True)
-        job.come_back("b", "c")
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.wait(RETURN_GRACE + 0.1)
-        assert job.ranks == ["c", "b"]
 
     def test_job_time_goes_on_where_it_was(self) -> None:
         job = trio(max_restarts=1, restart_window=60.0)
@@ -207,27 +208,6 @@ class TestWithoutAJournal:
             status.key: status.ranks.first_rank for status in heard if status.ranks is not None
         }
 
-    def test_a_running_job_is_recovered_as_soon_as_all_its_nodes_have_reported(self) -> None:
-        job = trio()
-        job.fail("b")
-        job.succeed_by_another(9, with_journal=False)
-        job.come_back("c", "a", "b")
-        assert (job.plan.phase, job.plan.key, job.ranks) == (PlanPhase.TRAINING, RoundKey(5, 2), ["a", "b", "c"])
-        assert (job.plan.restart_count, job.plan.epoch) == (1, 9)
-        job.wait(100)
-        assert job.plan.key.number == 2
-
-    def test_restarts_are_not_forgotten_between_two_rounds(self) -> None:
-        job = trio()
-        job.fail("b")
-        job.lose("a", "b")
-        job.wait(1.1)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.succeed_by_another(9, with_journal=False)
-        job.come_back("c")
-        job.wait(RETURN_GRACE + 0.1)
-        assert job.plan.restart_count == 1
-
     def test_while_some_are_missing_everybody_keeps_what_he_has(self) -> None:
         job = trio()
         seat = job.seat("a")
@@ -236,19 +216,6 @@ class TestWithoutAJournal:
         told = job.assignment("a")
         assert (told.phase, told.key, told.ranks, told.epoch) == (PlanPhase.TRAINING, RoundKey(5, 1), seat, 9)
         assert job.statuses["a"].phase is NodePhase.RUNNING
-
-    def test_those_who_do_not_come_are_lost_and_their_ranks_free(self) -> None:
-        job = trio()
-        job.succeed_by_another(9, with_journal=False)
-        job.come_back("a", "c")
-        job.wait(RETURN_GRACE - 0.1)
-        assert job.plan.key == RoundKey()
-        job.wait(0.2)
-        assert (job.plan.key, job.ranks) == (RoundKey(9, 2), ["a", "c"])
-        assert (job.plan.reasons, job.plan.restart_count) == (
-            (Code.LOST(names=("node 1 (host unknown)",), number=1),),
-            0,
-        )
 
     def test_an_epoch_that_is_higher_than_its_own_is_overtaken(self) -> None:
         job = trio()
@@ -271,46 +238,6 @@ class TestWithoutAJournal:
         assert len(epochs) == 2
         assert min(epochs) > 10**9
 
-    def test_what_happened_meanwhile_is_reported(self) -> None:
-        job = trio()
-        job.succeed_by_another(9, with_journal=False)
-        job.fail("b")
-        job.come_back("a", "b", "c")
-        assert (job.plan.key, job.plan.restart_count, job.plan.failure) == (RoundKey(9, 2), 1, KILLED)
-
-    def test_a_spare_alone_begins_no_job_of_its_own(self) -> None:
-        job = VirtualJob(rules(1, 1))
-        job.come("a", "b")
-        job.succeed_by_another(9, with_journal=False)
-        job.come_back("b")
-        job.wait(3)
-        assert job.plan.key == RoundKey()
-        job.come_back("a")
-        assert (job.plan.key, job.ranks) == (RoundKey(5, 1), ["a"])
-
-    def test_a_job_between_two_rounds_goes_on_with_those_who_come(self) -> None:
-        job = trio()
-        job.lose("b", "c")
-        job.wait(2)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.succeed_by_another(9, with_journal=False)
-        job.come_back("a")
-        job.come("d")
-        job.wait(RETURN_GRACE + 0.1)
-        assert (job.plan.phase, job.plan.key, job.ranks) == (PlanPhase.TRAINING, RoundKey(9, 2), ["a", "d"])
-
-    def test_the_latest_of_two_rounds_counts(self) -> None:
-        job = trio()
-        job.deaf = {"c"}
-        job.fail("b")
-        assert job.statuses["c"].known_round == RoundKey(5, 1)
-        job.succeed_by_another(9, with_journal=False)
-        job.deaf = set()
-        job.come_back("c", "a", "b")
-        job.wait(RETURN_GRACE + 0.1)
-        assert (job.plan.key, sorted(job.ranks)) == (RoundKey(9, 3), ["a", "b", "c"])
-        assert job.ranks[:2] == ["a", "b"]
-
     def test_a_node_that_knows_a_later_round_than_we_do_can_lead(self) -> None:
         job = VirtualJob(rules(1, 2))
         job.come("b")
@@ -326,14 +253,6 @@ class TestWithoutAJournal:
         job.come_back("a")
         job.wait(2)
         assert (job.plan.key, job.ranks) == (RoundKey(9, 2), ["a"])
-
-    def test_no_job_is_recovered_from_nodes_that_were_never_in_a_round(self) -> None:
-        job = VirtualJob(rules(2, 2))
-        job.come("a")
-        job.succeed_by_another(9, with_journal=False)
-        job.come_back("a")
-        job.come("b")
-        assert (job.plan.key, job.ranks) == (RoundKey(9, 1), ["a", "b"])
 
 
 class TestNextToEachOther:
