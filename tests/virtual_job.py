@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 from node_truth import Truth
-from policy_parts import check_part, check_report, fold
+from policy_parts import check_part, check_report, check_state, fold
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import (
@@ -24,7 +24,7 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health.model import HealthReport
+from dlrover_run.policies.health.model import HealthReport, HealthStatus
 from dlrover_run.policies.health.rules import HealthRules
 
 KILLED = Failure(rank=1, host="b", exit_text="was killed by SIGKILL", node_rank=1)
@@ -234,10 +234,17 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "deaf": lambda job, names: job.deaf.update(names),
     "listen": lambda job, _: job.deaf.clear(),
     "hear": lambda job, names: [job.hear_again(name) for name in names],
+    "mute": lambda job, names: job.mute.update(names),
+    "unmute": lambda job, names: (job.mute.difference_update(names), job.settle()),
+    "come_computed": lambda job, names: job.come(*names, compute_result=Truth().compute("")),
+    "come_unchecked": lambda job, names: (job.mute.update(names), job.come(*names, check_port=0)),
+    "compute": lambda job, names: [job.report(name, compute_result=Truth().compute("")) for name in names],
+    "gone": lambda job, names: job.leave(*names),
     "wait": lambda job, seconds: job.wait(float(seconds[0])),
     "successor": lambda job, kind: job.succeed_by_another(9, with_journal=kind == ["journal"]),
 }
-"""What happens to a job, with the names of nodes or a time."""
+"""What happens to a job, with the names of nodes or a time. A node that is `gone` does not come back; one of which the
+test has computed well has `come_computed`."""
 
 FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
     "round": lambda job: [job.plan.phase.value, str(job.plan.key.number), *job.ranks],
@@ -246,10 +253,18 @@ FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
     "formed": lambda job: [str(job.plan.key.epoch), str(job.plan.key.number), *job.ranks],
     "epoch": lambda job: [str(job.plan.epoch)],
     "restarts": lambda job: [str(job.plan.restart_count)],
+    "checks": lambda job: [str(check_state(job.plan).check_count)],
+    "check": lambda job: [] if check_state(job.plan).check is None else ["runs"],
+    "named": lambda job: [
+        f"{one.node_id}={one.status.value}"
+        for one in check_state(job.plan).health
+        if one.status is not HealthStatus.PASSED
+    ],
+    "dismissed": lambda job: [one.node_id for one in check_state(job.plan).health if one.dismissed],
     "because": lambda job: list(codes(job.plan.reasons)),
 }
 """What a script may ask of a job. A training `round` comes with its nodes by rank; `formed` has the coordinator's epoch
-before both."""
+before both. `named` are the nodes that a health check did not pass."""
 
 
 def play(job: VirtualJob, script: str) -> VirtualJob:

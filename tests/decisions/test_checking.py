@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_truth import Truth
 from policy_parts import check_part, check_report, check_state, fold
-from virtual_job import VirtualJob, rules
+from virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan, PlanPhase
 from dlrover_run.coordination.reasons import Code
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import validate_report
 from dlrover_run.policies.health.model import (
     CheckKey,
@@ -34,8 +35,7 @@ TIMEOUT = 40.0
 
 
 def checked_job(least: int, most: int, truth: Truth | None = None, **changes: object) -> VirtualJob:
-    changes = {"check": CHECK_ONCE, "check_timeout": TIMEOUT, **changes}
-    return VirtualJob(rules(least, most, **changes), truth=truth or Truth())
+    return VirtualJob(once(least, most, **changes), truth=truth or Truth())
 
 
 def verdicts(job: VirtualJob) -> dict[str, HealthStatus]:
@@ -57,18 +57,138 @@ def trains(job: VirtualJob, *ranks: str) -> bool:
     return job.plan.phase is PlanPhase.TRAINING and job.ranks == list(ranks)
 
 
-class TestBegin:
-    def test_without_the_flag_nothing_is_checked(self) -> None:
-        job = checked_job(2, 2, check=CHECK_NEVER)
-        job.come("a", "b")
-        assert trains(job, "a", "b")
-        assert (check_state(job.plan).check_count, check_state(job.plan).health, job.lines) == (
-            0,
-            (),
-            [],
-        )
-        assert check_part(job.assignment("a")).health is None
+def once(least: int, most: int, **changes: object) -> JobRules:
+    """The rules of a job whose nodes are checked once."""
+    return rules(least, most, **{"check": CHECK_ONCE, "check_timeout": TIMEOUT, **changes})
 
+
+CRASHES, WRONG, CUT, SLOW = Truth(crashing={"b.net"}), Truth(wrong={"b.net"}), Truth(cut={"d.net"}), {"d.net": 5.0}
+
+SCENARIOS = {
+    # Whom it names, and who trains.
+    "without the flag nothing is checked": (
+        once(2, 2, check=CHECK_NEVER), Truth(), "come a b; round 1 a b; checks 0; named",
+    ),
+    "a node at fault stays dismissed while it is here": (
+        once(2, 4), CRASHES, "come a b c d; fail a; round 2 a c d; lose d; wait 2; round 3 a c; dismissed b",
+    ),
+    "a node that reaches no other node is at fault": (
+        once(3, 4), CUT, "come a b c d; round 1 a b c; named d=fault; dismissed d",
+    ),
+    "a dismissed node that never leaves blocks nothing for ever": (
+        once(1, 1, pend_timeout=100.0), CRASHES,
+        "come b; dismissed b; wait 99; phase gathering; wait 2; phase failed; dismissed b",
+    ),
+    # Its rounds.
+    "a node whose connection breaks for a moment still counts": (
+        once(2, 3, lost_after=5.0), CUT,
+        "mute d; come a b; come_computed d; lose d; wait 2; check runs; unmute d; back d; round 1 a b; named d=fault",
+    ),
+    "a node that was lost and is back is tried anew": (
+        once(2, 3), Truth(), "mute a c; come_computed a b c; lose c; wait 5; back c; unmute a c; round 1 a b c; named",
+    ),
+    "another process under a name in the check is checked after it": (
+        once(2, 3), Truth(),
+        "mute c; come a b; come_computed c; lose c; mute; unmute c; replace c; round 1 a b c; checks 2; named",
+    ),
+    "a job whose nodes all leave during the check is over": (
+        once(2, 2), Truth(), "mute a b; come_computed a b; check runs; gone a b; phase failed; check",
+    ),
+    "the time of a check is no part of the time in which nodes may come": (
+        once(2, 2, join_timeout=60.0, pend_timeout=60.0), Truth(),
+        f"come a; wait 30; mute a b; come_computed b; wait {TIMEOUT}; check runs; lose b; wait 20; phase gathering;"
+        "wait 60; phase failed",
+    ),
+    # Replacements.
+    "a spare steps in at once for a node that is dismissed": (
+        once(3, 3, spares=1), WRONG, "come a b c d; number 1; phase training; checks 1; named b=fault",
+    ),
+    "a unit of nodes trains without the partner of a dismissed one": (
+        once(2, 4, node_unit=2), WRONG, "come a b c d; round 1 a c; named b=fault; come e; round 2 a c d e",
+    ),
+    "a replacement that came before the result steps in": (
+        once(2, 2), WRONG, "mute c; come c; come a b; phase gathering; unmute c; compute c; round 1 a c",
+    ),
+    "each bad replacement gives the next one its time": (
+        once(2, 2, pend_timeout=100.0), Truth(wrong={"b.net", "c.net"}),
+        "come a b; gone b; wait 80; come c; gone c; wait 80; phase gathering; named b=fault c=fault; come d;"
+        "round 1 a d",
+    ),
+    # Once a round trains.
+    "a restart checks no node again": (once(2, 2), Truth(), "come a b; fail a; number 2; checks 1"),
+    "a newcomer is checked alone before the others are stopped": (
+        once(2, 4), Truth(), "come a b c; wait 31; round 1 a b c; come d; round 2 a b c d; checks 2; named",
+    ),
+    "a bad newcomer stops no node": (
+        once(2, 4), CRASHES, "come a c d; wait 31; come b; round 1 a c d; dismissed b",
+    ),
+    "a spare is checked before it steps in": (
+        once(2, 2), CRASHES, "come a c; come b d; named b=fault; lose a; wait 2; round 2 d c",
+    ),
+    "a newcomer that still computes delays no round": (
+        once(2, 4), Truth(), "come a b c; wait 31; mute d; come d; fail a; round 2 a b c",
+    ),
+    "when a round ends newcomers in a check beside it link first": (
+        once(2, 3), Truth(slowness=SLOW),
+        "come a b c; mute d; come d; compute d; lose c; wait 1.5; unmute d; round 2 a b d",
+    ),
+    "what is known of a process goes with it": (
+        once(1, 3), Truth(), "come a b c; lose c; wait 2; round 2 a b; checks 1; replace c; round 3 a b c; checks 2",
+    ),
+    "a check beside training ends with the job": (
+        once(2, 3), Truth(slowness=SLOW), "come a b; wait 31; mute d; come d; succeed a b; phase finished; check",
+    ),
+    # Nodes that were started without the flag.
+    "no node is checked where none can be": (once(2, 2), Truth(), "come_unchecked a b; round 1 a b; checks 0"),
+    "an unchecked node that comes later takes part in the next round": (
+        once(2, 3), Truth(), "come a b; wait 31; come_unchecked c; round 2 a b c; checks 1; named c=unchecked",
+    ),
+    "a successor without a journal knows an unchecked node again": (
+        once(2, 3), Truth(),
+        "come a; come_unchecked b; wait 31; round 1 a b; successor; back a b; round 1 a b; named b=unchecked",
+    ),
+    # Dismissed nodes that were away, and successors.
+    "a dismissed node that was away for a while stays dismissed": (
+        once(2, 4), CUT, "come a b c d; lose d; wait 5; back d; wait 100; dismissed d; round 1 a b c",
+    ),
+    "so it is for a successor with a journal": (
+        once(2, 4), CUT,
+        "come a b c d; lose d; wait 5; successor journal; back a b c; round 1 a b c; wait 20; back d; wait 20;"
+        "dismissed d; round 1 a b c",
+    ),
+    "a successor does not wait for a dismissed node that is gone": (
+        once(2, 3), WRONG, "come a; come b; wait 31; gone b; successor journal; back a; come c; round 1 a c",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("job_rules", "truth", "script"), SCENARIOS.values(), ids=SCENARIOS)
+def test_what_follows_from_a_check(job_rules: JobRules, truth: Truth, script: str) -> None:
+    play(VirtualJob(job_rules, truth=truth), script)
+
+
+def test_a_lost_node_is_not_waited_for() -> None:
+    script = "deaf a b c; come a b c; mute c; listen; wait 0; check runs; lose c; wait 1.5; round 1 a b; named"
+    play(checked_job(2, 3), script)
+
+
+def test_who_does_not_answer_in_a_round_failed_by_it() -> None:
+    script = f"deaf a b c; come a b c; mute c; listen; wait 0; wait {3 * (TIMEOUT + CHECK_MARGIN)};"
+    play(checked_job(2, 3), script + "round 1 a b; named c=fault")
+
+
+def test_a_successor_goes_on_with_the_check() -> None:
+    script = "mute d; come a b c; come_computed d; check runs; successor journal; mute; unmute d; back a b c d;"
+    play(checked_job(3, 4, CRASHES), script + "round 1 a c d; named b=fault; checks 1")
+
+
+def test_a_successor_without_a_journal_takes_those_who_train_for_checked() -> None:
+    job = play(checked_job(2, 3), "come a b c; successor; back a b c; round 1 a b c")
+    assert verdicts(job) == dict.fromkeys("abc", HealthStatus.PASSED)
+    play(job, "fail a; checks 0; number 2")
+
+
+class TestBegin:
     def test_healthy_nodes_are_checked_and_train(self) -> None:
         job = checked_job(4, 4)
         job.come("a", "b", "c", "d")
@@ -150,16 +270,6 @@ class TestVerdicts:
         assert job.plan.reasons[-1] == Code.NODES_LEFT(number=3)
         assert "Fault nodes are: [1] and stragglers are: []." in job.lines
 
-    def test_a_fault_stays_dismissed_while_it_is_here(self) -> None:
-        job = checked_job(2, 4, Truth(crashing={"b.net"}))
-        job.come("a", "b", "c", "d")
-        job.fail("a")
-        assert trains(job, "a", "c", "d")
-        job.lose("d")
-        job.wait(2)
-        assert trains(job, "a", "c")
-        assert checkup(job, "b").dismissed
-
     def test_the_healthy_wait_for_a_replacement_and_name_who_was_dismissed(self) -> None:
         job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
         job.come("a", "b")
@@ -191,13 +301,6 @@ class TestVerdicts:
         assert job.ranks == (["a", "c", "d"] if exclude else ["a", "b", "c", "d"])
         assert any("b is a straggler" in line for line in job.lines) is not bool(exclude)
         assert "Fault nodes are: [] and stragglers are: [1]." in job.lines
-
-    def test_a_node_that_reaches_no_other_node_is_at_fault(self) -> None:
-        job = checked_job(3, 4, Truth(cut={"c.net"}))
-        job.come("a", "b", "c", "d")
-        assert trains(job, "a", "b", "d")
-        assert checkup(job, "c").status is HealthStatus.FAULT
-        assert job.lines[1] == "Round 0: The node status are {0: True, 1: True, 2: False, 3: False}."
 
     def test_a_bad_link_is_reported_and_no_node_is_blamed(self) -> None:
         job = checked_job(4, 4, Truth(bad={frozenset({"a.net", "b.net"})}))
@@ -238,30 +341,6 @@ class TestVerdicts:
 
 
 class TestRound:
-    def test_a_lost_node_is_not_waited_for(self) -> None:
-        job = checked_job(2, 3)
-        job.deaf = {"a", "b", "c"}
-        job.come("a", "b", "c")
-        job.mute = {"c"}
-        job.deaf.clear()
-        job.settle()
-        assert check_state(job.plan).check is not None
-        job.lose("c")
-        job.wait(1.5)
-        assert trains(job, "a", "b")
-        assert "c" not in verdicts(job)
-
-    def test_who_does_not_answer_in_a_round_failed_by_it(self) -> None:
-        job = checked_job(2, 3)
-        job.deaf = {"a", "b", "c"}
-        job.come("a", "b", "c")
-        job.mute = {"c"}
-        job.deaf.clear()
-        job.settle()
-        job.wait(3 * (TIMEOUT + CHECK_MARGIN))
-        assert trains(job, "a", "b")
-        assert checkup(job, "c").status is HealthStatus.FAULT
-
     def test_an_answer_to_another_task_does_not_count(self) -> None:
         job = checked_job(2, 2)
         job.mute = {"a", "b"}
@@ -329,78 +408,6 @@ class TestRound:
         words = "its check process failed once, in a link: local rank 0 was killed by SIGKILL"
         assert [row.reason for row in check_state(job.plan).health] == [words, "", ""]
 
-    def test_a_successor_goes_on_with_the_check(self) -> None:
-        job = checked_job(3, 4, Truth(crashing={"b.net"}))
-        job.mute = {"d"}
-        job.come("a", "b", "c")
-        job.come("d", compute_result=Truth().compute("d.net"))
-        before = check_state(job.plan).check
-        assert before is not None
-        job.succeed_by_another(9, with_journal=True)
-        job.mute.clear()
-        job.come_back("a", "b", "c", "d")
-        assert trains(job, "a", "c", "d")
-        assert verdicts(job)["b"] is HealthStatus.FAULT
-        assert check_state(job.plan).check_count == 1
-
-    def test_a_successor_without_a_journal_takes_those_who_train_for_checked(self) -> None:
-        job = checked_job(2, 3)
-        job.come("a", "b", "c")
-        job.succeed_by_another(9, with_journal=False)
-        job.come_back("a", "b", "c")
-        assert trains(job, "a", "b", "c")
-        assert verdicts(job) == dict.fromkeys("abc", HealthStatus.PASSED)
-        job.fail("a")
-        assert check_state(job.plan).check_count == 0
-        assert job.plan.key.number == 2
-
-    def test_the_time_of_a_check_is_nobodys_patience(self) -> None:
-        job = checked_job(2, 2, join_timeout=60.0, pend_timeout=60.0)
-        job.come("a")
-        job.wait(30)
-        job.mute = {"a", "b"}
-        job.come("b", compute_result=Truth().compute("b.net"))
-        job.wait(TIMEOUT)
-        assert check_state(job.plan).check is not None
-        job.lose("b")
-        job.wait(20)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.wait(60)
-        assert job.plan.phase is PlanPhase.FAILED
-
-    def test_one_whose_connection_breaks_for_a_moment_still_counts(self) -> None:
-        job = checked_job(2, 3, Truth(cut={"c.net"}), lost_after=5.0)
-        job.mute = {"c"}
-        job.come("a", "b")
-        job.come("c", compute_result=Truth().compute("c.net"))
-        job.lose("c")
-        job.wait(2)
-        assert check_state(job.plan).check is not None
-        job.mute.clear()
-        job.come_back("c")
-        assert trains(job, "a", "b")
-        assert checkup(job, "c").status is HealthStatus.FAULT
-
-    def test_one_that_was_lost_and_is_back_is_tried_anew(self) -> None:
-        job = checked_job(2, 3)
-        job.mute = {"a", "c"}
-        job.come("a", "b", "c", compute_result=Truth().compute("a.net"))
-        job.lose("c")
-        job.wait(5)
-        check = check_state(job.plan).check
-        assert check is not None
-        late = (
-            LinkResult(0, problem="the other end did not come"),
-            LinkResult(1, problem="the other end did not come"),
-        )
-        job.report("c", link_result=LinkResults(check.key, late))
-        job.come_back("c")
-        job.mute.clear()
-        job.settle()
-        assert trains(job, "a", "b", "c")
-        assert verdicts(job) == dict.fromkeys("abc", HealthStatus.PASSED)
-        assert checkup(job, "c").gigabytes > 0
-
     @pytest.mark.parametrize("silent_in", [0, 1])
     def test_a_successor_begins_the_round_anew(self, silent_in: int) -> None:
         job = checked_job(2, 6, Truth(cut={"f.net"}, crashing={"e.net"}))
@@ -449,32 +456,6 @@ class TestRound:
         assert check_part(job.assignment("a")).check_task is not None
         assert job.assignment("a").key >= heard
 
-    def test_another_process_under_a_name_in_the_check_is_checked_after_it(self) -> None:
-        job = checked_job(2, 3)
-        job.mute = {"c"}
-        job.come("a", "b")
-        job.come("c", compute_result=Truth().compute("c.net"))
-        job.lose("c")
-        job.mute.clear()
-        job.come("c", incarnation="2")
-        assert trains(job, "a", "b", "c")
-        assert check_state(job.plan).check_count == 2
-        assert [(one.node_id, one.incarnation) for one in check_state(job.plan).health] == [
-            ("a", "1"),
-            ("b", "1"),
-            ("c", "2"),
-        ]
-
-    def test_a_job_whose_nodes_all_leave_during_the_check_is_over(self) -> None:
-        job = checked_job(2, 2)
-        job.mute = {"a", "b"}
-        job.come("a", "b", compute_result=Truth().compute("a.net"))
-        assert check_state(job.plan).check is not None
-        job.leave("a", "b")
-        assert job.plan.phase is PlanPhase.FAILED
-        assert check_state(job.plan).check is None
-        assert job.plan.reasons[-1] == Code.NO_NODE_LEFT()
-
     def test_when_no_node_is_left_nothing_is_reported_of_the_check(self) -> None:
         job = checked_job(1, 1)
         job.mute = {"a"}
@@ -502,44 +483,6 @@ class TestRound:
 
 
 class TestReplacement:
-    def test_a_spare_steps_in_at_once_for_who_is_dismissed(self) -> None:
-        job = checked_job(3, 3, Truth(wrong={"b.net"}), spares=1)
-        job.come("a", "b", "c", "d")
-        assert trains(job, "a", "d", "c") or trains(job, "a", "c", "d")
-        assert check_state(job.plan).check_count == 1
-        assert verdicts(job)["d"] is HealthStatus.PASSED
-
-    def test_a_unit_of_nodes_trains_without_the_partner_of_who_is_dismissed(self) -> None:
-        job = checked_job(2, 4, Truth(wrong={"b.net"}), node_unit=2)
-        job.come("a", "b", "c", "d")
-        assert trains(job, "a", "c")
-        assert verdicts(job)["d"] is HealthStatus.PASSED
-        job.come("e")
-        assert trains(job, "a", "c", "d", "e")
-
-    def test_a_replacement_that_came_before_the_result_steps_in(self) -> None:
-        job = checked_job(2, 2, Truth(wrong={"b.net"}))
-        job.mute = {"c"}
-        job.come("c")
-        job.come("a", "b")
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.mute.clear()
-        job.report("c", compute_result=Truth().compute("c.net"))
-        assert trains(job, "a", "c")
-
-    def test_each_bad_replacement_gives_the_next_one_its_time(self) -> None:
-        job = checked_job(2, 2, Truth(wrong={"b.net", "c.net"}), pend_timeout=100.0)
-        job.come("a", "b")
-        job.leave("b")
-        job.wait(80)
-        job.come("c")
-        job.leave("c")
-        job.wait(80)
-        assert job.plan.phase is PlanPhase.GATHERING
-        assert dismissed(job) == ["b", "c"]
-        job.come("d")
-        assert trains(job, "a", "d")
-
     def test_one_that_broke_since_the_last_round_is_found_where_each_is_checked(self) -> None:
         job = checked_job(2, 3, check=CHECK_ALWAYS)
         job.come("a", "b", "c")
@@ -551,13 +494,6 @@ class TestReplacement:
 
 
 class TestPaidOnce:
-    def test_a_restart_checks_no_node_again(self) -> None:
-        job = checked_job(2, 2)
-        job.come("a", "b")
-        job.fail("a")
-        assert job.plan.key.number == 2
-        assert check_state(job.plan).check_count == 1
-
     def test_always_checks_before_each_round_and_computes_anew(self) -> None:
         job = checked_job(2, 2, check=CHECK_ALWAYS)
         job.come("a", "b")
@@ -568,25 +504,6 @@ class TestPaidOnce:
         assert job.plan.key.number == 2
         assert check_state(job.plan).check_count == 2
         assert checkup(job, "b").status is HealthStatus.STRAGGLER
-
-    def test_a_newcomer_is_checked_alone_before_the_others_are_stopped(self) -> None:
-        job = checked_job(2, 4)
-        job.come("a", "b", "c")
-        job.wait(31)
-        assert trains(job, "a", "b", "c")
-        job.come("d")
-        assert trains(job, "a", "b", "c", "d")
-        assert verdicts(job)["d"] is HealthStatus.PASSED
-        assert check_state(job.plan).check_count == 2
-
-    def test_a_bad_newcomer_stops_no_node(self) -> None:
-        job = checked_job(2, 4, Truth(crashing={"d.net"}))
-        job.come("a", "b", "c")
-        job.wait(31)
-        job.come("d")
-        assert job.plan.key.number == 1
-        assert trains(job, "a", "b", "c")
-        assert checkup(job, "d").dismissed
 
     def test_a_slow_newcomer_computes_again_beside_the_others(self) -> None:
         job = checked_job(2, 4, Truth(slowness={"d.net": 5.0}), exclude_stragglers=1)
@@ -605,64 +522,6 @@ class TestPaidOnce:
         job.settle()
         assert checkup(job, "d").status is HealthStatus.STRAGGLER
         assert job.plan.key.number == 1
-
-    def test_a_spare_is_checked_before_it_steps_in(self) -> None:
-        job = checked_job(2, 2, Truth(crashing={"c.net"}))
-        job.come("a", "b")
-        job.come("c", "d")
-        assert checkup(job, "c").dismissed
-        assert checkup(job, "d").status is HealthStatus.PASSED
-        job.lose("a")
-        job.wait(2)
-        assert trains(job, "d", "b")
-
-    def test_when_a_round_ends_newcomers_in_a_check_beside_it_link_first(self) -> None:
-        job = checked_job(2, 3, Truth(slowness={"d.net": 5.0}))
-        job.come("a", "b", "c")
-        job.mute = {"d"}
-        job.come("d", compute_result=job.truth and job.truth.compute("d.net"))
-        assert check_state(job.plan).check is not None
-        job.lose("c")
-        job.wait(1.5)
-        check = check_state(job.plan).check
-        assert check is not None
-        assert not check.during_training
-        assert check.groups
-        job.mute.clear()
-        job.settle()
-        assert trains(job, "a", "b", "d")
-
-    def test_a_newcomer_that_is_still_computing_delays_no_round(self) -> None:
-        job = checked_job(2, 4)
-        job.come("a", "b", "c")
-        job.wait(31)
-        job.mute = {"d"}
-        job.come("d")
-        job.fail("a")
-        assert job.plan.key.number == 2
-        assert trains(job, "a", "b", "c")
-
-    def test_what_is_known_of_a_process_goes_with_it(self) -> None:
-        job = checked_job(1, 3)
-        job.come("a", "b", "c")
-        job.lose("c")
-        job.wait(2)
-        assert sorted(verdicts(job)) == ["a", "b"]
-        job.come("c", incarnation="2")
-        assert trains(job, "a", "b", "c")
-        assert [one.incarnation for one in check_state(job.plan).health] == ["1", "1", "2"]
-
-    def test_a_check_beside_ends_with_the_job(self) -> None:
-        job = checked_job(2, 3, Truth(slowness={"c.net": 5.0}))
-        job.come("a", "b")
-        job.wait(31)
-        job.mute = {"c"}
-        job.come("c", compute_result=job.truth and job.truth.compute("c.net"))
-        assert check_state(job.plan).check is not None
-        job.succeed("a", "b")
-        assert job.plan.phase is PlanPhase.FINISHED
-        assert check_state(job.plan).check is None
-        assert check_part(job.assignment("c")).check_task is None
 
 
 class TestUnchecked:
@@ -694,22 +553,6 @@ class TestUnchecked:
         job.settle()
         assert trains(job, "a", "b", "c")
 
-    def test_no_node_is_checked_where_none_can_be(self) -> None:
-        job = checked_job(2, 2)
-        job.mute = {"a", "b"}
-        job.come("a", "b", check_port=0)
-        assert trains(job, "a", "b")
-        assert check_state(job.plan).check_count == 0
-
-    def test_one_that_comes_later_takes_part_in_the_next_round(self) -> None:
-        job = checked_job(2, 3)
-        job.come("a", "b")
-        job.wait(31)
-        job.mute = {"c"}
-        job.come("c", check_port=0)
-        assert trains(job, "a", "b", "c")
-        assert check_state(job.plan).check_count == 1
-
     def test_it_is_reported_once_though_each_round_is_checked(self) -> None:
         job = checked_job(3, 3, check=CHECK_ALWAYS)
         job.mute = {"c"}
@@ -720,56 +563,8 @@ class TestUnchecked:
         assert trains(job, "a", "b", "c")
         assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
-    def test_a_successor_without_a_journal_knows_it_again(self) -> None:
-        job = checked_job(2, 3)
-        job.mute = {"b"}
-        job.come("a")
-        job.come("b", check_port=0)
-        job.wait(31)
-        assert trains(job, "a", "b")
-        job.succeed_by_another(9, with_journal=False)
-        job.come_back("a", "b")
-        assert trains(job, "a", "b")
-        assert verdicts(job) == {"a": HealthStatus.PASSED, "b": HealthStatus.UNCHECKED}
-
 
 class TestDismissed:
-    def test_one_that_was_away_for_a_while_stays_dismissed(self) -> None:
-        job = checked_job(2, 4, Truth(cut={"d.net"}))
-        job.come("a", "b", "c", "d")
-        assert checkup(job, "d").dismissed
-        job.lose("d")
-        job.wait(5)
-        job.come_back("d")
-        job.wait(100)
-        assert checkup(job, "d").dismissed
-        assert trains(job, "a", "b", "c")
-
-    def test_so_it_is_for_a_successor_with_a_journal(self) -> None:
-        job = checked_job(2, 4, Truth(cut={"d.net"}))
-        job.come("a", "b", "c", "d")
-        job.lose("d")
-        job.wait(5)
-        job.succeed_by_another(9, with_journal=True)
-        job.come_back("a", "b", "c")
-        assert trains(job, "a", "b", "c")
-        job.wait(20)
-        job.come_back("d")
-        job.wait(20)
-        assert checkup(job, "d").dismissed
-        assert trains(job, "a", "b", "c")
-
-    def test_a_successor_does_not_wait_for_one_that_is_gone(self) -> None:
-        job = checked_job(2, 3, Truth(wrong={"b.net"}))
-        job.come("a")
-        job.come("b")
-        job.wait(31)
-        job.leave("b")
-        job.succeed_by_another(9, with_journal=True)
-        job.come_back("a")
-        job.come("c")
-        assert trains(job, "a", "c")
-
     def test_another_process_under_its_name_is_checked_like_any_other(self) -> None:
         truth = Truth(wrong={"b.net"})
         job = checked_job(2, 2, truth)
@@ -790,16 +585,6 @@ class TestDismissed:
         assert job.plan.phase is PlanPhase.GATHERING
         remembered = [name for name in names if name in verdicts(job)]
         assert remembered == names[-MAX_REMEMBERED:]
-
-    def test_one_that_never_leaves_blocks_nothing_for_ever(self) -> None:
-        job = checked_job(1, 1, Truth(wrong={"a.net"}), pend_timeout=100.0)
-        job.come("a")
-        assert checkup(job, "a").dismissed
-        job.wait(99)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.wait(2)
-        assert job.plan.phase is PlanPhase.FAILED
-        assert dismissed(job) == ["a"]
 
 
 def status(**changes: object) -> NodeReport:
