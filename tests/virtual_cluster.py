@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import msgspec
 from policy_parts import cluster_of, tasks_of
@@ -224,6 +225,54 @@ class VirtualCluster:
         self._replace(name, tasks=tuple(started))
         self._hear(name)
         return True
+
+
+def _numbers(words: list[str]) -> dict[str, int]:
+    return {name: int(number) for name, _, number in (word.partition("=") for word in words)}
+
+
+EVENTS: dict[str, Callable[[VirtualCluster, list[str]], object]] = {
+    "come": lambda job, words: job.come(words[0], **_numbers(words[1:])),
+    "lose": lambda job, names: job.lose(*names),
+    "leaving": lambda job, names: [job.phase(name, NodePhase.LEAVING) for name in names],
+    "gone": lambda job, names: [job.phase(name, NodePhase.LEFT) for name in names],
+    "obey": lambda job, _: job.obey(),
+    "train": lambda job, _: job.train(),
+    "ready": lambda job, tasks: job.ready(*tasks),
+    "end": lambda job, tasks: job.end(*tasks),
+    "end_together": lambda job, tasks: job.end_together(*tasks),
+    "silent": lambda job, tasks: job.end(*tasks, how=SILENT),
+    "reshaped": lambda job, tasks: job.end(*tasks, how=LEFT),
+    "succeed": lambda job, tasks: job.end(*tasks, how=SUCCESS),
+    "scale": lambda job, words: job.wish("a", tasks_of(job.statuses["a"]).scale_request_number + 1, **_numbers(words)),
+    "successor": lambda job, _: job.succeed_coordinator(),
+    "wait": lambda job, seconds: job.wait(float(seconds[0])),
+}
+"""What happens to a job, with the names of nodes or of tasks, a time, or numbers of tasks. A scale request is made at
+node a."""
+
+FACTS: dict[str, Callable[[VirtualCluster], list[str]]] = {
+    "phase": lambda job: [job.plan.phase.value],
+    "version": lambda job: [str(job.plan.key.number)],
+    "stage": lambda job: [job.stage.value],
+    "next": lambda job: [str(task.key) for task in job.cluster.next_servers],
+    "next_on": lambda job: [task.host for task in job.cluster.next_servers],
+    "failures": lambda job: [f"{role.value}={number}" for role in Role if (number := job.spent(role).failures)],
+    **{role.value: lambda job, role=role: job.ids(role) for role in Role},  # type: ignore[misc]
+    **{f"{role.value}_on": lambda job, role=role: job.hosts(role) for role in Role},  # type: ignore[misc]
+}
+"""What a script may ask of a job. A role has its tasks by rank, and the nodes that they are on."""
+
+
+def play(job: VirtualCluster, script: str) -> VirtualCluster:
+    """Carry out events and check facts, in the order of a script such as `end ps-1; version 2; ps_on b c`."""
+    for step in filter(None, map(str.strip, script.split(";"))):
+        verb, *words = step.split()
+        if verb in EVENTS:
+            EVENTS[verb](job, words)
+        else:
+            assert FACTS[verb](job) == words, f"{step!r} does not hold"
+    return job
 
 
 def _may_start(told: NodeOrder, task: PlannedTask) -> bool:
