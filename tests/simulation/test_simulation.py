@@ -49,8 +49,8 @@ from simulation.torch import program as torch_program
 from simulation.torch.program import TorchProgram
 
 SEEDS = {"master": 60, "etcd": 33}
-"""Seeds of the ordinary run; `make test-long` runs 10,000 of each. Of the planted defects below, 19 with a master and 10
-with etcd name one of these seeds."""
+"""Seeds of the ordinary run; `make test-long` runs 10,000 of each. Of the planted defects below, 19 with a master and
+10 with etcd name one of these seeds."""
 
 
 @pytest.mark.parametrize(("place", "seeds"), SEEDS.items())
