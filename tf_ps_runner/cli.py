@@ -20,14 +20,13 @@ from dlrover_run.command_line import backend_spec, entry_point, lookup, rdzv_con
 from dlrover_run.command_line.ignored_flags import rendezvous_warnings
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.command_line.rendezvous_options import Rendezvous
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
+from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, FlagValue, JobSpec, LogSpec, SpecError, Std, StreamMap
 from tf_ps_runner.command_line.options import TF_PS_RUN
-from tf_ps_runner.command_line.rendezvous import rendezvous_args, resolve
 from tf_ps_runner.memory import MIB
 from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
 
@@ -78,11 +77,14 @@ def _job(
             place=in_cluster.place_of(flags, environ, "rdzv_endpoint"), any_size=True, workers=False
         )
         found = in_cluster.find(flags, environ, wanted, here, inform)
-    args = rendezvous_args(flags, environ, in_cluster=found is not None)
+    args = _rendezvous_args(flags, environ, in_cluster=found is not None)
     if found:
         args = in_cluster.complete(args, found, flags, here)
-    rendezvous = resolve(flags, args)
-    capacity = tasks_of_node(found, cluster) if found and role is None else _capacity(cluster, role)
+    rendezvous = _resolve(flags, args)
+    if role is not None:
+        capacity: tuple[Capacity, ...] = (Capacity(role, 1),)
+    else:
+        capacity = tasks_of_node(found, cluster) if found else whole_job(cluster)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
     ignored = [key for key in conf.keys if key.name in TF_PS_RUN.ignored_keys]
     conf = conf._replace(keys=tuple(key for key in conf.keys if key not in ignored))
@@ -119,19 +121,61 @@ def _job(
         logs=_logs(flags),
         journal=lookup.journal_directory(flags),
     )
+    _check_checkpoint_dir(flags, cluster, warnings)
     spec = PsJobSpec(
         job=job,
         capacity=capacity,
         sparse=flags.is_on("sparse"),
         hang_timeout=_seconds(flags, "hang_timeout", 0.0, zero_allowed=True),
-        checkpoint_dir=_checkpoint_dir(flags, cluster, warnings),
     )
     for sentence in warnings:
         warn(sentence)
     if found and found.first is not False:
-        nodes = found.nodes or FlagValue("--ps, --workers", str(sum(part.slots for part in _capacity(cluster, None))))
+        nodes = found.nodes or FlagValue("--ps, --workers", str(sum(part.slots for part in whole_job(cluster))))
         inform(in_cluster.describe(found, flags, args, rendezvous, nodes, describe_tasks(capacity)))
     return spec
+
+
+def _rendezvous_args(flags: FlagValues, environ: Mapping[str, str], *, in_cluster: bool) -> RendezvousArgs:
+    """The flags of the rendezvous. A cluster (`in_cluster`) has several nodes, and gives the endpoint.
+
+    A node without a role and without an endpoint hosts the whole job alone. An endpoint without a backend is that of a
+    master. Raises SpecError.
+    """
+    role, backend = flags.explicit("role"), flags.explicit("rdzv_backend")
+    endpoint = flags.get("rdzv_endpoint")
+    by_flag = bool(endpoint.text.strip()) or in_cluster
+    by_variable = bool(environ.get(rendezvous_options.MASTER_VARIABLE, "").strip())
+    if backend is not None:
+        flags.choice("rdzv_backend")
+    elif role is not None and not (by_flag or by_variable):
+        raise SpecError(
+            f"{role.source} {role.text} hosts one task of a job on several nodes and needs an endpoint: give "
+            f"--rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or leave {role.source} out for a job on this "
+            "machine only."
+        )
+    alone = role is None and backend is None and not by_flag
+    run_id = flags.explicit("rdzv_id")
+    if run_id is not None:
+        values.shared_name(*run_id)
+    return RendezvousArgs(
+        nodes=FlagValue("--role", "1" if alone else f"1:{MAX_NODES}"),
+        backend=backend or FlagValue("--rdzv-backend", "c10d"),
+        endpoint=endpoint,
+        run_id=run_id or FlagValue("--rdzv-id", "" if alone else rendezvous_options.UNNAMED),
+        environ=environ,
+    )
+
+
+def _resolve(flags: FlagValues, args: RendezvousArgs) -> Rendezvous:
+    """The rendezvous of these options. Raises SpecError."""
+    import uuid
+
+    role = flags.explicit("role")
+    rendezvous = rendezvous_options.resolve(args, str(uuid.uuid4()))
+    # The name that a cluster manager gives a pod is unique only within its role, and its rank is not a node rank here.
+    name = f"{role.text}-{rendezvous.node_id}" if role is not None and rendezvous.node_id else rendezvous.node_id
+    return rendezvous._replace(node_rank=None, node_id=name)
 
 
 def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[str]]:
@@ -176,25 +220,16 @@ def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules) -> Job
     return rules
 
 
-def _capacity(cluster: ClusterRules, role: Role | None) -> tuple[Capacity, ...]:
-    if role is not None:
-        return (Capacity(role, 1),)
-    return whole_job(cluster)
-
-
-def _checkpoint_dir(flags: FlagValues, cluster: ClusterRules, warnings: list[str]) -> str | None:
+def _check_checkpoint_dir(flags: FlagValues, cluster: ClusterRules, warnings: list[str]) -> None:
     given = flags.explicit("checkpoint_dir")
-    if given is not None:
-        # Only the script can reach a remote directory such as hdfs://.
-        if "://" not in given.text:
-            lookup.check_directory(*given)
-        return given.text
-    if cluster.min_ps < cluster.max_ps:
+    # Only the script can reach a remote directory such as hdfs://.
+    if given is not None and "://" not in given.text:
+        lookup.check_directory(*given)
+    if given is None and cluster.min_ps < cluster.max_ps:
         warnings.append(
             "servers may change, and variables that are not saved are lost with them: have the script write "
             "checkpoints, and give --checkpoint-dir=DIR."
         )
-    return None
 
 
 def _seconds(flags: FlagValues, dest: str, default: float, *, zero_allowed: bool) -> float:

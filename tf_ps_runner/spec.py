@@ -23,16 +23,14 @@ class PsJobSpec:
     `job` is the entry point, the rendezvous and the limits of the job (`job.rules.policy`); its `start_method` and
     `preload` are those of the tasks. `capacity` is the number of tasks of each role that this node can host. `sparse`
     gives a task only the addresses of itself, the chief and the servers. `hang_timeout` is the time in seconds without
-    a new global step that counts as a failure of the chief, 0 for no limit. `checkpoint_dir` is where the job saves
-    according to the user, None if only the script knows. `grace` is the time in seconds that a surplus worker has to
-    leave.
+    a new global step that counts as a failure of the chief, 0 for no limit. `grace` is the time in seconds
+    that a surplus worker has to leave.
     """
 
     job: JobSpec
     capacity: tuple[Capacity, ...] = field(default_factory=lambda: whole_job(ClusterRules(max_workers=1)))
     sparse: bool = False
     hang_timeout: float = 0.0
-    checkpoint_dir: str | None = None
     grace: float = LEAVE_GRACE
 
     def slots(self, role: Role) -> int:

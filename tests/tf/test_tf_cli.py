@@ -53,7 +53,7 @@ def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> Non
     assert cluster_rules(spec.job.rules) == ClusterRules(min_workers=1, max_workers=1)
     assert (spec.job.entrypoint.target, spec.job.entrypoint.args) == ("train.py", ("--lr", "0.1"))
     assert (spec.job.start_method, spec.job.preload) == ("forkserver", PRELOAD)
-    assert (spec.sparse, spec.hang_timeout, spec.checkpoint_dir) == (False, 0.0, None)
+    assert (spec.sparse, spec.hang_timeout) == (False, 0.0)
 
 
 def test_a_machine_without_a_role_hosts_the_most_of_each_role() -> None:

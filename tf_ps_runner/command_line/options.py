@@ -19,8 +19,6 @@ CLUSTER = "Cluster"
 PROCESSES = "Processes"
 MEMORY = "Memory"
 
-BACKENDS = ("master", "c10d", "etcd")
-START_METHODS = ("forkserver", "spawn")
 ROLE_CHOICES = tuple(role.value for role in rules.ROLES)
 
 
@@ -61,7 +59,7 @@ TABLE: tuple[Flag, ...] = (
     _shared(
         "rdzv_backend",
         default=None,
-        choices=BACKENDS,
+        choices=("master", "c10d", "etcd"),
         help="How nodes find each other: [b]master[/] or [b]c10d[/] (the same), through a master at the endpoint; "
         "[b]etcd[/], through an etcd (v3). A job on one machine needs none.",
     ),
@@ -83,7 +81,7 @@ TABLE: tuple[Flag, ...] = (
         "interpreter for each.",
         "METHOD",
         "forkserver",
-        choices=START_METHODS,
+        choices=("forkserver", "spawn"),
     ),
     _shared("preload", panel=PROCESSES),
     _shared(
