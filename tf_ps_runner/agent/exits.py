@@ -141,7 +141,12 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
     if text is not None and _LOST_SERVER.search(text):
         return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {failures.describe_exit(end)}"[:MAX_WHAT])
     soon = found.lived <= (REPEATED_WITHIN if found.stepped else REPEATED_BEFORE_STEP)
-    if soon and text is not None and found.before is not None and _same(text, found.before):
+    if (
+        soon
+        and text is not None
+        and found.before is not None
+        and _PASSING.sub("", text) == _PASSING.sub("", found.before)
+    ):
         return _failure(end, f"{failures.describe_exit(end)}, as the one before it did", EndCause.REPEATED)
     return _failure(end, failures.describe_exit(end))
 
@@ -149,11 +154,6 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
 def exception_text(end: WorkerExit) -> str | None:
     """The exception that ended a task, as the task printed it; None if it left none."""
     return None if end.code in (0, EXIT_RESHAPED) or end.code == -signal.SIGKILL else failures.summarize_error(end)
-
-
-def _same(text: str, before: str) -> bool:
-    """Whether two exceptions are the same, but for addresses, process ids and names of temporary files."""
-    return _PASSING.sub("", text) == _PASSING.sub("", before)
 
 
 def _failure(end: WorkerExit, what: str, cause: EndCause = EndCause.FAILURE) -> TaskEnd:

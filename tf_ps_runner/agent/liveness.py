@@ -88,6 +88,8 @@ class LivenessProbe:
         return max(0.0, PROBE_INTERVAL - took)
 
 
+LOOPBACK = "127.0.0.1"
+
 METHOD = "/tensorflow.WorkerService/GetStatus"
 """Its request may be empty, and 81 bytes come back; the same in TensorFlow 2.15 and 2.21."""
 
@@ -116,8 +118,8 @@ class ServerMonitor:
         self._late = 0.0
         self._beating: asyncio.TimerHandle | None = None
 
-    def watch(self, server: TaskKey, port: int, address: str = "127.0.0.1") -> None:
-        """Probe the server there from now on. One that is watched already stays so."""
+    def watch(self, server: TaskKey, port: int) -> None:
+        """Probe the server at that port of this machine from now on. One that is watched already stays so."""
         if server in self._watches:
             return
         if self._grpc is None:
@@ -125,7 +127,7 @@ class ServerMonitor:
         if self._beating is None:
             self._stalls = StallDetector(time.monotonic())
             self._beat()
-        self._watches[server] = self._loop.create_task(self._watch(server, address, port))
+        self._watches[server] = self._loop.create_task(self._watch(server, port))
 
     def forget(self, server: TaskKey) -> None:
         """Stop probing it; does nothing for a server that is not watched."""
@@ -151,16 +153,14 @@ class ServerMonitor:
     def _note_stall(self) -> None:
         self._late += self._stalls.stalled_for(time.monotonic())
 
-    async def _watch(self, server: TaskKey, address: str, port: int) -> None:
+    async def _watch(self, server: TaskKey, port: int) -> None:
         liveness = LivenessProbe()
-        while not await _listens(address, port):
+        while not await _listens(LOOPBACK, port):
             liveness.record_failure()
             await asyncio.sleep(liveness.pause(0.0))
-        kind = "ipv6" if ":" in address else "ipv4"
-        target = f"{kind}:[{address}]:{port}" if ":" in address else f"{kind}:{address}:{port}"
         # gRPC's threads begin here, and no signal may go to one of them.
         with signals.blocked_in_new_threads():
-            channel = self._grpc.aio.insecure_channel(target, options=_OPTIONS)
+            channel = self._grpc.aio.insecure_channel(f"ipv4:{LOOPBACK}:{port}", options=_OPTIONS)
         try:
             call = channel.unary_unary(METHOD)
             while liveness.state is not ProbeState.UNRESPONSIVE:
@@ -194,10 +194,8 @@ class ServerMonitor:
 
 
 async def _listens(address: str, port: int) -> bool:
-    """Whether a process listens there, on this machine: the kernel answers at once, and it costs less than gRPC's
-    attempts."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with contextlib.suppress(OSError, asyncio.TimeoutError), socket.socket(family, socket.SOCK_STREAM) as knock:
+    """Whether a process listens there: the kernel answers at once, and it costs less than gRPC's attempts."""
+    with contextlib.suppress(OSError, TimeoutError), socket.socket() as knock:
         knock.setblocking(False)
         # With a full accept queue the kernel would try for two minutes.
         await asyncio.wait_for(asyncio.get_running_loop().sock_connect(knock, (address, port)), PROBE_TIMEOUT)

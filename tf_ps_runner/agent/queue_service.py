@@ -38,17 +38,17 @@ class QueueService:
         """Answer a request; `reply` is called once, unless `gone` comes before."""
         try:
             if isinstance(ask, Take):
-                self._take(_PendingTake(task, ask, reply))
+                self._queues.open(ask.queue, ask.spec)
+                self._waiting.setdefault(ask.queue, deque()).append(_PendingTake(task, ask, reply))
             elif isinstance(ask, Used):
                 self._queues.use(task, ask.queue, ask.shard, ask.next)
                 reply(_DONE)
-                self._answer_waiting()
             elif isinstance(ask, Snapshot):
                 reply(Answer(state=self._queues.snapshot()))
             elif isinstance(ask, Rollback):
                 self._queues.roll_back(ask.state)
                 reply(_DONE)
-                self._answer_waiting()
+            self._answer_waiting()
         except QueueError as error:
             reply(Answer(error=str(error), lost=error.lost))
         except StateError as error:
@@ -66,14 +66,6 @@ class QueueService:
         unused: what is used again is not lost."""
         self._waiting.clear()
         self._queues.roll_back(None)
-
-    def _take(self, waiting: _PendingTake) -> None:
-        part = self._queues.take(waiting.task, waiting.take.queue, waiting.take.spec)
-        if part is None:
-            self._waiting.setdefault(waiting.take.queue, deque()).append(waiting)
-            self._dismiss(waiting.take.queue)
-        else:
-            waiting.reply(Answer(shard=part.number, begin=part.begin, end=part.end, epoch=part.epoch))
 
     def _answer_waiting(self) -> None:
         """Give waiting tasks what there is now."""

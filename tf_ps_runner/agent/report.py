@@ -11,7 +11,7 @@ from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.orders import SHORT_END, NodeOrder
 from dlrover_run.policies.parameter_servers.text import ClusterCode
-from tf_ps_runner.agent.protocol import Note, Restored, Saved, printable
+from tf_ps_runner.agent.protocol import Note, Restored, Saved
 
 
 def task_results(assignment: Assignment, ends: tuple[tuple[TaskEnd, WorkerExit], ...], host: str) -> TaskResults:
@@ -72,7 +72,7 @@ class EventPrinter:
             self._log(render(new_reasons(before, self._reasons)))
 
     def memory_limited(self, kept_by: str) -> None:
-        """A task has a memory limit that is enforced in this way."""
+        """A task has a memory limit that is enforced in this way (`MemoryEnforcer.kept_by`)."""
         if kept_by == "watch" and not self._logged_watch:
             self._logged_watch = True
             self._log(
@@ -89,15 +89,15 @@ class EventPrinter:
             )
 
     def task_message(self, key: TaskKey, event: Note | Restored | Saved) -> None:
-        """A process has sent a message for the user."""
+        """A process has sent a message for the user, which the channel has made safe for a terminal."""
         if isinstance(event, Note):
-            self._log(f"{key}: {printable(event.text)}")
+            self._log(f"{key}: {event.text}")
         elif isinstance(event, Saved):
             if self._order is not None and self._order.save:
-                self._log(f"{key} has saved step {event.step}: {printable(event.path)}")
+                self._log(f"{key} has saved step {event.step}: {event.path}")
         else:
             for sentence in event.skipped:
-                self._log(f"{key}: {printable(sentence)}")
+                self._log(f"{key}: {sentence}")
             self._log(f"{key}: {_model(event)}")
 
 
@@ -105,7 +105,7 @@ def _model(event: Restored) -> str:
     # The coordinator reports how many steps were lost, because it knows the reports of all nodes.
     known = event.step >= 0
     if event.how == "checkpoint":
-        return f"has restored {printable(event.path or '?')}, and goes on{f' after step {event.step}' if known else ''}"
+        return f"has restored {event.path or '?'}, and goes on{f' after step {event.step}' if known else ''}"
     if event.how == "live":
         # Without a step of its own, the script decides: Keras' BackupAndRestore goes back to the beginning of an epoch.
         rest = f" at step {event.step}; no step lost" if known else "; the script decides from where"

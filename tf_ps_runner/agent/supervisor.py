@@ -118,7 +118,8 @@ class TaskSupervisor:
         for assigned in order.tasks:
             task = self._tasks.get(assigned.key)
             if task is not None and task.assigned.version == assigned.version and task.assigned.rank == assigned.rank:
-                task.take(assigned)
+                # Its address may be known by now.
+                task.assigned = assigned
         for task in self._tasks.values():
             if task.live:
                 self._channel.send_order(task.key, task.message(order))
@@ -218,7 +219,7 @@ class TaskSupervisor:
 
     def _begin_start(self, task: TaskProcess, order: NodeOrder, assigned: PlannedTask) -> None:
         task.cancel("peers")
-        task.take(assigned)
+        task.assigned = assigned
         task.servers = servers_of(order, assigned)
         config = tf_config(order, assigned, self._spec.sparse, gaps=task.waited)
         assert config is not None, "only a task that is ready is started"
@@ -239,7 +240,7 @@ class TaskSupervisor:
                 with self._orphans.paused():
                     pid = await self._starter.start(start)
                     self._task_events.started(task.assigned, pid)
-                    task.run(pid, start, self._on_exit, self._report_stuck)
+                    task.run(pid, start, self._on_exit, lambda process: self._fail(StuckProcess(process)))
                     assert task.enforcer is not None, "it was built with the start"
                     task.enforcer.place(pid)
         except asyncio.CancelledError:
@@ -296,9 +297,6 @@ class TaskSupervisor:
         if task.live and not (task.dying or task.ending or task.leaving):
             task.hung = why
             task.kill()
-
-    def _report_stuck(self, process: ManagedProcess[ProcessSpec]) -> None:
-        self._fail(StuckProcess(process))
 
     def _on_exit(self, process: ManagedProcess[ProcessSpec]) -> None:
         self._orphans.reap()

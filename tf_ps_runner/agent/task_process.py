@@ -200,10 +200,6 @@ class TaskProcess:
             # A chief that restores a large model gets the whole time from here on.
             self.later("ready", ASSUME_READY_AFTER, self.mark_ready)
 
-    def take(self, assigned: PlannedTask) -> None:
-        """Take the latest assignment of the task: its address may be known by now."""
-        self.assigned = assigned
-
     def later(self, name: str, seconds: float, what: Callable[[], None], again: bool = True) -> None:
         """Call `what` in some seconds. A call that waits under the same name is replaced, or kept if not `again`."""
         if name in self._timers and not again:
