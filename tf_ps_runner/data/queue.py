@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
@@ -114,12 +113,6 @@ class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise StateError(f"queue {name}: {clause}")
 
 
-@dataclass
-class _Held(Generic[Holder]):
-    holder: Holder
-    used: int
-
-
 class ShardQueue(Generic[Holder]):
     """One queue. No part of an epoch is handed out before all parts of the epoch before, except those that go back.
 
@@ -129,80 +122,72 @@ class ShardQueue(Generic[Holder]):
     def __init__(self, spec: QueueSpec, state: QueueState | None = None) -> None:
         self.spec = spec
         self._next = state.next if state else 0
-        self._held: dict[int, _Held[Holder]] = {}
-        # The numbers of parts that were given back, the lowest first, and how many offsets of each have been used.
-        self._back: list[int] = []
-        self._used: dict[int, int] = {}
         self._parts = Parts(spec.size, spec.shard, spec.seed, spec.shuffle)
-        for number, used in state.open if state else ():
+        # How many offsets of each open part have been used, and which task holds it. Those that no task holds are also
+        # in a heap, by which the lowest number is handed out first.
+        self._used: dict[int, int] = dict(state.open) if state else {}
+        self._holders: dict[int, Holder] = {}
+        self._returned = sorted(self._used)
+        for number, used in self._used.items():
             part = self._parts.part(number)
             if part.begin + used >= part.end:
                 raise StateError(f"a part of {part.end - part.begin} is open of which {used} have been used")
-            self._put_back(number, used)
 
     @property
     def open(self) -> int:
         """Parts that were handed out and are not used up."""
-        return len(self._held) + len(self._back)
+        return len(self._used)
 
     @property
     def has_returned_parts(self) -> bool:
         """Whether a part can be taken that a task held before."""
-        return bool(self._back)
+        return bool(self._returned)
 
     @property
     def all_given(self) -> bool:
         """Whether nothing is left to take; what is held may still come back."""
-        return not self._back and self._next == self.spec.total
+        return not self._returned and self._next == self.spec.total
 
     @property
     def holders(self) -> set[Holder]:
         """The tasks that hold a part."""
-        return {held.holder for held in self._held.values()}
+        return set(self._holders.values())
 
     def take(self, holder: Holder) -> Part | None:
         """Hand out the next part; None when all are given."""
         if self.all_given:
             return None
-        if self._back:
-            number = heapq.heappop(self._back)
+        if self._returned:
+            number = heapq.heappop(self._returned)
         else:
             number = self._next
             self._next += 1
-        used = self._used.pop(number, 0)
-        self._held[number] = _Held(holder, used)
+        self._holders[number] = holder
+        used = self._used.setdefault(number, 0)
         part = self._parts.part(number)
         return part._replace(begin=part.begin + used)
 
     def use(self, holder: Holder, number: int, offset: int) -> None:
         """All of a part before `offset` has been used. Raises QueueError."""
-        held = self._held.get(number)
-        if held is None or held.holder != holder:
+        if self._holders.get(number) != holder:
             raise QueueError(f"part {number} is not held, or no longer held, by the task that reports its use", True)
         part = self._parts.part(number)
-        if not part.begin + held.used <= offset <= part.end:
-            raise QueueError(
-                f"part {number} was used up to {part.begin + held.used} of {part.end}, and cannot be to {offset}"
-            )
-        held.used = offset - part.begin
+        used = part.begin + self._used[number]
+        if not used <= offset <= part.end:
+            raise QueueError(f"part {number} was used up to {used} of {part.end}, and cannot be to {offset}")
+        self._used[number] = offset - part.begin
         if offset == part.end:
-            del self._held[number]
+            del self._used[number], self._holders[number]
 
     def give_back(self, holder: Holder) -> None:
         """A task is gone: what it holds can be taken by others."""
-        for number in [number for number, held in self._held.items() if held.holder == holder]:
-            self._put_back(number, self._held.pop(number).used)
+        for number in [number for number, each in self._holders.items() if each == holder]:
+            del self._holders[number]
+            heapq.heappush(self._returned, number)
 
     def state(self) -> QueueState:
         """The progress of this queue."""
-        used = {**self._used, **{number: held.used for number, held in self._held.items()}}
-        unfinished = sorted({*self._back, *self._held})
-        return QueueState(self.spec, self._next, tuple((number, used.get(number, 0)) for number in unfinished))
-
-    def _put_back(self, number: int, used: int) -> None:
-        heapq.heappush(self._back, number)
-        if used:
-            self._used[number] = used
+        return QueueState(self.spec, self._next, tuple(sorted(self._used.items())))
 
 
 class ShardQueues(Generic[Holder]):
