@@ -215,6 +215,4 @@ def _output(stream: streams.Stream, inherited: int) -> int:
 def close_streams(workers: Iterable[WorkerSpec]) -> None:
     """Close this process's copies of the workers' outputs, after the workers have been started or will not be."""
     for worker in workers:
-        for fd in set(worker.stdio):
-            if fd > 2:
-                os.close(fd)
+        worker.close_stdio()

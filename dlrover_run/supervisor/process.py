@@ -27,7 +27,7 @@ class ProcessSpec:
     """Everything that is needed to start one process, spawned or forked from the template.
 
     `name` stands for the process in messages. `argv` is the whole command line, `args` the part of it that belongs to
-    the program. `stdio` are the descriptors that become 0, 1 and 2; the caller closes them afterwards. `cpus` None
+    the program. `stdio` are the descriptors that become 0, 1 and 2; the caller closes them (`close_stdio`). `cpus` None
     keeps the affinity. `before_exec` is called in a spawned process before its program begins; a process that is forked
     from the template has no such moment. With `signal_group`, signals are sent to its whole process group: a shell, for
     example, does not forward them to the program that it runs. With `record_imports`, the template imports what this
@@ -48,6 +48,12 @@ class ProcessSpec:
     directory: str | None = None
     dies_with_parent: bool = True
     signals_blocked: bool = False
+
+    def close_stdio(self) -> None:
+        """Close this process's copies of `stdio`, after the process has been started or will not be."""
+        for fd in set(self.stdio):
+            if fd > 2:
+                os.close(fd)
 
 
 Spec = TypeVar("Spec", bound=ProcessSpec)

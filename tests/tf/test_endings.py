@@ -119,19 +119,19 @@ def test_a_failure_has_the_traceback_and_a_kill_has_raised_nothing() -> None:
 
 
 def test_the_reported_and_the_observed_exit_both_have_the_cause_of_an_out_of_memory_kill() -> None:
-    class Output:
+    class Started:
+        memory = SimpleNamespace(explain_oom_kill=lambda code: "it used more than its memory limit of 4Gi")
         stdout_path = stderr_path = None
 
-        async def stderr_tail_of(self, relay: object) -> str:
+        async def stderr_tail(self, relay: object) -> str:
             return ""
 
-        def forget(self, relay: object) -> None: ...
+        def forget_output(self, relay: object) -> None: ...
 
     task = SimpleNamespace(
         assigned=SimpleNamespace(rank=0, role=Role.WORKER, key=TaskKey(Role.WORKER, 0)),
         key=TaskKey(Role.WORKER, 0),
-        output=Output(),
-        enforcer=SimpleNamespace(explain_oom_kill=lambda code: "it used more than its memory limit of 4Gi"),
+        start=Started(),
         hung=None,
         started_at=0.0,
         leaving=False,

@@ -32,14 +32,13 @@ class ExitClassifier:
 
     async def classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> tuple[TaskEnd, WorkerExit]:
         """How a task has ended whose process has, once the end of its output is known, and the exit of that process."""
-        assigned, output, enforcer = task.assigned, task.output, task.enforcer
+        assigned, start = task.assigned, task.start
         assert process.code is not None, "it has ended"
-        assert output is not None, "it was given with the process"
-        assert enforcer is not None, "it was given with the process"
+        assert start is not None, "a process has what it was started with"
         stopped = process.stopped_with if not task.hung else None
-        oom_kill = enforcer.explain_oom_kill(process.code) if stopped is None and not task.hung else None
-        text = await output.stderr_tail_of(self._relay)
-        output.forget(self._relay)
+        oom_kill = start.memory.explain_oom_kill(process.code) if stopped is None and not task.hung else None
+        text = await start.stderr_tail(self._relay)
+        start.forget_output(self._relay)
         end = WorkerExit(
             rank=assigned.rank,
             local_rank=assigned.rank,
@@ -48,8 +47,8 @@ class ExitClassifier:
             unix_time=process.ended_at,
             stopped_with=stopped,
             stderr_tail=text,
-            stdout_path=output.stdout_path,
-            stderr_path=output.stderr_path,
+            stdout_path=start.stdout_path,
+            stderr_path=start.stderr_path,
             oom_kill=oom_kill,
             name=str(assigned.key),
         )

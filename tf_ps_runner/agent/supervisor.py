@@ -236,13 +236,15 @@ class TaskSupervisor:
             # One at a time: a process that is being forked is a child of the agent before its pid is known.
             async with self._turn:
                 own = {task_start.AGENT: self._channel.address, task_start.TOKEN: self._channel.expect(task.key)}
-                start, task.output, task.enforcer = self._start_builder.build(task.assigned, {**variables, **own})
-                with self._orphans.paused():
-                    pid = await self._starter.start(start)
-                    self._task_events.started(task.assigned, pid)
-                    task.run(pid, start, self._on_exit, lambda process: self._fail(StuckProcess(process)))
-                    assert task.enforcer is not None, "it was built with the start"
-                    task.enforcer.place(pid)
+                start = task.start = self._start_builder.build(task.assigned, {**variables, **own})
+                try:
+                    with self._orphans.paused():
+                        pid = await self._starter.start(start.spec)
+                        self._task_events.started(task.assigned, pid)
+                        task.run(pid, start.spec, self._on_exit, lambda process: self._fail(StuckProcess(process)))
+                        start.memory.place(pid)
+                finally:
+                    start.spec.close_stdio()
         except asyncio.CancelledError:
             self._abandon(task)
             raise
@@ -254,8 +256,6 @@ class TaskSupervisor:
             task.starting = None
             if not any(each.starting for each in self._tasks.values()):
                 self._ready = None
-            if task.output is not None:
-                task.output.release()
         if task.dying:
             task.kill()
         if ROLES[task.assigned.role].probed:
@@ -269,16 +269,16 @@ class TaskSupervisor:
     def _abandon(self, task: TaskProcess) -> None:
         """A start has failed: the task is as if only its port were reserved."""
         self._channel.finish(task.key)
-        if task.output is not None:
-            task.output.forget(self._relay)
+        if task.start is not None:
+            task.start.forget_output(self._relay)
         task.close()
+        task.start = None
         task.dying = task.ending = False
 
     def _check_memory(self, task: TaskProcess) -> None:
-        if task.enforcer is None:
+        if task.over or task.start is None:
             return
-        near_memory_limit = task.enforcer.near_memory_limit
-        if near_memory_limit and not task.near_memory_limit:
+        if task.start.memory.near_memory_limit and not task.near_memory_limit:
             task.near_memory_limit = True
             self._wake()
         task.later("memory", MEMORY_CHECK_INTERVAL, lambda: self._check_memory(task))

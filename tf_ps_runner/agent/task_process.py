@@ -24,8 +24,7 @@ from dlrover_run.progress.page import Phase, Progress, StepSource
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.desired import LocalTask
 from tf_ps_runner.agent.protocol import Note, OrderMessage, ProcessHello, Ready, Restored, Saved, Step, TaskEvent
-from tf_ps_runner.agent.task_start import TaskOutput
-from tf_ps_runner.memory.enforcer import MemoryEnforcer
+from tf_ps_runner.agent.task_start import TaskStart
 
 ASSUME_READY_AFTER = 30.0
 """Seconds after which a running task that has not reported its progress counts as ready. A script that creates no
@@ -44,8 +43,7 @@ class TaskProcess:
         self.servers: tuple[str, ...] = ()
         self.starting: asyncio.Task[None] | None = None
         self.process: ManagedProcess[ProcessSpec] | None = None
-        self.output: TaskOutput | None = None
-        self.enforcer: MemoryEnforcer | None = None
+        self.start: TaskStart | None = None
         self.hung: str | None = None
         self.end: TaskEnd | None = None
         self.started_at = 0.0
@@ -240,7 +238,6 @@ class TaskProcess:
         """Its process has ended: cancel what waits and release its memory limit."""
         for name in list(self._timers):
             self.cancel(name)
-        if self.enforcer is not None:
+        if self.start is not None:
             with contextlib.suppress(OSError):
-                self.enforcer.close()
-            self.enforcer = None
+                self.start.memory.close()

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from dlrover_run.agent.environment import command_line, fill_macros, python_program
 from dlrover_run.output import streams
@@ -86,42 +85,38 @@ def master_address(spec: PsJobSpec) -> str:
 
 
 @dataclass(frozen=True)
-class TaskOutput:
-    """The outputs of one task. `stdio` are the descriptors that become 0, 1 and 2, closed by `release`; the paths are
+class TaskStart:
+    """All that one process is started with; the caller closes `memory`, and the descriptors of `spec`. The paths are
     those of its log files, None without them."""
 
-    name: str
-    stdio: tuple[int, int, int]
-    stdout_path: str | None = None
-    stderr_path: str | None = None
+    spec: ProcessSpec
+    memory: MemoryEnforcer
+    stdout_path: str | None
+    stderr_path: str | None
 
-    def release(self) -> None:
-        """Close the agent's copies, once the task has its own or is not started."""
-        for fd in set(self.stdio):
-            if fd > 2:
-                os.close(fd)
-
-    async def stderr_tail_of(self, relay: RelayClient) -> str:
-        """The end of the standard error of a task that has ended."""
+    async def stderr_tail(self, relay: RelayClient) -> str:
+        """The end of the standard error of the process, which has ended."""
         if self.stderr_path is not None:
             return streams.read_tail(self.stderr_path)
-        return (await relay.tails([self.name])).get(self.name, "")
+        return (await relay.tails([self.spec.name])).get(self.spec.name, "")
 
-    def forget(self, relay: RelayClient) -> None:
-        """The task writes no more: what is on its way to the console still gets there."""
-        relay.release([self.name], [path for path in (self.stdout_path, self.stderr_path) if path is not None])
+    def forget_output(self, relay: RelayClient) -> None:
+        """The process writes no more: what is on its way to the console still gets there."""
+        relay.release([self.spec.name], [path for path in (self.stdout_path, self.stderr_path) if path is not None])
 
 
-def open_task_output(logs: LogSpec, run_dir: RunDir, relay: RelayClient, name: str) -> TaskOutput:
+def _open_outputs(
+    logs: LogSpec, run_dir: RunDir, relay: RelayClient, name: str
+) -> tuple[tuple[int, int, int], tuple[str, str] | tuple[None, None]]:
     """Open the outputs of the task `name`: to the console; with a log directory to files as well, or with `--redirects`
-    to files only. Raises SpecError if the files cannot be opened."""
-    filed = run_dir.path is not None and run_dir.keep
+    to files only. Returns the descriptors that become 0, 1 and 2, and the paths of the files. Raises SpecError if the
+    files cannot be opened."""
     prefix = f"[{name}]:"
-    if not filed or run_dir.path is None:
+    if run_dir.path is None or not run_dir.keep:
         stderr = relay.open_stderr(name, show=True, prefix=prefix)
         # Users rely on the order of what a task writes to both, which only one pipe to one console keeps.
         stdout = stderr if relay.single_console else relay.open_stdout(name, prefix)
-        return TaskOutput(name, (0, stdout, stderr))
+        return (0, stdout, stderr), (None, None)
     directory = os.path.join(run_dir.path, name)
     try:
         os.makedirs(directory, exist_ok=True)
@@ -129,21 +124,13 @@ def open_task_output(logs: LogSpec, run_dir: RunDir, relay: RelayClient, name: s
         raise SpecError(f"--log-dir: {directory} cannot be made ({error.strerror}); name another one") from None
     paths = os.path.join(directory, "stdout.log"), os.path.join(directory, "stderr.log")
     fds: list[int] = []
-    for path, out, std in zip(paths, (1, 2), (Std.OUT, Std.ERR), strict=True):
+    for path, std in zip(paths, (Std.OUT, Std.ERR), strict=True):
         fd = streams.open_output(streams.Stream("file", path))
         assert fd is not None, "a file is opened"
         fds.append(fd)
         if not logs.redirects.default & std:
-            relay.add_tail(path, 1 if out == 1 else 2, prefix)
-    return TaskOutput(name, (0, fds[0], fds[1]), *paths)
-
-
-class TaskStart(NamedTuple):
-    """All that one process is started with, for the caller to close."""
-
-    start: ProcessSpec
-    output: TaskOutput
-    memory: MemoryEnforcer
+            relay.add_tail(path, 1 if std is Std.OUT else 2, prefix)
+    return (0, fds[0], fds[1]), paths
 
 
 class TaskStartBuilder:
@@ -163,17 +150,18 @@ class TaskStartBuilder:
     def build(self, assigned: PlannedTask, variables: Mapping[str, str]) -> TaskStart:
         """The start of a task, with these variables of its own. Raises SpecError if its log files cannot be opened."""
         entrypoint = self._spec.job.entrypoint
-        output = open_task_output(self._spec.job.logs, self._run_dir, self._relay, str(assigned.key))
-        memory = MemoryEnforcer.open(str(assigned.key), assigned.memory_mib)
+        name = str(assigned.key)
+        stdio, paths = _open_outputs(self._spec.job.logs, self._run_dir, self._relay, name)
+        memory = MemoryEnforcer.open(name, assigned.memory_mib)
         self._events.memory_limited(memory.kept_by)
         args = fill_macros(entrypoint.args, assigned.rank)
-        start = ProcessSpec(
-            name=str(assigned.key),
+        spec = ProcessSpec(
+            name=name,
             record_imports=ROLES[assigned.role].uses_servers,
             argv=boot_command(entrypoint, args),
             args=args,
             environment={**self.common, **variables},
-            stdio=output.stdio,
+            stdio=stdio,
             before_exec=memory.enter,
         )
-        return TaskStart(start, output, memory)
+        return TaskStart(spec, memory, *paths)
