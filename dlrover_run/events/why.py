@@ -119,8 +119,10 @@ def explain(logs: Sequence[AgentLog], question: Question, until: datetime | None
         lines = _now(logs)
     elif question is Question.LAST_RESTART:
         lines = _last_restart(logs)
+    elif question is Question.SLOW:
+        lines = [_shares(build_ledger(logs, until, running=until is not None)), _straggler(logs)]
     else:
-        lines = (_slow if question is Question.SLOW else _start)(logs, until)
+        lines = _start(logs, until)
     return WhyAnswer((*lines, *_limits(logs, until is not None)))
 
 
@@ -141,23 +143,17 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
     if stalls := _stalls(logs):
         return stalls
     entries = list(merged(logs))
-    last_round = _last_round(logs)
-    ends = [entry.event for entry in entries if isinstance(entry.event, JobEnded)]
-    if ends and ends[-1].phase != "failed":
-        return [(WhyCode.JOB_SUCCEEDED(at=_at(ends[-1].time), number=ends[-1].restarts),)]
-    if ends and Code.STOPPED_ON_REQUEST.within(ends[-1].reasons):
-        return [(WhyCode.JOB_STOPPED(at=_at(ends[-1].time)), *ends[-1].reasons)]
-    if ends:
-        failed = _last_task_failure(logs)[:1] if last_round is None else _failures(logs, last_round)
-        return [(WhyCode.JOB_FAILED(at=_at(ends[-1].time)), *ends[-1].reasons), *failed]
+    end = next((entry.event for entry in reversed(entries) if isinstance(entry.event, JobEnded)), None)
+    if end is not None:
+        return _job_end(logs, end)
     if logs and all(log.ended is not None for log in logs):
         return [
             (
-                WhyCode.AGENT_ENDED(host=entry.opened.host, at=_at(end.time), code=end.exit_code),
-                *sentence(end.what or end.reason),
+                WhyCode.AGENT_ENDED(host=entry.opened.host, at=_at(last.time), code=last.exit_code),
+                *sentence(last.what or last.reason),
             )
             for entry in entries
-            if isinstance(end := entry.event, AgentEnded)
+            if isinstance(last := entry.event, AgentEnded)
         ]
     waiting = [
         (WhyCode.WAITS(host=log.opened.host), *state.reasons)
@@ -166,11 +162,22 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
     ]
     if waiting:
         return waiting
+    last_round = _last_round(logs)
     if last_round is None:
         return _tasks(logs)
     if last_round.round > 1:
         return _last_restart(logs)
     return [(WhyCode.TRAINS(round=last_round.round, at=_at(last_round.time)),)]
+
+
+def _job_end(logs: Sequence[AgentLog], end: JobEnded) -> list[Reasons]:
+    at, last_round = _at(end.time), _last_round(logs)
+    if end.phase != "failed":
+        return [(WhyCode.JOB_SUCCEEDED(at=at, number=end.restarts),)]
+    if Code.STOPPED_ON_REQUEST.within(end.reasons):
+        return [(WhyCode.JOB_STOPPED(at=at), *end.reasons)]
+    failed = _last_task_failure(logs)[:1] if last_round is None else _failures(logs, last_round)
+    return [(WhyCode.JOB_FAILED(at=at), *end.reasons), *failed]
 
 
 def _state(log: AgentLog) -> RoundFormed | NodeWaiting | None:
@@ -283,11 +290,9 @@ def _tasks(logs: Sequence[AgentLog]) -> list[Reasons]:
 
 def _cost(logs: Sequence[AgentLog], latest: RoundFormed) -> list[Reasons]:
     """The time without workers before the latest round, on the node where it was longest, and the lost work."""
-    lines: list[Reasons] = []
     down = [seconds for log in logs if (seconds := _down(log, latest)) is not None]
-    lines.append((WhyCode.DOWN(seconds=max(down)),) if down else (WhyCode.STILL_DOWN(),))
-    ledger = build_ledger(logs)
-    if not ledger.has_checkpoints:
+    lines: list[Reasons] = [(WhyCode.DOWN(seconds=max(down)),) if down else (WhyCode.STILL_DOWN(),)]
+    if not build_ledger(logs).has_checkpoints:
         return [*lines, (WhyCode.LOST_UNKNOWN(),)]
     lost = max((_lost_before(logs, log, latest) for log in logs), default=0)
     return [*lines, (WhyCode.LOST_WORK(seconds=lost / MICROSECONDS),)]
@@ -322,10 +327,6 @@ def _lost_before(logs: Sequence[AgentLog], log: AgentLog, latest: RoundFormed) -
     return max((one.total(TimePhase.LOST) - other.total(TimePhase.LOST) for one, other in pairs), default=0)
 
 
-def _slow(logs: Sequence[AgentLog], until: datetime | None) -> list[Reasons]:
-    return [_shares(build_ledger(logs, until, running=until is not None)), _straggler(logs)]
-
-
 def _shares(ledger: Ledger) -> Reasons:
     """The part of the time that each phase took, the longest first."""
     totals = ledger.totals()
@@ -352,20 +353,18 @@ def _straggler(logs: Sequence[AgentLog]) -> Reasons:
 
 def _wait_ratios(logs: Sequence[AgentLog]) -> list[tuple[float, int, str]]:
     """For each worker of the latest round its part of the time in which it waited, between its first and its last
-    figures."""
+    figures; its rank, and its host."""
     latest = _last_round(logs)
-    found: list[tuple[float, int, str]] = []
+    figures: dict[tuple[int, str], list[WorkerProgress]] = {}
     for log in logs:
-        figures: dict[int, list[WorkerProgress]] = {}
         for event in log.events:
             if isinstance(event, WorkerProgress) and latest is not None and event.round == latest.round:
-                figures.setdefault(event.rank, []).append(event)
-        for rank, known in figures.items():
-            seconds = known[-1].mono - known[0].mono
-            if seconds > 0:
-                ratio = (known[-1].waited - known[0].waited) / seconds
-                found.append((min(1.0, max(0.0, ratio)), rank, log.opened.host))
-    return found
+                figures.setdefault((event.rank, log.opened.host), []).append(event)
+    return [
+        (min(1.0, max(0.0, (known[-1].waited - known[0].waited) / seconds)), rank, host)
+        for (rank, host), known in figures.items()
+        if (seconds := known[-1].mono - known[0].mono) > 0
+    ]
 
 
 def _start(logs: Sequence[AgentLog], until: datetime | None) -> list[Reasons]:
