@@ -101,23 +101,18 @@ def _fields(root: WorkerExit, host: str, width: int, zone: tzinfo | None) -> lis
     """torchrun's fields with its spelling and spacing, two to a line if they fit."""
     when = datetime.fromtimestamp(root.unix_time, zone).isoformat(sep="_", timespec="seconds")[:19]
     name = re.search(r"SIG\w+|signal \d+", describe_exit(root)) if root.code < 0 else None
-    fields = [
-        f"time      : {when}",
-        f"host      : {host}",
-        f"rank      : {root.rank} (local_rank: {root.local_rank})",
-        f"exitcode  : {root.code} (pid: {root.pid})" + (f" ({name.group()})" if name else ""),
-        f"error_file: {root.error_file or '<N/A>'}",
+    pairs = [
+        (f"time      : {when}", f"host      : {host}"),
+        (
+            f"rank      : {root.rank} (local_rank: {root.local_rank})",
+            f"exitcode  : {root.code} (pid: {root.pid})" + (f" ({name.group()})" if name else ""),
+        ),
     ]
     lines: list[str] = []
-    alone = False
-    for field in fields:
-        joined = f"{lines[-1]:<34}  {field}" if alone else ""
-        alone = not (joined and len(joined) <= width)
-        if alone:
-            lines.append(f"  {field}")
-        else:
-            lines[-1] = joined
-    return lines
+    for first, second in pairs:
+        joined = f"  {first:<32}  {second}"
+        lines += [joined] if len(joined) <= width else [f"  {first}", f"  {second}"]
+    return [*lines, f"  error_file: {root.error_file or '<N/A>'}"]
 
 
 def _own_output(root: WorkerExit) -> list[str]:
@@ -132,21 +127,17 @@ def _own_output(root: WorkerExit) -> list[str]:
 
 
 def _traceback(trace: list[str]) -> list[str]:
+    """At most `MAX_TRACE_LINES`: the heading, the number of omitted lines, and the end, which has the cause."""
     if len(trace) > MAX_TRACE_LINES:
         trace = last_link(trace)
-    return ["", *_indented(_shortened(trace)), ""]
+    if len(trace) > MAX_TRACE_LINES:
+        kept = MAX_TRACE_LINES - 2
+        trace = [trace[0], f"  ... {len(trace) - kept - 1} lines left out ...", *trace[-kept:]]
+    return ["", *_indented(trace), ""]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" if line else "" for line in lines]
-
-
-def _shortened(trace: Sequence[str]) -> list[str]:
-    """At most `MAX_TRACE_LINES`: the heading, the number of omitted lines, and the end, which has the cause."""
-    if len(trace) <= MAX_TRACE_LINES:
-        return list(trace)
-    kept = MAX_TRACE_LINES - 2
-    return [trace[0], f"  ... {len(trace) - kept - 1} lines left out ...", *trace[-kept:]]
 
 
 def _where_to_look(root: WorkerExit, width: int) -> list[str]:
