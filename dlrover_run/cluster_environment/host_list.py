@@ -13,7 +13,7 @@ from dlrover_run.cluster_environment.records import is_count
 MAX_HOSTS = 100_000
 """Hosts of the longest list: more than any scheduler allocates, so that a damaged list costs no memory."""
 
-_PART = re.compile(r"[^\[\],\s]+|\[([^\[\]]*)\]")
+_TOKEN = re.compile(r"(?P<gap>[,\s]+)|(?P<part>[^\[\],\s]+|\[[^\[\]]*\])|(?P<other>.)")
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _SLOTS = re.compile(r"(?:max[-_])?slots\s*=\s*(\d{1,9})", re.ASCII)
 
@@ -41,20 +41,15 @@ def expand(text: str) -> list[str]:
 
 def _split(text: str) -> Iterator[list[str]]:
     """The entries between the commas, each as its plain and its bracketed parts."""
-    position = 0
     entry: list[str] = []
-    while position < len(text):
-        if text[position] == "," or text[position].isspace():
-            position += 1
-            if entry:
-                yield entry
+    for token in _TOKEN.finditer(text):
+        if token["other"]:
+            raise HostListError(f"has an unexpected {token[0]!r} at character {token.start() + 1}")
+        if token["part"]:
+            entry.append(token[0])
+        elif entry:
+            yield entry
             entry = []
-            continue
-        part = _PART.match(text, position)
-        if part is None:
-            raise HostListError(f"has an unexpected {text[position]!r} at character {position + 1}")
-        entry.append(part[0])
-        position = part.end()
     if entry:
         yield entry
 

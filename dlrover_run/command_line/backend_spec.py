@@ -34,7 +34,11 @@ def find_backend(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, s
         return BackendSpec(rendezvous.master, None)
     token = credentials.find_token(conf, environ)
     tls = credentials.read_tls(conf, credentials.MASTER_TLS)
-    credentials.require_credentials(conf, token, tls)
+    if conf.auth == "required" and not (token or (tls and tls.ca and tls.cert)):
+        raise SpecError(
+            f"--rdzv-conf auth=required, and this node has no credentials: set {credentials.TOKEN_VARIABLE} or "
+            f"{credentials.TOKEN_FILE_VARIABLE}, or give --rdzv-conf token_file=PATH, or tls_ca, tls_cert and tls_key."
+        )
     if conf.state_dir is not None:
         lookup.check_directory(*conf.state_dir)
     master = replace(

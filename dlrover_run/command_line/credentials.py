@@ -83,18 +83,13 @@ def token_warnings(token: str, conf: RdzvConf, environ: Mapping[str, str]) -> li
     found = []
     if len(token) < MIN_TOKEN_LENGTH:
         found.append(f"has fewer than {MIN_TOKEN_LENGTH} characters and can be guessed (`openssl rand -hex 32`)")
-    if file is not None and _readable_by_others(file.text):
-        found.append(
-            f"can be read by other users (`chmod 600 {file.text}`; `defaultMode: 0400` for a Secret of Kubernetes)"
-        )
+    with contextlib.suppress(OSError):
+        if file is not None and os.stat(file.text).st_mode & 0o044:
+            found.append(
+                f"can be read by other users (`chmod 600 {file.text}`; `defaultMode: 0400` for a Secret of Kubernetes)"
+            )
     where = TOKEN_VARIABLE if file is None else f"{file.source} {file.text!r}"
     return [f"the token of {where} {' and '.join(found)}."] if found else []
-
-
-def _readable_by_others(path: str) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(os.stat(path).st_mode & 0o044)
-    return False
 
 
 def find_password(conf: RdzvConf, environ: Mapping[str, str]) -> str:
@@ -158,13 +153,3 @@ def _pem(file: FlagValue, mark: bytes, what: str) -> str:
     if mark not in lookup.read_file(*file, _MAX_PEM_BYTES):
         raise values.invalid(*file, f"is not {what} in PEM format", "name another file")
     return os.path.abspath(file.text)
-
-
-def require_credentials(conf: RdzvConf, token: str, tls: TlsSpec | None) -> None:
-    """Refuse `auth=required` at a master without any credentials."""
-    if conf.auth != "required" or token or (tls and tls.ca and tls.cert):
-        return
-    raise SpecError(
-        f"--rdzv-conf auth=required, and this node has no credentials: set {TOKEN_VARIABLE} or "
-        f"{TOKEN_FILE_VARIABLE}, or give --rdzv-conf token_file=PATH, or tls_ca, tls_cert and tls_key."
-    )
