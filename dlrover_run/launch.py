@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
-from dlrover_run.console.text import prefix_with_node
+from dlrover_run.console.text import format_time_of_day, prefix_with_node
 from dlrover_run.exit_reasons import ExitReason, in_scheme
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.process_tree import tree, watchdog
@@ -85,7 +85,7 @@ def launch(
         from dlrover_run.failures import describe_signal
 
         how = describe_signal(-code)
-        _print_with_time(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")
+        _print(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")
         return in_scheme(ExitReason.STOPPED, exit_codes.of_signal(-code), spec.exit_codes)
     return code
 
@@ -119,8 +119,8 @@ def _be_agent(
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
             import traceback
 
-            _print(spec, traceback.format_exc().rstrip("\n"))
-        _print_with_time(spec, f"{program.name}: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
+            _print(spec, traceback.format_exc().rstrip("\n"), timed=False)
+        _print(spec, f"{program.name}: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -128,22 +128,15 @@ def _be_agent(
 
 
 def _cannot_start(error: OSError, spec: JobSpec, program: LauncherProgram) -> int:
-    _print_with_time(
-        spec, f"{program.name}: the launcher's own processes could not be started: {explain_os_error(error)}"
-    )
+    _print(spec, f"{program.name}: the launcher's own processes could not be started: {explain_os_error(error)}")
     return in_scheme(ExitReason.CANNOT_START, exit_codes.CANNOT_START, spec.exit_codes)
 
 
-def _print(spec: JobSpec, text: str) -> None:
-    """Print a line while there is no `Console`: before the agent starts, or after it has ended."""
-    print(prefix_with_node(text, spec.console_name), file=sys.stderr)
-
-
-def _print_with_time(spec: JobSpec, line: str) -> None:
-    """Print it with the time of day, for events while a job runs."""
-    from dlrover_run.console.text import format_time_of_day
-
-    _print(spec, f"{format_time_of_day(time.time())} {line}")
+def _print(spec: JobSpec, text: str, *, timed: bool = True) -> None:
+    """Print a line, with the time of day for events while a job runs, while there is no `Console`: before the agent
+    starts, or after it has ended."""
+    when = f"{format_time_of_day(time.time())} " if timed else ""
+    print(prefix_with_node(when + text, spec.console_name), file=sys.stderr)
 
 
 def run() -> int:
@@ -158,5 +151,5 @@ def run() -> int:
     try:
         return launch(request.spec, request.parent_pipe, request.result_fd)
     except SpecError as mistake:
-        _print(request.spec, f"dlrover-run: {mistake}")
+        _print(request.spec, f"dlrover-run: {mistake}", timed=False)
         return exit_codes.BAD_COMMAND_LINE

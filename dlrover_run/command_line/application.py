@@ -57,7 +57,8 @@ def run(program: Program, argv: Sequence[str]) -> int:
     except SystemExit as end:
         code = end.code
     except _USAGE_ERROR as error:
-        raise UsageError(_sentence(error)) from None
+        message = str(cast(Any, error).format_message())
+        raise UsageError(message if message.endswith((".", "?")) else f"{message}.") from None
     return code if isinstance(code, int) else exit_codes.SUCCESS
 
 
@@ -102,11 +103,6 @@ def flag_option(flag: Flag) -> Any:
     return typer.Option(
         f"--{flag.name}", help=flag.help, metavar=flag.value, rich_help_panel=flag.panel, show_default=False
     )
-
-
-def _sentence(error: Any) -> str:
-    message = str(error.format_message())
-    return message if message.endswith((".", "?")) else f"{message}."
 
 
 def _typer_script(program: Program, shell: str) -> str:
@@ -186,12 +182,10 @@ class _Subcommand(typer.core.TyperCommand):
 
 
 def _command(program: Program, *, with_underscores: bool = False) -> Any:
-    completes = set(_TYPER_OPTIONS) <= program.by_dest.keys()
     app = typer.Typer(
         cls=_Group,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
-        add_completion=completes,
         invoke_without_command=True,
         help=program.about,
         epilog=program.epilog,
