@@ -77,7 +77,3 @@ def end_job(plan: Plan, now: float, phase: PlanPhase, reasons: Reasons) -> Decis
 def deadline_if(at: float | None, reason: DeadlineReason) -> tuple[Deadline, ...]:
     """The deadline at that time; none when there is no time."""
     return () if at is None else (Deadline(at, reason),)
-
-
-def earliest(*times: float | None) -> float | None:
-    return min((time for time in times if time is not None), default=None)

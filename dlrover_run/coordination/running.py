@@ -9,7 +9,6 @@ from dlrover_run.coordination.decision import (
     DeadlineReason,
     Decision,
     deadline_if,
-    earliest,
     end_job,
     update_plan,
 )
@@ -142,13 +141,12 @@ def _first_own(failed: list[MemberState]) -> MemberState | None:
 
 def _departed_before(time: float, unfinished: RoundMembers) -> bool:
     """Whether a member began to drain or lost its connection before that time, and so may have caused a failure."""
-
-    def departed(state: MemberState) -> float | None:
-        return earliest(state.disconnected_at, state.changed_at if state.is_draining else None)
-
-    times = [departed(state) for _, state in unfinished if state is not None]
-    is_unknown = any(state is None for _, state in unfinished)
-    return is_unknown or any(departed_at is not None and departed_at < time for departed_at in times)
+    for _, state in unfinished:
+        if state is None or (state.is_draining and state.changed_at < time):
+            return True
+        if state.disconnected_at is not None and state.disconnected_at < time:
+            return True
+    return False
 
 
 def _restart(policy: Policy, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:

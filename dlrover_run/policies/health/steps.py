@@ -136,11 +136,13 @@ def step(rules: HealthRules, plan: Plan, members: Members, now: float) -> Decisi
             return Decision(plan, (Deadline(deadline, DeadlineReason.POLICY),), lines)
         check = add_facts(rules, check, members, now)
         diagnosis = diagnose(check, rules.straggler_threshold)
-        lines += tuple(text.round_lines(check, diagnosis.failing))
+        # Without a node there is nothing to report: all were requested to stop.
+        is_reported = any(node.is_here for node in check.nodes)
+        lines += tuple(text.round_lines(check, diagnosis.failing)) if is_reported else ()
         tasks = _next_tasks(rules, check, diagnosis)
         if tasks is None:
             plan, last = _conclude(rules, plan, check, diagnosis, now)
-            lines += last
+            lines += last if is_reported else ()
         else:
             plan = _continue(plan, msgspec.structs.replace(check, flagged=diagnosis.flagged), tasks, now)
     return Decision(plan, (), lines)
@@ -260,7 +262,7 @@ def _conclude(
     dismissed = [checkup for checkup in new if checkup.dismissed]
     warned = [one for one in new if one.status is HealthStatus.STRAGGLER and not one.dismissed]
     lines = (
-        *text.end_lines(check, found[HealthStatus.FAULT], found[HealthStatus.STRAGGLER]),
+        f"Fault nodes are: {found[HealthStatus.FAULT]} and stragglers are: {found[HealthStatus.STRAGGLER]}.",
         *([render(text.dismissals(dismissed))] if dismissed else []),
         *(f"warning: {checkup.host} is a straggler: it {checkup.reason}" for checkup in warned),
         *(f"warning: {note}" for note in diagnosis.notes),

@@ -92,10 +92,7 @@ def elapsed(check: HealthCheck) -> dict[int, float]:
 
 
 def round_lines(check: HealthCheck, failing: Collection[int]) -> list[str]:
-    """The result of a round, with the text of DLRover's master; `failing` are the nodes that have not passed by now.
-    Nothing if no node is left that it could report: then the nodes were requested to stop."""
-    if not any(node.is_here for node in check.nodes):
-        return []
+    """The result of a round, with the text of DLRover's master; `failing` are the nodes that have not passed by now."""
     times = elapsed(check)
     slowest = sorted(times, key=lambda place: (-times[place], place))[:MAX_ROWS]
     here = (place for place, node in enumerate(check.nodes) if node.is_here)
@@ -108,13 +105,6 @@ def round_lines(check: HealthCheck, failing: Collection[int]) -> list[str]:
         f"Round {number}: The node elapsed time are {shown_times}",
         f"Round {number}: The node status are {status}.",
     ]
-
-
-def end_lines(check: HealthCheck, faults: Sequence[int], stragglers: Sequence[int]) -> list[str]:
-    """The result of a check, with the text of DLRover's master; nothing if no node is left."""
-    if not any(node.is_here for node in check.nodes):
-        return []
-    return [f"Fault nodes are: {list(faults)} and stragglers are: {list(stragglers)}."]
 
 
 def dismissals(dismissed: Sequence[NodeHealth], limit: int = MAX_WHAT) -> Reasons:

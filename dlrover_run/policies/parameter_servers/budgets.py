@@ -92,8 +92,7 @@ def _count_exit(cluster: Cluster, loss: LostTask) -> tuple[Cluster, EndCause]:
     if cause is EndCause.RESHAPED:
         times += 1
         counts = (*others, UnexpectedExits(task.role, task.rank, times))
-        return msgspec.structs.replace(cluster, unexpected_exits=counts), (
-            cause if times <= FREE_EXITS else EndCause.FAILURE
-        )
+        cluster = msgspec.structs.replace(cluster, unexpected_exits=counts)
+        return cluster, cause if times <= FREE_EXITS else EndCause.FAILURE
     cluster = msgspec.structs.replace(cluster, unexpected_exits=others) if times else cluster
     return cluster, cause if cause in (EndCause.MEMORY, EndCause.REPEATED) else EndCause.FAILURE
