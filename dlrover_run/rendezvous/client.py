@@ -52,16 +52,13 @@ class RendezvousClient(Protocol):
 
     def report(self, report: NodeReport) -> None:
         """Send the latest report of this node, as soon as a coordinator can be reached."""
-        ...
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
         """The status of the job, after a request of an operator was taken, if there is one. The caller limits the time.
         Raises AskFailed."""
-        ...
 
     async def close(self) -> None:
         """Wait a bounded time until the coordinator has the last report, and disconnect."""
-        ...
 
 
 class AssignmentTracker:

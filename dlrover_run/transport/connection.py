@@ -30,7 +30,6 @@ class ServerConnection(Protocol):
 
     async def receive(self) -> bytes:
         """The node's next message. Raises ConnectionLost."""
-        ...
 
 
 class Connection(Protocol):
@@ -38,19 +37,15 @@ class Connection(Protocol):
 
     async def send(self, data: bytes) -> None:
         """Send a message. On a connection that has ended this does nothing: `receive` reports the end."""
-        ...
 
     async def receive(self) -> bytes:
         """The master's next message. Raises ConnectionLost."""
-        ...
 
     async def finish(self) -> None:
         """Send nothing more. The master ends the connection once it has read all earlier messages."""
-        ...
 
     async def close(self) -> None:
         """Close the connection. Messages that the master has not read yet are lost."""
-        ...
 
 
 class Connect(Protocol):
