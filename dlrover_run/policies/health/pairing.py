@@ -60,7 +60,9 @@ def next_round(check: HealthCheck, diagnosis: Diagnosis, measure_links: bool) ->
     """What is tried after the round `check.key`, which is among the facts already; None when the check is over."""
     evidence = collect_evidence(check)
     following = check.key.round + 1
-    measuring = _most_measuring_rounds(check) if measure_links else 0
+    # Twice as many as are needed when no node is late, for one that computed in the second try only has missed a round.
+    most = 2 * len(check.nodes) if len(check.nodes) <= EVERY_PAIR else EVERY_PAIR - 1
+    measuring = most if measure_links else 0
     groups = _unmeasured(evidence, _useless(evidence, diagnosis)) if following < measuring else ()
     if groups:
         return RoundTasks(diagnosis.compute_again, groups)
@@ -186,17 +188,12 @@ def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
 
 
 def _to_be_confirmed(evidence: Evidence, diagnosis: Diagnosis) -> tuple[Pair, ...]:
-    linkers = set(_linkers(evidence))
-    return _pairs_of_different(pair for pair in diagnosis.link_again if linkers.issuperset(pair))
-
-
-def _pairs_of_different(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
-    """As many of the pairs as no node is in twice, each as soon as it is free."""
-    taken: set[int] = set()
+    """The links to be tried again: as many as no node is in twice, each as soon as it is free."""
+    free = set(_linkers(evidence))
     found = []
-    for pair in pairs:
-        if taken.isdisjoint(pair):
-            taken.update(pair)
+    for pair in diagnosis.link_again:
+        if free.issuperset(pair):
+            free.difference_update(pair)
             found.append(pair)
     return tuple(found)
 
@@ -256,11 +253,6 @@ class _Free:
     def _first_unmet(self, seeker: int, free: Iterable[int]) -> int | None:
         met = self._evidence.links[seeker]
         return next((other for other in free if other != seeker and other not in met), None)
-
-
-def _most_measuring_rounds(check: HealthCheck) -> int:
-    # Twice as many as are needed when no node is late, for one that computed in the second try only has missed a round.
-    return 2 * len(check.nodes) if len(check.nodes) <= EVERY_PAIR else EVERY_PAIR - 1
 
 
 def _unmeasured(evidence: Evidence, useless: Collection[int] = ()) -> Groups:
