@@ -27,8 +27,8 @@ from simulation.seeds import LONG_CHUNK, PLACES, Defect, Variant, cases, demand_
 from simulation.timeline import Broken
 
 SEEDS = {"master": 24, "etcd": 9}
-"""Seeds of the ordinary run; `make test-long` runs 10,000 of each. Of the planted defects below, 19 with a master and 12
-with etcd name one of these seeds."""
+"""Seeds of the ordinary run; `make test-long` runs 10,000 of each. Of the planted defects below, 19 with a master and
+12 with etcd name one of these seeds."""
 
 
 @pytest.mark.parametrize(("place", "seeds"), SEEDS.items())
