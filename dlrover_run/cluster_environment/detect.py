@@ -12,8 +12,6 @@ from dlrover_run.cluster_environment.records import BY_FLAGS, Context, Contradic
 from dlrover_run.coordination.text import join_words
 from dlrover_run.spec import FlagValue
 
-Find = Callable[[Mapping[str, str], Context], Finding]
-
 _FINDERS = {
     "mpi": "mpi:find",
     "slurm": "slurm:find",
@@ -33,10 +31,11 @@ def detect(
     `cluster` is `auto` or the name of one. `hostfile` is the path of a file with the hosts of the job, and its source.
     Raises Contradiction.
     """
+    context = context._replace(environ=environ)
     if cluster != "auto":
         context = context._replace(interactive=False, named=True)
     if hostfile is None:
-        return _detect(environ, context, cluster)
+        return _detect(context, cluster)
     listed = batch.read_file(hostfile, context)
     if listed is None:
         raise Contradiction(
@@ -44,11 +43,11 @@ def detect(
         )
     source = f"{hostfile.source} {hostfile.text}"
     context = context._replace(hosts=tuple(FlagValue(source, host.name) for host in listed))
-    return _with_hosts(_detect(environ, context, cluster), hostfile, listed, context)
+    return _with_hosts(_detect(context, cluster), hostfile, listed, context)
 
 
-def _detect(environ: Mapping[str, str], context: Context, cluster: str) -> Finding:
-    names = [name for name in MARKERS if cluster in ("auto", name) and is_marked(environ, name)]
+def _detect(context: Context, cluster: str) -> Finding:
+    names = [name for name in MARKERS if cluster in ("auto", name) and is_marked(context.environ, name)]
     if cluster not in ("auto", "none", *names):
         raise Contradiction(
             f"--cluster={cluster} is given, and this process has none of its variables "
@@ -57,7 +56,7 @@ def _detect(environ: Mapping[str, str], context: Context, cluster: str) -> Findi
         )
     found: dict[str, Finding] = {}
     for name in names:
-        result = _look_at(name, environ, context)
+        result = _look_at(name, context)
         # mpirun runs inside the jobs of the other clusters, and there it decides where launchers run. The variables of
         # the scheduler are then those of mpirun's own processes, and need not fit this node.
         if name == "mpi" and result is not None:
@@ -78,11 +77,11 @@ def _is_single(found: Finding) -> bool:
     return isinstance(found, Detected) and found.size == 1
 
 
-def _look_at(name: str, environ: Mapping[str, str], context: Context) -> Finding:
+def _look_at(name: str, context: Context) -> Finding:
     """What one cluster's variables say. Only its own module is imported."""
     module, _, function = _FINDERS[name].partition(":")
-    find: Find = getattr(import_module(f"dlrover_run.cluster_environment.{module}"), function)
-    return find(environ, context)
+    find: Callable[[Context], Finding] = getattr(import_module(f"dlrover_run.cluster_environment.{module}"), function)
+    return find(context)
 
 
 def _with_hosts(found: Finding, path: FlagValue, listed: list[Host], context: Context) -> Detected:

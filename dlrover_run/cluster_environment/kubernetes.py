@@ -7,7 +7,6 @@ only completes what is missing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from dlrover_run.cluster_environment import host_list
 from dlrover_run.cluster_environment.records import (
@@ -17,11 +16,8 @@ from dlrover_run.cluster_environment.records import (
     Detected,
     Finding,
     Unstarted,
-    given,
     is_count,
-    number,
     read_number,
-    visible_gpus,
 )
 from dlrover_run.spec import FlagValue
 
@@ -39,9 +35,9 @@ _SERVICE_REMEDY = (
 _VOLCANO_LIST = re.compile(r"VC_(.+)_HOSTS", re.ASCII)
 
 
-def find(environ: Mapping[str, str], context: Context) -> Finding:
+def find(context: Context) -> Finding:
     """What the variables of a pod say. Raises Contradiction."""
-    found = _volcano(environ, context) or _ranked(environ, context) or _indexed(environ, context)
+    found = _volcano(context) or _ranked(context) or _indexed(context)
     if isinstance(found, Detected) and context.interactive and found.size != 1:
         index = f"{found.node_rank.source}={found.node_rank.text}" if found.node_rank else found.title
         return Unstarted(
@@ -52,29 +48,29 @@ def find(environ: Mapping[str, str], context: Context) -> Finding:
     return found
 
 
-def _indexed(environ: Mapping[str, str], context: Context) -> Finding:
+def _indexed(context: Context) -> Finding:
     """An indexed Job, or one Job of a JobSet."""
-    index = number(environ, INDEX)
+    index = context.number(INDEX)
     if index is None:
         return None
-    job_index = number(environ, "JOB_INDEX") if given(environ, "JOBSET_NAME", "REPLICATED_JOB_NAME") else None
-    name = given(environ, "JOBSET_NAME", "JOB_NAME")
+    job_index = context.number("JOB_INDEX") if context.given("JOBSET_NAME", "REPLICATED_JOB_NAME") else None
+    name = context.given("JOBSET_NAME", "JOB_NAME")
     own = context.hostname.partition(".")[0]
     stem = own.removesuffix(f"-{job_index.text}-{index.text}" if job_index else f"-{index.text}")
     run_id = name or (FlagValue("the host name", stem) if stem != own else None)
     title = f"Kubernetes Job {run_id.text}" if run_id else "Kubernetes Job"
-    rank = number(environ, "PET_NODE_RANK") or (index if job_index is None or job_index.text == "0" else None)
+    rank = context.number("PET_NODE_RANK") or (index if job_index is None or job_index.text == "0" else None)
     return Detected(
         "kubernetes",
         title,
         None,
         rank,
-        host=given(environ, "PET_MASTER_ADDR", "MASTER_ADDR") or _first_pod(context, stem, index, job_index),
-        port=read_number(port) if (port := given(environ, "PET_MASTER_PORT", "MASTER_PORT")) else PORT,
+        host=context.given("PET_MASTER_ADDR", "MASTER_ADDR") or _first_pod(context, stem, index, job_index),
+        port=read_number(port) if (port := context.given("PET_MASTER_PORT", "MASTER_PORT")) else PORT,
         run_id=run_id,
-        workers=visible_gpus(environ),
+        workers=context.visible_gpus(),
         first=index.text == "0" and (job_index is None or job_index.text == "0"),
-        least=_least(environ, index) if job_index is None or job_index.text == "0" else 2,
+        least=_least(context, index) if job_index is None or job_index.text == "0" else 2,
         no_host=_SERVICE_REMEDY,
     )
 
@@ -91,25 +87,25 @@ def _first_pod(context: Context, stem: str, index: FlagValue, job_index: FlagVal
     return None
 
 
-def _volcano(environ: Mapping[str, str], context: Context) -> Finding:
-    index = number(environ, "VC_TASK_INDEX", "VK_TASK_INDEX")
+def _volcano(context: Context) -> Finding:
+    index = context.number("VC_TASK_INDEX", "VK_TASK_INDEX")
     if index is None:
         return None
     lists = {
         name: [host.strip() for host in text.split(",") if host.strip()]
-        for name, text in environ.items()
+        for name, text in context.environ.items()
         if _VOLCANO_LIST.fullmatch(name) and text.strip()
     }
     if len(lists) != 1:
         # The plug-in for PyTorch numbers the pods of several tasks.
-        if ranked := _ranked(environ, context):
+        if ranked := _ranked(context):
             return ranked
         raise Contradiction(
             f"{index.source} is {index.text}, and {len(lists)} variables VC_..._HOSTS name pods",
             f"turn on Volcano's pytorch plug-in, or {BY_FLAGS}",
         )
     ((source, hosts),) = lists.items()
-    count = number(environ, source.removesuffix("_HOSTS") + "_NUM", lowest=1)
+    count = context.number(source.removesuffix("_HOSTS") + "_NUM", lowest=1)
     if int(index.text) >= len(hosts) or (count and int(count.text) != len(hosts)):
         other = f"{count.source} is {count.text}" if count else f"{index.source} is {index.text}"
         raise Contradiction(f"{source} names {len(hosts)} hosts, and {other}", BY_FLAGS)
@@ -126,30 +122,30 @@ def _volcano(environ: Mapping[str, str], context: Context) -> Finding:
         host=FlagValue(source, hosts[0]),
         port=PORT,
         run_id=FlagValue("the host name", job) if job else None,
-        workers=visible_gpus(environ),
+        workers=context.visible_gpus(),
         first=index.text == "0",
         hosts=tuple(hosts),
     )
 
 
-def _ranked(environ: Mapping[str, str], context: Context) -> Finding:
+def _ranked(context: Context) -> Finding:
     """`RANK` and `WORLD_SIZE` as an operator sets them for one launcher in each pod: they count nodes."""
-    if not given(environ, "KUBERNETES_SERVICE_HOST", "VC_TASK_INDEX", "VK_TASK_INDEX"):
+    if not context.given("KUBERNETES_SERVICE_HOST", "VC_TASK_INDEX", "VK_TASK_INDEX"):
         return None
     # In a worker of another launcher they are those of the worker.
-    if given(environ, "LOCAL_RANK"):
+    if context.given("LOCAL_RANK"):
         return None
-    host, rank = given(environ, "MASTER_ADDR"), number(environ, "RANK")
-    if rank is None or not (host or given(environ, "WORLD_SIZE")):
+    host, rank = context.given("MASTER_ADDR"), context.number("RANK")
+    if rank is None or not (host or context.given("WORLD_SIZE")):
         return None
     if host and host.text == "localhost":
         # An operator may give the first pod its own address so.
         host = FlagValue("the host name", context.hostname) if rank.text == "0" else None
     # With PET_NNODES, WORLD_SIZE may count workers.
-    nodes = None if given(environ, "PET_NNODES") else number(environ, "WORLD_SIZE", lowest=1)
+    nodes = None if context.given("PET_NNODES") else context.number("WORLD_SIZE", lowest=1)
     if nodes and int(rank.text) >= int(nodes.text):
         raise Contradiction(f"{rank.source} is {rank.text}, and {nodes.source} is {nodes.text}", BY_FLAGS)
-    port = number(environ, "MASTER_PORT", lowest=1)
+    port = context.number("MASTER_PORT", lowest=1)
     return Detected(
         "kubernetes",
         "Kubernetes job",
@@ -157,13 +153,13 @@ def _ranked(environ: Mapping[str, str], context: Context) -> Finding:
         rank,
         host=host,
         port=int(port.text) if port else PORT,
-        workers=visible_gpus(environ),
+        workers=context.visible_gpus(),
         first=rank.text == "0",
-        least=_least(environ, rank),
+        least=_least(context, rank),
     )
 
 
-def _least(environ: Mapping[str, str], rank: FlagValue) -> int:
+def _least(context: Context, rank: FlagValue) -> int:
     """The lowest number of nodes that the job has, by this pod's rank and by its operator."""
-    by_operator = environ.get("PET_NNODES", "").partition(":")[0].strip()
+    by_operator = context.environ.get("PET_NNODES", "").partition(":")[0].strip()
     return max(int(rank.text) + 1, int(by_operator) if is_count(by_operator) else 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from dlrover_run.cluster_environment import host_list
@@ -14,18 +13,15 @@ from dlrover_run.cluster_environment.records import (
     Contradiction,
     Detected,
     Finding,
-    given,
     is_count,
-    number,
     port_of,
-    visible_gpus,
 )
 from dlrover_run.spec import FlagValue
 
 
-def find_sagemaker(environ: Mapping[str, str], context: Context) -> Finding:
+def find_sagemaker(context: Context) -> Finding:
     """What SageMaker's training toolkit says. Raises Contradiction."""
-    listed = given(environ, "SM_HOSTS")
+    listed = context.given("SM_HOSTS")
     if listed is None:
         raise Contradiction("SM_CURRENT_HOST is set, and SM_HOSTS is not", BY_FLAGS)
     names = _json(listed)
@@ -36,11 +32,11 @@ def find_sagemaker(environ: Mapping[str, str], context: Context) -> Finding:
     hosts = sorted(
         set(names), key=lambda name: [int(part) if is_count(part) else part for part in re.split(r"(\d+)", name)]
     )
-    own = given(environ, "SM_CURRENT_HOST") or FlagValue("the host name", context.hostname)
+    own = context.given("SM_CURRENT_HOST") or FlagValue("the host name", context.hostname)
     at = host_list.find_host(hosts, own.text)
     if at is None:
         raise Contradiction(f"{own.source} {own.text} is not in {listed.source}", BY_FLAGS)
-    job = given(environ, "TRAINING_JOB_NAME")
+    job = context.given("TRAINING_JOB_NAME")
     return Detected(
         "sagemaker",
         f"SageMaker job {job.text}" if job else "SageMaker job",
@@ -49,18 +45,18 @@ def find_sagemaker(environ: Mapping[str, str], context: Context) -> Finding:
         host=FlagValue(listed.source, hosts[0]),
         port=port_of(job.text if job else ""),
         run_id=job,
-        workers=visible_gpus(environ, "SM_NUM_GPUS"),
+        workers=context.visible_gpus("SM_NUM_GPUS"),
         first=at == 0,
         hosts=tuple(hosts),
     )
 
 
-def find_vertex(environ: Mapping[str, str], context: Context) -> Finding:
+def find_vertex(context: Context) -> Finding:
     """What Vertex AI says. Raises Contradiction."""
-    text = given(environ, "CLUSTER_SPEC")
+    text = context.given("CLUSTER_SPEC")
     if text is None:
         for name, alone in (("WORLD_SIZE", 1), ("RANK", 0)):
-            if (value := number(environ, name)) and int(value.text) > alone:
+            if (value := context.number(name)) and int(value.text) > alone:
                 raise Contradiction(f"{name} is {value.text}, and CLUSTER_SPEC is not set", BY_FLAGS)
         return None
     spec = _json(text)
@@ -80,15 +76,15 @@ def find_vertex(environ: Mapping[str, str], context: Context) -> Finding:
         hosts += members
     if at is None:
         raise Contradiction(f"the task of {text.source} is not in its cluster", BY_FLAGS)
-    rank, nodes = number(environ, "RANK"), number(environ, "WORLD_SIZE")
+    rank, nodes = context.number("RANK"), context.number("WORLD_SIZE")
     for name, value, expected in (("rank", rank, at), ("number of nodes", nodes, len(hosts))):
         if value and int(value.text) != expected:
             raise Contradiction(
                 f"{value.source} is {value.text}, and the {name} of {text.source} is {expected}", BY_FLAGS
             )
     host, _, port = hosts[0].rpartition(":") if ":" in hosts[0] else (hosts[0], "", "")
-    job = given(environ, "CLOUD_ML_JOB_ID")
-    open_port = number(environ, "MASTER_PORT", lowest=1) or (FlagValue(text.source, port) if is_count(port) else None)
+    job = context.given("CLOUD_ML_JOB_ID")
+    open_port = context.number("MASTER_PORT", lowest=1) or (FlagValue(text.source, port) if is_count(port) else None)
     return Detected(
         "vertex",
         f"Vertex AI job {job.text}" if job else "Vertex AI job",
@@ -97,7 +93,7 @@ def find_vertex(environ: Mapping[str, str], context: Context) -> Finding:
         host=FlagValue(text.source, host),
         port=int(open_port.text) if open_port else port_of(job.text if job else ""),
         run_id=job,
-        workers=visible_gpus(environ),
+        workers=context.visible_gpus(),
         first=at == 0,
         hosts=tuple(name.partition(":")[0] for name in hosts),
     )

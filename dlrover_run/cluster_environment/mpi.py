@@ -7,7 +7,7 @@ inside the job of a scheduler too, and then the scheduler's list of hosts is the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dlrover_run.cluster_environment import batch, host_list
@@ -18,12 +18,9 @@ from dlrover_run.cluster_environment.records import (
     Contradiction,
     Detected,
     Finding,
-    given,
     is_count,
-    number,
     port_of,
     several_launchers,
-    visible_gpus,
 )
 from dlrover_run.spec import FlagValue
 
@@ -65,13 +62,13 @@ _CONTACTS = ("OMPI_MCA_orte_hnp_uri", "PRTE_MCA_prte_hnp_uri")
 _ADDRESS = re.compile(r"tcp(?:4|6)?://(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+))")
 
 
-def find(environ: Mapping[str, str], context: Context) -> Finding:
+def find(context: Context) -> Finding:
     """What the variables of an MPI program say. Raises Contradiction."""
-    starter = _starter(environ)
+    starter = _starter(context)
     if starter is None:
         return None
-    size, rank = number(environ, starter.size, lowest=1), number(environ, starter.rank)
-    local_size, local_rank = number(environ, starter.local_size, lowest=1), number(environ, starter.local_rank)
+    size, rank = context.number(starter.size, lowest=1), context.number(starter.rank)
+    local_size, local_rank = context.number(starter.local_size, lowest=1), context.number(starter.local_rank)
     remedy = f"start it with `{starter.launch} {context.command}`, or {BY_FLAGS}"
     if size is None or rank is None:
         missing = starter.size if size is None else starter.rank
@@ -82,7 +79,7 @@ def find(environ: Mapping[str, str], context: Context) -> Finding:
     if on_node > 1:
         problem = f"{title} starts {on_node} launchers on a node ({(local_size or size).source})"
         raise several_launchers(problem, nodes, starter.launch, context)
-    if starter is _MPI_LAUNCHERS[0] and (each := given(environ, "OMPI_APP_CTX_NUM_PROCS")):
+    if starter is _MPI_LAUNCHERS[0] and (each := context.given("OMPI_APP_CTX_NUM_PROCS")):
         counts = each.text.split()
         if not all(map(is_count, counts)) or sum(map(int, counts)) != nodes:
             raise Contradiction(f"{size.source} is {nodes}, and {each.source} is {each.text[:100]!r}", remedy)
@@ -91,8 +88,8 @@ def find(environ: Mapping[str, str], context: Context) -> Finding:
     if local_size is None and nodes > 1:
         problem = f"{starter.local_size} does not say how many of them are on this node"
         raise Contradiction(f"{size.source} is {nodes}, and {problem}", remedy)
-    hosts = context.hosts or _hosts(environ, context)
-    job = given(environ, *_JOBS)
+    hosts = context.hosts or _hosts(context)
+    job = context.given(*_JOBS)
     run_id = FlagValue(job.source, job.text[:200]) if job and job.text.isprintable() else None
     return Detected(
         "mpi",
@@ -102,42 +99,42 @@ def find(environ: Mapping[str, str], context: Context) -> Finding:
         host=hosts[0] if hosts else None,
         port=port_of(run_id.text if run_id else ""),
         run_id=run_id,
-        workers=visible_gpus(environ),
+        workers=context.visible_gpus(),
         first=rank.text == "0",
         hosts=tuple(host.text for host in hosts) if len(hosts) == nodes else (),
         no_host="give --hostfile FILE with the hosts in the order of their ranks, or --rdzv-endpoint=HOST:PORT",
     )
 
 
-def _starter(environ: Mapping[str, str]) -> _MpiLauncher | None:
+def _starter(context: Context) -> _MpiLauncher | None:
     for starter in _MPI_LAUNCHERS[:2]:
-        if given(environ, starter.size, starter.rank):
+        if context.given(starter.size, starter.rank):
             return starter
     for starter in _MPI_LAUNCHERS[2:]:
         # srun sets PMI_SIZE for programs with MPI, but not these.
-        if given(environ, starter.local_size, starter.local_rank) and given(environ, starter.size, starter.rank):
+        if context.given(starter.local_size, starter.local_rank) and context.given(starter.size, starter.rank):
             return starter
-    if given(environ, "PMI_SIZE") and not given(environ, "SLURM_STEP_ID", "SLURM_STEPID"):
+    if context.given("PMI_SIZE") and not context.given("SLURM_STEP_ID", "SLURM_STEPID"):
         return _MPI_LAUNCHERS[-1]
     return None
 
 
-def _hosts(environ: Mapping[str, str], context: Context) -> Sequence[FlagValue]:
+def _hosts(context: Context) -> Sequence[FlagValue]:
     """The hosts on which the program starts processes, the first of which gets rank 0; at least the first if known."""
     for name in _HOST_FILES:
-        path = given(environ, name)
+        path = context.given(name)
         listed = batch.read_file(path, context) if path else None
         if path and listed:
             return [FlagValue(path.source, host.name) for host in listed]
-    source, names = batch.lsf_hosts(environ, context)
+    source, names = batch.lsf_hosts(context)
     if names:
         return [FlagValue(source, name) for name in names]
-    if text := given(environ, "SLURM_JOB_NODELIST"):
+    if text := context.given("SLURM_JOB_NODELIST"):
         try:
             return [FlagValue(text.source, name) for name in host_list.expand(text.text)]
         except HostListError as error:
             raise Contradiction(f"{text.source} {text.text[:200]!r} {error}", "give --hostfile FILE") from None
-    if text := given(environ, *_CONTACTS):
+    if text := context.given(*_CONTACTS):
         # The address of mpirun, which runs on the first host unless it was started from a login node. The launcher of
         # rank 0 finds out whether it is its own.
         for in_brackets, plain in _ADDRESS.findall(text.text):

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dlrover_run.spec import FlagValue, SpecError
@@ -22,7 +23,7 @@ _MAX_DIGITS = 18
 
 
 class Context(NamedTuple):
-    """What is known of the launcher besides its variables.
+    """What is known of a launcher: its variables, `environ`, and its machine.
 
     `read` returns the text of a file, None if there is none. `interactive` means that a person types at a terminal: the
     launcher is then started by that person and not by the cluster. `is_own_address` is whether a host is an IP address
@@ -37,6 +38,34 @@ class Context(NamedTuple):
     is_own_address: Callable[[str], bool] = lambda host: False
     named: bool = False
     hosts: tuple[FlagValue, ...] = ()
+    environ: Mapping[str, str] = MappingProxyType({})
+
+    def given(self, *names: str) -> FlagValue | None:
+        """The first of these variables that is not empty. Characters that would spoil a message are replaced."""
+        for name in names:
+            if text := self.environ.get(name, "").strip():
+                return FlagValue(name, text if text.isprintable() else re.sub(r"[^ -~]", "?", text))
+        return None
+
+    def number(self, *names: str, lowest: int = 0) -> FlagValue | None:
+        """The same for a variable that must hold an integer of at least `lowest`. Raises Contradiction."""
+        value = self.given(*names)
+        if value is not None:
+            read_number(value, lowest)
+        return value
+
+    def positive(self, *names: str) -> FlagValue | None:
+        """The same for a variable that holds 0 where there is nothing to say: None for it. Raises Contradiction."""
+        value = self.number(*names)
+        return value if value and int(value.text) else None
+
+    def visible_gpus(self, *counts: str) -> FlagValue | None:
+        """The number of GPUs that the cluster has given to this launcher: those that it may see, else a count."""
+        for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+            devices = [each for each in self.environ.get(name, "").split(",") if each.strip()]
+            if devices and devices[0].strip() not in ("all", "void", "none", "-1", "NoDevFiles"):
+                return FlagValue(name, str(len(devices)))
+        return self.positive(*counts)
 
 
 @dataclass(frozen=True)
@@ -96,28 +125,6 @@ class Contradiction(SpecError):
         self.launchers = launchers
 
 
-def given(environ: Mapping[str, str], *names: str) -> FlagValue | None:
-    """The first of these variables that is not empty. Characters that would spoil a message are replaced."""
-    for name in names:
-        if text := environ.get(name, "").strip():
-            return FlagValue(name, text if text.isprintable() else re.sub(r"[^ -~]", "?", text))
-    return None
-
-
-def number(environ: Mapping[str, str], *names: str, lowest: int = 0) -> FlagValue | None:
-    """The same for a variable that must hold an integer of at least `lowest`. Raises Contradiction."""
-    value = given(environ, *names)
-    if value is not None:
-        read_number(value, lowest)
-    return value
-
-
-def positive(environ: Mapping[str, str], *names: str) -> FlagValue | None:
-    """The same for a variable that holds 0 where there is nothing to say: None for it. Raises Contradiction."""
-    value = number(environ, *names)
-    return value if value and int(value.text) else None
-
-
 def read_number(value: FlagValue, lowest: int = 0) -> int:
     """The integer that a variable holds. Raises Contradiction."""
     if not is_count(value.text) or int(value.text) < lowest:
@@ -131,15 +138,6 @@ def read_number(value: FlagValue, lowest: int = 0) -> int:
 def is_count(text: str) -> bool:
     """Whether a text is an integer of 0 or more, of a length that Python converts."""
     return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
-
-
-def visible_gpus(environ: Mapping[str, str], *counts: str) -> FlagValue | None:
-    """The number of GPUs that the cluster has given to this launcher: those that it may see, else a count."""
-    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
-        devices = [each for each in environ.get(name, "").split(",") if each.strip()]
-        if devices and devices[0].strip() not in ("all", "void", "none", "-1", "NoDevFiles"):
-            return FlagValue(name, str(len(devices)))
-    return positive(environ, *counts)
 
 
 def port_of(job: str) -> int:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from dlrover_run.cluster_environment import host_list
 from dlrover_run.cluster_environment.host_list import HostListError
@@ -17,13 +16,9 @@ from dlrover_run.cluster_environment.records import (
     Detected,
     Finding,
     Unstarted,
-    given,
     is_count,
-    number,
     port_of,
-    positive,
     several_launchers,
-    visible_gpus,
 )
 from dlrover_run.spec import FlagValue
 
@@ -38,12 +33,12 @@ _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
-def find(environ: Mapping[str, str], context: Context) -> Finding:
+def find(context: Context) -> Finding:
     """What Slurm's variables say. Raises Contradiction."""
-    job, step = number(environ, JOB, "SLURM_JOBID"), number(environ, *_STEP)
+    job, step = context.number(JOB, "SLURM_JOBID"), context.number(*_STEP)
     if step is None:
-        rank = number(environ, "SLURM_PROCID")
-        left = given(environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES") or (
+        rank = context.number("SLURM_PROCID")
+        left = context.given("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES") or (
             rank if rank and int(rank.text) else None
         )
         if left:
@@ -51,26 +46,26 @@ def find(environ: Mapping[str, str], context: Context) -> Finding:
     if job is None:
         raise Contradiction(f"{JOB} is not set, and other variables of a Slurm step are", BY_FLAGS)
     if step is None or int(step.text) >= _FIRST_SPECIAL_STEP:
-        return _outside_of_a_step(environ, context, job)
-    if (components := number(environ, "SLURM_HET_SIZE")) and int(components.text) > 1:
+        return _outside_of_a_step(context, job)
+    if (components := context.number("SLURM_HET_SIZE")) and int(components.text) > 1:
         raise Contradiction(
             f"Slurm job {job.text} has {components.text} components ({components.source}), which number their nodes "
             "separately",
             BY_FLAGS,
         )
-    return _step(environ, context, job, step)
+    return _step(context, job, step)
 
 
-def _outside_of_a_step(environ: Mapping[str, str], context: Context, job: FlagValue) -> Finding:
-    nodes = number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", lowest=1)
+def _outside_of_a_step(context: Context, job: FlagValue) -> Finding:
+    nodes = context.number("SLURM_JOB_NUM_NODES", "SLURM_NNODES", lowest=1)
     if nodes is None:
         return None
-    name = given(environ, "SLURM_JOB_NAME")
+    name = context.given("SLURM_JOB_NAME")
     # salloc starts its shell on the login node, where it is no task.
-    shell = context.interactive or (name is not None and name.text in _SHELLS) or "SLURM_PROCID" not in environ
+    shell = context.interactive or (name is not None and name.text in _SHELLS) or "SLURM_PROCID" not in context.environ
     shell = shell and not context.named
     if int(nodes.text) == 1:
-        workers = visible_gpus(environ, "SLURM_GPUS_ON_NODE")
+        workers = context.visible_gpus("SLURM_GPUS_ON_NODE")
         return None if shell else Detected("slurm", f"Slurm job {job.text}", nodes, workers=workers, first=True)
     launch = f"srun --ntasks={nodes.text} --ntasks-per-node=1 {context.command}"
     return Unstarted(
@@ -80,18 +75,18 @@ def _outside_of_a_step(environ: Mapping[str, str], context: Context, job: FlagVa
     )
 
 
-def _step(environ: Mapping[str, str], context: Context, job: FlagValue, step: FlagValue) -> Finding:
+def _step(context: Context, job: FlagValue, step: FlagValue) -> Finding:
     title = f"Slurm step {job.text}.{step.text}"
-    nodes = number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", lowest=1)
-    hosts = _hosts(environ, nodes)
+    nodes = context.number("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", lowest=1)
+    hosts = _hosts(context, nodes)
     if nodes is None:
         if not hosts:
             raise Contradiction(f"{title} does not say how many nodes it has", BY_FLAGS)
         nodes = FlagValue(hosts[0].source, str(len(hosts)))
     size = int(nodes.text)
-    _refuse_several_launchers(environ, context, title, size)
+    _refuse_several_launchers(context, title, size)
     # Slurm connects only the first task with the terminal, and it may be a shell.
-    pty = given(environ, "SLURM_PTY_PORT")
+    pty = context.given("SLURM_PTY_PORT")
     if pty and size == 1 and not context.named:
         return None
     if pty and size > 1:
@@ -99,10 +94,10 @@ def _step(environ: Mapping[str, str], context: Context, job: FlagValue, step: Fl
             f"{title} has {size} nodes and a terminal ({pty.source}), so srun may have started a shell on each",
             f"leave --pty out (`srun {context.command}`), or give --cluster=none for a job on this node alone",
         )
-    rank = _rank(environ, context, title, size, hosts)
-    parts = [given(environ, "SLURM_ARRAY_JOB_ID"), given(environ, "SLURM_ARRAY_TASK_ID")]
+    rank = _rank(context, title, size, hosts)
+    parts = [context.given("SLURM_ARRAY_JOB_ID"), context.given("SLURM_ARRAY_TASK_ID")]
     array = "_".join(part.text for part in parts if part) if all(parts) else ""
-    attempt = positive(environ, "SLURM_RESTART_COUNT")
+    attempt = context.positive("SLURM_RESTART_COUNT")
     # Slurm numbers the steps of a requeued job from 0 again, and a node of the last attempt may not be gone yet.
     run_id = f"{array or job.text}.{step.text}" + (f"-restart{attempt.text}" if attempt else "")
     source = "SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID" if array else job.source
@@ -114,16 +109,16 @@ def _step(environ: Mapping[str, str], context: Context, job: FlagValue, step: Fl
         host=hosts[0] if hosts else None,
         port=port_of(run_id),
         run_id=FlagValue(f"{source}, {step.source}" + (f", {attempt.source}" if attempt else ""), run_id),
-        workers=visible_gpus(environ, "SLURM_GPUS_ON_NODE"),
+        workers=context.visible_gpus("SLURM_GPUS_ON_NODE"),
         first=None if rank is None else rank.text == "0",
         hosts=tuple(host.text for host in hosts),
     )
 
 
-def _hosts(environ: Mapping[str, str], nodes: FlagValue | None) -> list[FlagValue]:
+def _hosts(context: Context, nodes: FlagValue | None) -> list[FlagValue]:
     """The nodes of the step; none if only the job's are known and are more than those of the step."""
     for source in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
-        text = given(environ, source)
+        text = context.given(source)
         if text is None:
             continue
         try:
@@ -140,12 +135,12 @@ def _hosts(environ: Mapping[str, str], nodes: FlagValue | None) -> list[FlagValu
     return []
 
 
-def _refuse_several_launchers(environ: Mapping[str, str], context: Context, title: str, nodes: int) -> None:
-    tasks = number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", lowest=1)
-    local = number(environ, "SLURM_LOCALID")
-    each = given(environ, "SLURM_STEP_TASKS_PER_NODE")
-    if each is None and "SLURM_STEP_NUM_TASKS" not in environ:
-        each = given(environ, "SLURM_TASKS_PER_NODE")
+def _refuse_several_launchers(context: Context, title: str, nodes: int) -> None:
+    tasks = context.number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", lowest=1)
+    local = context.number("SLURM_LOCALID")
+    each = context.given("SLURM_STEP_TASKS_PER_NODE")
+    if each is None and "SLURM_STEP_NUM_TASKS" not in context.environ:
+        each = context.given("SLURM_TASKS_PER_NODE")
     counts = _tasks_per_node(each)
     most = max([*counts, int(local.text) + 1 if local else 1])
     if tasks is not None and int(tasks.text) < nodes:
@@ -158,10 +153,10 @@ def _refuse_several_launchers(environ: Mapping[str, str], context: Context, titl
         return
     most = max(most, -(-total // nodes))
     launch = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
-    cpus = given(environ, "SLURM_CPUS_PER_TASK")
+    cpus = context.given("SLURM_CPUS_PER_TASK")
     if cpus and is_count(cpus.text):
         launch += f" --cpus-per-task={int(cpus.text) * most}"
-    gpus = given(environ, "SLURM_GPUS_ON_NODE")
+    gpus = context.given("SLURM_GPUS_ON_NODE")
     if gpus and is_count(gpus.text) and int(gpus.text):
         launch += f" --gpus-per-node={gpus.text}"
     problem = f"{title} starts {most} launchers on a node ({total} tasks on {nodes} node{'s' * (nodes > 1)})"
@@ -179,11 +174,9 @@ def _tasks_per_node(value: FlagValue | None) -> list[int]:
     return counts
 
 
-def _rank(
-    environ: Mapping[str, str], context: Context, title: str, nodes: int, hosts: list[FlagValue]
-) -> FlagValue | None:
-    rank = number(environ, "SLURM_NODEID")
-    own = given(environ, "SLURMD_NODENAME")
+def _rank(context: Context, title: str, nodes: int, hosts: list[FlagValue]) -> FlagValue | None:
+    rank = context.number("SLURM_NODEID")
+    own = context.given("SLURMD_NODENAME")
     if rank is not None and int(rank.text) >= nodes:
         raise Contradiction(
             f"{rank.source} is {rank.text}, and {title} has {nodes} node{'s' * (nodes > 1)}",
