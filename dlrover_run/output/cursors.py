@@ -19,6 +19,9 @@ _RECORD_BYTES = _FIRST_CURSOR + 2 * _CURSOR.size
 MAX_SOURCES = 16384
 """Maximum number of records. The kernel provides memory only for the pages that are used."""
 
+OWN_MESSAGES = 0
+"""The number of the source that has the launcher's own messages."""
+
 _KEEP_SIZE_AND_PUNCH_HOLE = 3
 
 LINE_BEGUN = 1

@@ -66,11 +66,8 @@ class LineCutter:
 
     def finish(self) -> bytes:
         """The unfinished line, completed with a newline; empty if there is none."""
-        if not self._rest:
-            return b""
-        line = bytes(self._rest) + b"\n"
-        self._rest.clear()
-        return line
+        line = self.take_unfinished()
+        return line + b"\n" if line else b""
 
 
 class LineWriter:

@@ -10,28 +10,26 @@ fresh interpreter, which continues where it was: each source has a file, and a c
 too (`cursors`). Relay and agent talk over a SOCK_SEQPACKET socket; the relay ends when the socket is closed. Each
 message is one line of JSON; a newline and raw bytes may follow. The agent numbers the sources.
 
-    agent -> relay
-        {"do": "cursors"} and a descriptor               the cursor table; the first message
-        {"do": "pipe", "source", "out", "prefix", "whole"} and one or two descriptors    a memory file, and the pipe to
-                                                         empty into it; copy it to fd `out` (null: to none), line by
-                                                         line with `prefix` before each if it is not null, else in
-                                                         `whole` lines or unchanged
-        {"do": "message", "source"} and perhaps a descriptor    the launcher's own messages, for fd 2; the descriptor is
-                                                         their memory file, sent once
-        {"do": "log", "source", "path", "out", "prefix"}    show a log file
-        {"do": "log", "source", "path", "prefix", "needles", "filtered"}    copy matching lines to the file `filtered`
-        {"do": "log", "source", "path"}                  search a log file for steps only
-        {"do": "tails", "number", "tails"}               send the ends of these pipes' output
-        {"do": "drain", "number", "tails", "end"}        the same, write everything out, and forget the sources `end`
-        {"do": "forget", "sources"}                      their worker has ended: write their output, then forget them
-        {"do": "own", "path"}                            a directory to remove when the relay ends
-        {"do": "begin"}                                  a new relay has all that its predecessor had, and may write
-    A "pipe", and a "log" that is not shown, may have "steps", {"regex", "page"}: the lines that match are counted in
-    the worker's progress page at that path.
-    relay -> agent
-        {"event": "tail", "number", "source", "cut"} and bytes    the end of one pipe's output
-        {"event": "forgotten", "sources"}                these have been shown in full and are closed
-        {"event": "progress"}, {"event": "done", "number"}, {"event": "warning", "text"}
+    agent -> relay, by the value of "do"
+        cursors (first)                     the descriptor of the cursor table
+        pipe: source, out, prefix, whole    with the descriptors of a memory file and of the pipe to empty into it (none
+                                            for OWN_MESSAGES): copy it to fd `out` (null: to none), line by line with
+                                            `prefix` before each if it is not null, else in `whole` lines or unchanged
+        message                             the memory file of OWN_MESSAGES has grown
+        log: source, path, out, prefix      show a log file
+        log: source, path, prefix, needles, filtered    copy its matching lines to the file `filtered`
+        log: source, path                   search it for steps only
+        tails: number, tails                send the ends of these pipes' output
+        drain: number, tails, end           the same, write everything out, and forget the sources `end`
+        forget: sources                     their worker has ended: write their output, then forget them
+        own: path                           a directory to remove when the relay ends
+        begin                               a new relay has all that its predecessor had, and may write
+    With steps: {regex, page} in a "pipe", or a "log" that is not shown, the lines that match are counted in the
+    worker's progress page at that path.
+    relay -> agent, by the value of "event"
+        tail: number, source, cut; and bytes            the end of one pipe's output
+        forgotten: sources                              these have been shown in full and are closed
+        progress; done: number; warning: text
 """
 
 from __future__ import annotations
@@ -46,60 +44,57 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dlrover_run.output.cursors import CursorTable
-from dlrover_run.output.log_watcher import POLL_SECONDS, LogWatcher
+from dlrover_run.output.cursors import OWN_MESSAGES, CursorTable
+from dlrover_run.output.log_watcher import LogWatcher
 from dlrover_run.output.sinks import Sink, console_sink, file_sink
 from dlrover_run.output.sources import PipeSource, Source, window_size
 from dlrover_run.output.streams import MAX_MESSAGE
 from dlrover_run.process_tree import signals, tree
 
 if TYPE_CHECKING:
-    from dlrover_run.progress.log_steps import Budget
+    from dlrover_run.progress.log_steps import LogStepSearches
 
 ORPHAN_SECONDS = 0.3
-"""Seconds that the relay continues after the agent's end, for workers that are being killed and a slow console.
-
-Less than the grace that the watchdog gives to the orphans of a dead agent.
-"""
+"""Seconds that the relay continues after the agent's end, for workers that are being killed and a slow console: less
+than the grace that the watchdog gives to the orphans of a dead agent."""
 
 PROGRESS_SECONDS = 0.2
 """Minimum seconds between two progress messages while a drain is slow."""
-
-DRAIN_PIPE_BYTES = 2 * 1024 * 1024
-"""Maximum bytes that a drain reads from one pipe: more than a pipe holds, so only a live writer can have more."""
-
-
-def main(control: socket.socket, parent: int, console: tuple[int, int], shared: bool) -> NoReturn:
-    """Run a forked relay. Never returns into the code that the agent was running when it forked."""
-    _run(control, parent, shared, lambda: _drop_inherited(control, console))
 
 
 def run() -> NoReturn:
     """Run a relay in an interpreter of its own, whose console is its descriptors 1 and 2."""
     control, parent, shared = (int(argument) for argument in sys.argv[1:4])
-    _run(socket.socket(fileno=control), parent, bool(shared), _ignore_signals)
+    main(socket.socket(fileno=control), parent, None, bool(shared))
 
 
-def _run(control: socket.socket, parent: int, shared: bool, begin: Callable[[], None]) -> NoReturn:
+def main(control: socket.socket, parent: int, console: tuple[int, int] | None, shared: bool) -> NoReturn:
+    """Run a relay, which has been forked if it gets a `console`. Never returns into the code that the agent was running
+    when it forked."""
     code = 70
     try:
-        begin()
+        if console is not None:
+            _drop_inherited(control, console)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # The relay ends when the agent does. SIGTTOU would stop the copying.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        signals.ignore()
+        signals.release()
         tree.name_process("dlrover-relay")
         _Relay(control, parent, shared).run()
         code = 0
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            _send(control, {"event": "warning", "text": f"the output relay failed: {type(error).__name__}: {error}"})
+        _send(control, {"event": "warning", "text": f"the output relay failed: {type(error).__name__}: {error}"})
     finally:
         os._exit(code)
 
 
 def _drop_inherited(control: socket.socket, console: tuple[int, int]) -> None:
-    """Give up what a fork inherits: collectable objects, descriptors, signal handlers, the process name."""
+    """Give up what a fork inherits: collectable objects, descriptors, signal handlers."""
     # Collecting an object of the agent here would close a descriptor number that is the relay's by now.
     gc.disable()
     gc.freeze()
@@ -109,20 +104,12 @@ def _drop_inherited(control: socket.socket, console: tuple[int, int]) -> None:
     os.closerange(3, control.fileno())
     os.closerange(control.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     signal.set_wakeup_fd(-1)
-    _ignore_signals()
-
-
-def _ignore_signals() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # The relay ends when the agent does. SIGTTOU would stop the copying.
-    for number in (*signals.TERMINATION_SIGNALS, signal.SIGPIPE, signal.SIGTTOU):
-        signal.signal(number, signal.SIG_IGN)
-    signals.release()
 
 
 def _send(control: socket.socket, message: dict[str, Any], payload: bytes = b"") -> None:
     # This may block, but not for long: the agent's loop always reads, and a stopped agent needs no timely output.
-    control.send(json.dumps(message).encode() + b"\n" + payload)
+    with contextlib.suppress(OSError):
+        control.send(json.dumps(message).encode() + b"\n" + payload)
 
 
 @dataclass
@@ -142,35 +129,28 @@ class _Drain:
 class _Relay:
     def __init__(self, control: socket.socket, parent: int, shared: bool) -> None:
         self.control = control
-        same = False
-        with contextlib.suppress(OSError):
-            same = os.path.sameopenfile(1, 2)
         err = console_sink(2, shared=shared)
         # After 2>&1 both are one queue, or one would break a line that the other has half written.
-        self.consoles: dict[int, Sink] = {1: err if same else console_sink(1, shared=shared), 2: err}
+        out = err if os.path.sameopenfile(1, 2) else console_sink(1, shared=shared)
+        self.consoles: dict[int, Sink] = {1: out, 2: err}
         self.sinks: list[Sink] = list(dict.fromkeys(self.consoles.values()))
         self.filtered: dict[str, Sink] = {}
         self.cursors: CursorTable
         self.sources: dict[int, Source] = {}
-        self.messages: Source | None = None
         self.drains: list[_Drain] = []
         self.owned: list[str] = []
         self.begun = False
         self.deadline: float | None = None
         self.progress = (0, 0.0)
-        self.warned: set[Sink] = set()
+        """The bytes that all sinks had written at the last progress message, and when that was."""
         self.warned_of_loss = False
         self.window_size = b""
-        self.search_budget: Budget | None = None
+        self.searches: LogStepSearches | None = None
         self.poller = select.epoll()
-        self.writable: set[Sink] = set()
         self.watcher = LogWatcher(self.poller, self._warn)
         control.setblocking(True)
         self.poller.register(control.fileno(), select.EPOLLIN)
-        self._watch_parent(parent)
-
-    def _watch_parent(self, parent: int) -> None:
-        """Notice the agent's end even if another process holds a copy of its end of the socket."""
+        # The agent's end is noticed even if another process holds a copy of its end of the socket.
         self.parent = -1
         with contextlib.suppress(OSError):
             self.parent = os.pidfd_open(parent)
@@ -189,7 +169,7 @@ class _Relay:
     @property
     def all(self) -> list[Source]:
         """All sources. The launcher's messages come last, after what the workers had written by then."""
-        return [*self.sources.values(), *([self.messages] if self.messages is not None else [])]
+        return sorted(self.sources.values(), key=lambda source: source.number == OWN_MESSAGES)
 
     def run(self) -> None:
         while not self._is_over():
@@ -197,10 +177,8 @@ class _Relay:
                 self._on_ready(fd)
             if not self.begun:
                 continue
-            self.watcher.resume()
+            self.watcher.resume(self.logs)
             for source in self.all:
-                if self.watcher.polling and source.path:
-                    source.grown = True
                 if source.can_copy:
                     source.copy()
                 source.show_unfinished(time.monotonic())
@@ -227,10 +205,9 @@ class _Relay:
             return None
         if any(source.can_copy for source in self.all):
             return 0
-        waits = [POLL_SECONDS] if self.watcher.polling and self.logs else []
         unfinished = (source.lines.due for source in self.all if source.lines is not None)
         times = [at for at in (self.deadline, self.watcher.due, *unfinished) if at is not None]
-        return min(waits + [max(0.0, at - time.monotonic()) for at in times], default=None)
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _on_ready(self, fd: int) -> None:
         if fd == self.control.fileno():
@@ -239,17 +216,15 @@ class _Relay:
             self._on_agent_gone()
         elif fd == self.watcher.fd:
             self.watcher.on_change(self.logs)
-        else:
-            for pipe in self.pipes:
-                if pipe.pipe == fd:
-                    pipe.fill()
-                    if pipe.lost is not None and not self.warned_of_loss:
-                        self.warned_of_loss = True
-                        self._warn(f"no memory file takes output ({pipe.lost.strerror}): some is not shown")
-                    if pipe.terminal and (size := window_size()) != self.window_size:
-                        self.window_size = size
-                        for each in self.pipes:
-                            each.resize(size)
+        elif pipe := next((each for each in self.pipes if each.pipe == fd), None):
+            pipe.fill()
+            if pipe.lost is not None and not self.warned_of_loss:
+                self.warned_of_loss = True
+                self._warn(f"no memory file takes output ({pipe.lost.strerror}): some is not shown")
+            if pipe.terminal and (size := window_size()) != self.window_size:
+                self.window_size = size
+                for each in self.pipes:
+                    each.resize(size)
 
     def _receive(self) -> None:
         try:
@@ -260,34 +235,30 @@ class _Relay:
             self._on_agent_gone()
             return
         message = json.loads(data)
-        what = message["do"]
-        if what == "cursors":
-            self.cursors = CursorTable(fds[0])
-        elif what == "pipe":
-            self._add_pipe(message, *fds)
-        elif what == "message":
-            if fds:
-                number = message["source"]
-                self.messages = PipeSource(number, fds[0], -1, self.consoles[2], self.cursors, self.poller)
-            elif self.messages is not None:
-                self.messages.grown = True
-        elif what == "log":
-            self._add_log(message)
-        elif what == "tails":
-            self._send_tails(message)
-            self._reply({"event": "done", "number": message["number"]})
-        elif what == "drain":
-            self._send_tails(message)
-            # What was written before the request is no progress.
-            self.progress = (sum(sink.written_bytes for sink in self.sinks), self.progress[1])
-            self._drain(message["number"], self._end(message["end"]), self.all)
-        elif what == "forget":
-            ended = self._end(message["sources"])
-            self._drain(0, ended, ended)  # No request of the agent has the number 0.
-        elif what == "own":
-            self.owned.append(message["path"])
-        elif what == "begin":
-            self._begin()
+        match message["do"]:
+            case "cursors":
+                self.cursors = CursorTable(fds[0])
+            case "pipe":
+                self._add_pipe(message, *fds)
+            case "message":
+                self.sources[OWN_MESSAGES].grown = True
+            case "log":
+                self._add_log(message)
+            case "tails":
+                self._send_tails(message)
+                _send(self.control, {"event": "done", "number": message["number"]})
+            case "drain":
+                self._send_tails(message)
+                # What was written before the request is no progress.
+                self.progress = (self._written, self.progress[1])
+                self._drain(message["number"], message["end"], everything=True)
+            case "forget":
+                # No request of the agent has the number 0.
+                self._drain(0, message["sources"], everything=False)
+            case "own":
+                self.owned.append(message["path"])
+            case "begin":
+                self._begin()
 
     def _begin(self) -> None:
         """Complete the write in which the predecessor was killed, before anything else is written.
@@ -299,60 +270,51 @@ class _Relay:
         for source in self.all:
             source.resume()
 
-    def _reply(self, message: dict[str, Any], payload: bytes = b"") -> None:
-        with contextlib.suppress(OSError):
-            _send(self.control, message, payload)
-
     def _warn(self, text: str) -> None:
-        self._reply({"event": "warning", "text": text})
+        _send(self.control, {"event": "warning", "text": text})
+
+    @property
+    def _written(self) -> int:
+        return sum(sink.written_bytes for sink in self.sinks)
 
     def _add_pipe(self, message: dict[str, Any], spool: int, pipe: int = -1) -> None:
-        sink = None if message["out"] is None else self.consoles[message["out"]]
+        sink, number, whole = self.consoles.get(message["out"]), message["source"], message["whole"]
         prefix = None if message["prefix"] is None else os.fsencode(message["prefix"])
-        number, whole = message["source"], message["whole"]
         source = PipeSource(number, spool, pipe, sink, self.cursors, self.poller, prefix, whole=whole)
-        self._search(source, message)
-        self.sources[number] = source
+        self._add(source, message)
 
     def _add_log(self, message: dict[str, Any]) -> None:
         path, number = message["path"], message["source"]
-        needles = None
-        sink = self.consoles.get(message.get("out", 0))
-        prefix = None if "steps" in message else os.fsencode(message["prefix"])
         try:
-            if sink is None and "filtered" in message:
-                filtered, needles = message["filtered"], tuple(os.fsencode(needle) for needle in message["needles"])
-                if filtered not in self.filtered:
-                    self.filtered[filtered] = file_sink(filtered)
-                    self.sinks.append(self.filtered[filtered])
-                sink = self.filtered[filtered]
             # Worker and relay may open the file in either order, so each of them creates it.
             fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             self._warn(f"cannot read {path}, so it is not shown: {error.strerror}")
-            self._reply({"event": "forgotten", "sources": [number]})
+            _send(self.control, {"event": "forgotten", "sources": [number]})
             return
+        needles = None
+        sink = self.consoles.get(message.get("out"))
+        prefix = os.fsencode(message["prefix"]) if "prefix" in message else None
+        if filtered := message.get("filtered"):
+            needles = tuple(os.fsencode(needle) for needle in message["needles"])
+            if filtered not in self.filtered:
+                self.filtered[filtered] = file_sink(filtered)
+                self.sinks.append(self.filtered[filtered])
+            sink = self.filtered[filtered]
         # A source of its own for each sink, so that a stuck console does not hold up the filtered file.
-        log = self.sources[number] = Source(number, fd, sink, self.cursors, prefix, needles)
+        log = Source(number, fd, sink, self.cursors, prefix, needles)
         log.path = path
-        self._search(log, message)
+        self._add(log, message)
         self.watcher.add(log)
 
-    def _search(self, source: Source, message: dict[str, Any]) -> None:
-        """Have the steps of the source's worker counted, if the message requests it. Its outputs share a counter."""
-        if "steps" not in message:
-            return
-        # Imported only for a job that counts steps by its log.
-        from dlrover_run.progress import log_steps
+    def _add(self, source: Source, message: dict[str, Any]) -> None:
+        self.sources[source.number] = source
+        if "steps" in message:
+            # Imported only for a job that counts steps by its log.
+            from dlrover_run.progress.log_steps import LogStepSearches
 
-        page, regex = message["steps"]["page"], message["steps"]["regex"]
-        counters = {each.steps.counter.identity: each.steps.counter for each in self.sources.values() if each.steps}
-        counter = None
-        with contextlib.suppress(OSError):
-            counter = counters.get(log_steps.page_identity(page)) or log_steps.open_counter(page)
-        if counter is not None:
-            self.search_budget = self.search_budget or log_steps.Budget()
-            source.steps = log_steps.LogSteps(regex, counter, self.search_budget, self._warn)
+            self.searches = self.searches or LogStepSearches(self._warn)
+            source.steps = self.searches.open(**message["steps"])
 
     def _on_agent_gone(self) -> None:
         if self.deadline is not None:
@@ -369,53 +331,48 @@ class _Relay:
     def _send_tails(self, message: dict[str, Any]) -> None:
         for pipe in self.pipes:
             # Beyond the room that a stuck console leaves: the last output of a dead worker must be included.
-            _empty(pipe)
+            pipe.fill_all()
             if pipe.number in message["tails"]:
                 content, cut = pipe.tail()
-                number = message["number"]
-                self._reply({"event": "tail", "number": number, "source": pipe.number, "cut": cut}, content)
+                head = {"event": "tail", "number": message["number"], "source": pipe.number, "cut": cut}
+                _send(self.control, head, content)
 
-    def _end(self, numbers: Iterable[int]) -> list[Source]:
-        """Read the rest of these sources and close their pipes."""
-        ended = [self.sources[number] for number in numbers if number in self.sources]
+    def _drain(self, number: int, end: Iterable[int], *, everything: bool) -> None:
+        """Read the rest of the sources `end`, close their pipes, and begin to write out these or `everything`."""
+        ended = [self.sources[number] for number in end if number in self.sources]
         for source in ended:
             if isinstance(source, PipeSource):
-                _empty(source)
+                source.fill_all()
                 source.close()
-        return ended
-
-    def _drain(self, number: int, end: list[Source], sources: list[Source]) -> None:
-        self.drains.append(_Drain(number, end, {source: source.size() for source in sources}))
+        sources = self.all if everything else ended
+        self.drains.append(_Drain(number, ended, {source: source.size() for source in sources}))
         for source in sources:
             source.grown = True
 
     def _advance_drains(self) -> None:
         for drain in list(self.drains):
             if drain.marks is None:
-                here = self.all
-                if any(source in here and source.behind(goal) for source, goal in drain.goals.items()):
+                if any(source in self.all and source.behind(goal) for source, goal in drain.goals.items()):
                     continue
                 self._finish(drain.end)
                 drain.marks = {sink: sink.put_bytes for sink in self.sinks}
             if all(sink.written_bytes >= mark for sink, mark in drain.marks.items()):
                 self.drains.remove(drain)
                 if drain.end:
-                    self._reply({"event": "forgotten", "sources": [source.number for source in drain.end]})
-                self._reply({"event": "done", "number": drain.number})
-        written, now = sum(sink.written_bytes for sink in self.sinks), time.monotonic()
+                    _send(self.control, {"event": "forgotten", "sources": [source.number for source in drain.end]})
+                _send(self.control, {"event": "done", "number": drain.number})
+        written, now = self._written, time.monotonic()
         if self.drains and written != self.progress[0] and now - self.progress[1] >= PROGRESS_SECONDS:
             self.progress = (written, now)
-            self._reply({"event": "progress"})
+            _send(self.control, {"event": "progress"})
 
     def _finish(self, ended: list[Source]) -> None:
         for source in ended:
             if self.sources.pop(source.number, None) is not None:
                 source.finish()
                 self.watcher.remove(source, self.logs)
-                if (steps := source.steps) is not None and all(
-                    each.steps is None or each.steps.counter is not steps.counter for each in self.sources.values()
-                ):
-                    steps.counter.close()
+                if source.steps is not None and self.searches is not None:
+                    self.searches.close(source.steps)
         self._flush()
         for path, sink in list(self.filtered.items()):
             if all(log.sink is not sink for log in self.logs):
@@ -425,27 +382,18 @@ class _Relay:
     def _flush(self) -> None:
         for sink in self.sinks:
             sink.flush()
-            if sink.error is not None and sink not in self.warned:
-                self.warned.add(sink)
-                name = {id(s): f"descriptor {n}" for n, s in self.consoles.items()}.get(id(sink), "the filtered log")
-                self._warn(f"{name} takes no more output ({sink.error.strerror}); the workers go on")
+            if sink.error is not None and not sink.reported:
+                sink.reported = True
+                self._warn(f"{sink.name} takes no more output ({sink.error.strerror}); the workers go on")
 
     def _update_poller(self) -> None:
         """Wait for the pipes that may be read and for the consoles that have to take more."""
         for pipe in self.pipes:
             pipe.wait()
-        for sink in self.consoles.values():
+        for sink in self.sinks:
             wants = sink.pending and sink.waits
-            if wants != (sink in self.writable):
-                if wants:
-                    self.poller.register(sink.fd, select.EPOLLOUT)
-                    self.writable.add(sink)
-                else:
-                    self.poller.unregister(sink.fd)
-                    self.writable.discard(sink)
-
-
-def _empty(pipe: PipeSource) -> None:
-    left = DRAIN_PIPE_BYTES
-    while left > 0 and (count := pipe.fill(left)):
-        left -= count
+            if wants and not sink.watched:
+                self.poller.register(sink.fd, select.EPOLLOUT)
+            elif sink.watched and not wants:
+                self.poller.unregister(sink.fd)
+            sink.watched = wants

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from dlrover_run.output.cursors import create_cursor_table, reset_cursor
+from dlrover_run.output.cursors import OWN_MESSAGES, create_cursor_table, reset_cursor
 from dlrover_run.output.relay_process import CLOSE_TIMEOUT, RelayProcess
 from dlrover_run.output.sinks import is_writable
 from dlrover_run.output.streams import TAIL_BYTES, tail_text
@@ -34,9 +34,6 @@ STUCK_TIMEOUT = 0.5
 
 PIPE_BYTES = 1024 * 1024
 """The size of a worker's pipe, the maximum for an unprivileged user: 10 ms of a worker that writes 100 MB a second."""
-
-OWN_MESSAGES = 0
-"""The number of the source that has the launcher's own messages."""
 
 DISCARD_BYTES = 64 * 1024
 """Bytes of one read of output that no relay can show, so that the agent's loop has other work done in between."""
@@ -111,7 +108,8 @@ class RelayClient:
     def _on_start(self) -> None:
         """Send a new relay everything that its predecessor had."""
         self._process.send({"do": "cursors"}, self._cursors)
-        self._process.send({"do": "message", "source": OWN_MESSAGES}, self._messages)
+        messages = {"do": "pipe", "source": OWN_MESSAGES, "out": 2, "prefix": None, "whole": False}
+        self._process.send(messages, self._messages)
         for path in self._owned:
             self._process.send({"do": "own", "path": path})
         for source in self._sources.values():

@@ -73,7 +73,12 @@ class Sink:
         """Whether a write can be refused for now, so that the relay has to wait until the descriptor is writable."""
         self.put_bytes = 0
         self.written_bytes = 0
+        self.name = ""
         self.error: OSError | None = None
+        self.reported = False
+        """Whether the user has read of the error."""
+        self.watched = False
+        """Whether the poller waits until the descriptor is writable."""
         self.unfinished_after: float | None = None
         """Seconds for which a `LineWriter` holds an unfinished line back; None: until its end has arrived."""
         self.unfinished_by: LineWriter | None = None
@@ -154,10 +159,11 @@ class Sink:
         appends = fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND
         return os.fstat(self.fd).st_size if appends else os.lseek(self.fd, 0, os.SEEK_CUR)
 
-    def fail(self, error: OSError) -> None:
+    def fail(self, error: OSError) -> Sink:
         self.error = error
         self._queue.clear()
         self.written_bytes = self.put_bytes
+        return self
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -173,6 +179,7 @@ def console_sink(fd: int, *, shared: bool = False) -> Sink:
     line that is longer may be broken, and so may any line on a terminal, which gives no such guarantee, if it is full.
     """
     sink = _console_sink(fd, shared)
+    sink.name = f"descriptor {fd}"
     if not shared:
         # With several relays none knows whose line is unfinished.
         sink.unfinished_after = PROMPT_SECONDS if sink.fd >= 0 and os.isatty(sink.fd) else UNFINISHED_SECONDS
@@ -180,10 +187,7 @@ def console_sink(fd: int, *, shared: bool = False) -> Sink:
 
 
 def _console_sink(fd: int, shared: bool) -> Sink:
-    try:
-        mode = os.fstat(fd).st_mode
-    except OSError as error:
-        return _dead_sink(fd, error)
+    mode = os.fstat(fd).st_mode
 
     def by_lines(write: Write) -> Write:
         return (lambda view: write(piece_of(view, select.PIPE_BUF))) if shared else write
@@ -200,7 +204,7 @@ def _console_sink(fd: int, shared: bool) -> Sink:
         # Another user's terminal (after `su`), or no /proc: write only as much as a writable pipe certainly takes.
         return Sink(fd, by_lines(lambda view: _write_if_ready(fd, view)), waits=True)
     except OSError as error:
-        return _dead_sink(fd, error)  # ENXIO: the reader of the pipe has closed it already.
+        return Sink(fd, len).fail(error)  # ENXIO: the reader of the pipe has closed it already.
     return Sink(own, by_lines(lambda view: os.write(own, view)), waits=True)
 
 
@@ -231,16 +235,12 @@ def _write_if_ready(fd: int, view: memoryview) -> int:
     return os.write(fd, view[: select.PIPE_BUF])
 
 
-def _dead_sink(fd: int, error: OSError) -> Sink:
-    sink = Sink(fd, len)
-    sink.fail(error)
-    return sink
-
-
 def file_sink(path: str) -> Sink:
     """A sink that appends to a file; dead from the start if the file cannot be opened."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        sink = Sink(fd, lambda view: os.write(fd, view))
     except OSError as error:
-        return _dead_sink(-1, error)
-    return Sink(fd, lambda view: os.write(fd, view))
+        sink = Sink(-1, len).fail(error)
+    sink.name = "the filtered log"
+    return sink

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 READ_BYTES = 1024 * 1024
 """Bytes of one read: a whole pipe of the size that the agent makes."""
 
+DRAIN_PIPE_BYTES = 2 * 1024 * 1024
+"""Maximum bytes that `fill_all` reads: more than a pipe holds, so only a live writer can have more."""
+
 PAGE = 4096
 
 
@@ -93,24 +96,22 @@ class Source:
         """Read once and pass on what can be shown."""
         data = b""
         shown = self.sink is not None and not self.sink.dead
-        if not shown and self.steps is None:
-            # Nothing will be shown, so the memory of all output can be released.
-            with contextlib.suppress(OSError):
-                self.offset = self.size()
-            self.record(Cursor(self.offset, 0))
-        else:
-            # A log on a network file system that is gone must not end the relay: there are other logs.
-            with contextlib.suppress(OSError):
+        # A log on a network file system that is gone must not end the relay: there are other logs.
+        with contextlib.suppress(OSError):
+            if shown or self.steps is not None:
                 data = os.pread(self._fd, READ_BYTES, self.offset)
+            else:
+                # Nothing will be shown, so the memory of all output can be released.
+                self.offset = self.size()
         begin, resumed = self._shown_to, self.lines.resumed if self.lines is not None else 0
         self.offset += len(data)
         self.grown = len(data) == READ_BYTES
         if self.steps is not None:
             self.steps.feed(data)
-            if not shown:
-                self.record(Cursor(self.offset, 0))
-                return
-        self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()), begin, resumed)
+        if not shown:
+            self.record(Cursor(self.offset, 0))
+        else:
+            self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()), begin, resumed)
 
     def resume(self) -> None:
         """Queue the rest of the write in which the predecessor was killed, or record that there is none.
@@ -255,6 +256,12 @@ class PipeSource(Source):
         self.grown = True
         return count
 
+    def fill_all(self) -> None:
+        """Move all that the pipe holds now into the file."""
+        left = DRAIN_PIPE_BYTES
+        while left > 0 and (count := self.fill(left)):
+            left -= count
+
     def _move(self, most: int) -> int:
         if not self.terminal:
             # In the kernel: no byte leaves the pipe without being in the file, so none is lost if the relay is killed.
@@ -280,15 +287,10 @@ class PipeSource(Source):
 
     def _truncate(self) -> None:
         """Empty a full file, if all of it has been shown."""
-        if (
-            not self._full
-            or self.grown
-            or self._shown_to < self._end
-            or self._cursors.get(self.number).offset < self._queued
-        ):
+        cursor = self._cursors.get(self.number)
+        if not self._full or self.grown or self._shown_to < self._end or cursor.offset < self._queued:
             return
         self._before = (self._before + os.pread(self._fd, TAIL_BYTES, max(0, self._end - TAIL_BYTES)))[-TAIL_BYTES:]
-        cursor = self._cursors.get(self.number)
         # In this order: a successor then sees a cursor beyond the end, and not the old output once more.
         os.ftruncate(self._fd, 0)
         self._full = False

@@ -95,8 +95,9 @@ class LogStepCounter:
     one starts from the worker's page, and counts the first number as one step again.
     """
 
-    def __init__(self, writer: Writer, identity: tuple[int, int] = (0, 0)) -> None:
-        self.identity = identity
+    def __init__(self, writer: Writer) -> None:
+        self.outputs = 0
+        """How many outputs use it."""
         self._writer = writer
         self._number: int | None = None
 
@@ -115,22 +116,6 @@ class LogStepCounter:
     def close(self) -> None:
         """Unmap the page."""
         self._writer.close()
-
-
-def page_identity(path: str) -> tuple[int, int]:
-    """What tells two pages apart, also where the second has got the path of the first. Raises OSError."""
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
-
-
-def open_counter(path: str) -> LogStepCounter | None:
-    """The counter of a page; None if the page cannot be opened."""
-    try:
-        identity = page_identity(path)
-    except OSError:
-        return None
-    writer = open_writer(path, Area.LOG)
-    return None if writer is None else LogStepCounter(writer, identity)
 
 
 class LogSteps:
@@ -164,6 +149,38 @@ class LogSteps:
                 "some lines: these are skipped; use a simpler expression"
             )
         return found
+
+
+class LogStepSearches:
+    """The searches of a relay: all have one budget, and the outputs of a worker share a counter."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._budget = Budget()
+        self._counters: dict[tuple[int, int], LogStepCounter] = {}
+
+    def open(self, regex: str, page: str) -> LogSteps | None:
+        """The search of an output of the worker with the page at that path; None if the page cannot be opened."""
+        try:
+            # This tells two pages apart, also where the second has got the path of the first.
+            found = os.stat(page)
+        except OSError:
+            return None
+        counter = self._counters.get((found.st_dev, found.st_ino))
+        if counter is None:
+            writer = open_writer(page, Area.LOG)
+            if writer is None:
+                return None
+            counter = self._counters[found.st_dev, found.st_ino] = LogStepCounter(writer)
+        counter.outputs += 1
+        return LogSteps(regex, counter, self._budget, self._warn)
+
+    def close(self, steps: LogSteps) -> None:
+        """The output has ended. The page is closed with the last output of its worker."""
+        steps.counter.outputs -= 1
+        if not steps.counter.outputs:
+            steps.counter.close()
+            self._counters = {key: other for key, other in self._counters.items() if other is not steps.counter}
 
 
 def _end_of(data: bytes) -> bytes:

@@ -272,9 +272,8 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
     assert shown.count("\n") == 4 * count
 
 
-class _NoInotify:
-    def __init__(self) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
+def _no_inotify(result: int) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 @pytest.mark.parametrize("inotify", [True, False])
@@ -282,7 +281,7 @@ def test_new_lines_are_shown_without_being_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inotify: bool
 ) -> None:
     if not inotify:
-        monkeypatch.setattr("dlrover_run.output.log_watcher.Inotify", _NoInotify)
+        monkeypatch.setattr("dlrover_run.output.log_watcher._checked", _no_inotify)
     relay, reader = piped()
     warnings: list[str] = []
 
