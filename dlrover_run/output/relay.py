@@ -309,12 +309,12 @@ class _Relay:
 
     def _add(self, source: Source, message: dict[str, Any]) -> None:
         self.sources[source.number] = source
-        if "steps" in message:
+        if steps := message.get("steps"):
             # Imported only for a job that counts steps by its log.
             from dlrover_run.progress.log_steps import LogStepSearches
 
             self.searches = self.searches or LogStepSearches(self._warn)
-            source.steps = self.searches.open(**message["steps"])
+            source.steps = self.searches.open(**steps)
 
     def _on_agent_gone(self) -> None:
         if self.deadline is not None:

@@ -18,7 +18,7 @@ import os
 import select
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from dlrover_run.output.cursors import OWN_MESSAGES, create_cursor_table, reset_cursor
@@ -46,13 +46,18 @@ class StepSearch(NamedTuple):
     page: str
 
 
+@dataclass
 class _Request:
-    def __init__(self, done: asyncio.Future[None], message: dict[str, Any]) -> None:
-        self.done = done
-        self.message = message
-        self.moved = False
-        """Whether the relay has reported progress."""
-        self.tails: dict[str, str] = {}
+    """`moved`: the relay has reported progress. `tails` are the ends of outputs that it has sent, by key."""
+
+    done: asyncio.Future[None]
+    message: dict[str, Any]
+    moved: bool = False
+    tails: dict[str, str] = field(default_factory=dict)
+
+    def finish(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 @dataclass
@@ -74,7 +79,8 @@ class RelayClient:
     def __init__(self, process: RelayProcess, console: tuple[int, int]) -> None:
         self._process = process
         self._console = console
-        self.single_console = _is_one_file(console)
+        is_null = os.fstat(console[0]).st_rdev == os.stat(os.devnull).st_rdev
+        self.single_console = os.path.sameopenfile(*console) and not is_null
         """Whether both descriptors of the console lead to one place, where the order of all bytes can be seen."""
         self._requests: dict[int, _Request] = {}
         self._count = 0
@@ -116,8 +122,7 @@ class RelayClient:
             self._process.send(source.message, *source.fds)
         self._process.send({"do": "begin"})
         ended = [number for number, source in self._sources.items() if source.ended]
-        if ended:
-            self._process.send({"do": "forget", "sources": ended})
+        self._process.send({"do": "forget", "sources": ended})
         for request in self._requests.values():
             self._process.send(request.message)
 
@@ -131,12 +136,10 @@ class RelayClient:
         steps: StepSearch | None = None,
     ) -> int:
         """A descriptor for one worker's standard error, shown on the console if `show`; close it once it is passed on.
-
         With a `single_console` the worker's standard output may go there too, and keeps its place in the order.
 
         The output is shown unchanged; or in `whole_lines`, if other workers write to the console too; or line by line
-        with a `prefix` before each. `key` names the worker in `end_round`, which returns the end of the output. `steps`
-        has the output searched for steps.
+        with a `prefix` before each. `key` names the worker in `end_round`, which returns the end of the output.
 
         It is a pseudo-terminal if our own standard error is a terminal, so that the worker still sees one; but not with
         a `prefix`, because a worker that moves the cursor would overwrite the lines of others.
@@ -148,16 +151,15 @@ class RelayClient:
         error. Its end is not kept."""
         return self._open(f"{key} stdout", 1 if show else None, prefix, True, steps)
 
-    def _open(
-        self, key: str, out: Literal[1, 2] | None, prefix: str | None, whole_lines: bool, steps: StepSearch | None
-    ) -> int:
-        terminal = out is not None and prefix is None and os.isatty(self._console[out - 1])
-        read_end, write_end = _pseudo_terminal(self._console[out - 1]) if out and terminal else _pipe()
+    def _open(self, key: str, out: int | None, prefix: str | None, whole_lines: bool, steps: StepSearch | None) -> int:
+        console = self._console[out - 1] if out else -1
+        terminal = prefix is None and os.isatty(console)
+        read_end, write_end = _pseudo_terminal(console) if terminal else _pipe()
         # A worker that was started again under this key has a new pipe.
-        self._end([number for number, source in self._sources.items() if source.key == key and not source.ended])
+        self._end(self._live([key]))
         spool = os.memfd_create("dlrover-run output", os.MFD_CLOEXEC)
-        message = {"do": "pipe", "out": out, "prefix": prefix, "whole": whole_lines, **_searched(steps)}
-        self._add(key, message, 0, spool, read_end)
+        message = {"do": "pipe", "out": out, "prefix": prefix, "whole": whole_lines}
+        self._add(key, {**message, "steps": steps and steps._asdict()}, 0, spool, read_end)
         return write_end
 
     def add_tail(
@@ -180,7 +182,7 @@ class RelayClient:
     def search_log(self, path: str, steps: StepSearch, start: int = 0) -> None:
         """Search a log file for steps from byte `start` on; it is not shown."""
         path = os.path.abspath(path)
-        self._add(path, {"do": "log", "path": path, **_searched(steps)}, start)
+        self._add(path, {"do": "log", "path": path, "steps": steps._asdict()}, start)
 
     def _add(self, key: str, message: dict[str, Any], start: int, *fds: int) -> None:
         number = next(number for number in itertools.count(OWN_MESSAGES + 1) if number not in self._sources)
@@ -210,13 +212,25 @@ class RelayClient:
         self._owned.append(os.path.abspath(path))
         self._process.send({"do": "own", "path": self._owned[-1]})
 
-    async def drain(self, timeout: float | None = DRAIN_TIMEOUT) -> None:
-        """Have all output written that exists now.
+    async def drain(
+        self, timeout: float | None = DRAIN_TIMEOUT, keys: Collection[str] = (), end: Collection[int] = ()
+    ) -> dict[str, str]:
+        """Have all output written that exists now, and the sources `end` forgotten. Returns as `tails` does.
 
         Gives up when the console takes nothing for `timeout` seconds, not when there is merely much to write. None
         waits for any time, as a program does that writes to its console itself, until `stop_waiting` is called.
         """
-        await self._drain((), timeout, [])
+        with self._request("drain", keys, end=list(end)) as request:
+            while not request.done.done():
+                request.moved = False
+                limit = timeout
+                if timeout is None and self._hurried:
+                    limit = STUCK_TIMEOUT if self._stuck else DRAIN_TIMEOUT
+                await asyncio.wait({request.done}, timeout=limit)
+                self._stuck = not (request.moved or request.done.done())
+                if self._stuck:
+                    break
+        return request.tails
 
     async def tails(self, keys: Collection[str]) -> dict[str, str]:
         """The end of the standard error of each worker in `keys` that is known, shown or not: a console that takes
@@ -233,14 +247,18 @@ class RelayClient:
         """
         live = [number for number, source in self._sources.items() if not source.ended]
         try:
-            return await self._drain(keys, timeout, live)
+            return await self.drain(timeout, keys, live)
         finally:
             self._close_pipes(live)
 
     def release(self, keys: Collection[str], paths: Collection[str] = ()) -> None:
         """Close the pipes and log files of workers that have ended while others go on. Their output is still shown."""
         names = {name for key in keys for name in (key, f"{key} stdout")} | {os.path.abspath(path) for path in paths}
-        self._end([number for number, source in self._sources.items() if source.key in names and not source.ended])
+        self._end(self._live(names))
+
+    def _live(self, keys: Collection[str]) -> list[int]:
+        """The numbers of the outputs with these keys that have not ended."""
+        return [number for number, source in self._sources.items() if source.key in keys and not source.ended]
 
     def _end(self, numbers: Collection[int]) -> None:
         if numbers:
@@ -272,8 +290,7 @@ class RelayClient:
         """
         self._hurried = True
         for request in self._requests.values():
-            if not request.done.done():
-                request.done.set_result(None)
+            request.finish()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         await self._process.close(timeout)
@@ -286,26 +303,12 @@ class RelayClient:
             os.close(fd)
         self._cursors = self._messages = -1
 
-    async def _drain(self, keys: Collection[str], timeout: float | None, end: Collection[int]) -> dict[str, str]:
-        with self._request("drain", keys, end=list(end)) as request:
-            while not request.done.done():
-                request.moved = False
-                limit = timeout
-                if timeout is None and self._hurried:
-                    limit = STUCK_TIMEOUT if self._stuck else DRAIN_TIMEOUT
-                await asyncio.wait({request.done}, timeout=limit)
-                self._stuck = not (request.moved or request.done.done())
-                if self._stuck:
-                    break
-        return request.tails
-
     @contextlib.contextmanager
     def _request(self, what: str, keys: Collection[str], **more: list[int]) -> Iterator[_Request]:
         """Send a request to the relay, and take its replies until the end of this context."""
         self._count += 1
         number = self._count
-        tails = [number for number, source in self._sources.items() if source.key in keys and not source.ended]
-        message = {"do": what, "number": number, "tails": tails, **more}
+        message = {"do": what, "number": number, "tails": self._live(keys), **more}
         request = self._requests[number] = _Request(asyncio.get_running_loop().create_future(), message)
         try:
             if self._process.ended.done():
@@ -327,8 +330,8 @@ class RelayClient:
         elif event == "forgotten":
             for number in message["sources"]:
                 self._drop(number)
-        elif event == "done" and request is not None and not request.done.done():
-            request.done.set_result(None)
+        elif event == "done" and request is not None:
+            request.finish()
 
     def _on_give_up(self) -> None:
         for number, source in list(self._sources.items()):
@@ -347,8 +350,7 @@ class RelayClient:
                 while left > 0 and (count := self._discard(source)):
                     left -= count
                 request.tails[source.key] = tail_text(source.tail[-TAIL_BYTES:], len(source.tail) > TAIL_BYTES)
-        if not request.done.done():
-            request.done.set_result(None)
+        request.finish()
 
     def _discard_from_now(self, source: _ShownOutput) -> None:
         """Read output that no relay can show, so that its worker does not wait for a full pipe for ever. The end of it
@@ -369,17 +371,6 @@ class RelayClient:
             asyncio.get_running_loop().remove_reader(pipe)
         source.tail = (source.tail + data)[-TAIL_BYTES - 1 :]
         return len(data)
-
-
-def _searched(steps: StepSearch | None) -> dict[str, Any]:
-    return {} if steps is None else {"steps": steps._asdict()}
-
-
-def _is_one_file(console: tuple[int, int]) -> bool:
-    with contextlib.suppress(OSError):
-        # In /dev/null no order can be seen.
-        return os.path.sameopenfile(*console) and os.fstat(console[0]).st_rdev != os.stat(os.devnull).st_rdev
-    return False
 
 
 def _pipe() -> tuple[int, int]:
