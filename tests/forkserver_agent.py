@@ -17,7 +17,8 @@ import time
 from typing import Any
 
 from dlrover_run.agent.starter import START_CODE, WANTED_VARIABLE
-from dlrover_run.agent.template_client import Template, TemplateError, UnsafeToFork, WorkerCommand
+from dlrover_run.agent.template_client import Template, TemplateError, UnsafeToFork
+from dlrover_run.supervisor.process import ProcessSpec
 
 PR_SET_CHILD_SUBREAPER = 36
 WAIT_TIMEOUT = 120
@@ -53,7 +54,7 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
     env: dict[str, str] = job["env"]
     result: dict[str, Any] = {"agent": os.getpid(), "workers": [], "learned": [], "skipped": []}
     began = time.monotonic()
-    template = Template.start(python, env, cwd, os.getpid())
+    template = Template.start(python, env, cwd)
     prepared = await template.prepare(job["preload"], (kind, target) if job["scan"] else None)
     result["prepared"] = prepared.imported
     result["skipped"] += prepared.skipped
@@ -68,25 +69,19 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
             worker_env[WANTED_VARIABLE] = start
         directory = job["out"]
         out, err = (os.open(f"{directory}/{rank}.{s}", os.O_CREAT | os.O_WRONLY, 0o600) for s in ("out", "err"))
-        stdin = None if job["stdin"] is None else os.open(job["stdin"], os.O_RDONLY)
+        streams = (os.open(job["stdin"], os.O_RDONLY), out, err)
+        spec = ProcessSpec(
+            name=f"rank {rank}",
+            argv=title,
+            args=tuple(args),
+            environment=worker_env,
+            stdio=streams,
+            record_imports=rank == 0,
+        )
         try:
-            return await template.fork(
-                WorkerCommand(
-                    title,
-                    kind,
-                    target,
-                    tuple(args),
-                    worker_env,
-                    cwd,
-                    stdin,
-                    out,
-                    err,
-                    record_imports=rank == 0,
-                    start_code=START_CODE if start else None,
-                )
-            )
+            return await template.fork(spec, (kind, target), cwd, START_CODE if start else None)
         finally:
-            for fd in (out, err, *([] if stdin is None else [stdin])):
+            for fd in streams:
                 os.close(fd)
 
     for step in job["steps"]:

@@ -340,7 +340,7 @@ class HealthCheckRunner:
         first, *others = check_environments(self._spec, os.environ)
         # Its store listens long before the first link: a client that connects too early waits for up to a second.
         self._workers = workers = CheckWorkers(argv, [{**first, STORE_PORT: str(self._port.number)}, *others])
-        await workers.start(lambda start: starter.start_folder(start, self._folder), self._undisturbed)
+        await workers.start(lambda start: starter.start(start, self._folder), self._undisturbed)
         return workers
 
     async def _starter(self) -> Starter:

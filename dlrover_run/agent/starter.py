@@ -9,14 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dlrover_run.agent.environment import environments_before_ranks, python_program
-from dlrover_run.agent.template_client import (
-    Imported,
-    ProgramKind,
-    Template,
-    TemplateError,
-    UnsafeToFork,
-    WorkerCommand,
-)
+from dlrover_run.agent.template_client import Imported, Template, TemplateError, UnsafeToFork
 from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import ProcessSpec, spawn
 
@@ -82,13 +75,8 @@ class Starter:
     async def prepare(self, environments: Sequence[Mapping[str, str]]) -> None:
         """Have a template ready for workers with these environments: a new one, or the old one after it has imported
         what the last workers did."""
-        if self._import_timer is not None:
-            self._import_timer.cancel()
-        for task in (self._prestarting, self._importing):
-            if task is not None:
-                # It may end in giving forking up; and a wait that is cancelled leaves it running.
-                await asyncio.wait([task])
-                await self._note_defect(task)
+        # Either may end in giving forking up; and a wait that is cancelled leaves them running.
+        await self._wait_for_background()
         self._prestarting = None
         await self._make_ready(environments)
 
@@ -104,82 +92,63 @@ class Starter:
         except TemplateError as error:
             await self._abandon(error)
 
-    async def start(self, start: ProcessSpec) -> int:
-        """Start one worker and return its pid. Raises OSError when it cannot be started."""
-        return await self._start(start, self._program, records=start.record_imports)
-
-    async def start_folder(self, start: ProcessSpec, folder: str) -> int:
-        """Start a process that runs another program than the workers do: a folder with a `__main__`, by its path. What
-        it imports is not recorded."""
-        return await self._start(start, ("script", folder), records=False)
-
-    async def _start(self, start: ProcessSpec, program: tuple[ProgramKind, str] | None, records: bool) -> int:
+    async def start(self, spec: ProcessSpec, folder: str | None = None) -> int:
+        """Start one worker and return its pid. With `folder`, the process runs that folder's `__main__` in place of the
+        workers' program. Raises OSError when it cannot be started."""
+        program = self._program if folder is None else ("script", folder)
         if self._forking and self._template is not None and program is not None:
-            stdin, stdout, stderr = start.stdio
-            kind, target = program
-            command = WorkerCommand(
-                argv_title=start.argv,
-                kind=kind,
-                target=target,
-                args=start.args,
-                env=start.environment,
-                cwd=self._directory,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                sched_affinity=start.cpus,
-                record_imports=records,
-                start_code=START_CODE if WANTED_VARIABLE in start.environment else None,
-            )
+            start_code = START_CODE if WANTED_VARIABLE in spec.environment else None
             try:
-                return await self._template.fork(command)
+                return await self._template.fork(spec, program, self._directory, start_code)
             except TemplateError as error:
                 await self._abandon(error)
-        return spawn(replace(start, environment=with_start_code(start.environment)))
+        return spawn(replace(spec, environment=with_start_code(spec.environment)))
 
     def import_later(self) -> None:
-        """Let the template import what the workers that were just started import, once they have had time to."""
+        """Let the template import what the workers that were just started import, once they have had time to: once for
+        all workers that start one after the other."""
         if self._forking and self._template is not None:
             if self._import_timer is not None:
-                # One import for all workers that start one after the other.
                 self._import_timer.cancel()
             self._import_timer = asyncio.get_running_loop().call_later(IMPORT_DELAY, self._begin_import)
 
     async def close(self) -> None:
         """End the template. Workers that it has forked are children of the agent and go on."""
+        for task in (self._prestarting, self._importing):
+            if task is not None:
+                task.cancel()
+        await self._wait_for_background()
+        if self._template is not None:
+            await self._template.close()
+
+    async def _wait_for_background(self) -> None:
+        """Wait for the prestart and for the import, and stop forking after an unexpected error in one of them."""
         if self._import_timer is not None:
             self._import_timer.cancel()
         for task in (self._prestarting, self._importing):
             if task is not None:
-                task.cancel()
                 await asyncio.wait([task])
-                await self._note_defect(task)
-        if self._template is not None:
-            await self._template.close()
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    await self._abandon(TemplateError(f"internal error: {error!r}; please report it"))
 
     async def _replace_template(self, environments: Sequence[Mapping[str, str]]) -> None:
         # Libraries read the environment while they are imported, so the template has what all workers have in common.
         first, *others = environments
         common = {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}
         # Assigned before the first await, so that the orphan killer never takes it for an orphan.
-        self._template = Template.start(self._spec.entrypoint.python, common, self._directory, os.getpid())
+        self._template = Template.start(self._spec.entrypoint.python, common, self._directory)
         self._imported.clear()
         prepared = await self._template.prepare(self._spec.preload, self._program, self._ours)
         self._note_imported(prepared)
-        self._report_skipped(prepared.skipped)
+        # Which modules of `--preload` are not in the template, each once in a job. Other modules were not requested.
+        requested = tuple(f"{name}: " for name in self._spec.preload)
+        for sentence in prepared.skipped:
+            if sentence not in self._reported and sentence.startswith(requested):
+                self._reported.add(sentence)
+                self._log(f"--preload {sentence}; it is left to the workers")
 
     def _note_imported(self, learned: Imported) -> None:
         self._imported |= {name.partition(":")[0].partition(".")[0] for name in learned.imported}
-
-    def _report_skipped(self, skipped: Sequence[str]) -> None:
-        """Print which modules of `--preload` are not in the template, each once in a job. Other modules were not
-        requested."""
-        for sentence in skipped:
-            if sentence not in self._reported and sentence.startswith(
-                tuple(f"{name}: " for name in self._spec.preload)
-            ):
-                self._reported.add(sentence)
-                self._log(f"--preload {sentence}; it is left to the workers")
 
     def _begin_import(self) -> None:
         if self._importing is not None and not self._importing.done():
@@ -198,11 +167,6 @@ class Starter:
         except TemplateError as error:
             # It died while it was not needed; the next round starts another.
             self._log(f"--start-method=forkserver: {error}; running workers are not affected")
-
-    async def _note_defect(self, task: asyncio.Task[None]) -> None:
-        """Stop forking after an unexpected error in a background task."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            await self._abandon(TemplateError(f"internal error: {error!r}; please report it"))
 
     async def _abandon(self, error: TemplateError) -> None:
         self._give_up(str(error))

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dlrover_run.failures import describe_signal
+from dlrover_run.failures import describe_exit_code
 from dlrover_run.process_tree import ends, signals
+from dlrover_run.supervisor.process import ProcessSpec
 
 PREPARE_TIMEOUT = 300.0
 """Seconds for the template to start and import; a cold network disk can take minutes over torch."""
@@ -69,30 +70,6 @@ class UnsafeToFork(TemplateError):
 
 
 @dataclass(frozen=True)
-class WorkerCommand:
-    """One worker to fork.
-
-    `argv_title` is the whole command line that `ps` shall show, and `sys.orig_argv`. `env` is the complete environment.
-    The descriptors are this process's own and stay open here; None means that the worker's is closed.
-    `sched_affinity` None leaves the template's processors. `record_imports` has the worker report its imports to the
-    template, for `learn`. `start_code` is a file whose function `begin` the worker calls before its program.
-    """
-
-    argv_title: tuple[str, ...]
-    kind: ProgramKind
-    target: str
-    args: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: str
-    stdin: int | None = 0
-    stdout: int | None = 1
-    stderr: int | None = 2
-    sched_affinity: frozenset[int] | None = None
-    record_imports: bool = False
-    start_code: str | None = None
-
-
-@dataclass(frozen=True)
 class Imported:
     """What the template imported, and one sentence for each module that it had to skip."""
 
@@ -119,15 +96,15 @@ class Template:
         return self._process.pid
 
     @classmethod
-    def start(cls, python: str, env: Mapping[str, str], cwd: str, agent_pid: int, *, output: int = 2) -> Template:
+    def start(cls, python: str, env: Mapping[str, str], cwd: str) -> Template:
         """Start a template, which forks nothing before `prepare`.
 
         `env` is what all workers have in common, so that libraries read it while they are imported. What imports print
-        goes to the descriptor `output`, once. Raises TemplateError when it could not be started.
+        goes to standard error, once. Raises TemplateError when it could not be started.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        arguments = [str(TEMPLATE_FOLDER), str(theirs.fileno()), str(agent_pid)]
+        arguments = [str(TEMPLATE_FOLDER), str(theirs.fileno()), str(os.getpid())]
         try:
             with signals.held_back():
                 process = subprocess.Popen(
@@ -135,8 +112,8 @@ class Template:
                     env=dict(env),
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
+                    stdout=2,
+                    stderr=2,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
@@ -163,25 +140,29 @@ class Template:
             await self._kill()
             raise
 
-    async def fork(self, command: WorkerCommand) -> int:
-        """Fork a worker, which becomes a child of the agent, and return its pid. It never begins if the caller is
-        cancelled."""
-        streams = (command.stdin, command.stdout, command.stderr)
+    async def fork(
+        self, spec: ProcessSpec, program: tuple[ProgramKind, str], cwd: str, start_code: str | None = None
+    ) -> int:
+        """Fork a process that runs `program` (kind, target) with `spec.args`, and return its pid: it becomes a child of
+        the agent. It never begins if the caller is cancelled.
+
+        `ps` shows `spec.argv`. Before its program, it calls the function `begin` of the file `start_code`.
+        """
+        kind, target = program
         request = {
             "op": "fork",
-            "argv_title": command.argv_title,
-            "kind": command.kind,
-            "target": command.target,
-            "args": command.args,
-            "env": dict(command.env),
-            "cwd": command.cwd,
-            "streams": [fd is not None for fd in streams],
-            "affinity": sorted(command.sched_affinity) if command.sched_affinity is not None else None,
-            "record": command.record_imports,
-            "start_code": command.start_code,
+            "argv_title": spec.argv,
+            "kind": kind,
+            "target": target,
+            "args": spec.args,
+            "env": dict(spec.environment),
+            "cwd": cwd,
+            "affinity": None if spec.cpus is None else sorted(spec.cpus),
+            "record": spec.record_imports,
+            "start_code": start_code,
         }
         # The descriptors belong to the caller, which may close them after it is cancelled.
-        given = [os.dup(fd) for fd in streams if fd is not None]
+        given = [os.dup(fd) for fd in spec.stdio]
         reader, go = os.pipe()
         given.append(reader)
         try:
@@ -217,7 +198,8 @@ class Template:
         exchange = asyncio.ensure_future(self._exchange(request, fds, timeout))
 
         def finished(exchange: asyncio.Future[dict[str, Any]]) -> None:
-            _close_all(fds)
+            for fd in fds:
+                os.close(fd)
             # Retrieved here, because a caller that was cancelled does not.
             if not exchange.cancelled():
                 exchange.exception()
@@ -230,11 +212,12 @@ class Template:
             if self.closed.done() or self._control.fileno() < 0:
                 raise TemplateError(self._how_it_ended())
             self._answer = self._loop.create_future()
-            body = os.memfd_create("dlrover-run request")
             try:
-                _write(body, json.dumps(request).encode())
-                # One request is under way at a time, so a packet of one byte always finds room.
-                socket.send_fds(self._control, [b"r"], [body, *fds])
+                with open(os.memfd_create("dlrover-run request"), "wb") as body:
+                    body.write(json.dumps(request).encode())
+                    body.flush()
+                    # One request is under way at a time, so a packet of one byte always finds room.
+                    socket.send_fds(self._control, [b"r"], [body.fileno(), *fds])
                 answer: dict[str, Any] = json.loads(await asyncio.wait_for(self._answer, timeout))
             except TimeoutError:
                 self._process.kill()
@@ -243,7 +226,6 @@ class Template:
                 await asyncio.wait([self.closed])
                 raise TemplateError(self._how_it_ended()) from None
             finally:
-                os.close(body)
                 self._answer = None
         if "unsafe" in answer:
             raise UnsafeToFork(answer["unsafe"])
@@ -281,23 +263,8 @@ class Template:
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode
-        if code is None:
-            return "the template was closed"
-        if code < 0:
-            return f"the template was killed by {describe_signal(-code)}"
-        return f"the template ended with exit code {code}"
+        return f"the template {'was closed' if code is None else describe_exit_code(code)}"
 
 
 def _imported(answer: Mapping[str, Any]) -> Imported:
     return Imported(tuple(answer["imported"]), tuple(answer["skipped"]))
-
-
-def _close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

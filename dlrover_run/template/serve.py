@@ -33,7 +33,7 @@ MAX_ANSWER = 60_000
 """Maximum bytes of a reply; lists in it are shortened to fit."""
 
 MAX_DESCRIPTORS = 5
-"""The request, up to three streams, and for a worker the pipe through which the agent lets it begin."""
+"""The request, and for a worker its three streams and the pipe through which the agent lets it begin."""
 
 MAX_TRIAL_IMPORTS = 3
 """Trial imports of learned modules in a throwaway child; after each one the module that forbids a fork is left out."""
@@ -237,12 +237,10 @@ class Server:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.setsid()
         die_with_parent(self._agent)
-        rest = iter(received[1:])
-        streams = [next(rest) if given else None for given in request["streams"]]
         worker = Worker(
             self._template,
             request,
-            streams,
+            received[1:4],
             [*received, pid_reader, self._control.detach()],
             ImportRecorder(log) if log is not None else None,
         )

@@ -80,14 +80,14 @@ class TemplateState:
 class Worker:
     """A process that becomes a worker: `command` is the request as `agent/template_client.py` sends it.
 
-    `streams` are the descriptors for 0, 1 and 2 (None: closed), `ours` all descriptors that the worker must not have.
+    `streams` are the descriptors for 0, 1 and 2, `ours` all descriptors that the worker must not have.
     """
 
     def __init__(
         self,
         template: TemplateState,
         command: Mapping[str, Any],
-        streams: Sequence[int | None],
+        streams: Sequence[int],
         ours: Sequence[int],
         recorder: ImportRecorder | None = None,
     ) -> None:
@@ -190,10 +190,7 @@ class Worker:
 
     def _take_descriptors(self) -> None:
         for number, fd in enumerate(self._streams):
-            if fd is None:
-                os.close(number)
-            else:
-                os.dup2(fd, number)
+            os.dup2(fd, number)
         for fd in self._ours:
             os.close(fd)
 

@@ -368,7 +368,7 @@ class Workers:
     def has_imported(self, module: str) -> bool:
         return True
 
-    async def start_folder(self, start: ProcessSpec, folder: str) -> int:
+    async def start(self, start: ProcessSpec, folder: str) -> int:
         self.started.append(spawn(start))
         return self.started[-1]
 

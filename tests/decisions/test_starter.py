@@ -46,7 +46,7 @@ class Stub:
         self.asked.set()
         return await self.lesson
 
-    async def fork(self, command: object) -> int:
+    async def fork(self, *command: object) -> int:
         await asyncio.sleep(0)  # As long as it takes for the others of the round to ask too.
         raise TemplateError("it cannot fork")
 

@@ -38,7 +38,7 @@ class Case:
     target: str = "script.py"
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    stdin: str | None = "/dev/null"
+    stdin: str = "/dev/null"
     preload: tuple[str, ...] = ()
     scan: bool = True
     python: str = PYTHON
@@ -53,20 +53,21 @@ class Case:
     def fresh(self) -> tuple[int, str, str]:
         """The code, output and error output of a fresh interpreter."""
         middle = {"module": ["-m"], "script": []}[self.kind]
-        stdin = {"stdin": None} if self.stdin is None else {"stdin": open(self.stdin)}  # noqa: SIM115 -- it lives as long as this test
-        closing = (lambda: os.close(0)) if self.stdin is None else None
         env = {**self.environment, "RANK": "0", "TEMPLATE": "0", "FORKED_AT": "0"}
-        with open(self.directory / "fresh.out", "w+") as out, open(self.directory / "fresh.err", "w+") as err:
+        with (
+            open(self.stdin) as stdin,
+            open(self.directory / "fresh.out", "w+") as out,
+            open(self.directory / "fresh.err", "w+") as err,
+        ):
             code = subprocess.run(
                 [self.python, "-u", *middle, self.target, *self.args],
                 cwd=self.directory,
                 env=env,
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 timeout=TIMEOUT,
                 start_new_session=True,
-                preexec_fn=closing,
-                **stdin,
             ).returncode
             texts = [ADDRESS.sub("0x", (file.seek(0), file.read())[1]) for file in (out, err)]
         return code, texts[0], texts[1]
@@ -231,10 +232,10 @@ def test_a_path_for_runpy(case: Case) -> None:
     assert case.forked() == (0, "__main__ ['script.py', 'a'] script.py\n", "")
 
 
-@pytest.mark.parametrize("stdin", [None, "script.py", "/dev/zero"])
-def test_standard_input(case: Case, stdin: str | None) -> None:
-    write(case, "import sys\nprint(sys.stdin and sys.stdin.read(10), sys.stdin and sys.stdin.mode)\n")
-    case.stdin = stdin and str(case.directory / stdin)
+@pytest.mark.parametrize("stdin", ["script.py", "/dev/zero"])
+def test_standard_input(case: Case, stdin: str) -> None:
+    write(case, "import sys\nprint(sys.stdin.read(10), sys.stdin.mode)\n")
+    case.stdin = str(case.directory / stdin)
     assert case.forked() == case.fresh()
 
 
@@ -514,7 +515,7 @@ def test_an_interpreter_that_is_not_there(case: Case) -> None:
 def test_an_interpreter_that_dies_while_it_imports(case: Case) -> None:
     write(case, "import os\nos._exit(9)\n", "lib/site-packages/fatal.py")
     case.env = {"PYTHONPATH": str(case.directory / "lib" / "site-packages")}
-    assert write(case, "import fatal\n").agent("fork")["error"] == "the template ended with exit code 9"
+    assert write(case, "import fatal\n").agent("fork")["error"] == "the template ended with code 9"
 
 
 def test_a_signal_from_outside_interrupts_the_script(case: Case) -> None:

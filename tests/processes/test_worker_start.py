@@ -177,7 +177,7 @@ def test_start_up_code_runs_only_in_a_worker_that_asks_for_it(monkeypatch: pytes
         workers = Starter(JOB, lambda sentence: None)
         await workers.start(asks)
         await workers.start(plain)
-        await workers.start_folder(plain, "/folder")
+        await workers.start(plain, "/folder")
 
     asyncio.run(run())
     assert [spec.environment["PYTHONPATH"] for spec in started] == [f"{START_CODE_PATH}:/own", "/own", "/own"]
