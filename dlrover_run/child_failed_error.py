@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from dlrover_run.agent.result import JobResult
-from dlrover_run.failures import describe_exit
+from dlrover_run.failures.causes import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 
 _TORCH_MODULE = "torch.distributed.elastic.multiprocessing.errors"

@@ -82,7 +82,7 @@ def launch(
     finally:
         remove_run_dir(run_dir)
     if code < 0:
-        from dlrover_run.failures import describe_signal
+        from dlrover_run.failures.causes import describe_signal
 
         how = describe_signal(-code)
         _print(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")

@@ -22,7 +22,7 @@ import msgspec
 
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec
 from dlrover_run.coordination.bounds import Name
-from dlrover_run.failures import describe_exit_code
+from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.lines import TailBuffer
 from dlrover_run.policies.health.model import CheckKey, CheckTask, DeviceSpeed, LinkEnd, Rate
 from dlrover_run.supervisor.group import ProcessGroup

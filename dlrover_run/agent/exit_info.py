@@ -6,8 +6,10 @@ import os
 import tempfile
 from dataclasses import replace
 
-from dlrover_run import failures
 from dlrover_run.agent.worker_specs import Worker
+from dlrover_run.failures import causes
+from dlrover_run.failures.error_file import read_error_file
+from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output import streams
 
@@ -16,7 +18,7 @@ def collect_exit_info(
     worker: Worker,
     placed: streams.RankStreams,
     tail: str | None,
-    oom_kills: failures.OomKillCounters,
+    oom_kills: OomKillCounters,
     raised: bool = False,
 ) -> WorkerExit:
     """How a worker has ended. `tail` is the end of its standard error from the relay, None if it was not requested yet.
@@ -27,8 +29,8 @@ def collect_exit_info(
     if worker.code is None:
         raise ValueError(f"{worker.spec.name} still runs")
     seen = read_stderr(placed, tail)
-    may_be_oom = worker.stopped_with is None and failures.may_be_oom_kill(worker.code, seen)
-    error = failures.read_error_file(placed.error_file) if placed.error_file else None
+    may_be_oom = worker.stopped_with is None and causes.may_be_oom_kill(worker.code, seen)
+    error = read_error_file(placed.error_file) if placed.error_file else None
     end = WorkerExit(
         rank=worker.spec.rank,
         local_rank=worker.spec.local_rank,
@@ -42,10 +44,10 @@ def collect_exit_info(
         stdout_path=placed.stdout.path,
         stderr_path=placed.stderr.path,
         oom_kill=oom_kills.explain() if may_be_oom else None,
-        failed_first=raised or failures.failed_before(error, worker.stopped_at),
+        failed_first=raised or causes.failed_before(error, worker.stopped_at),
         forwarded=-worker.code in worker.forwarded,
     )
-    return replace(end, full_disk=_full_disk(placed)) if failures.left_no_message(end) else end
+    return replace(end, full_disk=_full_disk(placed)) if causes.left_no_message(end) else end
 
 
 def read_stderr(placed: streams.RankStreams, tail: str | None) -> str:

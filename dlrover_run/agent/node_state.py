@@ -6,11 +6,11 @@ import os
 import uuid
 from typing import TYPE_CHECKING
 
-from dlrover_run import failures
 from dlrover_run.agent.host import display_name
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import OVER, Assignment, Failure, NodePhase, NodeReport, RankAssignment, RoundKey
 from dlrover_run.exit_reasons import RETRY
+from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.supervisor.ports import HeldPort
@@ -143,9 +143,9 @@ def build_failure(end: WorkerExit, host: str) -> Failure:
     return Failure(
         rank=end.rank,
         host=host,
-        exit_text=failures.describe_exit(end)[:MAX_WHAT],
-        lost_peer=failures.lost_peer(end),
-        trace=_clipped(failures.trace_lines(end)),
+        exit_text=causes.describe_exit(end)[:MAX_WHAT],
+        lost_peer=causes.lost_peer(end),
+        trace=_clipped(causes.trace_lines(end)),
         exit_status=end.exit_status,
     )
 

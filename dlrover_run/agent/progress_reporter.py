@@ -8,11 +8,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from dlrover_run import failures
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.console.console import Console, DrawTable
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase, RankAssignment, Waiting
+from dlrover_run.failures import causes
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.health.model import HealthAssignment, HealthProgress, HealthStatus, LinkRow, NodeHealth
 from dlrover_run.policies.health.rules import CHECK_ALWAYS, HealthRules
@@ -157,8 +157,8 @@ class ProgressReporter:
         reason, failure = assignment.reason, assignment.failure
         if failure is None or ended.ranks.has_rank(failure.rank):
             # All exits of this node are known by now, and the name of the only node is left out.
-            root = failures.root_cause(ended.ends)
-            reason = f"rank {root.rank} {failures.describe_exit(root)}" if root else reason
+            root = causes.root_cause(ended.ends)
+            reason = f"rank {root.rank} {causes.describe_exit(root)}" if root else reason
         rules = self._spec.rules
         line = render_restart(reason, ranks.restart_count, rules.max_restarts, ended.lasted, rules.restart_window)
         self._console.error(line)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dlrover_run.failures import describe_exit_code
+from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.process_tree import ends, signals
 from dlrover_run.supervisor.process import ProcessSpec
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlrover_run import failures
 from dlrover_run.agent.event_log import CheckEvents
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.health_check import HealthCheckRunner
@@ -23,6 +22,8 @@ from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.coordination.reasons import Code, render
+from dlrover_run.failures import causes
+from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.health_file import HealthFile
 from dlrover_run.policies.health.model import HealthAssignment
@@ -182,7 +183,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if result.root is not None and error_file:
             # The error file of the process that started this launcher gets the first failure's record (as torchrun).
-            problem = failures.copy_root_cause(result.root, error_file)
+            problem = copy_root_cause(result.root, error_file)
             if problem is not None:
                 self._services.console.info(problem)
         await self._starter.close()
@@ -278,7 +279,7 @@ def worker_results(
     owns_failure = (
         failure is not None and ranks is not None and ranks.key == assignment.key and ranks.has_rank(failure.rank)
     )
-    root = failures.root_cause(ends)
+    root = causes.root_cause(ends)
     if owns_failure and ranks is not None and failure is not None and ranks.nodes > 1:
         # The one that was reported to the other nodes.
         root = next((end for end in ends if end.rank == failure.rank and end.failed), root)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dlrover_run import failures
 from dlrover_run.agent.exit_info import collect_exit_info, read_stderr
 from dlrover_run.agent.progress_events import ProgressEvents
 from dlrover_run.agent.starter import Starter
@@ -16,6 +15,9 @@ from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, clos
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import RoundKey
 from dlrover_run.events.records import NO_EVENTS, CheckpointSeen, Events, WorkerExited, WorkerFailed, WorkerStarted
+from dlrover_run.failures import causes
+from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
+from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.process_tree import tree
@@ -52,7 +54,7 @@ class WorkerRound:
         self._on_end = on_end
         self._on_news = on_news
         self._events = events
-        self._oom_kills = failures.OomKillCounters()
+        self._oom_kills = OomKillCounters()
         self._started = time.monotonic()
         self._progress_events = ProgressEvents(specs.ranks, events, self._started)
         self._starting: asyncio.Future[None] | None = None
@@ -64,7 +66,7 @@ class WorkerRound:
         self._failure_known = False
         self._raised: set[int] = set()
         self._emitted_rank: int | None = None
-        self._live: list[failures.LiveWorker] = []
+        self._live: list[LiveWorker] = []
         self.lasted = 0.0
         self.ends: tuple[WorkerExit, ...] = ()
         self.has_trained = False
@@ -117,7 +119,7 @@ class WorkerRound:
         """
         if self._asking is not None and self._asking.done():
             self._asking.result()  # Raises the error of the task, which is awaited nowhere else.
-        return failures.root_cause(self._failed) if self._failure_known else None
+        return causes.root_cause(self._failed) if self._failure_known else None
 
     async def collect_exit_info(self, drain_timeout: float | None) -> None:
         """Set `ends`, when all workers have ended, and forget the round's streams.
@@ -170,7 +172,7 @@ class WorkerRound:
         )
         failed = {one.spec.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
         live = [one for one in self._live if one.rank not in failed]
-        return replace(end, waited_for=failures.find_absent_workers(end, live, all_here=self.ranks.nodes == 1))
+        return replace(end, waited_for=find_absent_workers(end, live, all_here=self.ranks.nodes == 1))
 
     def _note_end(self, worker: Worker) -> None:
         self.lasted = time.monotonic() - self._started
@@ -185,7 +187,7 @@ class WorkerRound:
             if self._asking is None:
                 # Before the other workers end too: the kernel forgets their connections.
                 self.has_trained = self._specs.startup_probe.has_trained()
-                looks = (failures.inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
+                looks = (inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
                 self._live = [one for one in looks if one is not None]
                 self._failure_due = asyncio.get_running_loop().time() + LOST_PEER_DELAY
             self._to_ask.append(worker)
@@ -208,7 +210,7 @@ class WorkerRound:
 
     def _emit_failure(self) -> None:
         """Write the root cause to the event log; again if it has changed."""
-        root = failures.root_cause(self._failed)
+        root = causes.root_cause(self._failed)
         if root is None or root.rank == self._emitted_rank:
             return
         self._emitted_rank = root.rank
@@ -219,9 +221,9 @@ class WorkerRound:
                 local_rank=root.local_rank,
                 pid=root.pid,
                 code=root.code,
-                cause=failures.cause_of(root),
-                what=failures.describe_exit(root)[:MAX_WHAT],
-                trace="\n".join(failures.trace_lines(root))[-MAX_TRACE:],
+                cause=causes.cause_of(root),
+                what=causes.describe_exit(root)[:MAX_WHAT],
+                trace="\n".join(causes.trace_lines(root))[-MAX_TRACE:],
             )
         )
 
@@ -231,7 +233,7 @@ class WorkerRound:
         Without it, a worker that has only lost a peer would look like the root cause, and be reported to the job.
         """
         try:
-            while all(failures.lost_peer(end) for end in self._failed):
+            while all(causes.lost_peer(end) for end in self._failed):
                 if self._to_ask:
                     asked, self._to_ask = self._to_ask, []
                     tails = await self._relay.tails([_key(worker) for worker in asked])
@@ -256,7 +258,7 @@ class WorkerRound:
         tails = await self._relay.tails([_key(worker) for worker in running])
         for worker in running:
             placed = self._specs.streams.ranks[worker.spec.local_rank]
-            if worker.stopped_with is None and failures.raised_own_error(read_stderr(placed, tails.get(_key(worker)))):
+            if worker.stopped_with is None and causes.raised_own_error(read_stderr(placed, tails.get(_key(worker)))):
                 self._raised.add(worker.spec.rank)
         return False
 

@@ -37,7 +37,7 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
-from dlrover_run.failures import Cause
+from dlrover_run.failures.causes import Cause
 
 STRAGGLER_MARGIN = 0.1
 """A rank is slow if it waits for the others by at least this part of its time less than their median does."""

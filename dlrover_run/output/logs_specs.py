@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.failures import describe_exit_code
+from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.streams import RankStreams, Stream, StreamPlan, Tee
 from dlrover_run.process_tree import ends, signals, tree
 from dlrover_run.spec import LogSpec, SpecError, StreamMap

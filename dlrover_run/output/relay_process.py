@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from dlrover_run import launch_request
-from dlrover_run.failures import describe_exit_code
+from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.streams import MAX_MESSAGE
 from dlrover_run.process_tree import ends, signals
 

@@ -7,7 +7,8 @@ import re
 import pytest
 from harness import Mailbox, finish, launch
 
-from dlrover_run.failures import LiveWorker, describe_exit, find_absent_workers, lost_peer, root_cause
+from dlrover_run.failures.causes import describe_exit, lost_peer, root_cause
+from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers
 from dlrover_run.failures.worker_exit import WorkerExit
 
 GLOO = "[/pytorch/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms for recv operation to complete"

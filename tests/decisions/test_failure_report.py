@@ -31,7 +31,7 @@ from dlrover_run.console.rounds import (
 )
 from dlrover_run.console.text import format_duration, format_ranks, use_color
 from dlrover_run.coordination.model import Failure
-from dlrover_run.failures import root_cause
+from dlrover_run.failures.causes import root_cause
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 
 MOMENT = 1_763_647_884.0

@@ -17,18 +17,16 @@ import pytest
 
 from dlrover_run.agent.exit_info import collect_exit_info
 from dlrover_run.coordination.text import format_bytes
-from dlrover_run.failures import (
-    OomKillCounters,
-    copy_root_cause,
+from dlrover_run.failures.causes import (
     describe_exit,
     failed_before,
     lost_peer,
     may_be_oom_kill,
-    read_error_file,
     root_cause,
     summarize_error,
 )
-from dlrover_run.failures.error_file import MAX_BYTES
+from dlrover_run.failures.error_file import MAX_BYTES, copy_root_cause, read_error_file
+from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.tracebacks import exception_lines, last_failure, last_link, plain_lines
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 
@@ -334,7 +332,7 @@ def test_a_real_kill_for_memory_is_distinguished_from_another_sigkill(limited_gr
     program = f"""
 import os, subprocess, sys
 open({str(limited_group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
-from dlrover_run.failures import OomKillCounters
+from dlrover_run.failures.oom_kills import OomKillCounters
 watch = OomKillCounters()
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 child.kill()

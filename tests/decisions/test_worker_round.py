@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from virtual_loop import run_virtually
 
-from dlrover_run import failures
 from dlrover_run.agent.worker_round import LOST_PEER_DELAY, WorkerRound
 from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
+from dlrover_run.failures import causes
 from dlrover_run.progress.page import Phase, Progress, StepSource
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 8, in <module>\n"
@@ -104,7 +104,7 @@ class Bed(Events):
     async def root(self) -> int | None:
         """The rank that the report at the end names."""
         await self.round.collect_exit_info(None)
-        root = failures.root_cause(self.round.ends)
+        root = causes.root_cause(self.round.ends)
         return root.rank if root is not None else None
 
 
@@ -138,7 +138,7 @@ def test_the_event_log_has_each_exit_and_the_root_cause() -> None:
         assert isinstance(exited, WorkerExited)
         assert isinstance(failed, WorkerFailed)
         assert (exited.rank, exited.code, exited.stopped_with) == (1, 1, "")
-        assert (failed.rank, failed.cause) == (1, failures.Cause.EXCEPTION)
+        assert (failed.rank, failed.cause) == (1, causes.Cause.EXCEPTION)
         assert "bad label" in failed.what
 
     run_virtually(run())

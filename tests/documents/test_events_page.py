@@ -10,7 +10,7 @@ import msgspec
 
 from dlrover_run.events.records import AnyEvent, Event, name_of
 from dlrover_run.events.writer import KEPT_FILES, MAX_BYTES
-from dlrover_run.failures import Cause
+from dlrover_run.failures.causes import Cause
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "events.md").read_text()
 

@@ -24,7 +24,7 @@ from pretended import PRETEND, Job, agent_of, scale
 from dlrover_run.events.ledger import build_ledger
 from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import CheckpointRestored, WorkerFailed, WorkerStarted
-from dlrover_run.failures import Cause
+from dlrover_run.failures.causes import Cause
 
 StartJob = Callable[..., Job]
 

@@ -14,7 +14,7 @@ from loops import in_loop
 from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import sentence
-from dlrover_run.failures import describe_exit
+from dlrover_run.failures.causes import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.orders import SHORT_END

@@ -17,7 +17,7 @@ from dlrover_run.events.records import (
     WorkerReady,
     WorkerStarted,
 )
-from dlrover_run.failures import Cause
+from dlrover_run.failures.causes import Cause
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd, TaskKey
 from tf_ps_runner.agent.protocol import Ready, Restored, Saved, Step

@@ -7,8 +7,8 @@ import signal
 import time
 from dataclasses import dataclass
 
-from dlrover_run import failures
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd
@@ -123,7 +123,7 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
     if found.hung is not None:
         return TaskEnd(EndCause.SILENT, found.hung[:MAX_WHAT], exit_status=end.exit_status)
     if end.oom_kill is not None:
-        return TaskEnd(EndCause.MEMORY, failures.describe_exit(end)[:MAX_WHAT], exit_status=end.exit_status)
+        return TaskEnd(EndCause.MEMORY, causes.describe_exit(end)[:MAX_WHAT], exit_status=end.exit_status)
     if end.code == 0 and end.stopped_with is None:
         role = ROLES[found.role]
         if not role.ends_with_training and not found.asked_to_end:
@@ -135,10 +135,10 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
         # A script that ends orderly at a signal has not finished its training.
         return TaskEnd(EndCause.RESHAPED, "ended with code 0 after a stop signal")
     if found.asked_to_end:
-        return TaskEnd(EndCause.RESHAPED, failures.describe_exit(end)[:MAX_WHAT])
+        return TaskEnd(EndCause.RESHAPED, causes.describe_exit(end)[:MAX_WHAT])
     text = exception_text(end)
     if text is not None and _LOST_SERVER.search(text):
-        return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {failures.describe_exit(end)}"[:MAX_WHAT])
+        return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {causes.describe_exit(end)}"[:MAX_WHAT])
     soon = found.lived <= (REPEATED_WITHIN if found.stepped else REPEATED_BEFORE_STEP)
     if (
         soon
@@ -146,14 +146,14 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
         and found.before is not None
         and _PASSING.sub("", text) == _PASSING.sub("", found.before)
     ):
-        return _failure(end, f"{failures.describe_exit(end)}, as the one before it did", EndCause.REPEATED)
-    return _failure(end, failures.describe_exit(end))
+        return _failure(end, f"{causes.describe_exit(end)}, as the one before it did", EndCause.REPEATED)
+    return _failure(end, causes.describe_exit(end))
 
 
 def exception_text(end: WorkerExit) -> str | None:
     """The exception that ended a task, as the task printed it; None if it left none."""
-    return None if end.code in (0, EXIT_RESHAPED) or end.code == -signal.SIGKILL else failures.summarize_error(end)
+    return None if end.code in (0, EXIT_RESHAPED) or end.code == -signal.SIGKILL else causes.summarize_error(end)
 
 
 def _failure(end: WorkerExit, what: str, cause: EndCause = EndCause.FAILURE) -> TaskEnd:
-    return TaskEnd(cause, what[:MAX_WHAT], "\n".join(failures.trace_lines(end))[-MAX_TRACE:], end.exit_status)
+    return TaskEnd(cause, what[:MAX_WHAT], "\n".join(causes.trace_lines(end))[-MAX_TRACE:], end.exit_status)

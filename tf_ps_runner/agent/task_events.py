@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from dlrover_run import failures
 from dlrover_run.coordination.bounds import MAX_TRACE
 from dlrover_run.events.records import (
     CheckpointRestored,
@@ -16,6 +15,7 @@ from dlrover_run.events.records import (
     WorkerReady,
     WorkerStarted,
 )
+from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.rules import ROLES
@@ -79,7 +79,7 @@ class TaskEvents:
         """It is known how it has ended."""
         if reported.cause in FREE:
             return
-        cause = failures.Cause.STALL if reported.cause is EndCause.SILENT else failures.cause_of(end)
+        cause = causes.Cause.STALL if reported.cause is EndCause.SILENT else causes.cause_of(end)
         self._events.emit(
             WorkerFailed(
                 **self._worker(task),
