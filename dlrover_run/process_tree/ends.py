@@ -36,5 +36,4 @@ def watch_child(pid: int, on_end: Callable[[], None]) -> None:
         on_end()
 
     # A pidfd becomes readable when its process ends.
-    # A pidfd becomes readable when its process ends.
     watch_pipe(pidfd, ended)

@@ -7,8 +7,8 @@ Only the watchdog acts on signals; all other processes of the launcher ignore th
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from dlrover_run.template.termination_signals import TERMINATION_SIGNALS as TERMINATION_SIGNALS
 
@@ -42,28 +42,23 @@ def catch(handler: Callable[[int], None], but: Collection[int] = ()) -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Block the signals of TERMINATION_SIGNALS in this thread and in each process started inside this block.
+def held_back(numbers: Iterable[int] = TERMINATION_SIGNALS) -> Iterator[None]:
+    """Block these signals in this thread and in each process started inside this block.
 
     A started process keeps them blocked until it calls `release`, so no signal finds it unprepared.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def blocked_in_new_threads() -> AbstractContextManager[None]:
+    """Block all signals in threads that are started inside this block, so that only this thread receives signals."""
+    return held_back(signal.valid_signals())
 
 
 def release() -> None:
     """Unblock all signals; a mask is inherited through fork and exec."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-@contextmanager
-def blocked_in_new_threads() -> Iterator[None]:
-    """Block all signals in threads that are started inside this block, so that only this thread receives signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -138,20 +138,16 @@ def descendants(spared: Iterable[int] = ()) -> list[ProcessInfo]:
 def ancestors(limit: int) -> list[int]:
     """The pids of this process's ancestors, the nearest first, at most `limit`."""
     found = [os.getppid()]
-    while found[-1] > 1 and len(found) < limit:
-        try:
-            with open(f"/proc/{found[-1]}/stat", "rb") as stat:
-                found.append(int(stat.read().rpartition(b")")[2].split()[1]))
-        except OSError:
-            break
+    with contextlib.suppress(OSError):
+        while found[-1] > 1 and len(found) < limit:
+            found.append(int(_stat(found[-1])[1][1]))
     return found
 
 
 def start_of(pid: int) -> float | None:
     """When a process began, on this host's monotonic clock, to 10 ms; None for one that has been reaped."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            ticks = int(stat.read().rpartition(b")")[2].split()[19])
+        ticks = int(_stat(pid)[1][19])
     except OSError:
         return None
     # The kernel's clock of processes, unlike the monotonic one, goes on while the machine is suspended.
@@ -201,14 +197,20 @@ def _processes() -> list[ProcessInfo]:
         return found
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-                # The name in parentheses may hold anything; the fields after it are numbers but for the state.
-                title, _, rest = stat.read().rpartition(b")")
-                fields = rest.split()
+            with contextlib.suppress(OSError):
+                title, fields = _stat(int(name))
                 relative = ProcessInfo(int(name), int(fields[1]), int(fields[3]), int(fields[19]))
-                if relative.session != relative.pid or title.partition(b"(")[2] != MASTER_NAME.encode():
+                if relative.session != relative.pid or title != MASTER_NAME.encode():
                     found.append(relative)
     return found
+
+
+def _stat(pid: int) -> tuple[bytes, list[bytes]]:
+    """The name of a process and the fields after it, which are numbers but for the state. Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        # The name in parentheses may hold anything.
+        title, _, rest = stat.read().rpartition(b")")
+    return title.partition(b"(")[2], rest.split()
 
 
 def reap(known: Iterable[int] = ()) -> None:

@@ -62,25 +62,23 @@ def bind_everywhere(port: int) -> socket.socket:
     """A socket at `port` of all addresses of this machine, of both families, or at any free one for 0. Raises
     OSError."""
     # The store listens on [::] for both families, so that is what must be held; a kernel without IPv6 has 0.0.0.0 only.
-    families = (
-        [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")] if socket.has_ipv6 else [(socket.AF_INET, "0.0.0.0")]
-    )
-    for family, address in families:
+    if socket.has_ipv6:
         try:
-            held = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            if family is socket.AF_INET:
-                raise
-            continue
-        try:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family is socket.AF_INET6:
-                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            held.bind((address, port))
+            return _bind(socket.AF_INET6, "::", port)
         except OSError as error:
-            held.close()
-            if family is socket.AF_INET or error.errno not in _NO_IPV6:
+            if error.errno not in _NO_IPV6:
                 raise
-            continue
-        return held
-    raise AssertionError("0.0.0.0 was neither bound nor refused")
+    return _bind(socket.AF_INET, "0.0.0.0", port)
+
+
+def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.bind((address, port))
+    except OSError:
+        held.close()
+        raise
+    return held
