@@ -11,8 +11,7 @@ from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.exit_reasons import ExitReason, ExitScheme, in_scheme
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.health import model as check_records
-from dlrover_run.policies.health.model import HealthAssignment, NodeHealth
+from dlrover_run.policies.health.model import HealthAssignment, HealthStatus, NodeHealth
 from dlrover_run.spec import SpecError
 
 
@@ -96,7 +95,14 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
         reason = f"the node check dismissed this node: {checkup.reason}"
     elif stopped and end.stopped_by is not None:
         reason = "an operator has drained this node" if end.drained else f"{end.stopped_by.name} stopped the job"
-    exit_reason, code = _exit(end, root)
+    exit_reason = _exit_reason(end, root)
+    if exit_reason is ExitReason.WORKER_FAILED and root is not None:
+        # A task whose success is a failure of the job, as of a chief without a session, has exit status 0.
+        code = root.exit_status or exit_codes.PEER_FAILED
+    elif exit_reason is ExitReason.STOPPED and end.stopped_by is not None:
+        code = exit_codes.of_signal(end.stopped_by)
+    else:
+        code = getattr(exit_codes, exit_reason.name)
     return JobResult(
         exit_code=in_scheme(exit_reason, code, scheme, assignment.failure.exit_status if assignment.failure else 0),
         exit_reason=exit_reason,
@@ -125,50 +131,44 @@ def _dismissal(end: JobEnd) -> NodeHealth | None:
 def _explain_dismissal(checkup: NodeHealth) -> str:
     """The line that DLRover prints, which users search for, and below it the reason and what to do."""
     reason = checkup.reason or "no reason was given"
-    if checkup.status is check_records.HealthStatus.STRAGGLER:
-        advice = "put another machine in its place, or leave --exclude-straggler out to train at its pace"
+    if checkup.status is HealthStatus.STRAGGLER:
         return (
-            f"RuntimeError: The node is a straggler and exits.\n  The node check found it too slow: {reason}; {advice}."
+            "RuntimeError: The node is a straggler and exits.\n"
+            f"  The node check found it too slow: {reason}; "
+            "put another machine in its place, or leave --exclude-straggler out to train at its pace."
         )
-    advice = "repair it or put another machine in its place"
-    return f"RuntimeError: The node network is breakdown.\n  The node check found it broken: {reason}; {advice}."
+    return (
+        "RuntimeError: The node network is breakdown.\n"
+        f"  The node check found it broken: {reason}; repair it or put another machine in its place."
+    )
 
 
-def _exit(end: JobEnd, root: WorkerExit | None) -> tuple[ExitReason, int]:
-    """Why the launcher ends, and its precise exit code; the table in docs/launcher.md follows this rule."""
+def _exit_reason(end: JobEnd, root: WorkerExit | None) -> ExitReason:
+    """Why the launcher ends; the table in docs/launcher.md follows this rule."""
     if end.error is not None:
         # A mistake in the settings that only a restart has shown does not mean that nothing was started.
         mistake = isinstance(end.error, SpecError) and not end.tasks.restarted
-        return _BAD_COMMAND_LINE if mistake else (ExitReason.CANNOT_START, exit_codes.CANNOT_START)
+        return ExitReason.BAD_COMMAND_LINE if mistake else ExitReason.CANNOT_START
     phase = end.assignment.phase
     if phase is PlanPhase.FINISHED:
-        return _SUCCESS
+        return ExitReason.SUCCESS
     if (checkup := _dismissal(end)) is not None:
-        if checkup.status is check_records.HealthStatus.STRAGGLER:
-            return ExitReason.STRAGGLER, exit_codes.STRAGGLER
-        return ExitReason.FAULTY_NODE, exit_codes.FAULTY_NODE
+        return ExitReason.STRAGGLER if checkup.status is HealthStatus.STRAGGLER else ExitReason.FAULTY_NODE
     if end.stopped_by is not None:
-        return ExitReason.STOPPED, exit_codes.of_signal(end.stopped_by)
+        return ExitReason.STOPPED
     if phase is PlanPhase.FAILED:
         if root is not None:
-            # A task whose success is a failure of the job, as of a chief without a session, has exit status 0.
-            return ExitReason.WORKER_FAILED, root.exit_status or exit_codes.PEER_FAILED
+            return ExitReason.WORKER_FAILED
         if Code.STOPPED_ON_REQUEST.within(end.assignment.reasons):
-            return ExitReason.STOPPED_ON_REQUEST, exit_codes.STOPPED_ON_REQUEST
-        if end.assignment.failure is None:
-            return ExitReason.TOO_FEW_NODES, exit_codes.TOO_FEW_NODES
-        return ExitReason.PEER_FAILED, exit_codes.PEER_FAILED
+            return ExitReason.STOPPED_ON_REQUEST
+        return ExitReason.TOO_FEW_NODES if end.assignment.failure is None else ExitReason.PEER_FAILED
     if end.problem is not None:
         if end.tasks.succeeded:
-            return _SUCCESS
+            return ExitReason.SUCCESS
         if end.is_cut_off:
-            return ExitReason.CUT_OFF, exit_codes.CUT_OFF
-        return _BAD_COMMAND_LINE if end.is_user_error else (ExitReason.CANNOT_JOIN, exit_codes.CANNOT_JOIN)
-    return ExitReason.INTERNAL_ERROR, exit_codes.INTERNAL_ERROR
-
-
-_SUCCESS = (ExitReason.SUCCESS, exit_codes.SUCCESS)
-_BAD_COMMAND_LINE = (ExitReason.BAD_COMMAND_LINE, exit_codes.BAD_COMMAND_LINE)
+            return ExitReason.CUT_OFF
+        return ExitReason.BAD_COMMAND_LINE if end.is_user_error else ExitReason.CANNOT_JOIN
+    return ExitReason.INTERNAL_ERROR
 
 
 def _error(end: JobEnd) -> str | None:

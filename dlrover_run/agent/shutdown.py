@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlrover_run.process_tree import signals, watchdog
 from dlrover_run.process_tree.watchdog import ReceivedSignal
@@ -31,19 +31,12 @@ SAME_SIGNAL_SECONDS = 2.0
 local cluster and its nodes, and the supervisor passes the signal on to the nodes."""
 
 
-@dataclass(frozen=True)
-class AcceptedSignal:
+class AcceptedSignal(NamedTuple):
     """A signal that the launcher acts on now. `delivered_at` is when its sender began to signal the workers as well;
     None if the workers have not received it."""
 
     number: int
     delivered_at: float | None
-
-
-@dataclass(frozen=True)
-class _HeldSignal:
-    received: ReceivedSignal
-    read_at: float
 
 
 class SignalDeduplicator:
@@ -59,11 +52,12 @@ class SignalDeduplicator:
     def __init__(self) -> None:
         self._own: dict[int, float] = {}
         self._last: dict[int, ReceivedSignal] = {}
-        self._waiting: list[_HeldSignal] = []
+        self._waiting: list[tuple[ReceivedSignal, float]] = []
+        """Each signal that is not decided, and when it was read."""
 
     @property
     def due(self) -> float | None:
-        return min((each.read_at + WITNESS_SECONDS for each in self._waiting), default=None)
+        return min((read_at + WITNESS_SECONDS for _, read_at in self._waiting), default=None)
 
     def to_agent(self, number: int, at: float, now: float) -> list[AcceptedSignal]:
         """The agent itself received a signal at the time `at`."""
@@ -78,24 +72,24 @@ class SignalDeduplicator:
         if last is not None and last.sender != received.sender and received.at - last.at < SAME_SIGNAL_SECONDS:
             return []
         self._last[received.number] = received
-        self._waiting.append(_HeldSignal(received, now))
+        self._waiting.append((received, now))
         return self.look(now)
 
     def look(self, now: float) -> list[AcceptedSignal]:
         """The signals that are decided by now, in the order in which they were received."""
         decided: list[AcceptedSignal] = []
-        for each in list(self._waiting):
-            number, at = each.received.number, each.received.at
+        for received, read_at in list(self._waiting):
+            number = received.number
             own = self._own.get(number)
-            if own is not None and abs(own - at) < SAME_SIGNAL_SECONDS:
+            if own is not None and abs(own - received.at) < SAME_SIGNAL_SECONDS:
                 # One copy proves one signal.
                 del self._own[number]
-                decided.append(AcceptedSignal(number, min(own, at)))
-            elif now >= each.read_at + WITNESS_SECONDS:
+                decided.append(AcceptedSignal(number, min(own, received.at)))
+            elif now >= read_at + WITNESS_SECONDS:
                 decided.append(AcceptedSignal(number, None))
             else:
                 continue
-            self._waiting.remove(each)
+            self._waiting.remove((received, read_at))
         return decided
 
 
@@ -176,11 +170,6 @@ class ShutdownRequest:
             loop.add_reader(fd, self._on_pipe, fd)
         signals.release()
 
-    def close(self) -> None:
-        """Stop waiting for copies of signals."""
-        if self._timer is not None:
-            self._timer.cancel()
-
     def _on_pipe(self, fd: int) -> None:
         loop = asyncio.get_running_loop()
         received = watchdog.receive(fd)
@@ -195,16 +184,14 @@ class ShutdownRequest:
     def _on_own_signal(self, number: int, at: float) -> None:
         self._act(self._received.to_agent(number, at, asyncio.get_running_loop().time()))
 
-    def _look(self) -> None:
-        self._act(self._received.look(asyncio.get_running_loop().time()))
-
     def _act(self, decided: Sequence[AcceptedSignal]) -> None:
-        for each in decided:
-            self._take(signal.Signals(each.number), each.delivered_at)
+        for number, delivered_at in decided:
+            self._take(signal.Signals(number), delivered_at)
         if self._timer is not None:
             self._timer.cancel()
-        due = self._received.due
-        self._timer = None if due is None else asyncio.get_running_loop().call_at(due, self._look)
+            self._timer = None
+        if (due := self._received.due) is not None:
+            self._timer = asyncio.get_running_loop().call_at(due, lambda: self._act(self._received.look(due)))
 
     def _take(self, number: signal.Signals, delivered_at: float | None) -> None:
         if number in self._spec.forward_signals:
@@ -212,17 +199,16 @@ class ShutdownRequest:
             return
         notice = self._spec.preemption
         if notice is not None and number is notice.signal:
-            if self.signal is None:
-                self.grace = notice.grace
-            else:
+            if self.signal is not None:
                 # The workers know already that they have to end.
                 return
-        insists = self._interrupted and number is signal.SIGINT
-        self._interrupted = self._interrupted or number is signal.SIGINT
+            self.grace = notice.grace
+        for_workers = number
         if number not in self._spec.handled_signals:
             for_workers, delivered_at = signal.SIGTERM, None
-        else:
-            for_workers = signal.SIGKILL if insists else number
+        elif number is signal.SIGINT and self._interrupted:
+            for_workers = signal.SIGKILL
+        self._interrupted = self._interrupted or number is signal.SIGINT
         if self.signal is None:
             self.stop_signal, self.delivered_at = for_workers, delivered_at
         self._on_stop(number, for_workers, None if for_workers is signal.SIGKILL else delivered_at)

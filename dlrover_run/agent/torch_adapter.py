@@ -57,7 +57,11 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if spec.backend in ("master", "etcd"):
             # Ranks may be assigned at any moment.
             self._starter.prestart(os.environ)
-        self._plugin = _logs_plugin(spec)
+        self._plugin: LogsSpecsClient | None = None
+        if spec.logs.plugin is not None:
+            from dlrover_run.output.logs_specs import LogsSpecsClient
+
+            self._plugin = LogsSpecsClient(spec.logs)
         self._plugin_answer: asyncio.Future[LogsDestinations] | None = None
         find_problems = partial(_severe_node_problems, spec, console.info)
         self._health_check = HealthCheckRunner(
@@ -89,13 +93,13 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
         self._assignment, self._ends = assignment, ends
-        self._check_events.follow(HealthAssignment.get(assignment.policy))
+        part = HealthAssignment.get(assignment.policy)
+        self._check_events.follow(part)
         if not self._shutdown.wanted:
             self._progress.update(assignment)
             self._health_file.follow(assignment, self._health_check.devices)
         if not ends and self._node_state.round is None and self.idle:
             # No worker runs, so the devices are free.
-            part = HealthAssignment.get(assignment.policy)
             self._health_check.update(part.check_task, part.health)
 
     def desired(self) -> Sequence[DesiredTask[RoundKey]]:
@@ -181,11 +185,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def close(self, assignment: Assignment, result: JobResult) -> None:
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if result.root is not None and error_file:
-            # The error file of the process that started this launcher gets the first failure's record (as torchrun).
-            problem = copy_root_cause(result.root, error_file)
-            if problem is not None:
-                self._services.console.info(problem)
+        # The error file of the process that started this launcher gets the first failure's record (as torchrun).
+        if result.root is not None and error_file and (problem := copy_root_cause(result.root, error_file)):
+            self._services.console.info(problem)
         await self._starter.close()
         if self._plugin is not None:
             await self._plugin.close()
@@ -276,13 +278,13 @@ def worker_results(
 ) -> TaskResults:
     """The results of this node's workers. `ranks` are its last ones, `ends` the exits of its workers of that round."""
     failure = assignment.failure
-    owns_failure = (
-        failure is not None and ranks is not None and ranks.key == assignment.key and ranks.has_rank(failure.rank)
-    )
     root = causes.root_cause(ends)
-    if owns_failure and ranks is not None and failure is not None and ranks.nodes > 1:
-        # The one that was reported to the other nodes.
-        root = next((end for end in ends if end.rank == failure.rank and end.failed), root)
+    owns_failure = False
+    if failure is not None and ranks is not None and ranks.key == assignment.key and ranks.has_rank(failure.rank):
+        owns_failure = True
+        if ranks.nodes > 1:
+            # The one that was reported to the other nodes.
+            root = next((end for end in ends if end.rank == failure.rank and end.failed), root)
     failed = assignment.phase is PlanPhase.FAILED
     others = [reason for reason in assignment.reasons if not Code.WORKER_FAILED.within([reason])]
     return TaskResults(
@@ -301,11 +303,3 @@ async def _severe_node_problems(spec: JobSpec, warn: Callable[[str], None]) -> S
     from dlrover_run.agent.node_problems import severe_node_problems
 
     return await severe_node_problems(spec, warn)
-
-
-def _logs_plugin(spec: JobSpec) -> LogsSpecsClient | None:
-    if spec.logs.plugin is None:
-        return None
-    from dlrover_run.output.logs_specs import LogsSpecsClient
-
-    return LogsSpecsClient(spec.logs)

@@ -78,7 +78,8 @@ class WorkerRound:
 
     async def start(self, starter: Starter) -> None:
         """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
-        self._specs.startup_probe.listen(self._note_checkpoint)
+        round_ = self.ranks.round
+        self._specs.startup_probe.listen(lambda step: self._events.emit(CheckpointSeen(round=round_, step=step)))
         self._starting = asyncio.ensure_future(self._start(starter))
         try:
             with contextlib.suppress(asyncio.CancelledError):
@@ -145,12 +146,10 @@ class WorkerRound:
         read = ((worker.name, self._specs.progress.read(worker.local_rank)) for worker in self._specs.workers)
         return {name: progress for name, progress in read if progress is not None}
 
-    def log_progress(self, last: bool = False) -> None:
-        """Write to the event log what the running workers have done. With `last` the round is over."""
-        self._log_progress(self.group.running, last)
-
-    def _log_progress(self, workers: Sequence[Worker], last: bool = False) -> None:
-        local_ranks = [worker.spec.local_rank for worker in workers]
+    def log_progress(self, last: bool = False, workers: Sequence[Worker] | None = None) -> None:
+        """Write to the event log what these workers, or all that run, have done. With `last` it is the last time for
+        them."""
+        local_ranks = [worker.spec.local_rank for worker in (self.group.running if workers is None else workers)]
         done = {local_rank: self._specs.progress.read(local_rank) for local_rank in local_ranks}
         self._progress_events.follow(done, time.monotonic(), last)
 
@@ -170,7 +169,7 @@ class WorkerRound:
         end = collect_exit_info(
             worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._oom_kills, raised
         )
-        failed = {one.spec.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
+        failed = {one.spec.rank for one in self.group.ended if _failed(one)}
         live = [one for one in self._live if one.rank not in failed]
         return replace(end, waited_for=find_absent_workers(end, live, all_here=self.ranks.nodes == 1))
 
@@ -179,12 +178,21 @@ class WorkerRound:
         # A checkpoint of this worker was before its end.
         self._specs.startup_probe.read_marks()
         # The first failure ends the round for all: what the others have done is written before it.
-        fails_first = worker.code != 0 and worker.stopped_with is None and self._asking is None
-        self._log_progress([worker, *self.group.running] if fails_first else [worker], last=True)
-        self._events.emit(self._exited(worker))
+        failed_first = _failed(worker) and self._asking is None
+        self.log_progress(last=True, workers=[worker, *self.group.running] if failed_first else [worker])
+        self._events.emit(
+            WorkerExited(
+                round=self.ranks.round,
+                rank=worker.spec.rank,
+                local_rank=worker.spec.local_rank,
+                pid=worker.pid,
+                code=worker.code or 0,
+                stopped_with="" if worker.stopped_with is None else worker.stopped_with.name,
+            )
+        )
         self._ended.set()
-        if worker.code != 0 and worker.stopped_with is None:
-            if self._asking is None:
+        if _failed(worker):
+            if failed_first:
                 # Before the other workers end too: the kernel forgets their connections.
                 self.has_trained = self._specs.startup_probe.has_trained()
                 looks = (inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
@@ -194,19 +202,6 @@ class WorkerRound:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.ensure_future(self._ask())
         self._on_end(worker)
-
-    def _note_checkpoint(self, step: int | None) -> None:
-        self._events.emit(CheckpointSeen(round=self.ranks.round, step=step))
-
-    def _exited(self, worker: Worker) -> WorkerExited:
-        return WorkerExited(
-            round=self.ranks.round,
-            rank=worker.spec.rank,
-            local_rank=worker.spec.local_rank,
-            pid=worker.pid,
-            code=worker.code or 0,
-            stopped_with="" if worker.stopped_with is None else worker.stopped_with.name,
-        )
 
     def _emit_failure(self) -> None:
         """Write the root cause to the event log; again if it has changed."""
@@ -261,6 +256,11 @@ class WorkerRound:
             if worker.stopped_with is None and causes.raised_own_error(read_stderr(placed, tails.get(_key(worker)))):
                 self._raised.add(worker.spec.rank)
         return False
+
+
+def _failed(worker: Worker) -> bool:
+    """Whether a worker that has ended failed by itself."""
+    return worker.code != 0 and worker.stopped_with is None
 
 
 def _key(worker: Worker) -> str:

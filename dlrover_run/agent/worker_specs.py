@@ -58,8 +58,8 @@ class ResultFiles:
 
 @dataclass(frozen=True)
 class WorkerSpecs:
-    """The specs of the workers of one round on this node, and the resources opened for them. `work` detects whether
-    they started to train; `progress` has the page of each; `results` is None unless a function runs."""
+    """The specs of the workers of one round on this node, and the resources opened for them. `progress` has the page of
+    each; `results` is None unless a function runs."""
 
     ranks: RankAssignment
     streams: streams.StreamPlan
@@ -72,8 +72,8 @@ class WorkerSpecs:
 def launcher_environments(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
     """The variables that the launcher itself sets, by local rank, as torchrun passes them to a plugin for logs."""
     names = worker_environment(spec, ranks, 0, {}, "").keys()
-    wholes = {rank: worker_environment(spec, ranks, rank, parent, "") for rank in range(ranks.workers)}
-    return {rank: {name: whole[name] for name in names} for rank, whole in wholes.items()}
+    wholes = [worker_environment(spec, ranks, rank, parent, "") for rank in range(ranks.workers)]
+    return {rank: {name: whole[name] for name in names} for rank, whole in enumerate(wholes)}
 
 
 def build_worker_specs(
@@ -96,16 +96,15 @@ def build_worker_specs(
     else:
         plan = _placed_plan(placed, spec)
     shared = streams.shares_console(plan)
-    if spec.progress_regex:
-        plan = streams.send_all_to_relay(plan)
-    elif spec.logs.prefixed or shared:
-        plan = streams.route_through_relay(plan)
+    if spec.progress_regex or spec.logs.prefixed or shared:
+        plan = streams.route_through_relay(plan, hidden=bool(spec.progress_regex))
     if relay.single_console:
         plan = streams.merge_stdout_into_stderr(plan)
     results = ResultFiles(ranks.workers) if spec.entrypoint.kind == "function" else None
     cpus = _bound_cpus(spec, ranks, parent)
-    work = StartupProbe(ranks)
+    probe = StartupProbe(ranks)
     progress = ProgressPages(ranks.workers)
+    wanted = wanted_at_start(spec)
     workers = []
     for rank_streams in plan.ranks:
         local_rank = rank_streams.local_rank
@@ -114,14 +113,15 @@ def build_worker_specs(
             environment = worker_environment(spec, ranks, local_rank, parent, rank_streams.error_file or "")
         else:
             environment = {**parent, **placed.environments[local_rank]}
-        environment[MARK_VARIABLE] = work.mark_path
+        environment[MARK_VARIABLE] = probe.mark_path
         environment[page.VARIABLE] = progress.path(local_rank)
-        if wanted := wanted_at_start(spec):
+        if wanted:
             environment[WANTED_VARIABLE] = ",".join(wanted)
-        args = fill_macros(spec.entrypoint.args, local_rank)
-        prefix = _prefix(spec, ranks, local_rank) if spec.logs.prefixed else None
-        if results is not None:
+        if results is None:
+            args = fill_macros(spec.entrypoint.args, local_rank)
+        else:
             args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
+        prefix = _prefix(spec, ranks, local_rank) if spec.logs.prefixed else None
         search = StepSearch(spec.progress_regex, progress.path(local_rank)) if spec.progress_regex else None
         workers.append(
             WorkerSpec(
@@ -138,12 +138,13 @@ def build_worker_specs(
             )
         )
         if search is not None:
-            for path in _files(rank_streams):
+            outputs = (rank_streams.stdout, rank_streams.stderr)
+            for path in dict.fromkeys(each.path for each in outputs if each.path is not None):
                 relay.search_log(path, search, start=_size(path))
     for tee in plan.tees:
         prefix = _prefix(spec, ranks, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
-    return WorkerSpecs(ranks, plan, tuple(workers), work, progress, results)
+    return WorkerSpecs(ranks, plan, tuple(workers), probe, progress, results)
 
 
 def wanted_at_start(spec: JobSpec) -> tuple[str, ...]:
@@ -175,11 +176,6 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
-def _files(rank_streams: streams.RankStreams) -> list[str]:
-    both = (rank_streams.stdout, rank_streams.stderr)
-    return list(dict.fromkeys(each.path for each in both if each.where == "file" and each.path is not None))
-
-
 def _bound_cpus(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
     """The processors of each local rank with `--numa-binding`, empty without."""
     if spec.numa_binding is None:
@@ -195,21 +191,16 @@ def _outputs(
 ) -> tuple[int, int]:
     """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console.
     `shared` is true if other workers write there too. `search` has the relay look for steps."""
-    key = str(rank_streams.local_rank)
-    if rank_streams.stderr.where == "relay":
-        stderr = relay.open_stderr(key, show=rank_streams.stderr.shown, prefix=prefix, whole_lines=shared, steps=search)
+    key, out, err = str(rank_streams.local_rank), rank_streams.stdout, rank_streams.stderr
+    if err.where == "relay":
+        stderr = relay.open_stderr(key, show=err.shown, prefix=prefix, whole_lines=shared, steps=search)
     else:
-        stderr = _output(rank_streams.stderr, 2)
-    if rank_streams.stdout.where == "stderr":
+        stderr = streams.open_output(err, 2)
+    if out.where == "stderr":
         return stderr, stderr
-    if rank_streams.stdout.where == "relay":
-        return relay.open_stdout(key, prefix, show=rank_streams.stdout.shown, steps=search), stderr
-    return _output(rank_streams.stdout, 1), stderr
-
-
-def _output(stream: streams.Stream, inherited: int) -> int:
-    opened = streams.open_output(stream)
-    return inherited if opened is None else opened
+    if out.where == "relay":
+        return relay.open_stdout(key, prefix, show=out.shown, steps=search), stderr
+    return streams.open_output(out, 1), stderr
 
 
 def close_streams(workers: Iterable[WorkerSpec]) -> None:

@@ -17,10 +17,11 @@ from dataclasses import replace
 
 import msgspec
 
-from dlrover_run import exit_codes, failures
+from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.exit_reasons import ExitReason
+from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.launch_request import LaunchRequest, command, memory_file
 from dlrover_run.local_cluster.network import Namespace
 from dlrover_run.local_cluster.supervision import EndKind, LocalNode, NodeEnd
@@ -219,7 +220,7 @@ def end_of(number: int, code: int, result: JobResult | None, sent: Collection[in
         return NodeEnd(number, EndKind.DONE, exit_codes.SUCCESS, "has done the job")
     if code < 0:
         kind = EndKind.LEFT if -code in sent else EndKind.DIED
-        clause, code = f"was killed by {failures.describe_signal(-code)}", exit_codes.of_signal(-code)
+        clause, code = describe_exit_code(code), exit_codes.of_signal(-code)
     elif result is None and code in _CANNOT_BEGIN:
         kind, clause = EndKind.FAILED, f"could not begin (exit code {code})"
     elif result is None:

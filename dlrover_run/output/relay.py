@@ -293,7 +293,7 @@ class _Relay:
             _send(self.control, {"event": "forgotten", "sources": [number]})
             return
         needles = None
-        sink = self.consoles.get(message.get("out"))
+        sink = self.consoles.get(message.get("out", 0))
         prefix = os.fsencode(message["prefix"]) if "prefix" in message else None
         if filtered := message.get("filtered"):
             needles = tuple(os.fsencode(needle) for needle in message["needles"])

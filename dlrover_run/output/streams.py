@@ -127,14 +127,12 @@ def plan_streams(logs: LogSpec, run_dir: str | None, attempt: int, local_ranks: 
         stderr = Stream("file", stderr_log) if to_file & Std.ERR else Stream("relay", shown=shown)
         ranks.append(RankStreams(rank, stdout, stderr, os.path.join(own, "error.json")))
         if shown and logs.tee.of(rank) & Std.OUT:
-            tees.append(_tee(rank, 1, stdout_log, logs.stdout_filters, os.path.join(directory, "filtered_stdout.log")))
+            filtered = os.path.join(directory, "filtered_stdout.log") if logs.stdout_filters else None
+            tees.append(Tee(rank, 1, stdout_log, logs.stdout_filters, filtered))
         if shown and logs.tee.of(rank) & Std.ERR:
-            tees.append(_tee(rank, 2, stderr_log, logs.stderr_filters, os.path.join(directory, "filtered_stderr.log")))
+            filtered = os.path.join(directory, "filtered_stderr.log") if logs.stderr_filters else None
+            tees.append(Tee(rank, 2, stderr_log, logs.stderr_filters, filtered))
     return StreamPlan(directory, tuple(ranks), tuple(tees))
-
-
-def _tee(rank: int, out: Literal[1, 2], path: str, needles: tuple[str, ...], filtered: str) -> Tee:
-    return Tee(rank, out, path, needles, filtered if needles else None)
 
 
 def line_prefix(template: str | None, role: str, rank: int, local_rank: int, hostname: str) -> str:
@@ -150,23 +148,15 @@ def shares_console(plan: StreamPlan) -> bool:
     return len(writers | {tee.local_rank for tee in plan.tees}) > 1
 
 
-def route_through_relay(plan: StreamPlan) -> StreamPlan:
+def route_through_relay(plan: StreamPlan, *, hidden: bool = False) -> StreamPlan:
     """The plan for a console that several workers share: inherited standard outputs go through the relay, which keeps
-    lines whole. `print` writes a text and its newline separately, so lines would be joined otherwise."""
-    ranks = [
-        replace(rank, stdout=Stream("relay", shown=True)) if rank.stdout.where == "inherit" else rank
-        for rank in plan.ranks
-    ]
+    lines whole. `print` writes a text and its newline separately, so lines would be joined otherwise. With `hidden`,
+    as for a job whose output is searched, those that are written nowhere go there too."""
+    routed = {"inherit": Stream("relay", shown=True)}
+    if hidden:
+        routed["null"] = Stream("relay")
+    ranks = [replace(rank, stdout=routed.get(rank.stdout.where, rank.stdout)) for rank in plan.ranks]
     return replace(plan, ranks=tuple(ranks))
-
-
-def send_all_to_relay(plan: StreamPlan) -> StreamPlan:
-    """The plan for a job whose output is searched: what is not written to a file goes to the relay, hidden or not."""
-    ranks = [
-        replace(rank, stdout=Stream("relay", shown=False)) if rank.stdout.where == "null" else rank
-        for rank in plan.ranks
-    ]
-    return route_through_relay(replace(plan, ranks=tuple(ranks)))
 
 
 def merge_stdout_into_stderr(plan: StreamPlan) -> StreamPlan:
@@ -219,21 +209,19 @@ def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
     try:
         os.makedirs(base, exist_ok=True)
         # A run id may be any text, but a directory's name is one path component.
-        run_dir = RunDir(tempfile.mkdtemp(prefix=run_id.replace("/", "_") + "_", dir=base), keep=True)
+        path = tempfile.mkdtemp(prefix=run_id.replace("/", "_") + "_", dir=base)
     except (FileExistsError, NotADirectoryError):
         raise SpecError(f"--log-dir: {base} is not a directory; name a directory, or remove that file") from None
     except OSError as error:
         raise SpecError(f"--log-dir: cannot make a directory in {base} ({error.strerror}); name another one") from None
-    _link_latest(run_dir.path)
-    return run_dir
+    _link_latest(base, os.path.basename(path))
+    return RunDir(path, keep=True)
 
 
-def _link_latest(run_dir: str | None) -> None:
+def _link_latest(base: str, name: str) -> None:
     """Make the link `latest`, beside the run's directory, point to it. Jobs may share the directory above: the one that
     started last has the link, which is replaced atomically. A `latest` that is no link is not the launcher's, and not
     every file system has links."""
-    assert run_dir is not None, "it has just been made"
-    base, name = os.path.split(run_dir)
     link = os.path.join(base, LATEST)
     if os.path.lexists(link) and not os.path.islink(link):
         return
@@ -281,8 +269,8 @@ def make_dirs(plan: StreamPlan) -> None:
         os.mkdir(os.path.join(plan.directory, str(streams.local_rank)))
 
 
-def open_output(stream: Stream) -> int | None:
-    """A new close-on-exec descriptor for a `file` or `null` stream; None for an inherited or relayed one.
+def open_output(stream: Stream, inherited: int = -1) -> int:
+    """A new close-on-exec descriptor for a `file` or `null` stream, or `inherited` for another.
 
     The file is opened in append mode, so that children of the worker that write to the same file overwrite nothing.
     """
@@ -290,7 +278,7 @@ def open_output(stream: Stream) -> int | None:
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     if stream.where == "file" and stream.path is not None:
         return os.open(stream.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    return None
+    return inherited
 
 
 def remove_run_dir(run_dir: RunDir) -> None:
