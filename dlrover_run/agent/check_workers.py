@@ -15,7 +15,6 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -33,7 +32,6 @@ MAX_ANSWER = 65_536
 MAX_LAST_LINE = 200
 """Characters of the last line of a process's standard error that are quoted in the clause about its end."""
 
-StartOne = Callable[[WorkerSpec], Awaitable[int]]
 CheckRequest = Mapping[str, Any]
 
 
@@ -106,14 +104,10 @@ class CheckWorkers:
         """Whether all processes run and have answered all orders."""
         return self._ready and not self._asking and all(process.code is None for process in self._processes)
 
-    async def start(self, start_one: StartOne, undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
-        """Start the processes with `start_one`; `undisturbed` suspends the reaping of orphans meanwhile.
-
-        Raises what `start_one` raises; `end` ends those that were started.
-        """
+    async def start(self, start_one: Callable[[WorkerSpec], Awaitable[int]]) -> None:
+        """Start the processes with `start_one`. Raises what that raises; `end` ends those that were started."""
         try:
-            with undisturbed():
-                await self._group.start(start_one)
+            await self._group.start(start_one)
         finally:
             for process in self._processes:
                 process.close_stdio()

@@ -165,7 +165,7 @@ class HealthCheckRunner:
             self._key = task.key
             self._begin(partial(self._carry_out, task))
         elif task is None and checkup is not None:
-            if not self._work and self._holds_devices:
+            if not self._work and (self._workers is not None or self._template_is_idle):
                 self._begin(self._release_devices)
         elif self._computed is None and not self._work:
             self._begin(self._compute_alone)
@@ -177,9 +177,7 @@ class HealthCheckRunner:
         await self._end_workers()
         for workers in list(self._ending):
             await self._end(workers)
-        if self._template_is_idle:
-            # The workers need not wait for this: the template holds no device.
-            self._closing = asyncio.ensure_future(self._close_starter())
+        self._close_idle_template()
 
     async def close(self) -> None:
         """End everything permanently."""
@@ -199,14 +197,14 @@ class HealthCheckRunner:
         """Whether the separate template runs and is not expected to be needed."""
         return self._own_starter is not None and self._closing is None and self._rules.check != CHECK_ALWAYS
 
-    @property
-    def _holds_devices(self) -> bool:
-        return self._workers is not None or self._template_is_idle
-
     async def _release_devices(self) -> None:
         # `suspend` reports a process that the kernel does not end.
         with contextlib.suppress(StuckProcess):
             await self._end_workers()
+        self._close_idle_template()
+
+    def _close_idle_template(self) -> None:
+        # Nothing waits for this: the template holds no device.
         if self._template_is_idle:
             self._closing = asyncio.ensure_future(self._close_starter())
 
@@ -313,18 +311,15 @@ class HealthCheckRunner:
 
     async def _workers_by(self, deadline: float) -> CheckWorkers:
         seconds = max(0.0, deadline - self._after(0.0))
-        starting = asyncio.ensure_future(self._ready_workers())
         try:
-            await asyncio.wait([starting], timeout=seconds)
-        finally:
-            await _end_all([starting])
-        if starting.cancelled():
+            async with asyncio.timeout(seconds):
+                return await self._ready_workers()
+        except TimeoutError:
             raise CheckWorkersLost(
                 f"the processes of the node check could not be started in {seconds:.3g} s; where starting takes "
                 "longer, as from a slow disk, give it more with --rdzv-conf check_timeout=SECONDS",
                 local=True,
-            )
-        return starting.result()
+            ) from None
 
     async def _ready_workers(self) -> CheckWorkers:
         if self._workers is not None:
@@ -340,7 +335,8 @@ class HealthCheckRunner:
         first, *others = check_environments(self._spec, os.environ)
         # Its store listens long before the first link: a client that connects too early waits for up to a second.
         self._workers = workers = CheckWorkers(argv, [{**first, STORE_PORT: str(self._port.number)}, *others])
-        await workers.start(lambda start: starter.start(start, self._folder), self._undisturbed)
+        with self._undisturbed():
+            await workers.start(lambda spec: starter.start(spec, self._folder))
         return workers
 
     async def _starter(self) -> Starter:

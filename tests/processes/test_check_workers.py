@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -32,7 +31,7 @@ def with_check_workers(scene: Callable[[CheckWorkers], Awaitable[None]], workers
     async def play() -> None:
         group = CheckWorkers(ARGV, [{**os.environ, "LOCAL_RANK": str(rank)} for rank in range(workers)])
         try:
-            await group.start(spawned, contextlib.nullcontext)
+            await group.start(spawned)
             pids = group.pids
             assert len(pids) == workers
             await scene(group)
@@ -167,7 +166,7 @@ def test_a_process_that_cannot_be_started_leaves_none_of_the_others() -> None:
     async def play() -> None:
         group = CheckWorkers(ARGV, [{**os.environ, "LOCAL_RANK": "0"}] * 2)
         with pytest.raises(BlockingIOError):
-            await group.start(second_fails, contextlib.nullcontext)
+            await group.start(second_fails)
         assert not group.idle
         await group.end()
 
