@@ -127,12 +127,8 @@ def _bound_threads(environment: dict[str, str], workers: int) -> None:
 def _show_own_device(environment: dict[str, str], local_rank: int) -> None:
     environment["LOCAL_RANK"] = "0"
     # ROCm reads HIP_VISIBLE_DEVICES before CUDA_VISIBLE_DEVICES, so an inherited one must not hide the worker's own.
-    if environment.get("HIP_VISIBLE_DEVICES"):
-        own = _own_device("HIP_VISIBLE_DEVICES", environment, local_rank)
-        environment["HIP_VISIBLE_DEVICES"] = own
-    else:
-        own = _own_device("CUDA_VISIBLE_DEVICES", environment, local_rank)
-    environment["CUDA_VISIBLE_DEVICES"] = own
+    variable = "HIP_VISIBLE_DEVICES" if environment.get("HIP_VISIBLE_DEVICES") else "CUDA_VISIBLE_DEVICES"
+    environment[variable] = environment["CUDA_VISIBLE_DEVICES"] = _own_device(variable, environment, local_rank)
 
 
 def _own_device(variable: str, environment: Mapping[str, str], local_rank: int) -> str:

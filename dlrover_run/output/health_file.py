@@ -44,6 +44,11 @@ FILE_NAME = "node_check.json"
 VERSION = 1
 """Of the fields above."""
 
+_NODE = ("node_id", "host", "status", "dismissed", "tflops", "gigabytes", "reason")
+_DEVICE = ("local_rank", "name", "tflops")
+_LINK = ("one", "other", "gigabytes", "problem")
+_SPEEDS = ("tflops", "gigabytes")
+
 
 @dataclass(frozen=True)
 class HealthResult:
@@ -106,28 +111,16 @@ def _content(result: HealthResult, unix_time: float) -> dict[str, Any]:
     content: dict[str, Any] = {
         "version": VERSION,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_time)),
-        "node": _node(result.checkup),
-        "devices": [
-            {name: getattr(device, name) for name in ("local_rank", "name", "tflops")} for device in result.devices
-        ],
+        "node": _fields(result.checkup, _NODE),
+        "devices": [_fields(device, _DEVICE) for device in result.devices],
     }
     if result.others:
-        content["nodes"] = [_node(each) for each in result.others]
+        content["nodes"] = [_fields(other, _NODE) for other in result.others]
     if result.links:
-        content["links"] = [
-            {"one": link.one, "other": link.other, "gigabytes": link.gigabytes or None, "problem": link.problem}
-            for link in result.links
-        ]
+        content["links"] = [_fields(link, _LINK) for link in result.links]
     return content
 
 
-def _node(checkup: NodeHealth) -> dict[str, Any]:
-    return {
-        "node_id": checkup.node_id,
-        "host": checkup.host,
-        "status": checkup.status.value,
-        "dismissed": checkup.dismissed,
-        "tflops": checkup.tflops or None,
-        "gigabytes": checkup.gigabytes or None,
-        "reason": checkup.reason,
-    }
+def _fields(record: NodeHealth | DeviceSpeed | LinkRow, names: Sequence[str]) -> dict[str, Any]:
+    values = {name: getattr(record, name) for name in names}
+    return {name: value or None if name in _SPEEDS else value for name, value in values.items()}

@@ -191,20 +191,12 @@ def _construct(setup: PluginSetup) -> Any:
 def _reify(plugin: Any, environments: dict[int, dict[str, str]]) -> LogsDestinations:
     """One round's answer. Paths may be `Path` objects; only the fields of torch's `LogsDest` are read."""
     placed = plugin.reify(environments)
-
-    def texts(paths: dict[int, Any]) -> dict[int, str]:
-        return {rank: os.fspath(path) for rank, path in paths.items()}
-
-    return LogsDestinations(
-        environments=environments,
-        stdouts=texts(placed.stdouts),
-        stderrs=texts(placed.stderrs),
-        tee_stdouts=texts(placed.tee_stdouts),
-        tee_stderrs=texts(placed.tee_stderrs),
-        error_files=texts(placed.error_files),
-        filtered_stdout=os.fspath(placed.filtered_stdout),
-        filtered_stderr=os.fspath(placed.filtered_stderr),
-    )
+    paths: dict[str, Any] = {
+        name: {rank: os.fspath(path) for rank, path in getattr(placed, name).items()}
+        for name in ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files")
+    }
+    filtered = {name: os.fspath(getattr(placed, name)) for name in ("filtered_stdout", "filtered_stderr")}
+    return LogsDestinations(environments=environments, **paths, **filtered)
 
 
 if __name__ == "__main__":
