@@ -82,8 +82,9 @@ class Agent:
             self._task_progress,
             self._adapter.scale,
         )
-        self.progress = ProgressSampler(self._adapter.progress)
-        """What the tasks of this node do, for those who listen."""
+        self._progress = ProgressSampler(
+            self._adapter.progress, None if events is NO_EVENTS else self._adapter.log_progress
+        )
 
     @property
     def pids_to_spare(self) -> set[int]:
@@ -98,8 +99,6 @@ class Agent:
             self._console.info(f"attempt {requeues + 1} of job {self._job.run_id}: its scheduler has started it again")
         try:
             await self._listen_to_operators()
-            if self._events is not NO_EVENTS:
-                self.progress.listen(lambda activities: self._adapter.log_progress())
             await self._adapter.open()
             await self._reconcile_until_done()
         except (StuckProcess, SpecError, OSError) as error:
@@ -125,7 +124,7 @@ class Agent:
             for action in reconcile(adapter.desired(), adapter.states(), ends):
                 adapter.carry_out(action)
             self._client.report(adapter.report(leaving))
-            self.progress.follow(self._node_state.round, adapter.running)
+            self._progress.follow(self._node_state.round, adapter.running)
             if (over or leaving) and adapter.idle:
                 return
             await self._wake.wait()
@@ -162,7 +161,7 @@ class Agent:
                 idle=round(max(0, now - progress.at) / 1e9, 3),
                 period=None if period is None else period.seconds,
             )
-            for name, (progress, period) in self.progress.sample().items()
+            for name, (progress, period) in self._progress.sample().items()
         ]
 
     @property
@@ -173,7 +172,7 @@ class Agent:
 
     async def _conclude(self, error: Exception | None) -> JobResult:
         assignment, problem = self._client.assignment, self._client.problem
-        self.progress.close()
+        self._progress.close()
         self._console.clear_waiting()
         # The other nodes form their next round after this report; what follows may wait for the console.
         if (last := self._adapter.leave_report(error)) is not None:

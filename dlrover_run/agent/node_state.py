@@ -33,9 +33,7 @@ class NodeState:
         self.node_id = spec.node_id or f"{os.getpid()}-{self._incarnation[:12]}"
         self._next_port = HeldPort()
         self._port: HeldPort | None = None
-        self._known_round = RoundKey()
-        self._epoch = 0
-        self._restart_count = 0
+        self._assignment = Assignment()
         self.ranks: RankAssignment | None = None
         self.leave_signal = ""
         """The name of the signal because of which this node leaves."""
@@ -52,10 +50,8 @@ class NodeState:
         After each assignment for another round, or by another coordinator, a new port is offered: a round of which this
         node received no assignment may have used the last one.
         """
-        is_news = (assignment.key, assignment.epoch) != (self._known_round, self._epoch)
-        self._known_round = assignment.key
-        self._epoch = assignment.epoch
-        self._restart_count = assignment.restart_count
+        before, self._assignment = self._assignment, assignment
+        is_news = (assignment.key, assignment.epoch) != (before.key, before.epoch)
         if assignment.phase in OVER:
             # Reports about a job that is over refer to its last round.
             return
@@ -100,9 +96,9 @@ class NodeState:
             preferred_rank=self._spec.node_rank,
             phase=phase,
             ranks=self.ranks,
-            known_round=self._known_round,
-            epoch=self._epoch,
-            restart_count=self._restart_count,
+            known_round=self._assignment.key,
+            epoch=self._assignment.epoch,
+            restart_count=self._assignment.restart_count,
             progressed=progressed,
             failure=failure,
             ended_by=self.leave_signal if phase in (NodePhase.LEAVING, NodePhase.LEFT) else "",

@@ -1,4 +1,4 @@
-"""Samples the progress of this node's tasks at intervals, as long as something listens and a task runs.
+"""Samples the progress of this node's tasks at intervals, if something listens and as long as a task runs.
 
 Without a listener there is no timer, and no page is read.
 """
@@ -30,62 +30,44 @@ Activities = Mapping[str, Activity]
 
 
 class ProgressSampler:
-    """To be used in the thread of a running loop. `read` returns the progress of each task by its name."""
+    """To be used in the thread of a running loop. `read` returns the progress of each task by its name; `listener` is
+    called after each sample."""
 
-    def __init__(self, read: Callable[[], Mapping[str, Progress]], interval: float = SAMPLE_INTERVAL) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, Progress]], listener: Callable[[], None] | None = None) -> None:
         self._read = read
-        self._interval = interval
+        self._listener = listener
         self._rhythms: defaultdict[str, Rhythm] = defaultdict(Rhythm)
-        self._listeners: list[Callable[[Activities], None]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._running = False
         self._round: Hashable = None
-
-    def listen(self, listener: Callable[[Activities], None]) -> Callable[[], None]:
-        """Have `listener` called with each sample from now on; returns the function that ends this."""
-        self._listeners.append(listener)
-        self._schedule()
-
-        def stop() -> None:
-            self._listeners.remove(listener)
-            self._schedule()
-
-        return stop
 
     def follow(self, round_: Hashable, running: bool) -> None:
         """Note which round the tasks belong to, and whether any runs. Idempotent."""
         if round_ != self._round:
             self._round = round_
             self._rhythms.clear()
-        self._running = running
-        self._schedule()
+        if not running:
+            self.close()
+        elif self._timer is None and self._listener is not None:
+            self._timer = asyncio.get_running_loop().call_later(SAMPLE_INTERVAL, self._on_timer)
 
     def sample(self) -> Activities:
         """Read the progress now, whether anything listens or not."""
-        return {name: self._observe(name, progress) for name, progress in self._read().items()}
+        activities: dict[str, Activity] = {}
+        for name, progress in self._read().items():
+            # Counts of two sources have nothing in common.
+            self._rhythms[name].observe((self._round, progress.source), progress.steps, progress.at / 1e9)
+            activities[name] = Activity(progress, self._rhythms[name].period)
+        return activities
 
     def close(self) -> None:
-        """End all listening."""
-        self._listeners.clear()
-        self._schedule()
-
-    def _observe(self, name: str, progress: Progress) -> Activity:
-        rhythm = self._rhythms[name]
-        # Counts of two sources have nothing in common.
-        rhythm.observe((self._round, progress.source), progress.steps, progress.at / 1e9)
-        return Activity(progress, rhythm.period)
-
-    def _schedule(self) -> None:
-        wanted = self._running and bool(self._listeners)
-        if wanted and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
-        elif not wanted and self._timer is not None:
+        """Take no more samples by itself."""
+        if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _on_timer(self) -> None:
         self._timer = None
-        activities = self.sample()
-        for listener in tuple(self._listeners):
-            listener(activities)
-        self._schedule()
+        self.sample()
+        if self._listener is not None:
+            self._listener()
+        self.follow(self._round, running=True)

@@ -43,50 +43,36 @@ def test_without_a_listener_nothing_is_read() -> None:
     assert run_virtually(run()) == []
 
 
-def test_a_listener_gets_samples_while_a_task_runs_and_until_it_stops_listening() -> None:
+def test_a_listener_gets_samples_while_a_task_runs_and_until_the_end() -> None:
     async def run() -> list[list[float]]:
         task = Task()
-        sampler = ProgressSampler(task.read)
-        stop = sampler.listen(lambda activities: None)
+        samples: list[None] = []
+        sampler = ProgressSampler(task.read, lambda: samples.append(None))
         reads = []
         for running in (False, True, False, True):
             sampler.follow(1, running)
             await asyncio.sleep(3.5 * SAMPLE_INTERVAL)
             reads.append(list(task.reads))
             task.reads.clear()
-        stop()
+        sampler.close()
         await asyncio.sleep(100)
+        assert len(samples) == 6
         return [*reads, task.reads]
 
     assert [len(each) for each in run_virtually(run())] == [0, 3, 0, 3, 0]
 
 
-def test_listeners_share_the_samples_and_closing_ends_them() -> None:
-    async def run() -> tuple[int, int, int]:
-        task = Task()
-        sampler = ProgressSampler(task.read)
-        sampler.follow(1, True)
-        seen: list[list[Activities]] = [[], []]
-        for each in seen:
-            sampler.listen(each.append)
-        await asyncio.sleep(2.5 * SAMPLE_INTERVAL)
-        sampler.close()
-        await asyncio.sleep(100)
-        return len(task.reads), len(seen[0]), len(seen[1])
-
-    assert run_virtually(run()) == (2, 2, 2)
-
-
 def test_the_period_is_that_of_the_steps_and_not_of_the_samples() -> None:
     async def run() -> list[Activities]:
-        sampler = ProgressSampler(Task().read, interval=0.9)
+        sampler = ProgressSampler(Task().read)
         sampler.follow(1, True)
         seen: list[Activities] = []
-        sampler.listen(seen.append)
-        await asyncio.sleep(10)
+        for _ in range(11):
+            await asyncio.sleep(0.9)
+            seen.append(sampler.sample())
         sampler.follow(2, True)
-        await asyncio.sleep(1)
-        return seen
+        await asyncio.sleep(0.9)
+        return [*seen, sampler.sample()]
 
     seen = run_virtually(run())
     assert seen[0]["rank 0"].period is None
