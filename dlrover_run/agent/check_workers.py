@@ -22,7 +22,7 @@ import msgspec
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec
 from dlrover_run.coordination.bounds import Name
 from dlrover_run.failures.causes import describe_exit_code
-from dlrover_run.output.lines import TailBuffer
+from dlrover_run.output.streams import TAIL_BYTES
 from dlrover_run.policies.health.model import CheckKey, CheckTask, DeviceSpeed, LinkEnd, Rate
 from dlrover_run.supervisor.group import ProcessGroup
 
@@ -164,7 +164,7 @@ class CheckProcess:
         self._ours: list[int] = []
         self._given: list[int] = []
         self._partial = b""
-        self._last = TailBuffer()
+        self._last = b""
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[CheckReply] = self._loop.create_future()
         try:
@@ -203,13 +203,18 @@ class CheckProcess:
         """Send an order and return the future of its answer, which fails if the process ends."""
         self.answer = self._loop.create_future()
         if self.code is not None:
-            self.answer.set_exception(self.lost())
-            self.answer.exception()
+            self._fail()
             return self.answer
         # One order is sent at a time, so the pipe has room for it. The end of a process is reported separately.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._requests, json.dumps(request).encode() + b"\n")
         return self.answer
+
+    def _fail(self) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(self.lost())
+            # Retrieved here, because no caller may be waiting.
+            self.answer.exception()
 
     def note_end(self, code: int, place: int) -> None:
         """The process has ended, as the `place`th of the group."""
@@ -218,15 +223,12 @@ class CheckProcess:
             self._read_answers()
             self._read_errors()
         self.code, self.end_order = code, place
-        if not self.answer.done():
-            self.answer.set_exception(self.lost())
-            # Retrieved here, because no caller may be waiting.
-            self.answer.exception()
+        self._fail()
 
     def lost(self) -> CheckWorkersLost:
         """The error that describes the end of this process, which must have ended."""
         assert self.code is not None, "the process has ended"
-        lines = self._last.content().decode(errors="replace").split("\n")
+        lines = self._last.decode(errors="replace").split("\n")
         last_line = next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "")
         clause = f"the check process of local rank {self.local_rank} {describe_exit_code(self.code)}"
         if last_line:
@@ -247,7 +249,7 @@ class CheckProcess:
                 self.answer.set_result(CheckReply("", problem="the check process wrote an invalid answer"))
 
     def _read_errors(self) -> None:
-        self._last.add(self._read(self._errors))
+        self._last = (self._last + self._read(self._errors))[-TAIL_BYTES:]
 
     def _read(self, fd: int) -> bytes:
         """All that the pipe holds now; stops reading it at its end."""

@@ -1,4 +1,4 @@
-"""Cut a stream of bytes into whole lines, prefix them, filter them, and keep the end of them.
+"""Cut a stream of bytes into whole lines, prefix them, and filter them.
 
 No function loops over lines in Python, except over lines that a filter selects: a worker may write 100 MB a second.
 """
@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from dlrover_run.output.cursors import LINE_BEGUN, LINE_INTERRUPTED, Cursor
 from dlrover_run.output.sinks import Sink
-from dlrover_run.output.streams import TAIL_BYTES
 
 MAX_LINE = 4 * 1024 * 1024
 """Bytes after which an unfinished line is ended, so that a worker that never ends a line cannot fill the memory."""
@@ -185,26 +184,3 @@ def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:
         start = lines.find(b"\n", place) + 1 or len(lines)
         found.append(lines[begin:start])
     return b"".join(found)
-
-
-class TailBuffer:
-    """The last `limit` bytes of a stream."""
-
-    def __init__(self, limit: int = TAIL_BYTES) -> None:
-        self._limit = limit
-        self._kept = bytearray()
-        self.cut = False
-        """Whether bytes were dropped."""
-
-    def add(self, data: bytes) -> None:
-        if len(data) >= self._limit:
-            self.cut = self.cut or bool(self._kept) or len(data) > self._limit
-            self._kept[:] = data[-self._limit :]
-            return
-        self._kept += data
-        if len(self._kept) > self._limit:
-            self.cut = True
-            del self._kept[: -self._limit]
-
-    def content(self) -> bytes:
-        return bytes(self._kept)

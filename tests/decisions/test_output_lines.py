@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.output.cursors import Cursor
-from dlrover_run.output.lines import LineCutter, LineWriter, TailBuffer, matching, prefixed
+from dlrover_run.output.lines import LineCutter, LineWriter, matching, prefixed
 from dlrover_run.output.sinks import Segment, Sink, piece_of
 
 PIECES = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=8)
@@ -122,13 +122,3 @@ def test_what_is_written_beside_others_is_whole_lines_that_fit_or_one_that_does_
         elif left:
             following = bytes(left).partition(b"\n")[0]
             assert len(piece) + len(following) + 1 > most, "another line had fitted"
-
-
-@given(st.lists(st.binary(max_size=7), max_size=8))
-def test_ring_holds_the_end(pieces: list[bytes]) -> None:
-    ring = TailBuffer(limit=5)
-    for piece in pieces:
-        ring.add(piece)
-    whole = b"".join(pieces)
-    assert ring.content() == whole[-5:]
-    assert ring.cut == (len(whole) > 5)
