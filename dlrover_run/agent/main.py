@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from dlrover_run import exit_codes
 from dlrover_run.agent.agent import Agent
 from dlrover_run.agent.event_log import open_event_log
@@ -62,8 +64,6 @@ async def run_agent(
     tree.end_children(pids_to_spare)
     remove_run_dir(run_dir)
     if result_fd is not None:
-        import msgspec
-
         # The process that reads the result may have ended, and that may be why this node ends.
         with contextlib.suppress(BrokenPipeError), open(result_fd, "wb") as file:
             file.write(msgspec.json.encode(result))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.worker_round import WorkerRound
+from dlrover_run.console import health_table, rounds
 from dlrover_run.console.console import Console, DrawTable
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase, RankAssignment, Waiting
 from dlrover_run.failures import causes
@@ -18,18 +19,12 @@ from dlrover_run.policies.health.model import HealthAssignment, HealthProgress, 
 from dlrover_run.policies.health.rules import CHECK_ALWAYS, HealthRules
 from dlrover_run.spec import JobSpec
 
-_VERBOSE = frozenset({"INFO", "DEBUG"})
 _BAD = frozenset({HealthStatus.STRAGGLER, HealthStatus.FAULT})
 
 
 def is_verbose(environ: Mapping[str, str]) -> bool:
     """Whether the user wants more than the necessary messages (LOGLEVEL=INFO or DEBUG)."""
-    return environ.get("LOGLEVEL", "").upper() in _VERBOSE
-
-
-_STATE = {PlanPhase.FINISHED: "SUCCEEDED", PlanPhase.FAILED: "FAILED"}
-
-_Link = tuple[frozenset[str], LinkRow]
+    return environ.get("LOGLEVEL", "").upper() in ("INFO", "DEBUG")
 
 
 class ProgressReporter:
@@ -37,21 +32,20 @@ class ProgressReporter:
 
     def __init__(self, spec: JobSpec, console: Console) -> None:
         self._spec = spec
+        self._health_rules = HealthRules.get(spec.rules.policy)
         self._console = console
         self._waiting: Waiting | None = None
         self._reported_restarts = 0
         self._rows: tuple[NodeHealth, ...] = ()
         self._checkup: NodeHealth | None = None
         self._others: frozenset[NodeHealth] = frozenset()
-        self._links: frozenset[_Link] = frozenset()
+        self._links: frozenset[tuple[frozenset[str], LinkRow]] = frozenset()
         self._verbose = is_verbose(os.environ)
 
     def begin(self, run_dir: RunDir) -> None:
         """Print at the start where the logs are; nothing if no log file is kept, as with torchrun."""
         if run_dir.path is not None and run_dir.keep:
-            from dlrover_run.console.rounds import render_start
-
-            self._console.info(render_start(self._spec.workers_per_node, run_dir.path, self._spec.logs))
+            self._console.info(rounds.render_start(self._spec.workers_per_node, run_dir.path, self._spec.logs))
 
     def update(self, assignment: Assignment) -> None:
         """Show what a node without ranks waits for, with the time left, and the result of each health check once. If
@@ -70,23 +64,18 @@ class ProgressReporter:
 
     def _print_cause(self, assignment: Assignment) -> None:
         between = assignment.ranks is None and assignment.phase is PlanPhase.GATHERING
-        always = HealthRules.get(self._spec.rules.policy).check == CHECK_ALWAYS
-        failure = assignment.failure if between and always else None
+        failure = assignment.failure if between and self._health_rules.check == CHECK_ALWAYS else None
         if failure is None or assignment.restart_count <= self._reported_restarts:
             return
-        from dlrover_run.console.rounds import render_check_before_restart
-
         self._reported_restarts = assignment.restart_count
         alone = self._spec.rules.max_nodes == 1
         reason = f"rank {failure.rank} {failure.exit_text}" if alone else str(failure)
-        self._console.error(render_check_before_restart(reason, assignment.restart_count))
+        self._console.error(rounds.render_check_before_restart(reason, assignment.restart_count))
 
     def _table(self, rows: tuple[NodeHealth, ...]) -> DrawTable | None:
         if not rows:
             return None
-        from dlrover_run.console.health_table import render_live_table
-
-        return lambda columns, lines: render_live_table(rows, columns, lines, self._console.color)
+        return lambda columns, lines: health_table.render_live_table(rows, columns, lines, self._console.color)
 
     def _print_bad_nodes(self, rows: tuple[NodeHealth, ...]) -> None:
         """On a console without a live table, print a line for each node that has just failed. Nodes that pass are
@@ -97,62 +86,45 @@ class ProgressReporter:
         self._rows = rows
         if self._console.columns is not None:
             return
-        from dlrover_run.console.health_table import render_node_status
-
         for place, row in enumerate(rows):
             if row.status in _BAD and known.get((row.node_id, row.incarnation)) is not row.status:
-                self._console.info(render_node_status(rows, place))
+                self._console.info(health_table.render_node_status(rows, place))
 
     def _print_outcome(self, assignment: Assignment) -> None:
         """Print the table on the node with rank 0, and one line on the others. A round without a check only has fewer
         nodes or another order of them, which prints nothing."""
         part = HealthAssignment.get(assignment.policy)
         checkup, others = part.health, part.health_table
+        page = self._console.width, self._console.color
         if checkup is not None and checkup != self._checkup and checkup.status is not HealthStatus.PENDING:
             self._checkup = checkup
             # The line would repeat the table, and the result of the job has the reason of a dismissal.
             if len(others) <= 1 and not checkup.dismissed:
-                from dlrover_run.console.health_table import render_own_status
-
-                self._console.info(render_own_status(checkup))
+                self._console.info(health_table.render_own_status(checkup))
         if len(others) > 1 and not self._others.issuperset(others):
-            from dlrover_run.console.health_table import render_health_table
-
             self._others = frozenset(others)
-            self._console.print(render_health_table(others, *self._page()), timed=True)
+            self._console.print(health_table.render_health_table(others, *page), timed=True)
         links = tuple(link for link in part.link_table if max(link.one, link.other) < len(others))
         named = frozenset(_named(link, others) for link in links)
         if not self._links.issuperset(named):
-            from dlrover_run.console.health_table import render_link_table
-
             self._links = named
-            threshold = HealthRules.get(self._spec.rules.policy).straggler_threshold
-            self._console.print(render_link_table(others, links, threshold, *self._page()), timed=True)
-
-    def _page(self) -> tuple[int, bool]:
-        """The width of the console, and whether it shows colors."""
-        return self._console.width, self._console.color
+            threshold = self._health_rules.straggler_threshold
+            self._console.print(health_table.render_link_table(others, links, threshold, *page), timed=True)
 
     def begin_round(self, ranks: RankAssignment) -> None:
         """Print that a round begins: one line on each node. Scripts search logs for torchrun's block of twelve lines,
         which the node with rank 0 prints; with LOGLEVEL=INFO all nodes do."""
         if not self._spec.single_node:
-            from dlrover_run.console.rounds import render_rank_assignment
-
-            self._console.info(render_rank_assignment(ranks))
+            self._console.info(rounds.render_rank_assignment(ranks))
         has_peers = self._spec.backend in ("master", "etcd")
         if self._verbose or (has_peers and ranks.node_rank == 0):
-            from dlrover_run.console.rounds import render_rendezvous
-
-            self._console.info(render_rendezvous(ranks, self._spec.event_log))
+            self._console.info(rounds.render_rendezvous(ranks, self._spec.event_log))
 
     def end_round(self, ended: WorkerRound, assignment: Assignment, ranks: RankAssignment) -> None:
         """Print why a round has ended; `ranks` are this node's in the next one."""
-        from dlrover_run.console.rounds import render_membership_change, render_restart
-
         # A master without a journal counts restarts from 0.
         if ranks.restart_count <= ended.ranks.restart_count:
-            self._console.error(render_membership_change(assignment.reason, ranks, ended.lasted))
+            self._console.error(rounds.render_membership_change(assignment.reason, ranks, ended.lasted))
             return
         reason, failure = assignment.reason, assignment.failure
         if failure is None or ended.ranks.has_rank(failure.rank):
@@ -160,11 +132,13 @@ class ProgressReporter:
             root = causes.root_cause(ended.ends)
             reason = f"rank {root.rank} {causes.describe_exit(root)}" if root else reason
         rules = self._spec.rules
-        line = render_restart(reason, ranks.restart_count, rules.max_restarts, ended.lasted, rules.restart_window)
+        line = rounds.render_restart(
+            reason, ranks.restart_count, rules.max_restarts, ended.lasted, rules.restart_window
+        )
         self._console.error(line)
 
 
-def _named(link: LinkRow, others: tuple[NodeHealth, ...]) -> _Link:
+def _named(link: LinkRow, others: tuple[NodeHealth, ...]) -> tuple[frozenset[str], LinkRow]:
     """The identity of a link, which does not depend on the present ranks of its ends."""
     ends = frozenset({others[link.one].incarnation, others[link.other].incarnation})
     return ends, LinkRow(0, 0, link.gigabytes, link.problem)
@@ -186,7 +160,7 @@ class EventLog:
 
     def job_ended(self, phase: PlanPhase, restarts: int, reason: str) -> None:
         """The job is over for this node; one that a signal stopped counts as failed, as with torchrun."""
-        self._emit(_STATE.get(phase, "FAILED"), restarts, reason)
+        self._emit("SUCCEEDED" if phase is PlanPhase.FINISHED else "FAILED", restarts, reason)
 
     def _emit(self, state: str, restarts: int, reason: str) -> None:
         if self._spec.event_log != "console":
