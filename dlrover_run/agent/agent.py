@@ -67,7 +67,9 @@ class Agent:
         self._wake = asyncio.Event()
         self._orphans = OrphanKiller(self._own_children)
         self._node_state = NodeState(job)
-        self._shutdown = ShutdownRequest(job, self._on_stop_signal, self._on_forwarded_signal, self._on_parent_lost)
+        self._shutdown = ShutdownRequest(
+            job, self._on_stop_signal, lambda *received: self._adapter.forward(*received), self._on_parent_lost
+        )
         # The adapter begins to import what tasks import, which takes longer than anything else. So it comes before the
         # client, which imports as well.
         self._adapter = make_adapter(
@@ -232,9 +234,6 @@ class Agent:
         # After the first signal, the next turn of the loop stops the tasks with it; those that it finds stopping
         # already would not get it.
         self._adapter.send(for_tasks, delivered_at, only_stopping=first)
-
-    def _on_forwarded_signal(self, number: signal.Signals, delivered_at: float | None) -> None:
-        self._adapter.forward(number, delivered_at)
 
     def _on_parent_lost(self) -> None:
         self._stop_waiting()

@@ -53,7 +53,10 @@ def last_failure(text: str) -> list[str]:
         if not any(line in _LINKS for line in lines[earlier:start]):
             break
         start = earlier
-    return _stripped(lines[start:])
+    found = lines[start:]
+    while found and not found[-1]:
+        found.pop()
+    return found
 
 
 def last_link(lines: list[str]) -> list[str]:
@@ -73,9 +76,3 @@ def exception_lines(text: str) -> list[str]:
     # Frames are indented, so the first line that is not indented begins the exception.
     end = next((index for index, line in enumerate(lines) if index and line and not line.startswith(" ")), len(lines))
     return lines[end:] if end < len(lines) and _RAISED.match(lines[end]) else []
-
-
-def _stripped(lines: list[str]) -> list[str]:
-    while lines and not lines[-1]:
-        lines = lines[:-1]
-    return lines

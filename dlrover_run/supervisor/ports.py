@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
-_NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
-"""The errors of a kernel that has IPv6 compiled in but disabled."""
+_NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.EPERM})
+"""The errors of a kernel that has IPv6 compiled in but disabled, and of a sandbox that forbids it."""
 
 
 class HeldPort:
