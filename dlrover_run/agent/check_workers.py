@@ -24,7 +24,7 @@ from dlrover_run.coordination.bounds import Name
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.streams import TAIL_BYTES
 from dlrover_run.policies.health.model import CheckKey, CheckTask, DeviceSpeed, LinkEnd, Rate
-from dlrover_run.supervisor.group import ProcessGroup
+from dlrover_run.supervisor.process import ProcessGroup
 
 MAX_ANSWER = 65_536
 """Bytes of the longest line that is read as an answer."""

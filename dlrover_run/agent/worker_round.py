@@ -25,8 +25,8 @@ from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RankStreams, read_tail
 from dlrover_run.process_tree import tree
 from dlrover_run.progress.page import Progress
-from dlrover_run.supervisor.group import ProcessGroup
 from dlrover_run.supervisor.ports import HeldPort
+from dlrover_run.supervisor.process import ProcessGroup
 
 LOST_PEER_DELAY = 2.0
 """Seconds that a failure which is only the loss of a peer waits for the failure of another worker of this node, which
