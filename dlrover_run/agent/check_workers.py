@@ -1,8 +1,8 @@
 """The processes of a health check: one for each local rank, which computes and tests links on request.
 
 They run `dlrover_run/node_check`, by its path and in the user's interpreter, in which this project may not be
-installed. Orders are written to standard input and answers read from standard output, one JSON object a line. The end
-of standard error is kept, because it explains why a process has ended. A process answers every order in turn, so the
+installed. Requests are written to standard input and answers read from standard output, one JSON object a line. The end
+of standard error is kept, because it explains why a process has ended. A process answers every request in turn, so the
 caller waits for all answers, for a process that has ended, or until a timeout.
 """
 
@@ -68,7 +68,7 @@ class CheckWorkersLost(Exception):
 class CheckWorkers:
     """The check processes of one node, one for each local rank, with this command line and these environments.
 
-    Create it, `start` it, `run` orders any number of times, and `end` it in any case.
+    Create it, `start` it, `run` requests any number of times, and `end` it in any case.
     """
 
     def __init__(self, argv: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
@@ -101,7 +101,7 @@ class CheckWorkers:
 
     @property
     def idle(self) -> bool:
-        """Whether all processes run and have answered all orders."""
+        """Whether all processes run and have answered all requests."""
         return self._ready and not self._asking and all(process.code is None for process in self._processes)
 
     async def start(self, start_one: Callable[[WorkerSpec], Awaitable[int]]) -> None:
@@ -114,7 +114,7 @@ class CheckWorkers:
         self._ready = True
 
     async def run(self, requests: Sequence[CheckRequest], seconds: float) -> list[CheckReply]:
-        """Send each local rank its order, and return the answers.
+        """Send each local rank its request, and return the answers.
 
         Raises CheckWorkersLost if a process has ended, or does not answer within `seconds`.
         """
@@ -131,7 +131,7 @@ class CheckWorkers:
                     f"the check process of local rank {process.local_rank} gave no answer in {seconds:.3g} s"
                 )
         found = [answer.result() for answer in answers]
-        # After one has ended, these processes cannot run another order.
+        # After one has ended, these processes cannot run another request.
         self._asking = any(answer.ends for answer in found)
         return found
 
@@ -200,12 +200,12 @@ class CheckProcess:
         self.answer.cancel()
 
     def send(self, request: CheckRequest) -> asyncio.Future[CheckReply]:
-        """Send an order and return the future of its answer, which fails if the process ends."""
+        """Send a request and return the future of its answer, which fails if the process ends."""
         self.answer = self._loop.create_future()
         if self.code is not None:
             self._fail()
             return self.answer
-        # One order is sent at a time, so the pipe has room for it. The end of a process is reported separately.
+        # One request is sent at a time, so the pipe has room for it. The end of a process is reported separately.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._requests, json.dumps(request).encode() + b"\n")
         return self.answer
@@ -275,7 +275,7 @@ def place_in_order(task: CheckTask, link: Sequence[LinkEnd]) -> int:
 
 
 def link_requests(key: CheckKey, link: Sequence[LinkEnd], node: int, timeout: float) -> list[CheckRequest]:
-    """The orders to the local ranks of `node` for a link: ranks are those of the first end, then those of the other;
+    """The requests to the local ranks of `node` for a link: ranks are those of the first end, then those of the other;
     rank 0 hosts the store."""
     first, last = link[0], link[-1]
     at = next(place for place, end in enumerate(link) if end.node == node)

@@ -75,7 +75,7 @@ STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
 """The variable with the port at which the check process of local rank 0 hosts a store from its start (`tasks.py`)."""
 
 NO_TORCH = "torch cannot be imported: No module named 'torch'"
-"""The answer to every order in an interpreter that has no torch."""
+"""The answer to every request in an interpreter that has no torch."""
 
 PRELOAD = ("torch", "torch.distributed")
 """What a separate template of the check processes imports before it forks."""
@@ -289,7 +289,7 @@ class HealthCheckRunner:
         return LinkResults(task.key, tuple(tried), problem)
 
     async def _ask(self, requests: Sequence[CheckRequest], deadline: float) -> list[CheckReply]:
-        """Run orders in the check processes. Raises CheckWorkersLost if they do not answer or do not start in time."""
+        """Have the check processes answer. Raises CheckWorkersLost if they do not, or do not start in time."""
         workers = await self._workers_by(deadline)
         try:
             answers = await workers.run(requests, deadline - self._after(0.0))
