@@ -82,15 +82,15 @@ def check_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[st
     Raises what `worker_environment` raises.
     """
 
-    def environment(local_rank: int) -> dict[str, str]:
+    found = []
+    for local_rank in range(spec.workers_per_node):
         own = {**parent, "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(spec.workers_per_node)}
         _bound_threads(own, spec.workers_per_node)
         if spec.virtual_local_rank:
             _show_own_device(own, local_rank)
             own[OWN_DEVICE] = "1"
-        return own
-
-    return [environment(local_rank) for local_rank in range(spec.workers_per_node)]
+        found.append(own)
+    return found
 
 
 def environments_before_ranks(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:
@@ -99,23 +99,13 @@ def environments_before_ranks(spec: JobSpec, parent: Mapping[str, str]) -> list[
     Raises what `worker_environment` raises.
     """
 
-    def numbered(number: int) -> RankAssignment:
-        others = dict.fromkeys(("node_rank", "nodes", "first_rank", "role_first_rank", "store_port"), number)
-        return RankAssignment(
-            key=RoundKey(),
-            restart_count=number,
-            workers=spec.workers_per_node,
-            world_size=number,
-            role_world_size=number,
-            store_address=str(number),
-            **others,
-        )
-
-    return [
-        worker_environment(spec, numbered(number), local_rank, parent, error_file=str(number))
-        for number in (1, 2)
-        for local_rank in range(spec.workers_per_node)
-    ]
+    counts = ("restart_count", "node_rank", "nodes", "first_rank", "world_size", "role_first_rank", "role_world_size")
+    found: list[dict[str, str]] = []
+    for number in (1, 2):
+        numbers = dict.fromkeys((*counts, "store_port"), number)
+        ranks = RankAssignment(key=RoundKey(), workers=spec.workers_per_node, store_address=str(number), **numbers)
+        found += [worker_environment(spec, ranks, rank, parent, str(number)) for rank in range(spec.workers_per_node)]
+    return found
 
 
 def _bound_threads(environment: dict[str, str], workers: int) -> None:
