@@ -76,8 +76,9 @@ class RelayClient:
     """Shows output through the relay. `start` it before there is an event loop or a thread, `attach` it inside the
     loop, `close` it last."""
 
-    def __init__(self, process: RelayProcess, console: tuple[int, int]) -> None:
-        self._process = process
+    def __init__(self, console: tuple[int, int], shared: bool, secrets: Collection[str]) -> None:
+        callbacks = (self._on_start, self._on_message, self._on_give_up)
+        self._process = RelayProcess(console, shared, secrets, *callbacks)
         self._console = console
         is_null = os.fstat(console[0]).st_rdev == os.stat(os.devnull).st_rdev
         self.single_console = os.path.sameopenfile(*console) and not is_null
@@ -100,7 +101,7 @@ class RelayClient:
         `shared`: relays of other nodes write there too, so no write may break one of their lines. The relay keeps none
         of the `secrets` that this process knows.
         """
-        return cls(RelayProcess.start(console, shared, secrets), console)
+        return cls(console, shared, secrets)
 
     @property
     def pid(self) -> int:
@@ -109,7 +110,7 @@ class RelayClient:
 
     def attach(self, on_warning: Callable[[str], None]) -> None:
         """Join the running event loop; `on_warning` is called with sentences for the user."""
-        self._process.attach(self._on_start, self._on_message, self._on_give_up, on_warning)
+        self._process.attach(on_warning)
 
     def _on_start(self) -> None:
         """Send a new relay everything that its predecessor had."""

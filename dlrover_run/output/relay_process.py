@@ -36,42 +36,47 @@ MAX_FAILURES = 30
 """Relays in a row that died younger than that, or were not started, before the agent gives up. Until then a worker
 that writes much waits, and so does the end of the job."""
 
-Receiver = Callable[[dict[str, Any], bytes], None]
-
 
 class RelayProcess:
-    """One relay process at a time. `start` it before there is an event loop or a thread, `attach` it in the loop."""
+    """One relay process at a time. Create it before there is an event loop or a thread, which forks the first relay;
+    `attach` it in the loop.
+
+    `on_start` is called for the first relay and for each replacement, which has received nothing yet; `on_message` with
+    each message and the bytes after it; `on_give_up` when no relay can live.
+    """
 
     ended: asyncio.Future[None]
     """Done once the relay has ended for good: by `close`, or because the agent gave up."""
-    _on_start: Callable[[], None]
-    _on_message: Receiver
-    _on_give_up: Callable[[], None]
     _on_warning: Callable[[str], None]
 
-    def __init__(self, pid: int, control: socket.socket, console: tuple[int, int], shared: bool) -> None:
-        self.pid = pid
-        """The pid of the relay; that of one that has ended until it is replaced."""
+    def __init__(
+        self,
+        console: tuple[int, int],
+        shared: bool,
+        secrets: Collection[str],
+        on_start: Callable[[], None],
+        on_message: Callable[[dict[str, Any], bytes], None],
+        on_give_up: Callable[[], None],
+    ) -> None:
         self.closing = False
         self.gave_up = False
         """Whether no relay can live."""
-        self._control = control
         self._console = console
         self._shared = shared
+        self._on_start = on_start
+        self._on_message = on_message
+        self._on_give_up = on_give_up
         self._running = True
         self._started_at = time.monotonic()
         self._replacing: asyncio.TimerHandle | None = None
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._warned = ""
         self._failures = 0
-
-    @classmethod
-    def start(cls, console: tuple[int, int], shared: bool, secrets: Collection[str]) -> RelayProcess:
-        """Fork the first relay. It keeps none of the `secrets` in its memory."""
         parent = os.getpid()
-        ours, theirs = _socket_pair()
-        pid = os.fork()
-        if pid == 0:
+        self._control, theirs = _socket_pair()
+        self.pid = os.fork()
+        """The pid of the relay; that of one that has ended until it is replaced."""
+        if self.pid == 0:
             # Imported only in the child: the agent never runs this code and starts sooner without it.
             from dlrover_run.output.relay import main
             from dlrover_run.process_tree.scrub import scrub
@@ -79,23 +84,10 @@ class RelayProcess:
             scrub(secrets)
             main(theirs, parent, console, shared)
         theirs.close()
-        return cls(pid, ours, console, shared)
 
-    def attach(
-        self,
-        on_start: Callable[[], None],
-        on_message: Receiver,
-        on_give_up: Callable[[], None],
-        on_warning: Callable[[str], None],
-    ) -> None:
-        """Join the running event loop.
-
-        `on_start` is called for the first relay and for each replacement, which has received nothing yet; `on_message`
-        with each message and the bytes after it; `on_give_up` when no relay can live; `on_warning` with sentences for
-        the user.
-        """
-        self._on_start, self._on_message = on_start, on_message
-        self._on_give_up, self._on_warning = on_give_up, on_warning
+    def attach(self, on_warning: Callable[[str], None]) -> None:
+        """Join the running event loop; `on_warning` is called with sentences for the user."""
+        self._on_warning = on_warning
         self.ended = asyncio.get_running_loop().create_future()
         self._join()
 
