@@ -134,7 +134,7 @@ DEFECTS = {
     ),
     "a master is ended with the launcher that started it": Defect(
         "dlrover_run/process_tree/tree.py",
-        'if relative.session != relative.pid or title != MASTER_NAME.encode():',
+        "if relative.session != relative.pid or title != MASTER_NAME.encode():",
         "if True:",
         "test_hosting.py::test_the_master_outlives_the_launcher_that_started_it",
     ),
