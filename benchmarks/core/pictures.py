@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from core.ratios import Row
-from core.report import MEBIBYTE, Result, ratio_text
+from core.report import MEBIBYTE, Result, figure, ratio_text
 
 OURS = ("dlrover-run", "tf-ps-run", "with the check", "added by the check")
 LEFT, RIGHT = 0.01, 20_000.0
@@ -21,15 +21,8 @@ LABEL_ROOM = 1.35
 
 SHADES = (0.9, 0.6, 0.35)
 MISSED = "tab:red"
-TITLE_WIDTH = 110
-"""Letters in a line of a heading."""
-
-
-def figure_text(value: float, unit: str) -> str:
-    """A value as a label has it."""
-    if unit == "s":
-        return f"{value * 1000:.0f} ms" if value < 0.1 else f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
-    return f"{value / MEBIBYTE:.0f} MiB" if unit == "bytes" else f"{value:.3g} {unit}"
+TITLE_WIDTH, NOTE_WIDTH = 85, 130
+"""Letters in a line of a heading, and of the text at the bottom."""
 
 
 def label(row: Row, result: Result, success: str) -> str:
@@ -37,7 +30,7 @@ def label(row: Row, result: Result, success: str) -> str:
     ended = f"{len(row.ended)} of {len(row.samples)} {success}"
     if not row.ended:
         return f"{'lost' if row.limit is None else f'> {row.limit:g} s'}, {ended}"
-    text = figure_text(statistics.median(row.ended), result.unit)
+    text = figure(statistics.median(row.ended), result.unit)
     if row.lost:
         # The ratio is that of the other runs too, and the bar is not.
         return f"{text}, {ended}"
@@ -86,7 +79,7 @@ def bars(
         Line2D([], [], color=MISSED, marker=">", linestyle="", label="not ended by then"),
     ]
     where = dict.fromkeys(f"{one.machine.cpu}, {one.machine.cores} cores, {one.machine.date[:10]}" for one in results)
-    note = "\n".join(filter(None, ["Bar: median. In brackets: ratio to the baseline. " + "; ".join(where), caption]))
+    note = textwrap.fill(f"Bar: median. In brackets: ratio to the baseline. {'; '.join(where)}. {caption}", NOTE_WIDTH)
     drawing.legend(handles=key, loc="outside lower center", ncols=len(key), fontsize=8, frameon=False, title=note)
     drawing.savefig(path, dpi=110)
     pyplot.close(drawing)
