@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,30 +129,33 @@ def visible_devices(environ: Mapping[str, str], nvml: Nvml = None) -> list[Devic
 
 
 def read_gpus(nvml: Nvml = None) -> list[PhysicalGpu]:
-    """All GPUs of NVML, in its order. `nvml` None imports `pynvml`. Raises NvmlUnavailable."""
+    """All GPUs of NVML, in its order. Raises NvmlUnavailable."""
+    try:
+        with open_nvml(nvml) as nvml:
+            return [read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except ImportError as problem:
+        raise NvmlUnavailable(f"GPUs cannot be counted because nvidia-ml-py is missing ({problem})", True) from None
+
+
+@contextlib.contextmanager
+def open_nvml(nvml: Nvml = None) -> Iterator[Nvml]:
+    """NVML, initialised; None imports `pynvml`. Raises NvmlUnavailable, also for an NVMLError in the block."""
     if nvml is None:
-        try:
-            import pynvml
-        except ImportError as problem:
-            raise NvmlUnavailable(f"GPUs cannot be counted because nvidia-ml-py is missing ({problem})", True) from None
+        import pynvml
+
         nvml = pynvml
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as problem:
-        absent = means_absent(problem)
+        absent = getattr(problem, "value", None) in (_NVML_DRIVER_NOT_LOADED, _NVML_LIBRARY_NOT_FOUND)
         what = "no NVIDIA driver was found" if absent else "the NVIDIA driver does not answer"
         raise NvmlUnavailable(f"{what} (NVML: {problem})", absent) from None
     try:
-        return [read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        yield nvml
     except nvml.NVMLError as problem:
         raise NvmlUnavailable(f"the NVIDIA driver cannot list its GPUs (NVML: {problem})", False) from None
     finally:
         nvml.nvmlShutdown()
-
-
-def means_absent(problem: Exception) -> bool:
-    """Whether an NVMLError of `nvmlInit` means that there is no NVIDIA driver on this machine."""
-    return getattr(problem, "value", None) in (_NVML_DRIVER_NOT_LOADED, _NVML_LIBRARY_NOT_FOUND)
 
 
 def read_gpu(nvml: Nvml, index: int) -> PhysicalGpu:

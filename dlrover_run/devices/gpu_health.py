@@ -18,8 +18,9 @@ from dlrover_run.devices import NodeProblem
 from dlrover_run.devices.count import (
     DeviceId,
     Nvml,
+    NvmlUnavailable,
     PhysicalGpu,
-    means_absent,
+    open_nvml,
     read_gpu,
     select_devices,
     sysfs_address,
@@ -125,48 +126,31 @@ def find_gpu_problems(
     """
     named = _named(environ.get("CUDA_VISIBLE_DEVICES"))
     expected = gpu_each or named > 0
-    if nvml is None:
-        if not any((dev / name).exists() for name in _DRIVER_FILES):
-            if expected:
-                names = f"CUDA_VISIBLE_DEVICES names {counted(named, 'GPU')}"
-                required = "each worker needs a GPU" if gpu_each else names
-                yield NodeProblem(
-                    f"{required}, and this machine has no NVIDIA driver ({dev / _DRIVER_FILES[0]} is missing): load it "
-                    "(`modprobe nvidia`), or start the container with its GPUs (--gpus all)",
-                    severe=gpu_each,
-                )
-            return
-        try:
-            import pynvml
-        except ImportError as error:
-            yield NodeProblem(f"the GPUs cannot be queried ({error}): install nvidia-ml-py")
-            return
-        nvml = pynvml
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        if expected or not means_absent(error):
+    if nvml is None and not any((dev / name).exists() for name in _DRIVER_FILES):
+        if expected:
+            names = f"CUDA_VISIBLE_DEVICES names {counted(named, 'GPU')}"
+            required = "each worker needs a GPU" if gpu_each else names
             yield NodeProblem(
-                f"the NVIDIA driver does not answer (NVML: {error}): run `nvidia-smi`, then reload it or reboot",
-                severe=expected,
+                f"{required}, and this machine has no NVIDIA driver ({dev / _DRIVER_FILES[0]} is missing): load it "
+                "(`modprobe nvidia`), or start the container with its GPUs (--gpus all)",
+                severe=gpu_each,
             )
         return
     try:
-        gpus = [_read(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-        seen = select_devices(environ.get("CUDA_VISIBLE_DEVICES"), [gpu.gpu for gpu in gpus])
-        yield from _count(workers, gpu_each, named, seen, len(gpus))
-        xids = parse_xids(read_log()) if seen else {}
-        for gpu in gpus:
-            # In MIG mode a program sees a part of a GPU, which has the PCI address and the errors of the whole.
-            part = next((one for one in seen if one == gpu.gpu.device or one.uuid in (gpu.gpu.mig or ())), None)
-            if part is not None:
-                yield from _examine(nvml, gpu, part, xids)
-    except nvml.NVMLError as error:
-        yield NodeProblem(
-            f"the NVIDIA driver cannot list its GPUs (NVML: {error}): look at `nvidia-smi`", severe=expected
-        )
-    finally:
-        nvml.nvmlShutdown()
+        with open_nvml(nvml) as nvml:
+            gpus = [_read(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+            seen = select_devices(environ.get("CUDA_VISIBLE_DEVICES"), [gpu.gpu for gpu in gpus])
+            yield from _count(workers, gpu_each, named, seen, len(gpus))
+            xids = parse_xids(read_log()) if seen else {}
+            for gpu in gpus:
+                # In MIG mode a program sees a part of a GPU, which has the PCI address and the errors of the whole.
+                part = next((one for one in seen if one == gpu.gpu.device or one.uuid in (gpu.gpu.mig or ())), None)
+                if part is not None:
+                    yield from _examine(nvml, gpu, part, xids)
+    except NvmlUnavailable as problem:
+        if expected or not problem.absent:
+            text = f"{problem}: run `nvidia-smi`, then reload the driver or reboot"
+            yield NodeProblem(text, severe=expected)
 
 
 def _named(setting: str | None) -> int:
