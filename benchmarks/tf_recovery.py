@@ -149,8 +149,8 @@ def wait_back(run: Run, roles: Sequence[str], began_ns: int, limit: float) -> No
     deadline = time.monotonic() + limit
     with contextlib.suppress(Late):
         for role in roles:
-            session = run.wait(f"{role}-session", 1, max(0.0, deadline - time.monotonic()), began_ns)[0]
-            run.wait(f"{role}-step", 1, max(0.0, deadline - time.monotonic()), session.at_ns)
+            session = run.wait(f"{role}-session", 1, deadline - time.monotonic(), began_ns)[0]
+            run.wait(f"{role}-step", 1, deadline - time.monotonic(), session.at_ns)
 
 
 def first(reports: Sequence[Report], event: str, after_ns: int) -> Report | None:

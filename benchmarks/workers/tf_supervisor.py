@@ -29,14 +29,6 @@ STOP_TIMEOUT = 60.0
 Task = tuple[str, int]
 
 
-def config_of(task: Task, ports: dict[Task, int]) -> str:
-    """The `TF_CONFIG` of one process."""
-    cluster: dict[str, list[str]] = {}
-    for (role, _), port in sorted(ports.items()):
-        cluster.setdefault(role, []).append(f"127.0.0.1:{port}")
-    return json.dumps({"cluster": cluster, "task": {"type": task[0], "index": task[1]}})
-
-
 class Supervisor:
     """The processes that run now, and their ports."""
 
@@ -55,10 +47,14 @@ class Supervisor:
 
     def start(self, tasks: Iterable[Task]) -> None:
         """Start these at their addresses."""
-        for task in tasks:
-            environment = os.environ | {"TF_CONFIG": config_of(task, self.ports), "STOP_FILE": str(self.stop_file)}
+        cluster: dict[str, list[str]] = {}
+        for (role, _), port in sorted(self.ports.items()):
+            cluster.setdefault(role, []).append(f"127.0.0.1:{port}")
+        for role, index in tasks:
+            config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+            environment = os.environ | {"TF_CONFIG": config, "STOP_FILE": str(self.stop_file)}
             # A session for each process, as with tf-ps-run: the kernel shares processors among sessions.
-            self.running[task] = subprocess.Popen(
+            self.running[role, index] = subprocess.Popen(
                 self.command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
