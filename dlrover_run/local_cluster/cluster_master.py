@@ -11,6 +11,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from dlrover_run.agent.host import explain_os_error
 from dlrover_run.local_cluster.network import Network
@@ -71,15 +72,20 @@ class ClusterMaster:
         self._exited.clear()
         process = MasterProcess(self.spec, f"{self.spec.host}:{self.spec.port}", self._log, ends_with_parent=True)
         with self._network.switch.entered() if self._network is not None else contextlib.nullcontext():
-            process.start(self._ended)
+            process.start(partial(self._on_end, process))
         self._process = process
         port = await process.ready()
         self._listens_since = asyncio.get_running_loop().time()
         return port
 
-    def _ended(self) -> None:
-        self._process = None
-        self._exited.set()
+    def _on_end(self, process: MasterProcess) -> None:
+        # One that was killed because it did not listen may end after its successor has started.
+        if process is self._process:
+            self._process = None
+            self._exited.set()
+            self._restart_later()
+
+    def _restart_later(self) -> None:
         if not self._ending and self.spec.port and self._restarting is None:
             self._log("the master has ended; it is started again, and training goes on meanwhile")
             lived = asyncio.get_running_loop().time() - self._listens_since
@@ -100,7 +106,7 @@ class ClusterMaster:
         self._restarting = None
         if self._process is None:
             # It ended just after it had begun to listen.
-            self._ended()
+            self._restart_later()
 
 
 def reason_of(error: MasterNotReady | OSError) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from virtual_loop import run_virtually
 
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
@@ -18,8 +21,11 @@ from dlrover_run.coordination.model import Failure
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.launch_request import command
+from dlrover_run.local_cluster import cluster_master
+from dlrover_run.local_cluster.cluster_master import RESTART_PAUSE, ClusterMaster
 from dlrover_run.local_cluster.nodes import decode, end_of, environment_of, spec_of
 from dlrover_run.local_cluster.supervision import EndKind, LocalNode, job_result
+from dlrover_run.rendezvous.master_launcher import MasterNotReady
 from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, LogSpec, MasterSpec
 
 JOB = JobSpec(Entrypoint("script", "train.py"), "run", local=LocalSpec(2, 3), exit_codes="torchrun")
@@ -177,3 +183,45 @@ def test_the_page_names_tests_that_exist() -> None:
     defined = re.findall(r"^def (test_\w+)", "".join(file.read_text() for file in files), re.MULTILINE)
     assert len(named) > 15
     assert not set(named) - set(defined)
+
+
+# ---- the master of the nodes
+
+
+class SlowMaster:
+    """Stands in for a master's process. The second one does not listen, and takes long to end."""
+
+    started: list[SlowMaster]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.started.append(self)
+        self.pid = len(self.started)
+
+    def start(self, on_end: Callable[[], None]) -> None:
+        self.on_end = on_end
+
+    async def ready(self) -> int:
+        if self.pid == 2:
+            raise MasterNotReady("it did not listen")
+        return 1000
+
+
+def test_a_master_that_ends_after_its_successor_has_started_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    SlowMaster.started = []
+    monkeypatch.setattr(cluster_master, "MasterProcess", SlowMaster)
+
+    async def main() -> None:
+        master = ClusterMaster(None, lambda line: None)
+        await master.start()
+        first, *_ = SlowMaster.started
+        first.on_end()
+        await asyncio.sleep(3 * RESTART_PAUSE)
+        _, second, third = SlowMaster.started
+        second.on_end()
+        await asyncio.sleep(3 * RESTART_PAUSE)
+        assert master.pids == {third.pid}
+        assert len(SlowMaster.started) == 3
+
+    run_virtually(main())
