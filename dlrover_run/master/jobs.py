@@ -161,7 +161,7 @@ class Jobs:
         return job
 
     def _take_over(self, name: str, journal: Journal, rules: JobRules, now: float) -> Coordinator:
-        if name in self._taken_over and journal.exists():
+        if name in self._taken_over and journal.path.exists():
             raise RequestRefused(
                 "another master has taken this job over; point the nodes to its address, or restart this master to "
                 "take the job back",

@@ -131,10 +131,6 @@ class Journal:
         self._header: JournalHeader | None = None
         self._intact = False
 
-    def exists(self) -> bool:
-        """Whether there is a journal of this job, of this or another master."""
-        return self.path.exists()
-
     def take_over(self, rules: JobRules, epoch: int) -> JournalContents:
         """Continue a predecessor's journal in a new file, and return the contents of that.
 

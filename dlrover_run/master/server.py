@@ -218,15 +218,11 @@ class MasterServer:
 
     async def start(self, address: str, tls: Any = None) -> int:
         """Listen on HOST:PORT, with gRPC's server credentials for TLS; return the port. Raises OSError."""
+        server = self._server
         try:
-            if tls is None:
-                port = int(self._server.add_insecure_port(address))
-            else:
-                port = int(self._server.add_secure_port(address, tls))
+            port = int(server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls))
         except RuntimeError as error:
             raise OSError(str(error)) from None
-        if not port:
-            raise OSError(f"cannot listen on {address}")
         await self._server.start()
         self._connections.watch(port)
         return port
