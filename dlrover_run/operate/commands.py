@@ -29,6 +29,7 @@ from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.options import OTHER, OUTPUT
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
 from dlrover_run.console.text import sanitize
+from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 from dlrover_run.operate.drain import drain_problem, named
@@ -229,7 +230,7 @@ async def why(
 
     Of a job that is over: [b]dlrover-run why --last-restart logs/latest[/]
     """
-    from dlrover_run.events.why import Question, explain
+    from dlrover_run.events.why import Question, WhyAnswer, explain
 
     if last_restart + slow + start > 1:
         raise UsageError("Give one of --last-restart, --slow and --start.")
@@ -239,14 +240,18 @@ async def why(
     if job is not None and not found:
         if question is not Question.NOW:
             raise _no_logs()
-        status = await asker.ask(job)
-        reason = status.waiting if status.state is JobState.WAITING else status.reason
-        print(sanitize(reason or f"the job is {status.state}"), flush=True)
+        answer = WhyAnswer((_reasons(await asker.ask(job)),))
         report(asker.name, f"{_no_logs()}.")
-        return exit_codes.SUCCESS
-    answer = explain(found, question, None if job is None else datetime.now(UTC))
+    else:
+        answer = explain(found, question, None if job is None else datetime.now(UTC))
     print(msgspec.json.encode(answer.lines).decode() if as_json else sanitize(answer.text), flush=True)
     return exit_codes.SUCCESS
+
+
+def _reasons(status: JobStatus) -> Reasons:
+    """Why a job is in its state, as far as its status shows."""
+    known = sentence(status.waiting) if status.waiting and status.state is JobState.WAITING else status.reasons
+    return known or sentence(f"the job is {status.state}")
 
 
 def _no_logs() -> AskFailed:

@@ -156,3 +156,20 @@ def test_an_interrupt_of_top_gives_the_terminal_back() -> None:
         bed.socket.close()
 
     bounded(work())
+
+
+def test_why_prints_json_of_a_job_without_logs_too() -> None:
+    async def work() -> None:
+        bed = Bed()
+        await bed.socket.open()
+        why = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dlrover_run", "why", "--json", f"--rdzv-id={INFO.job}",
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        out, _ = await why.communicate()
+        ((reason,),) = msgspec.json.decode(out)
+        assert reason["code"] == "nodes_here"
+        assert await why.wait() == 0
+        bed.socket.close()
+
+    bounded(work())
