@@ -109,7 +109,7 @@ def _be_agent(
 
         make_adapter = program.load_adapter()
         try:
-            relay = RelayClient.start(shared=bool(spec.console_name), secrets=spec.secrets)
+            relay = RelayClient(shared=bool(spec.console_name), secrets=spec.secrets)
         except OSError as error:
             code = _cannot_start(error, spec, program)
         else:

@@ -208,7 +208,7 @@ class Play:
         # What a watchdog would write to.
         parent_pipe, self.watchdog_end = os.pipe()
         self.parent_pipes = (*self.parent_pipes, parent_pipe)
-        relay = RelayClient.start((console, console))
+        relay = RelayClient((console, console))
         signal.alarm(int(PATIENCE))
         return asyncio.run(self._play(spec, relay))
 

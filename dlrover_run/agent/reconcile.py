@@ -72,39 +72,31 @@ class TaskState(Generic[Key]):
 
 
 @dataclass(frozen=True)
-class Reserve(Generic[Key]):
+class _ForTask(Generic[Key]):
+    key: Key
+
+
+class Reserve(_ForTask[Key]):
     """Reserve the port of a task."""
 
-    key: Key
 
-
-@dataclass(frozen=True)
-class Start(Generic[Key]):
+class Start(_ForTask[Key]):
     """Start a task."""
 
-    key: Key
 
-
-@dataclass(frozen=True)
-class WaitForPeers(Generic[Key]):
+class WaitForPeers(_ForTask[Key]):
     """Wait for the addresses of peers, for a limited time; then the task is ready without them."""
 
-    key: Key
-
 
 @dataclass(frozen=True)
-class Stop(Generic[Key]):
+class Stop(_ForTask[Key]):
     """Stop a task that is live."""
 
-    key: Key
     mode: StopMode
 
 
-@dataclass(frozen=True)
-class Release(Generic[Key]):
+class Release(_ForTask[Key]):
     """Forget a task that has ended or never started, and release its port."""
-
-    key: Key
 
 
 Action = Reserve[Key] | Start[Key] | WaitForPeers[Key] | Stop[Key] | Release[Key]

@@ -54,7 +54,7 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, result_fd: int | None) 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signals.release()
     try:
-        relay = RelayClient.start(shared=True, secrets=spec.secrets)
+        relay = RelayClient(shared=True, secrets=spec.secrets)
     except OSError as error:
         line = f"dlrover-run: the launcher's own processes could not be started: {explain_os_error(error)}\n"
         os.write(2, line.encode())

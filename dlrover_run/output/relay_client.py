@@ -73,10 +73,17 @@ class _ShownOutput:
 
 
 class RelayClient:
-    """Shows output through the relay. `start` it before there is an event loop or a thread, `attach` it inside the
-    loop, `close` it last."""
+    """Shows output through the relay. Create it before there is an event loop or a thread, which forks the relay,
+    `attach` it inside the loop, and `close` it last.
 
-    def __init__(self, console: tuple[int, int], shared: bool, secrets: Collection[str]) -> None:
+    The relay writes to `console`, the descriptors to use as standard output and standard error. `shared`: relays of
+    other nodes write there too, so no write may break one of their lines. The relay keeps none of the `secrets` that
+    this process knows.
+    """
+
+    def __init__(
+        self, console: tuple[int, int] = (1, 2), *, shared: bool = False, secrets: Collection[str] = ()
+    ) -> None:
         callbacks = (self._on_start, self._on_message, self._on_give_up)
         self._process = RelayProcess(console, shared, secrets, *callbacks)
         self._console = console
@@ -91,17 +98,6 @@ class RelayClient:
         self._owned: list[str] = []
         self._hurried = False
         self._stuck = False
-
-    @classmethod
-    def start(
-        cls, console: tuple[int, int] = (1, 2), *, shared: bool = False, secrets: Collection[str] = ()
-    ) -> RelayClient:
-        """Fork the relay. It writes to `console`, the descriptors to use as standard output and standard error.
-
-        `shared`: relays of other nodes write there too, so no write may break one of their lines. The relay keeps none
-        of the `secrets` that this process knows.
-        """
-        return cls(console, shared, secrets)
 
     @property
     def pid(self) -> int:

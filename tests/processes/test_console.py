@@ -280,7 +280,7 @@ async def main(relay):
     await relay.drain()
     await relay.close()
 
-relay = RelayClient.start((2, 2))
+relay = RelayClient((2, 2))
 asyncio.run(main(relay))
 """
 

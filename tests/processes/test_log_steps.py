@@ -159,7 +159,7 @@ def test_the_relay_counts_what_it_shows_what_it_hides_and_what_is_in_a_log(
     tmp_path: Path, pages: ProgressPages
 ) -> None:
     console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    relay = RelayClient.start((console, console))
+    relay = RelayClient((console, console))
     warnings: list[str] = []
 
     async def run() -> None:
@@ -205,7 +205,7 @@ def test_output_is_shown_though_no_steps_can_be_counted(
     tmp_path: Path, pages: ProgressPages, regex: str, page: bool, lines: list[bytes], warned: int
 ) -> None:
     console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    relay = RelayClient.start((console, console))
+    relay = RelayClient((console, console))
     warnings: list[str] = []
 
     async def run() -> None:

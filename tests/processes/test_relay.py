@@ -84,7 +84,7 @@ def console(tmp_path: Path) -> Iterator[tuple[int, int]]:
 def piped() -> tuple[RelayClient, int]:
     """A relay whose console is a pipe, and the end of it that can be read."""
     reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
+    relay = RelayClient((writer, writer))
     os.close(writer)
     return relay, reader
 
@@ -152,7 +152,7 @@ def _beginning(shown: str, mark: str) -> list[str]:
 
 
 def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = RelayClient.start(console)
+    relay = RelayClient(console)
     count = 30_000
 
     async def scene() -> dict[str, str]:
@@ -176,7 +176,7 @@ def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Pat
 def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
     tmp_path: Path, console: tuple[int, int]
 ) -> None:
-    relay = RelayClient.start(console, shared=True)
+    relay = RelayClient(console, shared=True)
 
     async def scene() -> None:
         stdout = relay.open_stdout("0", "[out 0]: ")
@@ -242,7 +242,7 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
     reader, writer = os.pipe()
     # As small as can be, so that there is hardly ever room for all that waits.
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    relays = [RelayClient.start((writer, writer), shared=True) for _ in range(2)]
+    relays = [RelayClient((writer, writer), shared=True) for _ in range(2)]
     os.close(writer)
     count = 5_000
 
@@ -356,7 +356,7 @@ def test_a_terminal_stays_a_terminal() -> None:
     master, slave = os.openpty()
     tty.setraw(slave)
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 33, 77, 0, 0))
-    relay = RelayClient.start((slave, slave))
+    relay = RelayClient((slave, slave))
     size = "import os, sys; s = os.get_terminal_size(2); sys.stderr.buffer.write(b'%d %d' % (s.lines, s.columns)); "
     worker = (
         size
@@ -384,7 +384,7 @@ def test_a_terminal_stays_a_terminal() -> None:
 
 
 def test_the_agents_own_words_come_after_the_workers_and_are_whole(console: tuple[int, int]) -> None:
-    relay = RelayClient.start(console)
+    relay = RelayClient(console)
     words = "\ud800" + "wörter " * 20_000 + "end\n"
 
     async def scene() -> None:
@@ -433,7 +433,7 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
     tmp_path: Path, console: tuple[int, int], kind: str
 ) -> None:
     """Killed again and again while it is busy."""
-    relay = RelayClient.start(console)
+    relay = RelayClient(console)
     count, kills = 30_000, 2
     told: list[str] = []
     filtered = str(tmp_path / "filtered")
@@ -492,7 +492,7 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
 def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
     master, slave = os.openpty()
     tty.setraw(slave)
-    relay = RelayClient.start((slave, slave))
+    relay = RelayClient((slave, slave))
 
     async def scene() -> None:
         stderr = relay.open_stderr("0", show=True)
@@ -522,7 +522,7 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
     monkeypatch.setattr("dlrover_run.output.relay_process.MAX_FAILURES", 5)
     program = [sys.executable, "-c", "raise SystemExit(1)"] if why == "dies at once" else ["/nonexistent/relay"]
     monkeypatch.setattr("dlrover_run.launch_request.command", lambda *_: program)
-    relay = RelayClient.start(console)
+    relay = RelayClient(console)
     told: list[str] = []
     count = 20_000
     private = tmp_path / "private"
@@ -560,7 +560,7 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
 
 def test_what_a_stuck_console_has_not_taken_is_shown_by_the_successor_of_the_relay(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    relay = RelayClient.start((writer, writer))
+    relay = RelayClient((writer, writer))
     text = b"".join(b"line %d\n" % number for number in range(100_000))
 
     async def scene() -> None:
@@ -585,7 +585,7 @@ def test_what_a_stuck_console_has_not_taken_is_shown_by_the_successor_of_the_rel
 AGENT = """
 import asyncio, os, sys
 from dlrover_run.output.relay_client import RelayClient
-relay = RelayClient.start()
+relay = RelayClient()
 async def main():
     relay.attach(print)
     stderr = relay.open_stderr("0", show=True)
@@ -632,7 +632,7 @@ def test_the_relay_drains_and_ends_when_the_agent_is_killed(tmp_path: Path) -> N
 
 
 def test_rounds_follow_each_other(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = RelayClient.start(console)
+    relay = RelayClient(console)
 
     async def scene() -> list[int]:
         descriptors = []
@@ -654,7 +654,7 @@ def test_rounds_follow_each_other(tmp_path: Path, console: tuple[int, int]) -> N
 
 
 def test_a_filtered_log_that_cannot_be_written_is_reported(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = RelayClient.start(console)
+    relay = RelayClient(console)
     warnings: list[str] = []
 
     async def scene() -> None:
@@ -669,7 +669,7 @@ def test_a_filtered_log_that_cannot_be_written_is_reported(tmp_path: Path, conso
 
 @pytest.mark.usefixtures("never_stuck")
 def test_a_worker_that_has_ended_is_forgotten_while_another_goes_on(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = RelayClient.start(console)
+    relay = RelayClient(console)
 
     async def scene() -> None:
         before = len(os.listdir("/proc/self/fd"))
