@@ -136,11 +136,6 @@ def free_port() -> int:
     return port
 
 
-def _installed(program: str) -> str:
-    beside_python = Path(sys.executable).with_name(program)
-    return str(beside_python) if beside_python.exists() else shutil.which(program) or program
-
-
 OURS = (sys.executable, "-m", "dlrover_run")
 THEIRS = (sys.executable, "-m", "torch.distributed.run")
 
@@ -148,7 +143,10 @@ SPAWN = Launcher("dlrover-run spawn", OURS, ("--start-method=spawn",))
 FORKSERVER = Launcher("dlrover-run forkserver", OURS, ("--start-method=forkserver",))
 TORCHRUN = Launcher("torchrun", THEIRS)
 OWN_STORE = Launcher("torchrun, own store", THEIRS, environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
-FT_LAUNCHER = Launcher("ft_launcher", (_installed("ft_launcher"),), ("--ignore-missing-fault-tol-cfg",))
+BESIDE_PYTHON = str(Path(sys.executable).with_name("ft_launcher"))
+FT_LAUNCHER = Launcher(
+    "ft_launcher", (shutil.which(BESIDE_PYTHON) or "ft_launcher",), ("--ignore-missing-fault-tol-cfg",)
+)
 """The launcher of nvidia-resiliency-ext. With `--nnodes=MIN:MAX` it trains with MIN nodes and holds the others back, so
 it takes no part where a world shrinks or grows."""
 FLOOR = Floor()

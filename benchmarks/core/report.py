@@ -78,13 +78,10 @@ def version_of(package: str) -> str:
 
 
 def _commit() -> str:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(REPOSITORY), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--abbrev=12", "--exclude=*"]
+    command += ["--dirty= with changes"]
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
