@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WAIT, Mailbox, environment, kill_leftovers, still_alive, watched
+from harness import WAIT, Mailbox, environment, kill_leftovers, only_long, still_alive, watched
 
 import dlrover_run
 
@@ -318,7 +318,7 @@ def test_the_package_imports_nothing_until_it_is_used() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "['dlrover_run']"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, *only_long(signal.SIGINT)])
 def test_the_end_of_the_caller_ends_the_job(mailbox: Mailbox, number: signal.Signals, tmp_path: Path) -> None:
     caller = tmp_path / "caller.py"
     caller.write_text(

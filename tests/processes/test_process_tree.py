@@ -13,17 +13,32 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, launch, still_alive, watched
+from harness import (
+    WAIT,
+    WORKERS,
+    Mailbox,
+    agent_of,
+    finish,
+    kill_leftovers,
+    launch,
+    only_long,
+    still_alive,
+    watched,
+)
 
 
-@pytest.fixture(params=["spawn", "forkserver"])
-def method(request: pytest.FixtureRequest) -> str:
-    return f"--start-method={request.param}"
-
-
-@pytest.mark.parametrize("victim", ["watchdog", "agent", "worker"])
+@pytest.mark.parametrize(
+    ("victim", "method"),
+    [
+        ("watchdog", "spawn"),
+        ("agent", "spawn"),
+        ("worker", "spawn"),
+        ("agent", "forkserver"),
+        *only_long(("watchdog", "forkserver"), ("worker", "forkserver")),
+    ],
+)
 def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> None:
-    watchdog = launch(mailbox, method, "--nproc-per-node=2", WORKERS / "family.py")
+    watchdog = launch(mailbox, f"--start-method={method}", "--nproc-per-node=2", WORKERS / "family.py")
     workers = mailbox.gather(2)
     everyone = psutil.Process(watchdog.pid).children(recursive=True)
     family = [pid for message in workers for pid in message["family"]]

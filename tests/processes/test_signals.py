@@ -12,7 +12,19 @@ import sys
 from asyncio import selector_events
 
 import pytest
-from harness import WAIT, WORKERS, Launcher, Mailbox, agent_of, environment, finish, launch, still_alive, watched
+from harness import (
+    WAIT,
+    WORKERS,
+    Launcher,
+    Mailbox,
+    agent_of,
+    environment,
+    finish,
+    launch,
+    only_long,
+    still_alive,
+    watched,
+)
 
 from dlrover_run.process_tree import event_loop
 
@@ -20,7 +32,7 @@ ON_SIGNAL = str(WORKERS / "on_signal.py")
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", *only_long("SIGHUP", "SIGQUIT")])
 def test_a_handled_signal_reaches_every_worker_once(launcher: Launcher, mailbox: Mailbox, name: str) -> None:
     process = launch(mailbox, "--nproc-per-node=2", ON_SIGNAL, launcher=launcher)
     mailbox.gather(2)

@@ -41,7 +41,7 @@ PLACES = [
     pytest.param(ONE_NODE, id="one node"),
     pytest.param(THREE_NODES, id="three nodes", marks=pytest.mark.long),
 ]
-METHODS = ["spawn", "forkserver"]
+METHODS = ["spawn", *only_long("forkserver")]
 
 
 def step_of(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -268,8 +268,8 @@ open(os.environ['STATE'] + os.environ.get('RANK', ''), 'w').write(json.dumps(fie
 """
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("ignored", [(), (signal.SIGHUP, signal.SIGUSR2)], ids=["nothing ignored", "two ignored"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("ignored", [(signal.SIGHUP, signal.SIGUSR2), *only_long(((),))], ids=["two", "none"])
 def test_workers_inherit_what_a_program_without_a_launcher_does(
     mailbox: Mailbox, method: str, ignored: Sequence[signal.Signals]
 ) -> None:

@@ -18,8 +18,7 @@ sys.exit(int(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(("method", "code"), [("spawn", 3), ("forkserver", 0)])
 def test_closed_standard_streams_are_dev_null_to_the_workers(tmp_path: Path, method: str, code: int) -> None:
     script, seen = tmp_path / "streams.py", tmp_path / "seen"
     script.write_text(STREAMS)
