@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
@@ -38,11 +39,8 @@ else:
 
     @pytest.fixture
     def experiment(request: pytest.FixtureRequest, tmp_path: Path, digits: Digits) -> Iterator[Experiment]:
-        """The experiment of one test, in which the nodes meet at a master, unless the test says otherwise."""
-        name = request.function.__name__.removeprefix("test_")
-        place = None
-        if getattr(request, "param", "master") == "etcd":
-            name, place = f"{name}_on_etcd", InEtcd(request.getfixturevalue("shared_etcd"))
-        one = Experiment(name, tmp_path, digits, place)
-        yield one
-        one.close()
+        """The experiment of one test, in which the nodes meet at a master, unless the test names etcd."""
+        on_etcd = getattr(request, "param", "master") == "etcd"
+        place = InEtcd(request.getfixturevalue("shared_etcd")) if on_etcd else None
+        with contextlib.closing(Experiment(tmp_path, digits, place)) as one:
+            yield one

@@ -29,13 +29,10 @@ from harness import OURS, WAIT, environment, kill_leftovers, only_long, start, s
 from meeting_places import MeetingPlace
 
 from dlrover_run.process_tree import tree
-from experiments.history import Round, find_faults, rounds_of
-from experiments.records import Held, Record, Step, read
-from experiments.timeline import Event, Timeline
+from experiments.history import Done, Held, Record, Round, Step, find_faults, read, rounds_of
 
 SCRIPT = Path(__file__).with_name("recorded_mnist.py")
 CHAOS = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"
-TIMELINES = Path(os.environ.get("EXPERIMENT_TIMELINES") or Path(__file__).with_name("timelines"))
 
 ALSO_ON_ETCD = pytest.mark.parametrize("experiment", ["master", *only_long("etcd")], indirect=True)
 """For experiments in which another backend has most to do."""
@@ -97,15 +94,14 @@ class Experiment:
     Its nodes meet at a master of the supervisor's, or at a `place`.
     """
 
-    def __init__(self, name: str, directory: Path, digits: Digits, place: MeetingPlace | None = None) -> None:
+    def __init__(self, directory: Path, digits: Digits, place: MeetingPlace | None = None) -> None:
         self.directory = directory
         self.place = place
         self.digits = digits
         self.records: list[Record] = []
-        self.said = ""
-        self.timeline = Timeline(name, time.monotonic())
+        self.console = ""
         self._holds: list[Hold] = []
-        self._half_record, self._half_line, self._heard = b"", "", 0
+        self._half_record, self._read = b"", 0
         self._supervisor: subprocess.Popen[str] | None = None
         self._before = {child.pid for child in psutil.Process().children(recursive=True)}
         (directory / "holds").mkdir()
@@ -114,7 +110,7 @@ class Experiment:
         self._fifo = os.open(directory / "records", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.fcntl(self._fifo, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         # Several write to the console: the command, and the chaos.
-        self._console = os.pipe()
+        self._pipe = os.pipe()
         tree.become_subreaper()
 
     def start(self, *flags: str, conf: dict[str, object] | None = None, env: dict[str, str] | None = None) -> None:
@@ -138,7 +134,7 @@ class Experiment:
                 "OMP_NUM_THREADS": "1",
                 **(env or {}),
             },
-            stdout=self._console[1],
+            stdout=self._pipe[1],
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
@@ -159,13 +155,9 @@ class Experiment:
         self._holds.append(Hold(self.directory / "holds" / str(step), ranks))
         return self._holds[-1]
 
-    def fault(self, words: str) -> None:
-        """Note that this is done now."""
-        self.timeline.faults.append(Event(time.monotonic(), words))
-
-    def say(self, words: str) -> None:
-        """Say a line on the console of the command, which may be waited for like any other."""
-        os.write(self._console[1], f"{words}\n".encode())
+    def print(self, words: str) -> None:
+        """Print a line on the console of the command, which may be waited for like any other."""
+        os.write(self._pipe[1], f"{words}\n".encode())
 
     def tell_supervisor(self, number: signal.Signals) -> None:
         """Send a signal to the command alone."""
@@ -189,7 +181,7 @@ class Experiment:
 
     @contextlib.contextmanager
     def chaos(self, verb: str, words: str, **settings: str) -> Iterator[None]:
-        """Have `scripts/start_chaos.sh` bring trouble over node 1, and go on inside when it has said so in these words.
+        """Have `scripts/start_chaos.sh` bring trouble over node 1, and go on inside when it has printed these words.
 
         It has the console of the command, as when both are started in one line. What it did is undone at the end of the
         block.
@@ -198,12 +190,11 @@ class Experiment:
             ["bash", CHAOS, verb],
             env=environment({"CHAOS_CLUSTER": str(self.supervisor.pid), **settings}),
             stdin=subprocess.DEVNULL,
-            stdout=self._console[1],
+            stdout=self._pipe[1],
             stderr=subprocess.STDOUT,
         )
         try:
-            line = self.until_says(f"start_chaos: {words}")
-            self.timeline.faults.append(Event(line.at, f"start_chaos.sh {verb}"))
+            self.until_printed(f"start_chaos: {words}")
             yield
         finally:
             process.terminate()
@@ -222,7 +213,7 @@ class Experiment:
             with contextlib.suppress(OSError):
                 if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
                     found.append(process)
-        assert found, f"there is no node {number}{self.told()}"
+        assert found, f"there is no node {number}{self.report()}"
         return found
 
     # What a test waits for.
@@ -232,19 +223,16 @@ class Experiment:
         deadline = time.monotonic() + timeout
         while (found := find()) is None:
             if not self._listen(deadline):
-                raise AssertionError(f"waited in vain for {what}{self.told()}")
+                raise AssertionError(f"waited in vain for {what}{self.report()}")
         return found
 
-    def until_says(self, words: str) -> Event:
+    def until_printed(self, words: str) -> None:
         """Wait for a line with these words that comes after those that were waited for before."""
 
-        def look() -> int | None:
-            lines = range(self._heard, len(self.timeline.lines))
-            return next((number for number in lines if words in self.timeline.lines[number].words), None)
+        def look() -> re.Match[str] | None:
+            return re.compile(f"{re.escape(words)}.*\n").search(self.console, self._read)
 
-        number = self.until(look, repr(words))
-        self._heard = number + 1
-        return self.timeline.lines[number]
+        self._read = self.until(look, repr(words)).end()
 
     def until_held(self, step: int, *ranks: int) -> Round:
         """Wait until these ranks of the newest round stand still before a step, and all others wait in it."""
@@ -276,20 +264,20 @@ class Experiment:
         deadline = time.monotonic() + WAIT
         while self._listen(deadline):
             pass
-        assert self.supervisor.wait(max(0.0, deadline - time.monotonic())) == 0, self.told()
+        assert self.supervisor.wait(max(0.0, deadline - time.monotonic())) == 0, self.report()
         with watched_processes(self._below()) as pidfds:
             still_alive(pidfds, WAIT)
-        assert [process.cmdline() for process in self._below()] == [], self.told()
-        self._hear_records()
+        assert [process.cmdline() for process in self._below()] == [], self.report()
+        self._read_records()
         faults = find_faults(self.records, self.digits.size, EPOCHS, self.digits.order)
-        assert faults == [], "\n".join(faults) + self.told()
-        assert self.place is None or self.place.left() == [], self.told()
+        assert faults == [], "\n".join(faults) + self.report()
+        assert self.place is None or self.place.left() == [], self.report()
         return self.rounds
 
     @property
     def rounds(self) -> list[Round]:
         """The rounds so far."""
-        self._hear_records()
+        self._read_records()
         return rounds_of(self.records)
 
     @property
@@ -297,25 +285,19 @@ class Experiment:
         assert self._supervisor is not None, "the experiment was not started"
         return self._supervisor
 
-    def has_said(self, words: str) -> bool:
-        """Whether a launcher, or a worker, has said this by now."""
-        return words in self.said
-
     def place_taken_by(self, number: int) -> int:
-        """The number of the node whose place a node has taken, by the word of the supervisor."""
-        (place,) = re.findall(rf"node (\d+) .*; node {number} takes its place", self.said)
+        """The number of the node whose place a node has taken, as the supervisor prints it."""
+        (place,) = re.findall(rf"node (\d+) .*; node {number} takes its place", self.console)
         return int(place)
 
-    def told(self) -> str:
+    def report(self) -> str:
         """All that is known, for the message of a test that fails."""
-        self._hear_records()
-        events = [
-            f"{event.at - self.timeline.began:8.3f} {event.words}" for event in self.timeline.events(self.records)
-        ]
-        return "\n".join(["", "--- console", self.said, "--- timeline", *events])
+        self._read_records()
+        records = [str(record) for record in self.records if not isinstance(record, Done)]
+        return "\n".join(["", "--- console", self.console, "--- records", *records])
 
     def close(self) -> None:
-        """End whatever is left, and write the timeline."""
+        """End whatever is left."""
         while processes := self._below():
             with watched_processes(processes) as pidfds:
                 kill_leftovers(pidfds)
@@ -326,28 +308,21 @@ class Experiment:
             os.close(self._end)
         for hold in self._holds:
             hold.release()
-        self._hear_records()
-        for fd in (self._fifo, *self._console):
+        self._read_records()
+        for fd in (self._fifo, *self._pipe):
             os.close(fd)
-        self.timeline.write(TIMELINES, self.records)
 
     def _listen(self, deadline: float) -> bool:
         """Take what comes next, from workers or launchers; whether anything did before the deadline or the end."""
         wait = max(0.0, deadline - time.monotonic())
-        ready = select.select([self._fifo, self._console[0], self._end], [], [], wait)[0]
+        ready = select.select([self._fifo, self._pipe[0], self._end], [], [], wait)[0]
         if self._fifo in ready:
-            self._hear_records()
-        if self._console[0] in ready:
-            self._hear_words(os.read(self._console[0], 65536).decode(errors="replace"))
+            self._read_records()
+        if self._pipe[0] in ready:
+            self.console += os.read(self._pipe[0], 65536).decode(errors="replace")
         return bool(ready) and ready != [self._end]
 
-    def _hear_words(self, text: str) -> None:
-        now = time.monotonic()
-        self.said += text
-        *lines, self._half_line = (self._half_line + text).split("\n")
-        self.timeline.lines += [Event(now, line) for line in lines]
-
-    def _hear_records(self) -> None:
+    def _read_records(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._fifo, PIPE_SIZE):
                 *lines, self._half_record = (self._half_record + data).split(b"\n")

@@ -3,6 +3,9 @@
 A checkpoint undoes what was trained after it: of a step that was taken in two rounds the later one counts. What is left
 is the effective history, and each epoch of it must be the epoch's permutation of all samples, dealt out from its front
 to the ranks that there were: nothing lost, nothing twice.
+
+The records are what each worker reports, one line of JSON each. Times are of the monotonic clock, which all processes
+of a machine share. `round` is a name that the workers of one round have in common and no others.
 """
 
 from __future__ import annotations
@@ -11,7 +14,76 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from experiments.records import Began, Done, Record, Resumed, Saved, Saving, Step
+import msgspec
+
+
+class Report(msgspec.Struct, frozen=True, tag=str.lower, kw_only=True):
+    """By one worker, at one moment."""
+
+    at: float
+    round: str
+    rank: int
+
+
+class Began(Report, frozen=True):
+    """It has met all others of its round."""
+
+    world: int
+    pid: int
+    node: int
+
+
+class Resumed(Report, frozen=True):
+    """It goes on after `step` steps, when `completed` samples of `epoch` are done; all of these are 0 without a
+    checkpoint."""
+
+    step: int
+    epoch: int
+    completed: int
+
+
+class Held(Report, frozen=True):
+    """It stands still before a step until the test lets it go on."""
+
+    step: int
+
+
+class Step(Report, frozen=True):
+    """It begins a step with its share of the samples."""
+
+    step: int
+    epoch: int
+    world: int
+    samples: tuple[int, ...]
+
+
+class Done(Report, frozen=True):
+    """It has taken the step, which needs all workers of the round."""
+
+    step: int
+
+
+class Saving(Report, frozen=True):
+    """It begins to write the checkpoint after `step` steps."""
+
+    step: int
+
+
+class Saved(Report, frozen=True):
+    """That checkpoint is written."""
+
+    step: int
+
+
+Record = Began | Resumed | Held | Step | Done | Saving | Saved
+
+_DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Began | Resumed | Held | Step | Done | Saving | Saved)
+
+
+def read(line: bytes) -> Record:
+    """The record in one line. Raises msgspec.ValidationError for a line that is none."""
+    return _DECODER.decode(line)
+
 
 Order = Callable[[int], Sequence[int]]
 """The samples of an epoch, in the order in which all ranks together use them up."""

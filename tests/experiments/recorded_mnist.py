@@ -2,7 +2,7 @@
 
     dlrover-run ... recorded_mnist.py [arguments of cnn_train.py]
 
-`EXPERIMENT_RECORDS` is a file or a FIFO that takes the records (see `records.py`), each in one write. Where a file in
+`EXPERIMENT_RECORDS` is a file or a FIFO that takes the records (see `history.py`), each in one write. Where a file in
 `EXPERIMENT_HOLDS` has the number of a step for its name, the ranks that it lists wait before that step until nobody has
 a lock on it. `EXPERIMENT_PATIENCE` is the time-out of the process group in seconds, for a script that has one.
 """

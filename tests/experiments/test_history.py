@@ -12,8 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.history import effective_steps, find_faults, rounds_of
-from experiments.records import Began, Done, Record, Resumed, Saved, Saving, Step, read
+from experiments.history import (
+    Began,
+    Done,
+    Record,
+    Resumed,
+    Saved,
+    Saving,
+    Step,
+    effective_steps,
+    find_faults,
+    read,
+    rounds_of,
+)
 
 
 @cache

@@ -25,14 +25,13 @@ def test_preempted(experiment: Experiment) -> None:
     later = experiment.hold(7, 0)
     middle, before = experiment.begin("--nnodes=3:4")
 
-    experiment.fault("node 1 is killed")
     experiment.kill_nodes(1)
     middle.release()
     after = experiment.until_world({0, 2, 3, 4}, after=before)
     later.release()
 
     rounds = experiment.finish()
-    assert experiment.has_said("node 1 was killed by SIGKILL; node 4 takes its place (1 of 3 node restarts)")
+    assert "node 1 was killed by SIGKILL; node 4 takes its place (1 of 3 node restarts)" in experiment.console
     assert after.nodes == {0: 0, 1: 4, 2: 2, 3: 3}
     assert (rounds[-1].name, rounds[-1].start) == (after.name, 3)
     # The others may have trained without it, until the replacement came.
@@ -43,7 +42,6 @@ def test_all_nodes_killed(experiment: Experiment) -> None:
     """As many others take their places."""
     middle, before = experiment.begin("--nnodes=4", "--node-restarts=4")
 
-    experiment.fault("all nodes are killed")
     experiment.kill_nodes(0, 1, 2, 3)
     middle.release()
     after = experiment.until_world({4, 5, 6, 7})
@@ -58,7 +56,6 @@ def test_scale_down(experiment: Experiment) -> None:
     """A node is lost and never replaced, and the others share what is left of its samples."""
     middle, _ = experiment.begin("--nnodes=3:4", "--node-restarts=0", held=3)
 
-    experiment.fault("node 3 is killed")
     experiment.kill_nodes(3)
     middle.release()
     after = experiment.until_world({0, 1, 2})
@@ -66,10 +63,10 @@ def test_scale_down(experiment: Experiment) -> None:
     rounds = experiment.finish()
     assert after.nodes == {0: 0, 1: 1, 2: 2}
     assert [(each.world, each.start) for each in rounds] == [(4, 0), (3, 3)]
-    assert experiment.has_said("no node is replaced in this job, so the others go on without it")
+    assert "no node is replaced in this job, so the others go on without it" in experiment.console
     completed = 3 * 4 * BATCH_SIZE
     left = -(-(experiment.digits.size - completed) // 3)
-    printed = re.findall(r"Load epoch = (\d+), completed num = (\d+), num_samples = (\d+)$", experiment.said, re.M)
+    printed = re.findall(r"Load epoch = (\d+), completed num = (\d+), num_samples = (\d+)$", experiment.console, re.M)
     assert printed == [("0", str(completed), str(left))]
 
 
@@ -79,7 +76,6 @@ def test_scale_up(experiment: Experiment) -> None:
     experiment.start("--local-nodes=3:4", "--nnodes=3:4", f"--node-join-after={NEVER}", conf={"last_call_timeout": 0.1})
     assert experiment.until_held(5, 1).nodes == {0: 0, 1: 1, 2: 2}
 
-    experiment.fault("node 3 joins")
     experiment.tell_supervisor(signal.SIGUSR1)
     after = experiment.until_world({0, 1, 2, 3})
     middle.release()
@@ -87,7 +83,7 @@ def test_scale_up(experiment: Experiment) -> None:
     rounds = experiment.finish()
     assert after.nodes == {0: 0, 1: 1, 2: 2, 3: 3}
     assert [(each.world, each.start) for each in rounds] == [(3, 0), (4, 3)]
-    assert experiment.has_said("node 3 joined, so 4 nodes train instead of 3")
+    assert "node 3 joined, so 4 nodes train instead of 3" in experiment.console
 
 
 @isolated
@@ -100,15 +96,14 @@ def test_network_breakdown(experiment: Experiment) -> None:
         middle.release()
         without = experiment.until_world({0, 2, 3}, after=before)
         experiment.until_held(8, 0)
-        experiment.fault("the network of node 1 is there again")
     after = experiment.until_world({0, 1, 2, 3}, after=without)
     later.release()
 
     rounds = experiment.finish()
     assert [(each.world, each.start) for each in rounds] == [(4, 0), (3, 3), (4, 6)]
     assert after.nodes == before.nodes
-    assert experiment.has_said("node 1 was lost")
-    assert not experiment.has_said("takes its place")
+    assert "node 1 was lost" in experiment.console
+    assert "takes its place" not in experiment.console
 
 
 @isolated
@@ -126,7 +121,7 @@ def test_a_node_that_stays_cut_off_is_replaced(experiment: Experiment) -> None:
     rounds = experiment.finish()
     assert [(each.world, each.start) for each in rounds] == [(4, 0), (3, 3), (4, 6)]
     assert after.nodes == {0: 0, 1: 4, 2: 2, 3: 3}
-    assert experiment.has_said("node 1 was cut off from the other nodes; node 4 takes its place")
+    assert "node 1 was cut off from the other nodes; node 4 takes its place" in experiment.console
 
 
 def test_hang_of_a_node(experiment: Experiment) -> None:
@@ -134,19 +129,17 @@ def test_hang_of_a_node(experiment: Experiment) -> None:
     later = experiment.hold(8, 0)
     middle, before = experiment.begin("--nnodes=3:4", conf={"keep_alive_interval": 1})
 
-    experiment.fault("node 1 stands still")
     with experiment.stopped(1):
         middle.release()
         without = experiment.until_world({0, 2, 3}, after=before)
         experiment.until_held(8, 0)
-        experiment.fault("node 1 goes on")
     after = experiment.until_world({0, 1, 2, 3}, after=without)
     later.release()
 
     rounds = experiment.finish()
     assert [(each.world, each.start) for each in rounds] == [(4, 0), (3, 3), (4, 6)]
     assert after.nodes == before.nodes
-    assert experiment.has_said("node 1 was lost")
+    assert "node 1 was lost" in experiment.console
 
 
 CHECKED = ("--local-nodes=4", "--nnodes=4", "--network-check", "--exclude-straggler")
@@ -156,16 +149,15 @@ def check_replaced(experiment: Experiment, line: str, result: str) -> None:
     """Fail unless node 1 was found before the training, printed that line, and was replaced."""
     rounds = experiment.finish()
     assert [(each.nodes, each.start) for each in rounds] == [({0: 0, 1: 4, 2: 2, 3: 3}, 0)]
-    assert re.search(rf"^\[node 1\] \S+ dlrover-run: {re.escape(line)}", experiment.said, re.MULTILINE)
-    assert experiment.has_said(result)
-    assert experiment.said.count("takes its place") == 1
+    assert re.search(rf"^\[node 1\] \S+ dlrover-run: {re.escape(line)}", experiment.console, re.MULTILINE)
+    assert result in experiment.console
+    assert experiment.console.count("takes its place") == 1
 
 
 def test_straggler(experiment: Experiment, gate: Gate) -> None:
     """A slow node is found before the training begins, leaves, and is replaced."""
     gate.together = 4
     gate.rules["1"] = Visit.slow
-    experiment.fault("node 1 is slow")
     experiment.start(*CHECKED, env=gate.env)
     check_replaced(experiment, STRAGGLER_LINE, "Fault nodes are: [] and stragglers are: [1].")
 
@@ -173,10 +165,10 @@ def test_straggler(experiment: Experiment, gate: Gate) -> None:
 def test_faulty_machine(experiment: Experiment, gate: Gate) -> None:
     """So is a machine on which no process of the node check lives long."""
     gate.together = 4
-    gate.rules["1"] = lambda _: experiment.say("a check process of node 1 is held")
+    gate.rules["1"] = lambda _: experiment.print("a check process of node 1 is held")
     experiment.start(*CHECKED, env=gate.env)
     # Nodes compute only when all have come to do so, and one whose process was killed before that has not.
-    experiment.until_says("a check process of node 1 is held")
+    experiment.until_printed("a check process of node 1 is held")
     with experiment.chaos("kill-process", "node 1: killed local rank 0"):
-        experiment.until_says("node 1 was found broken by the node check; node 4 takes its place")
+        experiment.until_printed("node 1 was found broken by the node check; node 4 takes its place")
     check_replaced(experiment, FAULT_LINE, "Fault nodes are: [1] and stragglers are: [].")
