@@ -25,9 +25,8 @@ def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return run_python("-m", "dlrover_run", *words, **variables)
 
 
-@pytest.mark.parametrize("columns", [80, *only_long(120)])
-@pytest.mark.parametrize("word", ["--help", "-h", "--he"])
-def test_the_help_names_every_flag_in_its_panel_and_keeps_to_the_screen(columns: int, word: str) -> None:
+@pytest.mark.parametrize(("word", "columns"), [("--help", 80), *only_long(("-h", 80), ("--he", 120))])
+def test_the_help_names_every_flag_in_its_panel_and_keeps_to_the_screen(word: str, columns: int) -> None:
     done = command(word, "--nonsense", COLUMNS=str(columns), NO_COLOR="1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -128,13 +127,10 @@ COMPLETION_FILES = {
 }
 
 
-@pytest.mark.parametrize("spelling", ["--install-completion {}", "--install-completion={}"])
 @pytest.mark.parametrize("shell", COMPLETION_FILES)
-def test_completion_is_installed_for_the_shell_that_is_named(
-    bash_path: str, tmp_path: Path, shell: str, spelling: str
-) -> None:
+def test_completion_is_installed_for_the_shell_that_is_named(bash_path: str, tmp_path: Path, shell: str) -> None:
     """Whichever shell it is typed in, here bash."""
-    done = in_bash(f"dlrover-run {spelling.format(shell)}; exit $?", bash_path, HOME=str(tmp_path))
+    done = in_bash(f"dlrover-run --install-completion={shell}; exit $?", bash_path, HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert f"{shell} completion installed in {tmp_path / COMPLETION_FILES[shell]}" in done.stdout.replace("\n", " ")
     written = [name for name, path in COMPLETION_FILES.items() if (tmp_path / path).exists()]

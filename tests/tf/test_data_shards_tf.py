@@ -117,30 +117,6 @@ def test_with_the_strategy_no_row_is_lost_when_servers_and_chiefs_die(cluster: D
         assert most <= EPOCHS + 2, "what two workers had in their hands when the chief died may come twice"
 
 
-@pytest.mark.long
-def test_with_checkpoints_on_another_file_system_the_data_goes_on_where_the_model_does(
-    tf221: Path, tmp_path: Path
-) -> None:
-    """By its scheme TensorFlow alone reaches it, though it is this machine's, so that each process finds it."""
-    remote = f"file://{tmp_path}/model"
-    cluster = DataCluster(
-        tf221, "strategy_train.py", tmp_path, SHARDS="1", EPOCHS="4", STEP_SECONDS="0.02", MODEL_DIR=remote
-    )
-    with cluster:
-        cluster.new_version(1)
-        cluster.start("worker")
-        chief = cluster.start("chief")
-        chief.wait_step(20)
-        cluster.order(pause=True)
-        assert chief.wait_end() == 75, chief.output
-        assert list((tmp_path / "model").glob("*.shards.json")), chief.output
-
-        cluster.new_version(2)
-        cluster.start("worker")
-        chief = cluster.start("chief", TF_PS_VERSION="2")
-        assert counted(chief) == (4, 4), chief.output
-
-
 def run_script(python: Path, name: str) -> str:
     """What a script prints that runs to its end."""
     command = [str(python), str(BOOT), str(SCRIPTS / name)]

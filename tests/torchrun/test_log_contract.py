@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import OURS, Finished, Launcher, finish, run, start
+from harness import OURS, Finished, Launcher, finish, only_long, run, start
 
 from dlrover_run.events.records import FILE_NAME
 
@@ -177,21 +177,6 @@ def test_without_a_log_directory(
     assert len(litter) == (1 if kept or not launcher.is_ours else 0)
 
 
-def test_a_map_may_name_local_rank_10(launcher: Launcher, tmp_path: Path) -> None:
-    """Ours differs: torchrun's grammar has one digit for a rank."""
-    flags = ["--nproc-per-node=11", f"--log-dir={tmp_path / 'logs'}", "-r", "10:1", "-t", "9:1"]
-    flags = flags if launcher.is_ours else flags[:-2]
-    ended = launch(launcher, tmp_path, ONE_LINE_EACH, *flags)
-    if not launcher.is_ours:
-        assert ended.code == 1
-        assert "ValueError: 10:1" in ended.err
-        return
-    assert ended.code == 0, ended.err
-    logs = files(run_directory(tmp_path / "logs"))
-    assert logs == {"attempt_0/10/stdout.log": b"out 10\n", "attempt_0/9/stdout.log": b"out 9\n"}
-    assert lines(ended.out, "out ") == sorted([*(f"out {rank}" for rank in range(9)), "[default9]:out 9"])
-
-
 def test_a_second_job_with_the_same_id_overwrites_nothing(launcher: Launcher, tmp_path: Path) -> None:
     """The same id in the same directory."""
     flags = [f"--log-dir={tmp_path / 'logs'}", "-r", "1", "--rdzv-id=same", "--master-port=0"]
@@ -207,26 +192,7 @@ def test_a_second_job_with_the_same_id_overwrites_nothing(launcher: Launcher, tm
     assert sorted(texts) == [b"one\n", b"two\n"]
 
 
-def test_a_tee_completes_the_last_line_and_keeps_a_long_one_whole(tmp_path: Path) -> None:
-    """Ours differs: torchrun cuts a line where its reader met the writer, and glues what follows an unfinished one."""
-    code = (
-        "for _ in range(64): os.write(1, b'x' * 16384)\n"
-        "os.write(1, b' end\\nno newline')\n"
-        "os.write(2, b'1%\\r2%\\r3%')\n"
-    )
-    ended = launch(OURS, tmp_path, code, "-t", "3", f"--log-dir={tmp_path / 'logs'}")
-    assert ended.code == 0, ended.err
-    assert ended.out == "[default0]:" + "x" * (1 << 20) + " end\n[default0]:no newline\n"
-    # A progress bar rewrites its line; each state of it is a line of its own, as with torchrun.
-    assert lines(ended.err, "[default0]:") == ["[default0]:1%", "[default0]:2%", "[default0]:3%"]
-    logs = files(run_directory(tmp_path / "logs"))
-    assert logs == {
-        "attempt_0/0/stdout.log": b"x" * (1 << 20) + b" end\nno newline",
-        "attempt_0/0/stderr.log": b"1%\r2%\r3%",
-    }
-
-
-@pytest.mark.parametrize("redirect", [False, True])
+@pytest.mark.parametrize("redirect", [True, *only_long(False)])
 def test_the_report_has_a_traceback_that_was_not_recorded(tmp_path: Path, redirect: bool) -> None:
     """Ours differs: torchrun's report says how to use `record` instead, and a log file is not named."""
     code = "def inner():\n    raise KeyError('the key')\nif rank == 1: inner()\n"
