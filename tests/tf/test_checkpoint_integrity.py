@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -36,10 +36,10 @@ def note(folder: Path, written: int, newest: str, *kept: str) -> None:
     os.utime(folder / "checkpoint", (written, written))
 
 
-def newest_complete(folder: str, damaged: Collection[str] = ()) -> tuple[str | None, list[str]]:
-    """The newest complete checkpoint, and a sentence for each one that was skipped."""
-    found, skipped = find_newest(folder, damaged)
-    return found, [sentence for _, sentence in skipped]
+def newest_complete(folder: Path, damaged: Collection[str] = ()) -> tuple[str | None, list[str]]:
+    """The name of the newest complete checkpoint, and a sentence for each one that was skipped."""
+    found, skipped = find_newest(str(folder), damaged)
+    return found and Path(found).name, [sentence.replace(f"{folder}/", "") for _, sentence in skipped]
 
 
 @pytest.fixture
@@ -51,12 +51,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_index_gives_the_length_of_the_data() -> None:
-    assert read_index(INDEX).lengths == [LENGTH]
-
-
-def test_an_index_gives_also_the_variables_in_one_piece() -> None:
-    assert read_index(INDEX).parts == {"alpha": UNPARTITIONED, "beta": UNPARTITIONED}
+def test_an_index_gives_the_length_of_the_data_and_the_variables_in_one_piece() -> None:
+    index = read_index(INDEX)
+    assert index.lengths == [LENGTH]
+    assert index.parts == {"alpha": UNPARTITIONED, "beta": UNPARTITIONED}
 
 
 def test_the_checksums_are_those_of_the_standard() -> None:
@@ -77,70 +75,61 @@ def test_each_byte_of_an_index_counts() -> None:
             read_index(INDEX[:at] + bytes([INDEX[at] ^ 4]) + INDEX[at + 1 :])
 
 
-def test_the_newest_is_what_tensorflow_records(folder: Path) -> None:
-    assert newest_complete(str(folder)) == (str(folder / "model.ckpt-150"), [])
+def data(folder: Path) -> Path:
+    return folder / "model.ckpt-150.data-00000-of-00001"
 
 
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (lambda f: (f / "model.ckpt-150.index").unlink(), "its index is missing"),
-        (lambda f: (f / "model.ckpt-150.index").write_bytes(INDEX[:100]), "its index is cut off"),
-        (lambda f: (f / "model.ckpt-150.index").write_bytes(b""), "its index is cut off"),
-        (
-            lambda f: (f / "model.ckpt-150.data-00000-of-00001").unlink(),
-            "model.ckpt-150.data-00000-of-00001 is missing",
-        ),
-        (
-            lambda f: (f / "model.ckpt-150.data-00000-of-00001").write_bytes(bytes(40)),
-            "model.ckpt-150.data-00000-of-00001 has 40 of 64 bytes",
+        pytest.param(lambda f: (f / "model.ckpt-150.index").unlink(), "its index is missing", id="no index"),
+        pytest.param(lambda f: (f / "model.ckpt-150.index").write_bytes(INDEX[:100]), "its index is cut off", id="cut"),
+        pytest.param(lambda f: (f / "model.ckpt-150.index").write_bytes(b""), "its index is cut off", id="empty"),
+        pytest.param(lambda f: data(f).unlink(), "model.ckpt-150.data-00000-of-00001 is missing", id="no data"),
+        pytest.param(
+            lambda f: data(f).write_bytes(bytes(40)), "model.ckpt-150.data-00000-of-00001 has 40 of 64 bytes", id="half"
         ),
     ],
-    ids=["no index", "half an index", "an empty index", "no data", "half the data"],
 )
-def test_an_incomplete_checkpoint_is_skipped_reported_and_kept(folder: Path, damage: object, why: str) -> None:
-    assert callable(damage)
+def test_an_incomplete_checkpoint_is_skipped_reported_and_kept(
+    folder: Path, damage: Callable[[Path], object], why: str
+) -> None:
     damage(folder)
     left = sorted(os.listdir(folder))
-    assert newest_complete(str(folder)) == (
-        str(folder / "model.ckpt-100"),
-        [f"{folder / 'model.ckpt-150'} is not complete ({why})"],
-    )
+    assert newest_complete(folder) == ("model.ckpt-100", [f"model.ckpt-150 is not complete ({why})"])
     assert sorted(os.listdir(folder)) == left
 
 
-def test_a_checkpoint_that_could_not_be_recorded_any_more_is_the_newest(folder: Path) -> None:
-    newest = checkpoint(folder, 200, written=200)
-    assert newest_complete(str(folder)) == (newest, [])
+NO_NAME = "checkpoint names no checkpoint; the newest one there is used"
 
 
-def test_an_older_file_with_a_higher_number_is_not_the_newest(folder: Path) -> None:
-    checkpoint(folder, 900, written=20)
-    assert newest_complete(str(folder)) == (str(folder / "model.ckpt-150"), [])
+@pytest.mark.parametrize(
+    ("change", "newest", "skipped"),
+    [
+        pytest.param(lambda f: None, "model.ckpt-150", [], id="recorded"),
+        pytest.param(lambda f: checkpoint(f, 200, written=200), "model.ckpt-200", [], id="not recorded any more"),
+        pytest.param(lambda f: checkpoint(f, 900, written=20), "model.ckpt-150", [], id="older with a higher number"),
+        pytest.param(lambda f: (f / "checkpoint").write_bytes(b""), "model.ckpt-150", [NO_NAME], id="empty state file"),
+        # As for TensorFlow.
+        pytest.param(lambda f: (f / "checkpoint").unlink(), None, [], id="no state file"),
+    ],
+)
+def test_which_checkpoint_is_the_newest(
+    folder: Path, change: Callable[[Path], object], newest: str | None, skipped: list[str]
+) -> None:
+    change(folder)
+    assert newest_complete(folder) == (newest, skipped)
 
 
 def test_a_checkpoint_of_another_name_is_not_used(folder: Path) -> None:
     for step in (50, 100, 150):
         (folder / f"model.ckpt-{step}.index").rename(folder / f"bert.ckpt-{step}.index")
-    found, skipped = newest_complete(str(folder))
-    assert found is None
-    assert len(skipped) == 3
-
-
-def test_with_an_empty_state_file_the_newest_checkpoint_is_used_with_a_message(folder: Path) -> None:
-    (folder / "checkpoint").write_bytes(b"")
-    found, skipped = newest_complete(str(folder))
-    assert found == str(folder / "model.ckpt-150")
-    assert skipped == [f"{folder / 'checkpoint'} names no checkpoint; the newest one there is used"]
-
-
-def test_without_a_state_file_there_is_no_checkpoint_as_for_tensorflow(folder: Path) -> None:
-    (folder / "checkpoint").unlink()
-    assert newest_complete(str(folder)) == (None, [])
+    found, skipped = newest_complete(folder)
+    assert (found, len(skipped)) == (None, 3)
 
 
 def test_a_checkpoint_that_failed_to_be_restored_is_passed_over(folder: Path) -> None:
-    assert newest_complete(str(folder), [str(folder / "model.ckpt-150")])[0] == str(folder / "model.ckpt-100")
+    assert newest_complete(folder, [str(folder / "model.ckpt-150")])[0] == "model.ckpt-100"
 
 
 def test_names_with_quotes_and_letters_of_other_languages_are_read(tmp_path: Path) -> None:
@@ -149,4 +138,4 @@ def test_names_with_quotes_and_letters_of_other_languages_are_read(tmp_path: Pat
     checkpoint(folder, 5, written=5)
     escaped = str(folder / "model.ckpt-5").replace('"', '\\"').replace("é", "\\303\\251")
     note(folder, 6, escaped)
-    assert newest_complete(str(folder)) == (str(folder / "model.ckpt-5"), [])
+    assert newest_complete(folder) == ("model.ckpt-5", [])

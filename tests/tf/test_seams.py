@@ -23,10 +23,8 @@ from test_strategy import Training, finish
 from tf_ps_runner.worker import patching, strategy
 from tf_ps_runner.worker.patching import Patch, after_import, require_attr, require_instance_attrs, wrap
 
-SEAMS = SCRIPTS / "seams.py"
 
-
-class Queue:
+class Incomplete:
     """The queue of a coordinator without the one attribute that a chief needs to leave."""
 
     inflight_closure_count = 0
@@ -35,7 +33,7 @@ class Queue:
         self._queue_lock = self._queue = self._queue_free_slot_condition = self._stop_waiting_condition = None
 
 
-class Whole(Queue):
+class Complete(Incomplete):
     def __init__(self) -> None:
         super().__init__()
         self._queue_lock = self._queue = self._queue_free_slot_condition = self._stop_waiting_condition = None
@@ -89,27 +87,28 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     patching.missing_patches()
 
 
-def test_a_missing_field_that_a_leaving_chief_needs_is_found_before_anything_is_patched(loaded: ModuleType) -> None:
-    fill(loaded, Queue)
+@pytest.mark.parametrize(
+    ("queue", "absent", "named"),
+    [
+        pytest.param(Incomplete, None, "_no_inflight_closure_condition", id="field that a leaving chief needs"),
+        pytest.param(Complete, "fetch", "ClusterCoordinator.fetch", id="method"),
+    ],
+)
+def test_one_missing_attribute_leaves_all_others_unpatched(
+    loaded: ModuleType, queue: type, absent: str | None, named: str
+) -> None:
+    fill(loaded, queue)
+    if absent is not None:
+        delattr(loaded.ClusterCoordinator, absent)
     before = classes(loaded)
     after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
     (sentence,) = patching.missing_patches()
-    assert "_no_inflight_closure_condition" in sentence
-    assert classes(loaded) == before
-
-
-def test_one_missing_method_leaves_all_others_unpatched(loaded: ModuleType) -> None:
-    fill(loaded, Whole)
-    del loaded.ClusterCoordinator.fetch
-    before = classes(loaded)
-    after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
-    (sentence,) = patching.missing_patches()
-    assert "ClusterCoordinator.fetch" in sentence
+    assert named in sentence
     assert classes(loaded) == before
 
 
 def test_a_module_with_all_attributes_is_patched(loaded: ModuleType) -> None:
-    fill(loaded, Whole)
+    fill(loaded, Complete)
     schedule = loaded.ClusterCoordinator.schedule
     after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
     assert patching.missing_patches() == []
@@ -146,16 +145,15 @@ def test_attributes_are_those_that_a_constructor_sets_whatever_is_wrapped_around
 
 
 def check_seams(python: Path) -> str:
-    """See that this TensorFlow has all that is changed or used; its version."""
+    """Fail unless this TensorFlow has all that is changed or used; its version."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(BOOT.parent),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    done = subprocess.run(
-        [str(python), str(SEAMS)], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [str(python), str(SCRIPTS / "seams.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found["changed"]) >= 14
@@ -165,13 +163,11 @@ def check_seams(python: Path) -> str:
 
 
 @pytest.mark.tensorflow
-def test_tensorflow_2_21_has_all_that_is_changed(tf221: Path) -> None:
-    assert check_seams(tf221).startswith("2.21.")
-
-
-@pytest.mark.tensorflow
-def test_tensorflow_2_15_has_all_that_is_changed(tf215: Path) -> None:
-    assert check_seams(tf215).startswith("2.15.")
+@pytest.mark.parametrize(("python", "version"), [("tf221", "2.21."), ("tf215", "2.15.")])
+def test_a_supported_tensorflow_has_all_that_is_changed(
+    request: pytest.FixtureRequest, python: str, version: str
+) -> None:
+    assert check_seams(request.getfixturevalue(python)).startswith(version)
 
 
 @pytest.mark.skipif("TF_PYTHON" not in os.environ, reason="make test-tensorflow names the interpreter in TF_PYTHON")
