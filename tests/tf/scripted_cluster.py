@@ -32,6 +32,19 @@ ENDING = 10.0
 Message = dict[str, Any]
 
 
+def run_booted(python: Path, *argv: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A program that an interpreter with TensorFlow runs to its end, with the bootstrap in its path."""
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [str(python), *map(str, argv)],
+        env={**os.environ, "PYTHONPATH": str(BOOT.parent), **quiet, **variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
 class Template:
     """Forks tasks from one interpreter that has imported TensorFlow."""
 

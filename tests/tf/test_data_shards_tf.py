@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_cluster import BOOT, SCRIPTS, Process, ScriptedCluster
+from scripted_cluster import BOOT, SCRIPTS, Process, ScriptedCluster, run_booted
 
 from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from tf_ps_runner.agent.protocol import Answer, answer_line, read_line
@@ -119,8 +118,7 @@ def test_with_the_strategy_no_row_is_lost_when_servers_and_chiefs_die(cluster: D
 
 def run_script(python: Path, name: str) -> str:
     """What a script prints that runs to its end."""
-    command = [str(python), str(BOOT), str(SCRIPTS / name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = run_booted(python, BOOT, SCRIPTS / name)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from interpreters import python_215, python_221
-from scripted_cluster import BOOT
+from scripted_cluster import BOOT, run_booted
 
 pytestmark = pytest.mark.tensorflow
 
@@ -36,16 +34,8 @@ def test_generated_code_is_written_to_the_directory_of_the_job(python: Callable[
     scratch, usual = tmp_path / "scratch", tmp_path / "usual"
     scratch.mkdir()
     usual.mkdir()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(BOOT.parent),
-        "TF_PS_SCRATCH": str(scratch),
-        "TMPDIR": str(usual),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [str(python()), str(BOOT), str(tmp_path / "script.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    variables = {"TF_PS_SCRATCH": str(scratch), "TMPDIR": str(usual)}
+    done = run_booted(python(), BOOT, tmp_path / "script.py", **variables)
     assert "doubled 42" in done.stdout, done.stderr
     assert list(usual.glob("__autograph*")) == []
     assert list(scratch.glob("__autograph_generated_file*.py"))

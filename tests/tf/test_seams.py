@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from scripted_cluster import BOOT, SCRIPTS, ScriptedCluster
+from scripted_cluster import SCRIPTS, ScriptedCluster, run_booted
 from test_strategy import Training, finish
 
 from tf_ps_runner.worker import patching, strategy
@@ -146,14 +145,7 @@ def test_attributes_are_those_that_a_constructor_sets_whatever_is_wrapped_around
 
 def check_seams(python: Path) -> str:
     """Fail unless this TensorFlow has all that is changed or used; its version."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(BOOT.parent),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [str(python), str(SCRIPTS / "seams.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = run_booted(python, SCRIPTS / "seams.py")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found["changed"]) >= 14

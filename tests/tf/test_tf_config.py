@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import msgspec
 import pytest
 from interpreters import python_221
+from scripted_cluster import run_booted
 
 from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
@@ -117,7 +117,6 @@ def test_the_variables_beside_it_are_those_of_pods() -> None:
 
 PARSE = """
 import json, os, sys
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 for text in json.loads(sys.argv[1]):
     os.environ["TF_CONFIG"] = text
@@ -133,9 +132,9 @@ for text in json.loads(sys.argv[1]):
 def test_tensorflows_own_parser_takes_every_form() -> None:
     tasks = [task(role, rank) for role, rank in ((Role.CHIEF, 0), (Role.WORKER, 1), (Role.PS, 1), (Role.EVALUATOR, 0))]
     texts = [tf_config(ORDER, one, sparse) for one in tasks for sparse in (False, True)]
-    command = [str(python_221()), "-c", PARSE, json.dumps(texts)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
-    parsed = [json.loads(line) for line in out.splitlines()]
+    done = run_booted(python_221(), "-c", PARSE, json.dumps(texts))
+    assert done.returncode == 0, done.stderr
+    parsed = [json.loads(line) for line in done.stdout.splitlines()]
     dense, few = ["chief", "ps", "worker"], ["chief", "ps"]
     assert parsed == [
         ["chief", 0, "h0:10", 2, dense],
