@@ -12,20 +12,14 @@ import psutil
 import pytest
 from cluster import is_master
 from harness import WAIT, Mailbox
-from interpreters import python_215, python_221
+from interpreters import interpreter
 from pretended import PRETEND, Job, is_of
 
 
 @pytest.fixture
-def tf221() -> Path:
-    """An interpreter with TensorFlow 2.21 and tf-keras."""
-    return python_221()
-
-
-@pytest.fixture
-def tf215() -> Path:
-    """An interpreter with TensorFlow 2.15 and its estimator."""
-    return python_215()
+def tensorflow(request: pytest.FixtureRequest) -> Path:
+    """An interpreter with TensorFlow 2.21 and tf-keras, or, for the parameter 2.15, with that and its estimator."""
+    return interpreter(getattr(request, "param", "2.21"))
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """Which interpreters have TensorFlow: one with the newest, and one with the last that has `tf.estimator`.
 
-    from interpreters import python_221
-
-`make test` makes both; TF_PYTHON_221 and TF_PYTHON_215 name others. What this process runs in has none of them.
+`make test` makes both; TF_PYTHON_221 and TF_PYTHON_215 name others. What this process runs in has none of them. A test
+takes one as its argument `tensorflow`: the newest, or what these marks say.
 """
 
 from __future__ import annotations
@@ -12,18 +11,28 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from harness import only_long
 
 CHECKOUT = Path(__file__).parents[2]
 
+FOLDERS = {"2.21": ".venv-tf", "2.15": ".venv-tf215"}
 
-def python_221() -> Path:
-    """An interpreter with TensorFlow 2.21 and tf-keras; skips the test where there is none."""
-    return _interpreter(".venv-tf", "TF_PYTHON_221", "make .venv-tf/.made")
+COMMANDS = {"2.21": "make .venv-tf/.made", "2.15": "make .venv-tf215/.made PYTHON=python3.11"}
+
+tensorflow_215 = pytest.mark.parametrize("tensorflow", ["2.15"], indirect=True)
+each_tensorflow = pytest.mark.parametrize("tensorflow", [*FOLDERS], indirect=True)
+newest_tensorflow_first = pytest.mark.parametrize("tensorflow", ["2.21", *only_long("2.15")], indirect=True)
+"""The other one in `make test-long` alone."""
 
 
-def python_215() -> Path:
-    """An interpreter with TensorFlow 2.15 and its estimator; skips the test where there is none."""
-    return _interpreter(".venv-tf215", "TF_PYTHON_215", "make .venv-tf215/.made PYTHON=python3.11")
+def interpreter(version: str = "2.21") -> Path:
+    """The interpreter with this TensorFlow; skips the test where there is none."""
+    variable = f"TF_PYTHON_{version.replace('.', '')}"
+    found = _found(FOLDERS[version], variable)
+    if found is None:
+        made = f"{FOLDERS[version]} (`{COMMANDS[version]}`)"
+        pytest.skip(f"there is no TensorFlow in {made}, and {variable} names no interpreter with it")
+    return found
 
 
 @cache
@@ -34,10 +43,3 @@ def _found(folder: str, variable: str) -> Path | None:
         return ours / "bin" / "python"
     theirs = os.environ.get(variable)
     return Path(theirs) if theirs else None
-
-
-def _interpreter(folder: str, variable: str, command: str) -> Path:
-    found = _found(folder, variable)
-    if found is None:
-        pytest.skip(f"there is no TensorFlow in {folder} (`{command}`), and {variable} names no interpreter with it")
-    return found

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from cluster import quiet_port
 from harness import WAIT
+from interpreters import each_tensorflow, tensorflow_215
 
 pytest.importorskip("numpy")
 
@@ -134,9 +135,9 @@ def test_the_demo_kills_no_server_before_there_is_a_checkpoint_to_go_back_to(tmp
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_the_demo_loses_no_block_when_it_kills_a_server(tf221: Path, data: Path, tmp_path: Path) -> None:
+def test_the_demo_loses_no_block_when_it_kills_a_server(tensorflow: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(data)
-    demo = [sys.executable, EXAMPLE / "demo.py", "--python", tf221, "--directory", tmp_path]
+    demo = [sys.executable, EXAMPLE / "demo.py", "--python", tensorflow, "--directory", tmp_path]
     done = subprocess.run(demo, timeout=WAIT, env=environment(), text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "demo: killing the second server" in done.stdout
@@ -148,12 +149,10 @@ def test_the_demo_loses_no_block_when_it_kills_a_server(tf221: Path, data: Path,
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("tensorflow", ["tf221", "tf215"])
+@each_tensorflow
 @pytest.mark.parametrize("script", ["deepfm_graph.py", "deepfm_strategy.py"])
-def test_both_ways_learn_with_a_plain_cluster(
-    request: pytest.FixtureRequest, tensorflow: str, script: str, data: Path, tmp_path: Path
-) -> None:
-    found = train_in_cluster(request.getfixturevalue(tensorflow), script, data, tmp_path)
+def test_both_ways_learn_with_a_plain_cluster(tensorflow: Path, script: str, data: Path, tmp_path: Path) -> None:
+    found = train_in_cluster(tensorflow, script, data, tmp_path)
     assert found["step"] >= STEPS
     assert found["auc"] > LEARNED
     if script == "deepfm_strategy.py":
@@ -163,17 +162,18 @@ def test_both_ways_learn_with_a_plain_cluster(
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_graph_mode_learns_in_one_process(tf215: Path, data: Path, tmp_path: Path) -> None:
-    found = train_alone(tf215, "deepfm_graph.py", data, tmp_path)
+@tensorflow_215
+def test_graph_mode_learns_in_one_process(tensorflow: Path, data: Path, tmp_path: Path) -> None:
+    found = train_alone(tensorflow, "deepfm_graph.py", data, tmp_path)
     assert found["auc"] > LEARNED
     assert found == {"step": STEPS, "auc": found["auc"], "blocks_seen": STEPS, "blocks_seen_more_than_once": 0}
 
 
 @pytest.mark.tensorflow
 @pytest.mark.long
-def test_nothing_is_learned_from_permuted_labels(tf221: Path, tmp_path: Path) -> None:
+def test_nothing_is_learned_from_permuted_labels(tensorflow: Path, tmp_path: Path) -> None:
     data = generated(tmp_path / "data", "--permute")
-    found = train_alone(tf221, "deepfm_graph.py", data, tmp_path / "checkpoints")
+    found = train_alone(tensorflow, "deepfm_graph.py", data, tmp_path / "checkpoints")
     assert found["step"] == STEPS
     # The few categories that most rows have make this much chance.
     assert found["auc"] == pytest.approx(0.5, abs=0.06)

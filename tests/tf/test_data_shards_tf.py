@@ -68,9 +68,9 @@ def counted(chief: Process) -> tuple[int, int]:
 
 
 @pytest.fixture
-def cluster(tf221: Path, tmp_path: Path) -> DataCluster:
+def cluster(tensorflow: Path, tmp_path: Path) -> DataCluster:
     return DataCluster(
-        tf221,
+        tensorflow,
         "strategy_train.py",
         tmp_path,
         workers=2,
@@ -124,11 +124,11 @@ def run_script(python: Path, name: str) -> str:
 
 
 @pytest.mark.long
-def test_the_state_of_the_data_is_kept_where_only_tensorflow_reaches_it(tf221: Path) -> None:
-    assert "kept and given back" in run_script(tf221, "remote_state.py")
+def test_the_state_of_the_data_is_kept_where_only_tensorflow_reaches_it(tensorflow: Path) -> None:
+    assert "kept and given back" in run_script(tensorflow, "remote_state.py")
 
 
-def test_a_dataset_that_loads_ahead_gives_every_batch_once(tf221: Path) -> None:
-    printed = run_script(tf221, "shards_dataset.py")
+def test_a_dataset_that_loads_ahead_gives_every_batch_once(tensorflow: Path) -> None:
+    printed = run_script(tensorflow, "shards_dataset.py")
     assert "eager 40 rows, sum 780; reported at the third batch: [(0, 4)]" in printed
     assert "graph 40 rows, sum 780" in printed

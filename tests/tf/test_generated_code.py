@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from interpreters import python_215, python_221
+from interpreters import newest_tensorflow_first
 from scripted_cluster import BOOT, run_booted
 
 pytestmark = pytest.mark.tensorflow
@@ -26,16 +25,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(
-    "python", [pytest.param(python_221, id="2.21"), pytest.param(python_215, id="2.15", marks=pytest.mark.long)]
-)
-def test_generated_code_is_written_to_the_directory_of_the_job(python: Callable[[], Path], tmp_path: Path) -> None:
+@newest_tensorflow_first
+def test_generated_code_is_written_to_the_directory_of_the_job(tensorflow: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     scratch, usual = tmp_path / "scratch", tmp_path / "usual"
     scratch.mkdir()
     usual.mkdir()
     variables = {"TF_PS_SCRATCH": str(scratch), "TMPDIR": str(usual)}
-    done = run_booted(python(), BOOT, tmp_path / "script.py", **variables)
+    done = run_booted(tensorflow, BOOT, tmp_path / "script.py", **variables)
     assert "doubled 42" in done.stdout, done.stderr
     assert list(usual.glob("__autograph*")) == []
     assert list(scratch.glob("__autograph_generated_file*.py"))

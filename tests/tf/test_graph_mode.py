@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from interpreters import python_215, python_221
+from harness import only_long
+from interpreters import each_tensorflow, tensorflow_215
 from scripted_cluster import Process, ScriptedCluster, quiet_port
 
 pytestmark = pytest.mark.tensorflow
@@ -21,12 +21,6 @@ pytestmark = pytest.mark.tensorflow
 GRAPH, ESTIMATOR = "graph_train.py", "estimator_train.py"
 
 NEVER = str(10**9)
-
-Python = Callable[[], Path]
-
-both_tensorflows = pytest.mark.parametrize(
-    "python", [pytest.param(python_221, id="2.21"), pytest.param(python_215, id="2.15")]
-)
 
 
 def checkpoints(model: Path) -> list[int]:
@@ -66,10 +60,10 @@ def copy_of(cluster: ScriptedCluster, step: int, folder: Path) -> str:
 
 
 @pytest.mark.long
-@both_tensorflows
-def test_servers_come_and_go_without_the_loss_of_a_step(python: Python, tmp_path: Path) -> None:
+@each_tensorflow
+def test_servers_come_and_go_without_the_loss_of_a_step(tensorflow: Path, tmp_path: Path) -> None:
     """Each variable and slot stays what it was."""
-    with ScriptedCluster(python(), GRAPH, tmp_path, SAVE_STEPS=NEVER) as cluster:
+    with ScriptedCluster(tensorflow, GRAPH, tmp_path, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 1)
         worker.wait_step(20)
         step = leave(cluster, chief, worker)
@@ -91,9 +85,9 @@ def test_servers_come_and_go_without_the_loss_of_a_step(python: Python, tmp_path
 
 
 @pytest.mark.long
-@both_tensorflows
-def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(python: Python, tmp_path: Path) -> None:
-    with ScriptedCluster(python(), GRAPH, tmp_path, SAVE_STEPS=NEVER) as cluster:
+@each_tensorflow
+def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(tensorflow: Path, tmp_path: Path) -> None:
+    with ScriptedCluster(tensorflow, GRAPH, tmp_path, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 2)
         worker.wait_step(20)
         chief.kill()
@@ -115,15 +109,11 @@ def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(python: Python,
 
 
 @pytest.mark.parametrize(
-    ("python", "forked"),
-    [
-        pytest.param(python_221, True, id="2.21"),
-        pytest.param(python_215, False, id="2.15", marks=pytest.mark.long),
-    ],
+    ("tensorflow", "forked"), [("2.21", True), *only_long(("2.15", False))], indirect=["tensorflow"]
 )
-def test_a_server_that_dies_costs_what_was_not_saved_whole(python: Python, forked: bool, tmp_path: Path) -> None:
+def test_a_server_that_dies_costs_what_was_not_saved_whole(tensorflow: Path, forked: bool, tmp_path: Path) -> None:
     """The model is read from the newest complete checkpoint; one that was cut off is skipped and reported."""
-    with ScriptedCluster(python(), GRAPH, tmp_path, forked=forked, SAVE_STEPS="10") as cluster:
+    with ScriptedCluster(tensorflow, GRAPH, tmp_path, forked=forked, SAVE_STEPS="10") as cluster:
         _, worker = train(cluster, 2)
         worker.wait_step(40)
         cluster.new_version(0)
@@ -149,8 +139,8 @@ def test_a_server_that_dies_costs_what_was_not_saved_whole(python: Python, forke
 
 
 @pytest.mark.long
-def test_sums_of_the_data_are_compared(tmp_path: Path) -> None:
-    with ScriptedCluster(python_221(), GRAPH, tmp_path, SAVE_STEPS="10") as cluster:
+def test_sums_of_the_data_are_compared(tensorflow: Path, tmp_path: Path) -> None:
+    with ScriptedCluster(tensorflow, GRAPH, tmp_path, SAVE_STEPS="10") as cluster:
         chief, _ = train(cluster, 1)
         chief.wait_step(40)
         cluster.new_version(0)
@@ -166,8 +156,8 @@ def test_sums_of_the_data_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_when_the_chief_is_done_a_worker_comes_to_its_end_too(tmp_path: Path) -> None:
-    with ScriptedCluster(python_221(), GRAPH, tmp_path) as cluster:
+def test_when_the_chief_is_done_a_worker_comes_to_its_end_too(tensorflow: Path, tmp_path: Path) -> None:
+    with ScriptedCluster(tensorflow, GRAPH, tmp_path) as cluster:
         chief, worker = train(cluster, 1)
         worker.wait_step(20)
         cluster.order(ending=True)
@@ -178,8 +168,8 @@ def test_when_the_chief_is_done_a_worker_comes_to_its_end_too(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_worker_that_waits_for_data_leaves_from_there(tmp_path: Path) -> None:
-    with ScriptedCluster(python_221(), GRAPH, tmp_path) as cluster:
+def test_a_worker_that_waits_for_data_leaves_from_there(tensorflow: Path, tmp_path: Path) -> None:
+    with ScriptedCluster(tensorflow, GRAPH, tmp_path) as cluster:
         cluster.new_version(1)
         chief, worker = cluster.start("chief"), cluster.start("worker", STEP_SECONDS="1000")
         chief.wait_for_message("restored")
@@ -189,8 +179,9 @@ def test_a_worker_that_waits_for_data_leaves_from_there(tmp_path: Path) -> None:
         assert worker.wait_end() == 75, worker.output
 
 
-def test_a_planned_change_loses_no_step_of_an_estimator(tmp_path: Path) -> None:
-    with ScriptedCluster(python_215(), ESTIMATOR, tmp_path, forked=True, SAVE_STEPS=NEVER) as cluster:
+@tensorflow_215
+def test_a_planned_change_loses_no_step_of_an_estimator(tensorflow: Path, tmp_path: Path) -> None:
+    with ScriptedCluster(tensorflow, ESTIMATOR, tmp_path, forked=True, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 1)
         worker.wait_step(20)
         step = leave(cluster, chief, worker)
@@ -203,8 +194,9 @@ def test_a_planned_change_loses_no_step_of_an_estimator(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_chief_goes_on_in_the_live_model_of_an_estimator(tmp_path: Path) -> None:
-    with ScriptedCluster(python_215(), ESTIMATOR, tmp_path, SAVE_STEPS=NEVER) as cluster:
+@tensorflow_215
+def test_a_chief_goes_on_in_the_live_model_of_an_estimator(tensorflow: Path, tmp_path: Path) -> None:
+    with ScriptedCluster(tensorflow, ESTIMATOR, tmp_path, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 2)
         worker.wait_step(20)
         chief.kill()
@@ -216,8 +208,9 @@ def test_a_chief_goes_on_in_the_live_model_of_an_estimator(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_an_evaluator_begins_and_comes_to_its_end_with_the_training(tmp_path: Path) -> None:
-    with ScriptedCluster(python_215(), ESTIMATOR, tmp_path, LAST_STEP="60", SAVE_STEPS="20") as cluster:
+@tensorflow_215
+def test_an_evaluator_begins_and_comes_to_its_end_with_the_training(tensorflow: Path, tmp_path: Path) -> None:
+    with ScriptedCluster(tensorflow, ESTIMATOR, tmp_path, LAST_STEP="60", SAVE_STEPS="20") as cluster:
         chief, worker = train(cluster, 1)
         evaluator = cluster.start("evaluator")
         evaluator.wait_for_message("ready")

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from interpreters import python_215, python_221
+from interpreters import newest_tensorflow_first
 from loops import in_loop
 
 from dlrover_run.policies.parameter_servers.model import Role, TaskKey
@@ -269,13 +269,11 @@ async def test_a_server_that_is_forgotten_is_not_probed_any_more() -> None:
 
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize(
-    "python", [pytest.param(python_221, id="2.21"), pytest.param(python_215, id="2.15", marks=pytest.mark.long)]
-)
+@newest_tensorflow_first
 @in_loop
-async def test_a_server_of_tensorflow_is_ready_and_unresponsive_when_stopped(python: Callable[[], Path]) -> None:
+async def test_a_server_of_tensorflow_is_ready_and_unresponsive_when_stopped(tensorflow: Path) -> None:
     held = HeldPort()
-    with started([str(python()), "-c", TF_SERVER, str(held.number)]) as server:
+    with started([str(tensorflow), "-c", TF_SERVER, str(held.number)]) as server:
         # TensorFlow binds without SO_REUSEADDR's help only once the port is released.
         held.release()
         async with watching(held.number) as watcher:

@@ -155,11 +155,9 @@ def check_seams(python: Path) -> str:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("python", "version"), [("tf221", "2.21."), ("tf215", "2.15.")])
-def test_a_supported_tensorflow_has_all_that_is_changed(
-    request: pytest.FixtureRequest, python: str, version: str
-) -> None:
-    assert check_seams(request.getfixturevalue(python)).startswith(version)
+@pytest.mark.parametrize(("tensorflow", "version"), [("2.21", "2.21."), ("2.15", "2.15.")], indirect=["tensorflow"])
+def test_a_supported_tensorflow_has_all_that_is_changed(tensorflow: Path, version: str) -> None:
+    assert check_seams(tensorflow).startswith(version)
 
 
 @pytest.mark.skipif("TF_PYTHON" not in os.environ, reason="make test-tensorflow names the interpreter in TF_PYTHON")
@@ -172,9 +170,9 @@ def test_the_tensorflow_of_tf_python_has_all_that_is_changed() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("renamed", ["_stop_waiting_condition", "_no_inflight_closure_condition"])
 def test_a_script_runs_to_its_end_without_a_patch_that_this_tensorflow_does_not_allow(
-    renamed: str, tf221: Path, tmp_path: Path
+    renamed: str, tensorflow: Path, tmp_path: Path
 ) -> None:
-    with ScriptedCluster(tf221, "other_tensorflow.py", tmp_path, RENAMED=renamed, STEPS="20") as cluster:
+    with ScriptedCluster(tensorflow, "other_tensorflow.py", tmp_path, RENAMED=renamed, STEPS="20") as cluster:
         training = Training(cluster)
         training.cluster.new_version(1)
         cluster.start("worker")

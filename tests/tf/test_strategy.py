@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from interpreters import each_tensorflow
 from scripted_cluster import Process, ScriptedCluster
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
@@ -51,15 +52,11 @@ def finish(chief: Process, steps: int) -> None:
     assert steps // 16 <= int(done[2]) <= int(done[3]) <= -(-steps // 16)
 
 
-each_tensorflow = pytest.mark.parametrize("tensorflow", ["tf221", "tf215"])
-
-
 @each_tensorflow
 def test_a_chief_comes_back_into_the_live_model_and_a_planned_change_loses_no_step(
-    request: pytest.FixtureRequest, tensorflow: str, tmp_path: Path
+    tensorflow: Path, tmp_path: Path
 ) -> None:
-    python = request.getfixturevalue(tensorflow)
-    with ScriptedCluster(python, SCRIPT, tmp_path, workers=2, STEPS="160", STEP_SECONDS="0.02") as cluster:
+    with ScriptedCluster(tensorflow, SCRIPT, tmp_path, workers=2, STEPS="160", STEP_SECONDS="0.02") as cluster:
         training = Training(cluster)
         chief = training.begin(servers=2)
         assert restored(chief) == ("fresh", 0)
@@ -85,11 +82,10 @@ def test_a_chief_comes_back_into_the_live_model_and_a_planned_change_loses_no_st
 
 @each_tensorflow
 def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole_checkpoint(
-    request: pytest.FixtureRequest, tensorflow: str, tmp_path: Path
+    tensorflow: Path, tmp_path: Path
 ) -> None:
-    python = request.getfixturevalue(tensorflow)
     pace = {"STEPS": "200", "STEP_SECONDS": "0.02", "SAVE_EVERY": "20"}
-    with ScriptedCluster(python, SCRIPT, tmp_path, workers=2, **pace) as cluster:
+    with ScriptedCluster(tensorflow, SCRIPT, tmp_path, workers=2, **pace) as cluster:
         training = Training(cluster)
         chief = training.begin(servers=2)
         chief.wait_for_message("saved", lambda message: message["step"] >= 60)
@@ -117,9 +113,9 @@ def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole
 
 
 def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_anew(
-    tf221: Path, tmp_path: Path
+    tensorflow: Path, tmp_path: Path
 ) -> None:
-    with ScriptedCluster(tf221, SCRIPT, tmp_path, workers=1, STEPS="20") as cluster:
+    with ScriptedCluster(tensorflow, SCRIPT, tmp_path, workers=1, STEPS="20") as cluster:
         cluster.new_version(1)
         cluster.start("worker")
         assert cluster.start("chief", DIE_BEFORE_STEPS="1").wait_end() == -9
@@ -131,10 +127,10 @@ def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_
 
 @pytest.mark.parametrize("extra", ["extra:float64", "other:float32", ""])
 def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoint(
-    extra: str, tf221: Path, tmp_path: Path
+    extra: str, tensorflow: Path, tmp_path: Path
 ) -> None:
     with ScriptedCluster(
-        tf221, SCRIPT, tmp_path, STEPS="100", STEP_SECONDS="0.02", SAVE_EVERY="20", EXTRA="extra:float32"
+        tensorflow, SCRIPT, tmp_path, STEPS="100", STEP_SECONDS="0.02", SAVE_EVERY="20", EXTRA="extra:float32"
     ) as cluster:
         cluster.new_version(1)
         cluster.start("worker")
@@ -156,12 +152,9 @@ def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoin
 
 
 @each_tensorflow
-def test_a_table_with_other_parts_than_the_checkpoint_is_not_trained(
-    request: pytest.FixtureRequest, tmp_path: Path, tensorflow: str
-) -> None:
-    python = request.getfixturevalue(tensorflow)
+def test_a_table_with_other_parts_than_the_checkpoint_is_not_trained(tensorflow: Path, tmp_path: Path) -> None:
     settings = {"LOOKUP": "mod", "STEPS": "100000", "SAVE_EVERY": "20", "STEP_SECONDS": "0.02"}
-    with ScriptedCluster(python, SCRIPT, tmp_path, workers=2, **settings) as cluster:
+    with ScriptedCluster(tensorflow, SCRIPT, tmp_path, workers=2, **settings) as cluster:
         training = Training(cluster)
         chief = training.begin(servers=3)
         bounds = chief.wait_for_message("note", lambda message: "server_bounds" in message)["server_bounds"]

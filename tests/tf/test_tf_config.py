@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
-from interpreters import python_221
 from scripted_cluster import run_booted
 
 from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
@@ -129,10 +129,10 @@ for text in json.loads(sys.argv[1]):
 
 
 @pytest.mark.tensorflow
-def test_tensorflows_own_parser_takes_every_form() -> None:
+def test_tensorflows_own_parser_takes_every_form(tensorflow: Path) -> None:
     tasks = [task(role, rank) for role, rank in ((Role.CHIEF, 0), (Role.WORKER, 1), (Role.PS, 1), (Role.EVALUATOR, 0))]
     texts = [tf_config(ORDER, one, sparse) for one in tasks for sparse in (False, True)]
-    done = run_booted(python_221(), "-c", PARSE, json.dumps(texts))
+    done = run_booted(tensorflow, "-c", PARSE, json.dumps(texts))
     assert done.returncode == 0, done.stderr
     parsed = [json.loads(line) for line in done.stdout.splitlines()]
     dense, few = ["chief", "ps", "worker"], ["chief", "ps"]

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from interpreters import interpreter
 from job import EXAMPLE, Job, MakeJob
 
 from dlrover_run.process_tree import tree
@@ -24,12 +25,12 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_job(tf221: Path, clicks: Path, tmp_path: Path) -> Iterator[MakeJob]:
+def make_job(tensorflow: Path, clicks: Path, tmp_path: Path) -> Iterator[MakeJob]:
     """Makes the one job of a test; whatever of it is left at the end makes the test fail."""
     jobs: list[Job] = []
 
-    def make(script: str, python: Path | None = None, **pace: str) -> Job:
-        jobs.append(Job(python or tf221, script, clicks, tmp_path, **pace))
+    def make(script: str, **pace: str) -> Job:
+        jobs.append(Job(tensorflow, script, clicks, tmp_path, **pace))
         return jobs[-1]
 
     # Orphans come to this process, so it can be said that none is left.
@@ -45,11 +46,10 @@ def make_job(tf221: Path, clicks: Path, tmp_path: Path) -> Iterator[MakeJob]:
 @pytest.fixture(scope="session")
 def undisturbed(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], float]:
     """The AUC of a run of that script to which nobody does harm; it is made once."""
-    from interpreters import python_221
 
     @cache
     def train(script: str) -> float:
-        job = Job(python_221(), script, clicks, tmp_path_factory.mktemp("undisturbed"))
+        job = Job(interpreter(), script, clicks, tmp_path_factory.mktemp("undisturbed"))
         node = job.start("--ps=2", "--workers=1")
         auc = job.finish(node).auc
         job.close()

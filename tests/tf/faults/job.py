@@ -247,8 +247,7 @@ class Job:
 
 
 MakeJob = Callable[..., Job]
-"""`make_job(script, **pace)`; the variables of `pace` are those of `scripts/paced.py`, and `python` another
-interpreter than that with the newest TensorFlow."""
+"""`make_job(script, **pace)`; the variables of `pace` are those of `scripts/paced.py`."""
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 from cluster import quiet_port
-from harness import WAIT, environment
-from interpreters import python_215, python_221
+from harness import WAIT, environment, only_long
 from job import GRAPH, MakeJob, Node
 
 pytestmark = pytest.mark.tensorflow
@@ -29,25 +28,23 @@ TRAINED = " ".join(f"{row + 0.5}" for row in range(12))
 ROWS = r"step (\d+): (\d+) parts on (\d+) servers: (.*)\n"
 
 
-def each_tensorflow(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test with each partitioner that makes as many parts as there are servers if it can. `other` is a number of
-    servers, of three at first, with which it makes other parts."""
-    cases = [
-        pytest.param(python, partitioner, other, id=f"{name}-{partitioner}", marks=marks)
-        for name, python in (("2.21", python_221), ("2.15", python_215))
-        for partitioner, other in (("fixed", 2), ("min_max", 1))
-        for marks in ([] if (name, partitioner) == ("2.21", "fixed") else [pytest.mark.long],)
-    ]
-    return pytest.mark.parametrize(("python", "partitioner", "other"), cases)(test)
+both_partitioners = pytest.mark.parametrize(
+    ("tensorflow", "partitioner", "other"),
+    [
+        ("2.21", "fixed", 2),
+        *only_long(("2.21", "min_max", 1), ("2.15", "fixed", 2), ("2.15", "min_max", 1)),
+    ],
+    indirect=["tensorflow"],
+)
+"""Each partitioner that makes as many parts as there are servers if it can. `other` is a number of servers, of three at
+first, with which it makes other parts."""
 
 
 class Table:
     """A job that trains the table, on one launcher or on several that meet at a master."""
 
-    def __init__(
-        self, make_job: MakeJob, python: Callable[[], Path], tmp_path: Path, partitioner: str, **env: str
-    ) -> None:
-        self.job = make_job(GRAPH, python=python())
+    def __init__(self, make_job: MakeJob, tmp_path: Path, partitioner: str, **env: str) -> None:
+        self.job = make_job(GRAPH)
         self.env = {"MODEL_DIR": str(tmp_path / "model"), "PARTITIONER": partitioner, **env}
         self._name = " ".join([partitioner, *env.values()])
 
@@ -72,8 +69,8 @@ class Table:
 def make_table(make_job: MakeJob, tmp_path: Path) -> Callable[..., Table]:
     """Makes the one job of a test."""
 
-    def make(python: Callable[[], Path], partitioner: str, **env: str) -> Table:
-        return Table(make_job, python, tmp_path, partitioner, **env)
+    def make(partitioner: str, **env: str) -> Table:
+        return Table(make_job, tmp_path, partitioner, **env)
 
     return make
 
@@ -98,11 +95,11 @@ def leave(*nodes: Node) -> None:
         node.finish()
 
 
-@each_tensorflow
+@both_partitioners
 def test_fewer_servers_are_refused_where_the_table_would_have_other_parts(
-    make_table: Callable[..., Table], python: Callable[[], Path], partitioner: str, other: int
+    make_table: Callable[..., Table], partitioner: str, other: int
 ) -> None:
-    table = make_table(python, partitioner)
+    table = make_table(partitioner)
     node = table.start("--ps=1:3")
     before = table.trained(node, "before")
     scaled = change(table, node, other)
@@ -115,12 +112,12 @@ def test_fewer_servers_are_refused_where_the_table_would_have_other_parts(
 
 
 @pytest.mark.long
-@each_tensorflow
+@both_partitioners
 def test_lost_servers_are_waited_for_where_the_table_would_have_other_parts(
-    make_table: Callable[..., Table], python: Callable[[], Path], partitioner: str, other: int
+    make_table: Callable[..., Table], partitioner: str, other: int
 ) -> None:
     lost = 3 - other
-    table = make_table(python, partitioner)
+    table = make_table(partitioner)
     place = ("--ps=1:3", "--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{quiet_port()}")
     chief = table.start("--role=chief", *place, "--rdzv-conf=is_host=1", name="chief")
     servers = [
@@ -150,7 +147,7 @@ def test_lost_servers_are_waited_for_where_the_table_would_have_other_parts(
 def test_fewer_servers_are_accepted_where_no_id_gets_another_row(
     make_table: Callable[..., Table], partitioner: str, strategy: str
 ) -> None:
-    table = make_table(python_221, partitioner, PARTITION_STRATEGY=strategy)
+    table = make_table(partitioner, PARTITION_STRATEGY=strategy)
     node = table.start("--ps=1:3")
     before = table.trained(node, "before")
     assert change(table, node, 2).returncode == 0
@@ -165,7 +162,7 @@ def test_fewer_servers_are_accepted_where_no_id_gets_another_row(
 def test_parts_that_turn_out_to_follow_the_servers_are_not_restored_and_the_servers_come_back(
     make_table: Callable[..., Table],
 ) -> None:
-    table = make_table(python_221, "two_per_server")
+    table = make_table("two_per_server")
     node = table.start("--ps=1:3")
     before = table.trained(node, "before")
     scaled = table.scale("--ps=2")
@@ -184,7 +181,7 @@ def test_parts_that_turn_out_to_follow_the_servers_are_not_restored_and_the_serv
 def test_a_job_that_is_started_with_other_servers_than_the_checkpoint_ends_and_names_the_table(
     make_table: Callable[..., Table],
 ) -> None:
-    table = make_table(python_221, "fixed")
+    table = make_table("fixed")
     node = table.start("--ps=3")
     table.trained(node, "before")
     leave(node)
