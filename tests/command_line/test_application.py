@@ -47,10 +47,10 @@ def test_the_help_names_every_flag_in_its_panel_and_keeps_to_the_screen(word: st
 
 
 def test_the_help_names_every_word_that_a_flag_takes() -> None:
-    told = {flag.name: f"{flag.value} {flag.help}" for flag in options.TABLE if flag.choices}
-    assert told
+    described = {flag.name: f"{flag.value} {flag.help}" for flag in options.TABLE if flag.choices}
+    assert described
     for flag in options.TABLE:
-        assert [word for word in flag.choices if not re.search(rf"\b{word}\b", told[flag.name])] == []
+        assert [word for word in flag.choices if not re.search(rf"\b{word}\b", described[flag.name])] == []
 
 
 COMPLETE = """
@@ -167,7 +167,7 @@ SHELLS = {
         "dlrover-run --print-completion tcsh > completion; source completion; set prompt=rea''dy",
     ),
 }
-"""How each shell is started without the files of this machine's user, and how it is told to complete and to prompt.
+"""How each shell is started without the files of this machine's user, and which lines make it complete and prompt.
 
 What is typed is echoed too: the quotes tell the prompt from that. tcsh completes nothing on a terminal that is dumb,
 and zsh writes no whole words on another.

@@ -129,8 +129,8 @@ def test_auto_config_accepts_a_single_node(line: str, environ: dict[str, str]) -
 def test_explicit_numbers_take_precedence_over_auto_config(
     line: str, environ: dict[str, str], most: int, workers: int, warnings: int
 ) -> None:
-    spec, said = parsed(f"--auto-config {line} {AT_NODE0}", **environ)
-    assert (spec.rules.max_nodes, spec.workers_per_node, len(said)) == (most, workers, warnings)
+    spec, printed = parsed(f"--auto-config {line} {AT_NODE0}", **environ)
+    assert (spec.rules.max_nodes, spec.workers_per_node, len(printed)) == (most, workers, warnings)
 
 
 def test_auto_config_does_not_check_static_nodes() -> None:
@@ -155,8 +155,8 @@ def test_reported_differences_use_the_names_of_flags() -> None:
         if field.name not in ("store", "detection_delay", "policy")
     }
     part = HealthRules(**{name: value + 1 for name, value in msgspec.structs.asdict(HealthRules()).items()})
-    said = config_mismatch(JobRules(), JobRules(**changed, policy=part)).partition(": ")[2].split("; ")
-    named = {name.removeprefix("--") for name in (sentence.split()[0] for sentence in said) if name.startswith("--")}
+    printed = config_mismatch(JobRules(), JobRules(**changed, policy=part)).partition(": ")[2].split("; ")
+    named = {name.removeprefix("--") for name in (sentence.split()[0] for sentence in printed) if name.startswith("--")}
     assert named <= {flag.name for flag in options.TABLE}
     assert {flag.name for flag in options.TABLE if flag.panel == options.NODE_CHECK} - {"precheck"} <= named
 

@@ -216,13 +216,13 @@ def test_a_script_with_a_reserved_name_runs_by_its_path_and_other_programs_by_th
 
 def test_a_stream_map_may_name_ranks_that_this_node_does_not_have() -> None:
     """Nodes with different numbers of workers are started by one command line."""
-    said: list[str] = []
-    spec = parse(["--nproc-per-node", "2", "-r", "0:3,10:3", "-t", "1:1,9:3", "train.py"], {}, warn=said.append)
+    printed: list[str] = []
+    spec = parse(["--nproc-per-node", "2", "-r", "0:3,10:3", "-t", "1:1,9:3", "train.py"], {}, warn=printed.append)
     assert [spec.logs.redirects.of(rank) for rank in range(2)] == [Std.ALL, Std.NONE]
     assert [spec.logs.tee.of(rank) for rank in range(2)] == [Std.NONE, Std.OUT]
-    assert said == []
-    parse(["-t", "1:3", "train.py"], {}, warn=said.append)
-    assert [sentence.split()[0] for sentence in said] == ["--tee"]
+    assert printed == []
+    parse(["-t", "1:3", "train.py"], {}, warn=printed.append)
+    assert [sentence.split()[0] for sentence in printed] == ["--tee"]
 
 
 @pytest.mark.parametrize(
@@ -242,13 +242,13 @@ def test_static_nodes_with_a_rank_and_an_address_give_no_warning(environ: dict[s
 
 def test_quotes_around_the_whole_of_rdzv_conf_are_taken_off() -> None:
     """PyTorch's own test of torchrun types it so, to a launcher that no shell starts."""
-    said: list[str] = []
+    printed: list[str] = []
     conf = "'join_timeout=5,last_call_timeout=1,timeout=5'"
-    rules = parse([f"--rdzv-conf={conf}", "train.py"], {}, warn=said.append).rules
+    rules = parse([f"--rdzv-conf={conf}", "train.py"], {}, warn=printed.append).rules
     assert (rules.join_timeout, rules.last_call_timeout) == (5.0, 1.0)
-    assert parse(["train.py"], {"PET_RDZV_CONF": '"join_timeout=7"'}, warn=said.append).rules.join_timeout == 7.0
-    assert parse(["--rdzv-conf=''", "train.py"], {}, warn=said.append).rules == parse(["train.py"], {}).rules
-    assert said == []
+    assert parse(["train.py"], {"PET_RDZV_CONF": '"join_timeout=7"'}, warn=printed.append).rules.join_timeout == 7.0
+    assert parse(["--rdzv-conf=''", "train.py"], {}, warn=printed.append).rules == parse(["train.py"], {}).rules
+    assert printed == []
 
 
 def test_an_empty_log_directory_is_none_and_the_null_device_is_kept() -> None:

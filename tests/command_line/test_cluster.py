@@ -33,15 +33,15 @@ def job(
 ) -> tuple[JobSpec, list[str]]:
     """The job of a launcher with these flags and changed variables (None removes one), and what it prints."""
     environ = {name: text for name, text in {**recorded.environ, **changed}.items() if text is not None}
-    said: list[str] = []
+    printed: list[str] = []
     spec = parse(
         [*recorded.flags.split(), *flags.split(), "train.py"],
         environ,
-        warn=lambda sentence: said.append(f"warning: {sentence}"),
-        inform=said.append,
+        warn=lambda sentence: printed.append(f"warning: {sentence}"),
+        inform=printed.append,
         context=recorded.context(interactive=interactive),
     )
-    return spec, said
+    return spec, printed
 
 
 def refused(recorded: Recorded, flags: str = "", **changed: str | None) -> str:
@@ -61,8 +61,8 @@ def place(spec: JobSpec) -> tuple[str, str]:
 
 @pytest.mark.parametrize("recorded", ALL, ids=lambda recorded: recorded.name)
 def test_a_recorded_environment_gives_the_whole_job(recorded: Recorded) -> None:
-    spec, said = job(recorded)
-    assert said == [], "only the first node prints what was taken from the cluster"
+    spec, printed = job(recorded)
+    assert printed == [], "only the first node prints what was taken from the cluster"
     assert place(spec) == (recorded.backend, recorded.endpoint)
     assert (spec.rules.max_nodes, spec.node_rank, spec.run_id) == (recorded.nodes, recorded.rank, recorded.run_id)
     assert spec.workers_per_node == recorded.workers
@@ -77,8 +77,8 @@ def test_cluster_none_takes_nothing_from_the_cluster(recorded: Recorded) -> None
 
 
 def test_the_first_node_says_each_value_and_where_it_is_from() -> None:
-    spec, said = job(SLURM, "--nnodes=3:4 --max-restarts=2", SLURM_NODEID="0", SLURMD_NODENAME="gpu07")
-    assert said == [
+    spec, printed = job(SLURM, "--nnodes=3:4 --max-restarts=2", SLURM_NODEID="0", SLURMD_NODENAME="gpu07")
+    assert printed == [
         "Slurm step 4711.0: 3:4 nodes (--nnodes), 8 workers on this node (CUDA_VISIBLE_DEVICES), "
         "node rank 0 (SLURM_NODEID), master at gpu07:22573 (SLURM_STEP_NODELIST), "
         "rdzv-id 4711.0 (SLURM_JOB_ID, SLURM_STEP_ID)."
@@ -102,19 +102,19 @@ def test_flags_and_variables_take_precedence() -> None:
 
 def test_the_start_line_names_no_flag_that_is_not_given() -> None:
     first = {"SLURM_NODEID": "0", "SLURMD_NODENAME": "gpu07"}
-    _, said = job(SLURM, **first, CUDA_VISIBLE_DEVICES=None, SLURM_GPUS_ON_NODE=None, NODE_RANK="3")
-    assert "1 worker on this node (default of --nproc-per-node), node rank 3 (NODE_RANK), " in said[0]
-    _, said = job(SLURM, "--node-rank=0 --master-addr=gpu07", **first)
-    assert "node rank 0 (--node-rank), node 0 at gpu07:29500 (--master-addr), " in said[0]
+    _, printed = job(SLURM, **first, CUDA_VISIBLE_DEVICES=None, SLURM_GPUS_ON_NODE=None, NODE_RANK="3")
+    assert "1 worker on this node (default of --nproc-per-node), node rank 3 (NODE_RANK), " in printed[0]
+    _, printed = job(SLURM, "--node-rank=0 --master-addr=gpu07", **first)
+    assert "node rank 0 (--node-rank), node 0 at gpu07:29500 (--master-addr), " in printed[0]
     pod = {"KUBERNETES_SERVICE_HOST": "x", "MASTER_ADDR": "a", "RANK": "0", "WORLD_SIZE": "2"}
-    _, said = job(Recorded("pod", pod, "a", "", ""))
-    assert "rdzv-id none (default of --rdzv-id)." in said[0]
+    _, printed = job(Recorded("pod", pod, "a", "", ""))
+    assert "rdzv-id none (default of --rdzv-id)." in printed[0]
 
 
 def test_static_takes_the_rank_and_the_address_of_the_cluster() -> None:
-    spec, said = job(SLURM, "--rdzv-backend=static")
+    spec, printed = job(SLURM, "--rdzv-backend=static")
     assert place(spec) == ("static", SLURM.endpoint)
-    assert (spec.node_rank, said) == (2, [])
+    assert (spec.node_rank, printed) == (2, [])
     assert "it must be node 0" in refused(SLURM, "--master-addr=gpu09")
     assert "node 0 of" in refused(SLURM, "--rdzv-backend=static --node-rank=0")
 
@@ -188,8 +188,8 @@ def test_a_batch_script_that_forgets_srun_is_refused() -> None:
     assert "srun did not start this launcher" in sentence
     assert "`srun --ntasks=4 --ntasks-per-node=1 dlrover-run train.py`" in sentence
     for flags in ("--nnodes=1", "--standalone", "--local-nodes=2", "--cluster=none"):
-        spec, said = job(SLURM, flags, **BATCH_SCRIPT)
-        assert (spec.workers_per_node, said) == (1, [])
+        spec, printed = job(SLURM, flags, **BATCH_SCRIPT)
+        assert (spec.workers_per_node, printed) == (1, [])
     assert "mpirun -np 4 -N 1" in refused(PBS, PBS_TASKNUM="1", PBS_NODENUM="0")
 
 
@@ -200,14 +200,14 @@ def test_nothing_is_detected_in_an_interactive_shell() -> None:
         {**BATCH_SCRIPT, "SLURM_JOB_NAME": "bash"},
     ]
     for shell in shells:
-        spec, said = job(SLURM, **shell)
+        spec, printed = job(SLURM, **shell)
         assert spec.backend == "memory"
-        assert len(said) == 1, "a hint"
+        assert len(printed) == 1, "a hint"
     for recorded in (INDEXED_JOB, VOLCANO, PBS):
-        spec, said = job(recorded, "--nnodes=1", interactive=True)
-        assert (spec.backend, said) == ("memory", [])
-    spec, said = job(VOLCANO, interactive=True)
-    assert "--cluster=kubernetes" in said[0]
+        spec, printed = job(recorded, "--nnodes=1", interactive=True)
+        assert (spec.backend, printed) == ("memory", [])
+    spec, printed = job(VOLCANO, interactive=True)
+    assert "--cluster=kubernetes" in printed[0]
     assert job(VOLCANO, "--cluster=kubernetes", interactive=True)[0].rules.max_nodes == 4
     with pytest.raises(SpecError, match="srun did not start this launcher"):
         job(SLURM, "--cluster=slurm", **shells[0])
@@ -253,17 +253,17 @@ def test_a_single_node_takes_its_workers_from_the_cluster(
     recorded: Recorded, changed: dict[str, str | None], flags: str, size: str
 ) -> None:
     """It has the rendezvous that it has without a cluster."""
-    spec, said = job(recorded, flags, **changed)
-    assert (spec.backend, spec.rules.max_nodes, len(said)) == ("memory", 1, 1)
-    assert size in said[0]
-    assert f"{spec.workers_per_node} worker" in said[0]
+    spec, printed = job(recorded, flags, **changed)
+    assert (spec.backend, spec.rules.max_nodes, len(printed)) == ("memory", 1, 1)
+    assert size in printed[0]
+    assert f"{spec.workers_per_node} worker" in printed[0]
 
 
 def test_a_single_node_joins_others_by_flags_with_its_own_workers() -> None:
-    spec, said = job(SLURM, "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=gpu07:1 --rdzv-id=two", **STEP_OF_ONE)
+    spec, printed = job(SLURM, "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=gpu07:1 --rdzv-id=two", **STEP_OF_ONE)
     assert place(spec) == ("master", "gpu07:1")
     assert (spec.rules.max_nodes, spec.workers_per_node, spec.node_rank) == (2, 8, None)
-    assert said == [
+    assert printed == [
         "Slurm step 4711.0: 2 nodes (--nnodes), 8 workers on this node (CUDA_VISIBLE_DEVICES), "
         "master at gpu07:1 (--rdzv-endpoint), rdzv-id two (--rdzv-id)."
     ]
@@ -286,8 +286,8 @@ def test_a_single_node_joins_others_by_flags_with_its_own_workers() -> None:
 def test_a_single_node_in_a_shell_takes_nothing(
     recorded: Recorded, changed: dict[str, str | None], flags: str, interactive: bool
 ) -> None:
-    spec, said = job(recorded, flags, interactive=interactive, **changed)
-    assert (spec.workers_per_node, said) == (1, [])
+    spec, printed = job(recorded, flags, interactive=interactive, **changed)
+    assert (spec.workers_per_node, printed) == (1, [])
 
 
 def test_a_trainjob_of_one_node_runs_as_without_a_cluster() -> None:
@@ -352,8 +352,8 @@ HOSTS = Recorded(
 
 
 def test_a_hostfile_gives_the_job() -> None:
-    spec, said = job(HOSTS, "--hostfile=hosts")
-    assert (spec.rules.max_nodes, spec.node_rank, spec.workers_per_node, said) == (3, 1, 4, [])
+    spec, printed = job(HOSTS, "--hostfile=hosts")
+    assert (spec.rules.max_nodes, spec.node_rank, spec.workers_per_node, printed) == (3, 1, 4, [])
     assert spec.master is not None
     assert (spec.master.host, spec.master.is_host) == ("n01", False)
     assert "cannot be read" in refused(HOSTS, "--hostfile=missing")

@@ -54,19 +54,19 @@ def messages(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> st
             outcome: object = (tf_cli if program == "tf-ps-run" else cli).main(argv)
         else:
             outcome = (tf_cli if program == "tf-ps-run" else cli).job_or_code(argv)
-    printed, said = capsys.readouterr()
-    assert printed == "", command
-    lines = said.splitlines()
+    out, printed = capsys.readouterr()
+    assert out == "", command
+    lines = printed.splitlines()
     sentences = [line for line in lines if not line.startswith("Try ")]
     assert lines, command
     assert all(sentence.isprintable() and sentence.endswith((".", "?")) for sentence in sentences), command
-    assert SECRET not in said
+    assert SECRET not in printed
     if isinstance(outcome, int):
         assert outcome == exit_codes.BAD_COMMAND_LINE, command
         assert len(sentences) == 1, command
     else:
         assert all(": warning: " in sentence for sentence in sentences), command
-    return said.replace(str(here), "HERE")
+    return printed.replace(str(here), "HERE")
 
 
 def test_the_messages_are_those_of_the_golden_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

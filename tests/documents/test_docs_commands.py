@@ -399,8 +399,9 @@ def test_the_slurm_scripts_start_the_launcher(block: Block, tmp_path: Path) -> N
     assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(options.split())
 
 
-@pytest.mark.parametrize("code", [0, 1, 7, 70, *sorted(RETRIED)])
-@pytest.mark.parametrize("restarts", [None, 4, 5])
+@pytest.mark.parametrize(
+    ("code", "restarts"), [*((code, None) for code in (0, 1, 7, 70, *sorted(RETRIED))), (137, 4), (137, 5)]
+)
 def test_the_job_script_requeues_by_the_codes_of_its_launcher(tmp_path: Path, code: int, restarts: int | None) -> None:
     """The lines are run after a command that ends with a code, as `srun` does."""
     (block,) = (block for block in blocks(DOCS / "schedulers.md", "bash") if "requeue" in block.text)

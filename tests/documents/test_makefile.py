@@ -54,9 +54,9 @@ else:
     done = subprocess.run(
         ["make", target.format(tf=tmp_path / "tf"), *where], cwd=ROOT, capture_output=True, text=True, timeout=WAIT
     )
-    told = done.stdout + done.stderr
-    assert (done.returncode, words in told, "asked for" in told) == (code, True, False), told
-    assert "no build for Python 3.14.0" in told
+    printed = done.stdout + done.stderr
+    assert (done.returncode, words in printed, "asked for" in printed) == (code, True, False), printed
+    assert "no build for Python 3.14.0" in printed
 
 
 def test_the_tests_that_it_names_exist() -> None:

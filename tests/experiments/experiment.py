@@ -116,8 +116,8 @@ class Experiment:
     def start(self, *flags: str, conf: dict[str, object] | None = None, env: dict[str, str] | None = None) -> None:
         """Run the command of an experiment. Its first world has all nodes that start at once, however slow one is."""
         meeting = [] if self.place is None else self.place.flags(self.place.ports)
-        told = {"last_call_timeout": NEVER, **({} if self.place is None else self.place.conf), **(conf or {})}
-        settings = ",".join(f"{key}={value}" for key, value in told.items())
+        keys = {"last_call_timeout": NEVER, **({} if self.place is None else self.place.conf), **(conf or {})}
+        settings = ",".join(f"{key}={value}" for key, value in keys.items())
         self._supervisor = start(
             OURS,
             [
@@ -219,7 +219,7 @@ class Experiment:
     # What a test waits for.
 
     def until(self, find: Callable[[], Found | None], what: str, timeout: float = WAIT) -> Found:
-        """Wait until something is found in what has been told so far, and return it."""
+        """Wait until something is found in what has come so far, and return it."""
         deadline = time.monotonic() + timeout
         while (found := find()) is None:
             if not self._listen(deadline):
@@ -241,9 +241,9 @@ class Experiment:
             newest = self.rounds[-1:]
             if not newest or not newest[0].is_whole:
                 return None
-            told = [record for record in self.records if record.round == newest[0].name]
-            held = {record.rank for record in told if isinstance(record, Held) and record.step == step}
-            inside = {record.rank for record in told if isinstance(record, Step) and record.step == step}
+            of_round = [record for record in self.records if record.round == newest[0].name]
+            held = {record.rank for record in of_round if isinstance(record, Held) and record.step == step}
+            inside = {record.rank for record in of_round if isinstance(record, Step) and record.step == step}
             return newest[0] if held.issuperset(ranks) and len(inside) == newest[0].world - len(ranks) else None
 
         return self.until(look, f"ranks {ranks} to stand before step {step}")

@@ -91,8 +91,8 @@ Order = Callable[[int], Sequence[int]]
 
 @dataclass
 class Round:
-    """What the workers of one round have told. `members` are their process and node by rank; `worked` is where the last
-    step or checkpoint that came to its end stands among all records, and `began` the round itself."""
+    """What the workers of one round have reported. `members` are their process and node by rank; `worked` is where the
+    last step or checkpoint that came to its end stands among all records, and `began` the round itself."""
 
     name: str
     world: int
@@ -125,7 +125,7 @@ class Round:
 
     @property
     def end(self) -> int:
-        """The steps that are done after the last one of which rank 0 told that it was taken."""
+        """The steps that are done after the last one of which rank 0 has reported."""
         return max((step + 1 for step, ranks in self.done.items() if 0 in ranks), default=self.start or 0)
 
 
@@ -178,9 +178,9 @@ def _in_two_worlds(rounds: Sequence[Round]) -> Iterator[str]:
 
 def _resumed_wrongly(records: Sequence[Record], rounds: Sequence[Round]) -> Iterator[str]:
     for each in rounds:
-        told = {(resumed.step, resumed.epoch, resumed.completed) for resumed in each.resumed.values()}
-        if len(told) > 1:
-            yield f"the workers of the round {each.name} went on from different places: {sorted(told)}"
+        places = {(resumed.step, resumed.epoch, resumed.completed) for resumed in each.resumed.values()}
+        if len(places) > 1:
+            yield f"the workers of the round {each.name} went on from different places: {sorted(places)}"
         before = records[: each.began]
         saved = max((record.step for record in before if isinstance(record, Saved)), default=0)
         # One that was killed between the end of its writing and the telling of it has saved all the same.

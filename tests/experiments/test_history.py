@@ -40,15 +40,15 @@ class Trainer:
     batch_size: int
     every: int
     epochs: int
-    told: list[Record] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     checkpoint: tuple[int, int, int] = (0, 0, 0)
 
     def train(self, world: int, steps: int, last_words: int = 0) -> None:
         """One round, which is killed after so many steps, when so many ranks have begun the next one."""
-        name = f"round-{len(self.told)}"
+        name = f"round-{len(self.records)}"
         step, epoch, completed = self.checkpoint
-        self.told += [Began(at=0, round=name, rank=r, world=world, pid=r, node=r) for r in range(world)]
-        self.told += [
+        self.records += [Began(at=0, round=name, rank=r, world=world, pid=r, node=r) for r in range(world)]
+        self.records += [
             Resumed(at=0, round=name, rank=r, step=step, epoch=epoch, completed=completed) for r in range(world)
         ]
         for number in range(steps + 1):
@@ -58,23 +58,26 @@ class Trainer:
                 return
             batch = order(self.size, epoch)[completed : completed + world * self.batch_size]
             ranks = range(world if number < steps else min(last_words, world))
-            self.told += [
+            self.records += [
                 Step(at=0, round=name, rank=r, step=step, epoch=epoch, world=world, samples=tuple(batch[r::world]))
                 for r in ranks
             ]
             if number == steps:
                 return
-            self.told += [Done(at=0, round=name, rank=r, step=step) for r in ranks]
+            self.records += [Done(at=0, round=name, rank=r, step=step) for r in ranks]
             step, completed = step + 1, completed + len(batch)
             if step % self.every == 0 or completed == self.size:
-                self.told += [Saving(at=0, round=name, rank=0, step=step), Saved(at=0, round=name, rank=0, step=step)]
+                self.records += [
+                    Saving(at=0, round=name, rank=0, step=step),
+                    Saved(at=0, round=name, rank=0, step=step),
+                ]
                 self.checkpoint = step, epoch, completed
 
     def faults(self) -> list[str]:
-        return self.judge(self.told)
+        return self.judge(self.records)
 
-    def judge(self, told: Sequence[Record]) -> list[str]:
-        return find_faults(told, self.size, self.epochs, lambda epoch: order(self.size, epoch))
+    def judge(self, records: Sequence[Record]) -> list[str]:
+        return find_faults(records, self.size, self.epochs, lambda epoch: order(self.size, epoch))
 
 
 @st.composite
@@ -98,7 +101,7 @@ def test_a_history_of_kills_and_changes_of_the_world_is_right(trainer: Trainer) 
 def test_each_sample_of_each_epoch_is_effective_once(trainer: Trainer) -> None:
     seen = sorted(
         (share.epoch, sample)
-        for each, step in effective_steps(rounds_of(trainer.told))
+        for each, step in effective_steps(rounds_of(trainer.records))
         for share in each.steps[step].values()
         for sample in share.samples
     )
@@ -107,15 +110,15 @@ def test_each_sample_of_each_epoch_is_effective_once(trainer: Trainer) -> None:
 
 @given(trainings(), st.data())
 def test_a_change_of_any_effective_share_is_found(trainer: Trainer, data: st.DataObject) -> None:
-    """A sample is left out, is another one, comes twice; or the share is of another epoch, or was never told of."""
-    counted = {(each.name, step) for each, step in effective_steps(rounds_of(trainer.told))}
+    """A sample is left out, is another one, comes twice; or the share is of another epoch, or was never reported."""
+    counted = {(each.name, step) for each, step in effective_steps(rounds_of(trainer.records))}
     places = [
         number
-        for number, record in enumerate(trainer.told)
+        for number, record in enumerate(trainer.records)
         if isinstance(record, Step) and (record.round, record.step) in counted and record.samples
     ]
     place = data.draw(st.sampled_from(places))
-    share = trainer.told[place]
+    share = trainer.records[place]
     assert isinstance(share, Step)
     first, *others = share.samples
     spoiled: list[list[Record]] = [
@@ -126,8 +129,8 @@ def test_a_change_of_any_effective_share_is_found(trainer: Trainer, data: st.Dat
         [msgspec.structs.replace(share, epoch=share.epoch + 1)],
         [msgspec.structs.replace(share, world=share.world + 1)],
     ]
-    told = [*trainer.told[:place], *data.draw(st.sampled_from(spoiled)), *trainer.told[place + 1 :]]
-    assert trainer.judge(told) != []
+    records = [*trainer.records[:place], *data.draw(st.sampled_from(spoiled)), *trainer.records[place + 1 :]]
+    assert trainer.judge(records) != []
 
 
 def interrupted() -> Trainer:
@@ -140,7 +143,7 @@ def interrupted() -> Trainer:
 
 
 def test_the_rounds_of_a_history_show_which_nodes_took_part() -> None:
-    first, second = rounds_of(interrupted().told)
+    first, second = rounds_of(interrupted().records)
     assert (first.world, first.nodes, first.start, first.end) == (4, {0: 0, 1: 1, 2: 2, 3: 3}, 0, 4)
     # Three steps are an epoch of ten samples, after which there was a checkpoint, and one after step 4.
     assert (second.world, second.start, second.end) == (3, 4, 6)
@@ -148,7 +151,7 @@ def test_the_rounds_of_a_history_show_which_nodes_took_part() -> None:
 
 def changed(change: Callable[[Record], Record | None]) -> list[str]:
     trainer = interrupted()
-    return trainer.judge([new for record in trainer.told if (new := change(record)) is not None])
+    return trainer.judge([new for record in trainer.records if (new := change(record)) is not None])
 
 
 def resumed_at(record: Record, rank: int | None, **place: int) -> Record:
@@ -177,8 +180,8 @@ def test_a_checkpoint_whose_writer_died_before_it_reported_it_may_be_used() -> N
 
 def test_an_older_round_that_still_trains_is_found() -> None:
     trainer = interrupted()
-    late = next(record for record in trainer.told if isinstance(record, Done))
-    assert any("still trained" in each for each in trainer.judge([*trainer.told, late]))
+    late = next(record for record in trainer.records if isinstance(record, Done))
+    assert any("still trained" in each for each in trainer.judge([*trainer.records, late]))
 
 
 def test_a_training_that_ends_early_is_found() -> None:

@@ -16,7 +16,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from scripted_cluster import SCRIPTS, ScriptedCluster, run_booted
+from interpreters import newest_tensorflow_first
+from scripted_cluster import BOOT, SCRIPTS, ScriptedCluster, run_booted
 from test_strategy import Training, finish
 
 from tf_ps_runner.worker import patching, strategy
@@ -180,3 +181,33 @@ def test_a_script_runs_to_its_end_without_a_patch_that_this_tensorflow_does_not_
         finish(chief, 20)
         assert any(renamed in message["text"] for message in chief.messages("note")), chief.output
         assert "schedule is as TensorFlow has it" in chief.output
+
+
+GENERATING = """
+import os, signal
+import tensorflow as tf
+
+@tf.function
+def double(x):
+    if x > 0:
+        x = x * 2
+    return x
+
+print("doubled", int(double(tf.constant(21))), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.tensorflow
+@newest_tensorflow_first
+def test_generated_code_is_written_to_the_directory_of_the_job(tensorflow: Path, tmp_path: Path) -> None:
+    """What TensorFlow writes for functions that it converts goes with the job, however a process of it ends."""
+    (tmp_path / "script.py").write_text(GENERATING)
+    scratch, usual = tmp_path / "scratch", tmp_path / "usual"
+    scratch.mkdir()
+    usual.mkdir()
+    variables = {"TF_PS_SCRATCH": str(scratch), "TMPDIR": str(usual)}
+    done = run_booted(tensorflow, BOOT, tmp_path / "script.py", **variables)
+    assert "doubled 42" in done.stdout, done.stderr
+    assert list(usual.glob("__autograph*")) == []
+    assert list(scratch.glob("__autograph_generated_file*.py"))
