@@ -138,7 +138,7 @@ class Job:
         self._nodes: list[Node] = []
         self._pipes: dict[str, int] = {}
         self._pace: dict[str, str | None] = dict(pace)
-        for name in ("steps", "saves", "meals"):
+        for name in ("steps", "saves"):
             path = directory / name
             os.mkfifo(path)
             # Open for both, it neither waits for a reader nor is at its end when there is none.
@@ -176,10 +176,6 @@ class Job:
     def allow_save(self) -> None:
         """Let the checkpoint be written that is held."""
         os.write(self._pipes["saves"], b".")
-
-    def feed(self) -> None:
-        """Let one process take memory."""
-        os.write(self._pipes["meals"], b".")
 
     def reach(self, step: int) -> None:
         """Wait until the model is at that step or a later one, wherever somebody trained it."""

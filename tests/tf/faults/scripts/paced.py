@@ -4,8 +4,7 @@
 
 A batch is read only after a byte was read from the pipe PACE_STEPS, so that a test can do harm at a known step, and no
 job ends before the harm is done. Where PACE_SAVE is a number, the first checkpoint of that step or a later one is begun
-only after a byte from PACE_SAVES; where PACE_EAT is `worker:700`, a worker takes 700 MiB for each byte from PACE_MEALS.
-When the test is gone the pipes are at their end, and nothing is waited for.
+only after a byte from PACE_SAVES. When the test is gone the pipes are at their end, and nothing is waited for.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import os
 import runpy
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +59,10 @@ def pace_saves(script: str, step: int) -> None:
     saver.save = save_when_allowed
 
 
-def eat(mib: int) -> None:
-    eaten = []
-    while True:
-        wait_for("PACE_MEALS")
-        eaten.append(b"x" * (mib << 20))
-        print(f"has eaten {mib} MiB", flush=True)
-
-
 def main() -> None:
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(EXAMPLE))
     print(f"servers = {' '.join(json.loads(os.environ['TF_CONFIG'])['cluster']['ps'])}", flush=True)
-    role, _, mib = os.environ.get("PACE_EAT", "").partition(":")
-    if role == ROLE:
-        threading.Thread(target=eat, args=(int(mib),), daemon=True).start()
     if ROLE in ("chief", "worker"):
         pace_steps()
     if ROLE == "chief" and (step := os.environ.get("PACE_SAVE")):

@@ -1,7 +1,5 @@
-"""Servers that die, hang, or are exchanged: the job goes on from the newest checkpoint, and every block is used.
-
-A planned change loses no step and uses each block once; a server that dies meanwhile costs no more than at any other
-time.
+"""Tasks that die, hang, or are exchanged. With servers the job goes back to the newest checkpoint, and every block is
+used. A planned change, and the death of a worker or of the chief, lose no step and use each block once.
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ from job import (
 )
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
+
+LIVE = r"goes on with the live model at step (\d+); no step lost"
 
 Usual = Callable[[str], float]
 """The AUC of a script without faults."""
@@ -130,38 +130,51 @@ def test_one_two_one_three_servers_in_one_run(make_job: MakeJob, undisturbed: Us
 
 
 @both_ways
-@pytest.mark.parametrize(
-    ("moment", "victim"),
-    [
-        pytest.param("is started while training goes on", "ps-0", id="while the next servers start"),
-        # No task leaves before the next step, which is not allowed.
-        pytest.param(PAUSES, "ps-1", id="while training pauses"),
-    ],
-)
-def test_a_server_dies_during_a_planned_change(
-    make_job: MakeJob, undisturbed: Usual, script: str, moment: str, victim: str
+def test_a_server_dies_while_training_pauses_for_a_planned_change(
+    make_job: MakeJob, undisturbed: Usual, script: str
 ) -> None:
     usual = undisturbed(script)
     job = make_job(script)
     node = job.start("--ps=1:2", "--workers=1")
     job.train(100)
     job.scale("--ps=1")
-    node.until(moment)
-    node.kill(victim)
+    # No task leaves before the next step, which is not allowed.
+    node.until(PAUSES)
+    node.kill("ps-1")
     assert int(node.until(RESTORED)[1]) >= 50
     check_learned(job.finish(node), usual)
 
 
 @both_ways
-def test_a_server_that_is_coming_dies_and_training_goes_on(make_job: MakeJob, undisturbed: Usual, script: str) -> None:
+def test_of_workers_that_die_only_they_are_started_again_and_each_block_is_used_once(
+    make_job: MakeJob, undisturbed: Usual, script: str
+) -> None:
     usual = undisturbed(script)
     job = make_job(script)
-    node = job.start("--ps=1:2", "--workers=1")
+    node = job.start("--ps=2", "--workers=2")
     job.train(100)
-    job.scale("--ps=1")
-    node.until("is started while training goes on")
-    node.kill("ps-2")
-    node.until(PAUSES)
-    job.allow(20)
-    node.until("1 parameter server instead of 2; ")
-    check_learned(job.finish(node), usual)
+    node.kill("worker-0")
+    node.up("worker-2")
+    job.train(150, since=100)
+    node.kill("worker-1", "worker-2")
+    node.up("worker-3")
+    node.up("worker-4")
+    check_exactly_once(job.finish(node), usual)
+    assert node.others_stayed("ps-0", "ps-1", "chief-0")
+
+
+@both_ways
+def test_a_chief_that_dies_twice_goes_on_in_the_live_model_each_time(
+    make_job: MakeJob, undisturbed: Usual, script: str
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=2", "--workers=1")
+    job.train(100)
+    node.kill("chief-0")
+    assert int(node.until(LIVE)[1]) == 100
+    job.train(150, since=100)
+    node.kill("chief-1")
+    assert int(node.until(LIVE)[1]) == 150
+    check_exactly_once(job.finish(node), usual)
+    assert node.others_stayed("ps-0", "ps-1", "worker-0")
