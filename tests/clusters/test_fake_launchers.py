@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import WAIT, WORKERS, environment, only_long
+from harness import WAIT, WORKERS, environment, only_long, still_alive, watched
 from machines import machines
 
 from dlrover_run.local_cluster.network import why_not
@@ -175,3 +175,29 @@ def test_mpirun(tmp_path: Path) -> None:
         )  # fmt: skip
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert done.stdout.count("all-reduce 3 of 2 ranks") == 2, (done.stdout, done.stderr)
+
+
+TEST = """
+import pathlib, sys
+from machines import machines
+with machines(["n1", "n2"], pathlib.Path(sys.argv[1])) as made:
+    processes = [made[name].start(["sleep", "infinity"], pathlib.Path("/")) for name in ("n1", "n2")]
+    while len(made["n2"].processes()) < 2:
+        pass
+    print(*(process.pid for name in ("n1", "n2") for process in made[name].processes()), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.long
+def test_a_test_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    if why := why_not():
+        pytest.skip(f"no machines for the nodes: {why}")
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{TEST}", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as test:
+        assert test.stdout is not None
+        pids = [int(word) for word in test.stdout.readline().split()]
+        assert len(pids) >= 2
+        with watched(*pids) as pidfds:
+            test.kill()
+            assert still_alive(pidfds, WAIT) == 0
