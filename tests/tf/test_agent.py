@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +18,15 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import quiet_port
-from doc_pages import README, blocks, commands
-from harness import WAIT, Mailbox, kill_leftovers, only_long, still_alive, watched
+from doc_pages import README, ROOT, blocks, commands
+from harness import WAIT, Mailbox, finish, kill_leftovers, only_long, still_alive, watched
 from pretended import PRETEND, Job, agent_of, scale
 
 from dlrover_run.events.ledger import build_ledger
 from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import CheckpointRestored, WorkerFailed, WorkerStarted
 from dlrover_run.failures.causes import Cause
+from tf_ps_runner.memory.cgroups import find_cgroup_parent
 
 StartJob = Callable[..., Job]
 
@@ -321,3 +323,43 @@ def test_a_job_that_is_started_as_readme_says_is_scaled_as_readme_says(start: St
     job.up("chief-1")
     job.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
     job.finish("chief-1")
+
+
+def limit_of(pid: int) -> int:
+    """The MiB that a task may use, as the kernel has it."""
+    parent = find_cgroup_parent()
+    assert parent is not None
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    name = next(name for line in lines if (name := line.rpartition("/")[2]).startswith("tf-ps-run."))
+    file = "memory.max" if parent.version == 2 else "memory.limit_in_bytes"
+    return int((parent.folder / name / file).read_text()) >> 20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("verb", "role", "line"),
+    [
+        ("kill-process", "worker", "start_chaos: node 1: killed worker-0, process "),
+        ("memory-overload", "chief", "start_chaos: node 1: chief-0 has ended"),
+        ("kill-process", "ps", "start_chaos: node 1: killed ps-0, process "),
+    ],
+)
+def test_a_task_is_replaced(start: StartJob, verb: str, role: str, line: str) -> None:
+    """The published experiments with parameter servers: `start_chaos.sh` kills a task or lets it run out of memory."""
+    if verb == "memory-overload" and find_cgroup_parent() is None:
+        pytest.skip("no control group can be made here, of version 1 or 2: that takes root, or a delegated group")
+    job = start("--ps=1", "--workers=1", "--worker-memory=100Mi", "--max-memory=1Gi")
+    before = {name: job.up(name)["pid"] for name in ("ps-0", "chief-0", "worker-0")}
+    job.train()
+    environ = {**os.environ, "CHAOS_ROLE": role, "CHAOS_CLUSTER": str(job.process.pid)}
+    limit = limit_of(before["chief-0"]) if verb == "memory-overload" else 0
+    chaos = ["bash", ROOT / "scripts" / "start_chaos.sh", verb]
+    done = subprocess.run(chaos, env=environ, capture_output=True, text=True, timeout=WAIT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert line in done.stdout
+    successor = job.up(f"{role}-1")
+    assert not limit or (limit, limit_of(successor["pid"])) == (100, 200)
+    job.process.send_signal(signal.SIGTERM)
+    console = finish(job.process).out
+    assert f"{role}-1 takes its place" in console
+    assert not limit or "200Mi instead of 100Mi" in console
