@@ -27,7 +27,7 @@ from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousAr
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.text import counted
 from dlrover_run.exit_reasons import ExitScheme
-from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, FlagValue, JobSpec, LogSpec, SpecError
+from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, FlagValue, JobSpec, LogSpec, SpecError, StallAction
 
 MAX_RESTARTS = 1_000_000
 """More restarts than any job needs, and within the range that a coordinator accepts."""
@@ -133,6 +133,8 @@ def _job(
         exit_codes=_exit_codes(flags),
         progress=cast("Literal['auto', 'optimizer']", flags.choice("progress")),
         progress_regex=values.regex(*flags.get("progress_regex")),
+        stall_action=cast("StallAction", flags.choice("stall_action")),
+        stall_timeout=_stall_timeout(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=lookup.journal_directory(flags),
         # On a shared console the prefix identifies the node.
@@ -192,6 +194,11 @@ def _shutdown_timeout(flags: FlagValues, environ: Mapping[str, str]) -> float:
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     default = FlagValue(variable, environ.get(variable, str(SHUTDOWN_TIMEOUT)))
     return values.seconds(*(flags.explicit("shutdown_timeout") or default), zero_allowed=True)
+
+
+def _stall_timeout(flags: FlagValues) -> float | None:
+    given = flags.explicit("stall_timeout")
+    return None if given is None else values.seconds(*given, zero_allowed=False)
 
 
 def _exit_codes(flags: FlagValues) -> ExitScheme:

@@ -53,6 +53,8 @@ class LaunchConfig:
     straggler_threshold: float | None = None
     progress: str = "auto"
     progress_regex: str = ""
+    stall_action: str = "off"
+    stall_timeout: float | None = None
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -83,6 +85,8 @@ class LaunchConfig:
             "cluster": "none",
             "progress": self.progress if self.progress != "auto" else None,
             "progress-regex": self.progress_regex or None,
+            "stall-action": self.stall_action if self.stall_action != "off" else None,
+            "stall-timeout": self.stall_timeout,
             "spares": self.spares or None,
             "node-unit": self.node_unit,
             "network-check": "once" if self.network_check is True else self.network_check or None,

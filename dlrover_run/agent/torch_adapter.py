@@ -17,6 +17,7 @@ from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import EventLog, ProgressReporter
 from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
+from dlrover_run.agent.stall_response import StallResponse
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
@@ -233,6 +234,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._round = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
         with self._orphans.paused():
             await self._round.start(self._starter)
+        response = StallResponse(self._round, self._spec.stall_action, services)
+        self._round.watch(self._spec.stall_timeout, response.on_stall, response.on_resume)
         self._starter.import_later()
         self._events.round_started(ranks)
 

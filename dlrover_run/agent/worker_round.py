@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from dlrover_run.agent.progress_events import ProgressEvents
+from dlrover_run.agent.stall_watch import StallReport, StallWatch
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import RoundKey
 from dlrover_run.events.records import NO_EVENTS, CheckpointSeen, Events, WorkerExited, WorkerFailed, WorkerStarted
+from dlrover_run.evidence.sample import Sampler
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
 from dlrover_run.failures.error_file import read_error_file
@@ -25,6 +28,8 @@ from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RankStreams, read_tail
 from dlrover_run.process_tree import tree
 from dlrover_run.progress.page import Progress
+from dlrover_run.stall.ask import RoundStacks
+from dlrover_run.stall.detector import Detector
 from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import ProcessGroup
 
@@ -62,6 +67,8 @@ class WorkerRound:
         self._progress_events = ProgressEvents(specs.ranks, events, self._started)
         self._starting: asyncio.Future[None] | None = None
         self._asking: asyncio.Future[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._killed: set[int] = set()
         self._to_ask: list[Worker] = []
         self._failed: list[WorkerExit] = []
         self._ended = asyncio.Event()
@@ -143,6 +150,36 @@ class WorkerRound:
             return {}
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
+    def watch(
+        self, timeout: float | None, on_stall: Callable[[StallReport], None], on_resume: Callable[[float], None]
+    ) -> None:
+        """Watch the workers for stalls from now on, until one of them has ended. `timeout` is as in `Detector`."""
+        files = self._specs.stacks
+        if files is None or self.ranks.nodes > 1 or self.group.ended:
+            # Without the evidence of the other nodes the rank that it names could be wrong.
+            return
+        running = self.group.running
+        try:
+            sampling = Sampler({one.spec.rank: one.pid for one in running}, self.ranks.store_port)
+        except OSError:
+            return  # A kernel without sock_diag.
+        stacks = RoundStacks(files, {one.spec.rank: (one.spec.local_rank, one.pid) for one in running})
+        watch = StallWatch(Detector(timeout), sampling, stacks, on_stall, on_resume, self._steps)
+        self._watch = asyncio.ensure_future(watch.run())
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """Kill these workers, as a failure of their own."""
+        self._killed.update(ranks)
+        for worker in self.group.running:
+            if worker.spec.rank in ranks:
+                # Not as a stop of ours, so that the round ends with it; it is not reaped, so its pid is its own.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+
+    def _steps(self) -> dict[int, int]:
+        read = ((one.rank, self._specs.progress.read(one.local_rank)) for one in self._specs.workers)
+        return {rank: progress.steps for rank, progress in read if progress is not None}
+
     def progress(self) -> dict[str, Progress]:
         """What the workers have done, by name; those that have reported nothing are left out. It reads memory, and
         costs some microseconds a worker."""
@@ -166,6 +203,10 @@ class WorkerRound:
             self._specs.results.close()
         self._specs.startup_probe.close()
         self._specs.progress.close()
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._specs.stacks is not None:
+            self._specs.stacks.close()
 
     def _describe(self, worker: Worker, tail: str | None) -> WorkerExit:
         raised = worker.stopped_with is not None and worker.spec.rank in self._raised
@@ -174,7 +215,8 @@ class WorkerRound:
         )
         failed = {one.spec.rank for one in self.group.ended if _failed(one)}
         live = [one for one in self._live if one.rank not in failed]
-        return replace(end, waited_for=find_absent_workers(end, live, all_here=self.ranks.nodes == 1))
+        waited_for = find_absent_workers(end, live, all_here=self.ranks.nodes == 1)
+        return replace(end, waited_for=waited_for, stalled=worker.spec.rank in self._killed)
 
     def _note_end(self, worker: Worker) -> None:
         self.lasted = time.monotonic() - self._started
@@ -194,6 +236,9 @@ class WorkerRound:
             )
         )
         self._ended.set()
+        if self._watch is not None:
+            # What remains waits for its end, or is stopped.
+            self._watch.cancel()
         if _failed(worker):
             if failed_first:
                 # Before the other workers end too: the kernel forgets their connections.

@@ -18,10 +18,16 @@ from dlrover_run.output.relay_client import RelayClient, StepSearch
 from dlrover_run.progress import page
 from dlrover_run.progress.pages import ProgressPages
 from dlrover_run.spec import JobSpec
+from dlrover_run.stall import register
+from dlrover_run.stall.ask import StackFiles
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 
 if TYPE_CHECKING:
     from dlrover_run.output.logs_specs import LogsDestinations
+
+
+OPTIMIZER_STEPS, STACKS = "optimizer-steps", "stacks"
+"""What `worker_path/sitecustomize.py` installs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +65,15 @@ class ResultFiles:
 @dataclass(frozen=True)
 class WorkerSpecs:
     """The specs of the workers of one round on this node, and the resources opened for them. `progress` has the page of
-    each; `results` is None unless a function runs."""
+    each, `stacks` the file to which each writes its stacks, None unless stalls are looked for; `results` is None unless
+    a function runs."""
 
     ranks: RankAssignment
     streams: streams.StreamPlan
     workers: tuple[WorkerSpec, ...]
     startup_probe: StartupProbe
     progress: ProgressPages
+    stacks: StackFiles | None
     results: ResultFiles | None
 
 
@@ -105,6 +113,7 @@ def build_worker_specs(
     probe = StartupProbe(ranks)
     progress = ProgressPages(ranks.workers)
     wanted = wanted_at_start(spec)
+    stacks = StackFiles(ranks.workers) if STACKS in wanted else None
     workers = []
     for rank_streams in plan.ranks:
         local_rank = rank_streams.local_rank
@@ -114,6 +123,8 @@ def build_worker_specs(
         else:
             environment = {**parent, **placed.environments[local_rank]}
         environment[MARK_VARIABLE] = probe.mark_path
+        if stacks is not None:
+            environment[register.VARIABLE] = stacks.path(local_rank)
         environment[page.VARIABLE] = progress.path(local_rank)
         if wanted:
             environment[WANTED_VARIABLE] = ",".join(wanted)
@@ -144,14 +155,15 @@ def build_worker_specs(
     for tee in plan.tees:
         prefix = _prefix(spec, ranks, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
-    return WorkerSpecs(ranks, plan, tuple(workers), probe, progress, results)
+    return WorkerSpecs(ranks, plan, tuple(workers), probe, progress, stacks, results)
 
 
 def wanted_at_start(spec: JobSpec) -> tuple[str, ...]:
     """What is to be installed in each worker before its script begins; nothing in a program that may not be Python."""
     if python_program(spec.entrypoint) is None:
         return ()
-    return ("optimizer-steps",) if spec.progress == "optimizer" else ()
+    stacks = (STACKS,) if spec.stall_action != "off" else ()
+    return (*stacks, *((OPTIMIZER_STEPS,) if spec.progress == "optimizer" else ()))
 
 
 def _prefix(spec: JobSpec, ranks: RankAssignment, local_rank: int) -> str:

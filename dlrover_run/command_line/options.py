@@ -26,6 +26,7 @@ WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
 CHECK_MODES = ("once", "always")
 EXIT_SCHEMES = ("precise", "torchrun", "kubernetes")
 PROGRESS_SOURCES = ("auto", "optimizer")
+STALL_ACTIONS = ("off", "report", "dump", "restart")
 CLUSTERS = ("auto", "none", "slurm", "kubernetes", "mpi", "lsf", "pbs", "sagemaker", "vertex")
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
@@ -221,6 +222,13 @@ TABLE: tuple[Flag, ...] = (
         "Count the steps that a worker prints: a regular expression whose first group is the number of the step, as in "
         "'step (\\\\d+)'; without a group each line that matches is a step.",
         "REGEX", "", extension=True),
+    Flag("stall-action", PROGRESS,
+        "When the workers of a node make no progress: nothing ([b]off[/]), [b]report[/] which rank they wait for, and "
+        "where, [b]dump[/] all stacks too, or [b]restart[/] the workers too, which costs one restart.",
+        "ACTION", "off", extension=True, choices=STALL_ACTIONS),
+    Flag("stall-timeout", PROGRESS,
+        "Time without progress that is a stall [dim](else three times the longest pause, at least 3 s)[/].",
+        "SECONDS", extension=True),
     Flag("virtual-local-rank", DEVICES, "Give every worker local rank 0 and only its own GPU."),
     Flag("numa-binding", DEVICES,
         "Bind each worker to the CPUs near its GPU: [b]node[/], [b]socket[/], [b]exclusive[/] or [b]core-complex[/].",

@@ -133,8 +133,9 @@ class Code(ReasonCode):
 _PREFIXES: dict[type[ReasonCode], str] = {Code: ""}
 _TEMPLATES: dict[str, str] = {}
 
-TEXTS: dict[str, str] = {}
-"""The module that registers the codes of each policy; it is imported when a code of it is rendered."""
+TEXTS: dict[str, str] = {"stall": "dlrover_run.stall.guilt"}
+"""The module that registers the codes with each prefix, such as those of a policy; it is imported when a code of it is
+rendered."""
 
 
 def register(codes: type[ReasonCode], prefix: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlrover_run.evidence.processes import read_worker
 from dlrover_run.failures.causes import COLLECTIVE_TIMEOUT, own_message
 from dlrover_run.failures.worker_exit import WorkerExit
 
@@ -35,13 +36,9 @@ class LiveWorker:
 
 
 def inspect_worker(rank: int, pid: int, proc: Path = Path("/proc")) -> LiveWorker | None:
-    """The kernel state of a worker now; None if it has just ended. psutil does not report `wchan`."""
-    try:
-        state = (proc / str(pid) / "stat").read_text().rpartition(") ")[2][:1]
-        wchan = (proc / str(pid) / "wchan").read_text().strip()
-    except OSError:
-        return None
-    return None if state in "ZX" else LiveWorker(rank, pid, state, "" if wchan == "0" else wchan)
+    """The kernel state of a worker now; None if it has just ended."""
+    figures = read_worker(pid, proc)
+    return None if figures is None else LiveWorker(rank, pid, figures.own.state, figures.wchan)
 
 
 def find_absent_workers(end: WorkerExit, live: Sequence[LiveWorker], *, all_here: bool) -> str | None:

@@ -1,0 +1,62 @@
+"""The evidence of one moment, as records: what the pure rules of `stall` take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dlrover_run.evidence.processes import WorkerFigures
+from dlrover_run.evidence.sock_diag import SocketCounters
+
+
+class Traffic(NamedTuple):
+    """The connections of one worker, without those to the store. `acked` and `received` are bytes since the round
+    began, `sent_age` the seconds since it last sent data on one of the connections that carry most of its bytes, None
+    if it has no such connection. `unsent` bytes wait for an acknowledgement, `unread` bytes for the worker to read
+    them. `at_store` says whether it is connected to the store."""
+
+    acked: int = 0
+    received: int = 0
+    sent_age: float | None = None
+    unsent: int = 0
+    unread: int = 0
+    at_store: bool = False
+
+    @property
+    def balance(self) -> int:
+        """Bytes received less bytes acknowledged. Against its value between two steps it is above 0 for a worker that
+        has received what it has not answered."""
+        return self.received - self.acked
+
+
+class Evidence(NamedTuple):
+    """One worker at one time. `at` is in seconds of `time.monotonic`. `figures` is None in a sample of the connections
+    alone; `dumped` are the bytes of stacks that the worker has written for us, which its figures contain."""
+
+    rank: int
+    at: float
+    traffic: Traffic
+    figures: WorkerFigures | None = None
+    dumped: int = 0
+
+
+BUSY_SHARE = 0.01
+"""A connection counts as one of those that carry most of a worker's bytes if it carries this share of the largest."""
+
+
+def summarize(sockets: Sequence[SocketCounters], store_port: int) -> Traffic:
+    """The traffic of the worker that holds these connections."""
+    at_store = any(one.remote_port == store_port for one in sockets)
+    others = [one for one in sockets if store_port not in (one.local_port, one.remote_port)]
+    largest = max((one.acked + one.received for one in others), default=0)
+    busy = [one for one in others if largest and one.acked + one.received >= largest * BUSY_SHARE]
+    # A connection counts its opening as one byte; one that has sent nothing has no last time.
+    ages = [one.sent_age for one in busy if one.acked > 1]
+    return Traffic(
+        acked=sum(one.acked for one in others),
+        received=sum(one.received for one in others),
+        sent_age=min(ages, default=None),
+        unsent=sum(one.unsent for one in others),
+        unread=sum(one.unread for one in others),
+        at_store=at_store,
+    )

@@ -1,0 +1,64 @@
+"""Takes the evidence of all workers of this node: one request to the kernel for their connections, and, where the
+caller wants them, the figures of each process."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+from dlrover_run.evidence import processes
+from dlrover_run.evidence.records import Evidence, summarize
+from dlrover_run.evidence.sock_diag import SockDiag, SocketCounters
+
+
+class Sampler:
+    """Samples the workers of one round. `pids` are their pids by rank.
+
+    A connection belongs to the worker that held it when it was first seen: looking at all descriptors of all workers
+    costs more than everything else, so it is done only for a connection that is new.
+    """
+
+    def __init__(self, pids: Mapping[int, int], store_port: int) -> None:
+        self._pids = dict(pids)
+        self._store_port = store_port
+        self._diag = SockDiag()
+        self._holders: dict[int, int | None] = {}
+
+    def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]:
+        """The evidence of each worker that runs; without `full` that of the connections alone. `dumped` are the bytes
+        of stacks that each worker has written. Raises OSError."""
+        at = time.monotonic()
+        by_rank = self._assign(self._diag.dump())
+        found = []
+        for rank, pid in self._pids.items():
+            figures = processes.read_worker(pid) if full else None
+            if full and figures is None:
+                continue
+            traffic = summarize(by_rank.get(rank, []), self._store_port)
+            found.append(Evidence(rank, at, traffic, figures, (dumped or {}).get(rank, 0)))
+        return found
+
+    def forget(self, rank: int) -> None:
+        """Leave out a worker that has ended."""
+        self._pids.pop(rank, None)
+
+    def close(self) -> None:
+        self._diag.close()
+
+    def _assign(self, sockets: list[SocketCounters]) -> dict[int, list[SocketCounters]]:
+        here = {one.inode for one in sockets}
+        for inode in self._holders.keys() - here:
+            # The kernel may give its inode to another one.
+            del self._holders[inode]
+        if unknown := here - self._holders.keys():
+            self._holders.update(dict.fromkeys(unknown))
+            for rank, pid in self._pids.items():
+                for inode in processes.socket_inodes(pid) & unknown:
+                    self._holders[inode] = rank
+        by_rank: dict[int, list[SocketCounters]] = defaultdict(list)
+        for one in sockets:
+            rank_of = self._holders[one.inode]
+            if rank_of is not None:
+                by_rank[rank_of].append(one)
+        return by_rank

@@ -1,0 +1,105 @@
+"""Asks the workers of this node for their stacks: one memory file each, into which `faulthandler` writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+
+from dlrover_run.evidence.processes import catches
+from dlrover_run.stall.register import MARKER
+from dlrover_run.stall.stacks import MAX_DUMP_BYTES, Stack, is_complete, parse
+
+ANSWER_TIMEOUT = 1.0
+"""Seconds that a worker has to write its stacks. It takes milliseconds; a stopped worker answers when it continues."""
+
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""A file of stacks that is larger is emptied before the next request."""
+
+
+class StackFiles:
+    """The files of the workers of one round, by local rank. Nothing is on a disk."""
+
+    def __init__(self, local_ranks: int) -> None:
+        self._fds = [os.memfd_create(f"dlrover-run stacks {rank}", os.MFD_CLOEXEC) for rank in range(local_ranks)]
+        self._read = [0] * local_ranks
+        self._written = [0] * local_ranks
+        self._signals: dict[int, tuple[int, int]] = {}
+
+    def path(self, local_rank: int) -> str:
+        """The path at which the worker opens its file; it needs no inherited descriptor."""
+        return f"/proc/{os.getpid()}/fd/{self._fds[local_rank]}"
+
+    def request(self, local_rank: int, pid: int) -> bool:
+        """Ask a worker for its stacks. False if it cannot answer: it runs no Python, has not begun, has replaced
+        itself by another program, blocks the signal or has closed the file. The signal would end such a process."""
+        signal_and_fd = self._registered(local_rank)
+        if signal_and_fd is None:
+            return False
+        number, fd = signal_and_fd
+        try:
+            same = os.stat(f"/proc/{pid}/fd/{fd}").st_ino == os.fstat(self._fds[local_rank]).st_ino
+        except OSError:
+            return False
+        if not same or not catches(pid, number):
+            return False
+        size = self._size(local_rank)
+        if size > MAX_FILE_BYTES:
+            self._written[local_rank] += size
+            os.ftruncate(self._fds[local_rank], 0)
+            size = 0
+        self._read[local_rank] = size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            return True
+        return False
+
+    def answer(self, local_rank: int) -> Stack | None:
+        """What a worker has written since the last request; None as long as it is not complete."""
+        data = os.pread(self._fds[local_rank], MAX_DUMP_BYTES, self._read[local_rank])
+        text = data.decode(errors="replace")
+        return parse(text) if is_complete(text) else None
+
+    def dumped(self, local_rank: int) -> int:
+        """All bytes that the worker has written here."""
+        return self._written[local_rank] + self._size(local_rank)
+
+    def close(self) -> None:
+        """Free the memory. Idempotent."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _size(self, local_rank: int) -> int:
+        return os.fstat(self._fds[local_rank]).st_size
+
+    def _registered(self, local_rank: int) -> tuple[int, int] | None:
+        if local_rank not in self._signals:
+            fields = os.pread(self._fds[local_rank], 64, 0).partition(b"\n")[0].split()
+            if len(fields) != 3 or not all(field.isdigit() for field in fields) or int(fields[0]) != MARKER:
+                return None
+            number, fd = int(fields[1]), int(fields[2])
+            if not signal.SIGRTMIN < number <= signal.SIGRTMAX:
+                return None
+            self._signals[local_rank] = number, fd
+        return self._signals[local_rank]
+
+
+class RoundStacks:
+    """The stacks of the workers of one round by rank: `workers` gives the local rank and the pid of each."""
+
+    def __init__(self, files: StackFiles, workers: Mapping[int, tuple[int, int]]) -> None:
+        self._files = files
+        self._workers = dict(workers)
+
+    def request(self, rank: int) -> bool:
+        """As `StackFiles.request`."""
+        return self._files.request(*self._workers[rank])
+
+    def answer(self, rank: int) -> Stack | None:
+        """As `StackFiles.answer`."""
+        return self._files.answer(self._workers[rank][0])
+
+    def dumped(self, rank: int) -> int:
+        """As `StackFiles.dumped`."""
+        return self._files.dumped(self._workers[rank][0])

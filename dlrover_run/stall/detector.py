@@ -1,0 +1,278 @@
+"""Decides whether the workers of one round are stalled. Pure: it takes evidence with its times, and knows no clock.
+
+Progress is any of these, of any worker: bytes on its connections, a step on its progress page, input or output, or a
+child that works. The limit follows from the pauses of this round: a job whose steps, evaluations and checkpoints leave
+pauses of ten seconds is not stalled after eight. A detector belongs to one round and is forgotten with it.
+
+Processor time alone is no progress, because a worker that spins looks the same as one that evaluates, and a worker that
+waits for an accelerator spins too. So a busy worker is asked for its stack, again and again: one that works shows
+other frames, or new memory; one whose stack stays within a few lines is stalled.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dlrover_run.evidence.records import Evidence
+
+MIN_LIMIT = 3.0
+"""Seconds without progress that are never a stall."""
+
+UNLEARNED_LIMIT = 60.0
+"""Seconds without progress that are a stall before PAUSES_TO_LEARN pauses are known: a first step compiles. It counts
+only for workers that have reached the store: others need not train at all."""
+
+STARTUP_LIMIT = 120.0
+"""Seconds after the first worker has reached the store, after which one that has not is stalled."""
+
+PAUSE_FACTOR = 3.0
+"""The limit is this many times the longest pause of the last KEPT_PAUSES."""
+
+KEPT_PAUSES = 64
+
+PAUSES_TO_LEARN = 5
+
+FREEZE = 3.0
+"""Seconds between two samples after which the whole machine was frozen: that time is no pause of the workers."""
+
+BUSY_SHARE = 0.1
+"""A worker that uses this share of one processor is busy: on a machine with more work than processors, one that
+computes all the time gets no more. One that waits for a peer uses next to nothing."""
+
+WORKING_FAULTS = 64
+"""Page faults in a second with which a busy worker works: one that spins needs no new memory."""
+
+OUTPUT_BYTES = 1
+"""Bytes read or written between two samples that are progress, apart from the stacks that were asked for."""
+
+CHILD_SHARE = 0.05
+"""A child that uses this share of a processor works."""
+
+PROBES = 6
+"""Stacks of a busy worker that must stay in one place before it is stalled."""
+
+MAX_SPIN_LINES = 4
+"""Innermost lines among which a worker may move and still spin."""
+
+MAX_SPIN_FUNCTIONS = 2
+"""Innermost functions among which a worker may move and still spin: a loop, and what it calls."""
+
+
+class StallCode(enum.Enum):
+    """Why workers are stalled."""
+
+    START = "start"
+    """A worker has not reached the store long after the first one."""
+    TRAINING = "training"
+    """No worker makes progress."""
+    BUSY = "busy"
+    """A worker uses its processor, in one place, and no worker makes progress."""
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """The workers have made no progress since `since`, for longer than `limit` seconds. With START, `ranks` are the
+    workers that have not reached the store; otherwise all."""
+
+    code: StallCode
+    ranks: tuple[int, ...]
+    since: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class AskStacks:
+    """The stall is certain only with the stacks of these workers, which are busy; `note_stacks` takes them."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The workers make progress again, after a stall of this many seconds was reported."""
+
+    seconds: float
+
+
+Decision = Stalled | AskStacks | Resumed | None
+
+
+class _Change(NamedTuple):
+    trained: bool
+    progress: bool
+    busy: bool
+
+
+@dataclass
+class Detector:
+    """The detector of one round. `timeout` is the limit that the user has set (`--stall-timeout`), None to learn it."""
+
+    timeout: float | None = None
+    _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
+    _last: dict[int, Evidence] = field(default_factory=dict)
+    _figures: dict[int, Evidence] = field(default_factory=dict)
+    _steps: dict[int, int] = field(default_factory=dict)
+    _sampled: float | None = None
+    _progress_at: float | None = None
+    _first_at_store: float | None = None
+    _trains: bool = False
+    _has_trained: bool = False
+    _reported: Stalled | None = None
+    _stacks: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> float:
+        """The seconds without progress after which the workers count as stalled."""
+        if self.timeout is not None:
+            return self.timeout
+        if len(self._pauses) < PAUSES_TO_LEARN:
+            return UNLEARNED_LIMIT
+        return max(MIN_LIMIT, PAUSE_FACTOR * max(self._pauses))
+
+    @property
+    def _is_learned(self) -> bool:
+        """Whether anything shows that these workers train together."""
+        learned = self.timeout is not None or len(self._pauses) >= PAUSES_TO_LEARN
+        return learned or (self._first_at_store is not None and len(self._last) > 1)
+
+    @property
+    def needs_figures(self) -> bool:
+        """Whether the next sample has to contain the figures of processes: those of the connections showed no training
+        in the last one."""
+        return not self._trains
+
+    def observe(self, samples: Sequence[Evidence], steps: Mapping[int, int] | None = None) -> Decision:
+        """Take the evidence of all workers at one time, and the steps that they have reported."""
+        if not samples:
+            return None
+        now = samples[0].at
+        if self._sampled is not None and now - self._sampled > FREEZE and self._progress_at is not None:
+            self._thaw(now - self._sampled)
+        changes = {one.rank: self._change(one, samples, (steps or {}).get(one.rank)) for one in samples}
+        if self._first_at_store is None and any(one.traffic.at_store for one in samples):
+            self._first_at_store = now
+        self._sampled = now
+        self._trains = any(change.trained for change in changes.values())
+        if self._progress_at is None or any(change.progress for change in changes.values()):
+            return self._note_progress(now)
+        if self._reported is not None:
+            return None
+        if any(one.figures is not None and one.figures.traced for one in samples):
+            # A debugger is attached: a person looks at it already.
+            self._progress_at = now
+            return None
+        return self._late_starters(samples, now) or self._decide(samples, changes, now)
+
+    def note_stacks(self, stacks: Mapping[int, Sequence[tuple[str, ...]]]) -> None:
+        """Take the stacks of busy workers: for each rank the frames of its main thread, the innermost first, each as
+        `file:line:function`."""
+        for rank, found in stacks.items():
+            self._stacks.setdefault(rank, []).extend(stack for stack in found if stack)
+
+    def withdraw(self) -> None:
+        """Forget the stall that was decided last, as it is none: a person debugs a worker, or no worker waits for
+        another one. The workers have another limit from now on."""
+        self._progress_at = self._sampled
+        self._reported = None
+        self._stacks.clear()
+
+    def _decide(self, samples: Sequence[Evidence], changes: Mapping[int, _Change], now: float) -> Decision:
+        assert self._progress_at is not None
+        if now - self._progress_at < self.limit or not self._is_learned:
+            return None
+        ranks = tuple(one.rank for one in samples)
+        busy = tuple(rank for rank, change in changes.items() if change.busy)
+        if busy:
+            if any(_moves(self._stacks.get(rank, ())) for rank in busy):
+                # No pause of the rhythm: the next one is recognized by its stacks as well.
+                self._progress_at = now
+                self._stacks.clear()
+                return None
+            if any(len(self._stacks.get(rank, ())) < PROBES for rank in busy):
+                return AskStacks(busy)
+        code = StallCode.BUSY if busy else StallCode.TRAINING
+        self._reported = Stalled(code, ranks, self._progress_at, self.limit)
+        return self._reported
+
+    def _late_starters(self, samples: Sequence[Evidence], now: float) -> Stalled | None:
+        if self._first_at_store is None or now - self._first_at_store < STARTUP_LIMIT or self._pauses:
+            return None
+        late = tuple(one.rank for one in samples if not one.traffic.at_store)
+        if not late or len(late) == len(samples):
+            return None
+        self._reported = Stalled(StallCode.START, late, self._first_at_store, STARTUP_LIMIT)
+        return self._reported
+
+    def _note_progress(self, now: float) -> Decision:
+        decision: Decision = None
+        if self._progress_at is not None:
+            pause = now - self._progress_at
+            if self._reported is not None:
+                decision = Resumed(now - self._reported.since)
+            # A pause that was reported belongs to the rhythm too: what has come back was no stall. Those before the
+            # first step do not: imports and connections have no rhythm.
+            if self._trains and self._has_trained:
+                self._pauses.append(pause)
+            self._has_trained = self._has_trained or self._trains
+        self._progress_at = now
+        self._reported = None
+        self._stacks.clear()
+        return decision
+
+    def _thaw(self, gap: float) -> None:
+        assert self._progress_at is not None
+        self._progress_at += gap
+        if self._first_at_store is not None:
+            self._first_at_store += gap
+        # The processor time of the freeze means nothing.
+        self._figures.clear()
+
+    def _change(self, one: Evidence, samples: Sequence[Evidence], steps: int | None) -> _Change:
+        before = self._last.get(one.rank)
+        self._last[one.rank] = one
+        # A worker alone has connections that need not be part of its training: only its own steps are.
+        exchanged = before is not None and before.traffic[:2] != one.traffic[:2]
+        trained = exchanged and len(samples) > 1
+        if steps is not None and self._steps.get(one.rank) != steps:
+            trained = trained or one.rank in self._steps
+            self._steps[one.rank] = steps
+        known = self._figures.get(one.rank)
+        if one.figures is None:
+            self._figures.pop(one.rank, None)
+            return _Change(trained, trained or exchanged, False)
+        self._figures[one.rank] = one
+        if known is None or known.figures is None or one.at <= known.at:
+            return _Change(trained, trained or exchanged, False)
+        seconds = one.at - known.at
+        own, earlier = one.figures.own, known.figures.own
+        written = own.written - earlier.written - (one.dumped - known.dumped)
+        moved = written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
+        busy = own.cpu - earlier.cpu >= BUSY_SHARE * seconds
+        works = busy and not one.dumped > known.dumped and own.faults - earlier.faults >= WORKING_FAULTS * seconds
+        return _Change(trained, trained or exchanged or moved or works or _child_works(one, known, seconds), busy)
+
+
+def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:
+    assert one.figures is not None
+    assert known.figures is not None
+    before = {child.pid: child for child in known.figures.children}
+    for child in one.figures.children:
+        earlier = before.get(child.pid)
+        if earlier is None:
+            return True
+        if child.written + child.read > earlier.written + earlier.read:
+            return True
+        if child.cpu - earlier.cpu >= CHILD_SHARE * seconds:
+            return True
+    return False
+
+
+def _moves(stacks: Sequence[tuple[str, ...]]) -> bool:
+    """Whether the innermost frames of these stacks are those of a worker that works."""
+    lines = {stack[0] for stack in stacks}
+    functions = {line.rpartition(":")[2] for line in lines}
+    return len(lines) > MAX_SPIN_LINES or len(functions) > MAX_SPIN_FUNCTIONS

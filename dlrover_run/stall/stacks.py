@@ -1,0 +1,131 @@
+"""Reads what `faulthandler` has written: the stacks of all threads of a process, and the user's line among them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dlrover_run.console.text import format_ranks
+
+MAX_FRAMES = 100
+"""Frames of a thread that are kept; faulthandler writes no more."""
+
+MAX_DUMP_BYTES = 256 * 1024
+"""Bytes of one dump that are read: 100 frames of each of 100 threads, which is all that faulthandler writes."""
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*?)\])?.*\(most recent call first\):")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen |^<string>$"
+    r"|/dlrover_run/(?:agent|template|training|worker_path)/"
+)
+# The last frame of a main thread; any other thread begins in `_bootstrap`.
+_MAIN_ENDS = re.compile(r"in (?:<module>|_run_module_as_main)\n\Z|^  \.\.\.\n\Z", re.MULTILINE)
+_COLLECTIVE = re.compile(r"/torch/(?:distributed|nn/parallel|autograd)/|/horovod/|/deepspeed/comm/")
+_LOCK = re.compile(r"/threading\.py:|/multiprocessing/synchronize\.py:|/queue\.py:|/filelock/")
+_LOADER = re.compile(r"/torch/utils/data/dataloader\.py:|/multiprocessing/(?:queues|connection|pool)\.py:")
+_DEBUGGER = re.compile(r"/(?:pdb|bdb)\.py:")
+
+
+class Frame(NamedTuple):
+    """One call: `line` 0 if it is unknown."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.function}"
+
+
+class Thread(NamedTuple):
+    """The calls of one thread, the innermost first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+
+
+class Stack(NamedTuple):
+    """The threads of one process. faulthandler writes the main thread last."""
+
+    threads: tuple[Thread, ...]
+
+    @property
+    def main(self) -> tuple[Frame, ...]:
+        """The calls of the main thread."""
+        return self.threads[-1].frames if self.threads else ()
+
+    @property
+    def user_line(self) -> Frame | None:
+        """The innermost call of the main thread in a file of the user; None if there is none."""
+        return next((frame for frame in self.main if not _LIBRARY.search(frame.file)), None)
+
+    @property
+    def in_collective(self) -> bool:
+        """Whether the main thread may be in a collective: below the user's line it is in torch.distributed, or in a
+        backward pass, whose collectives are not in Python."""
+        return self._below(_COLLECTIVE)
+
+    @property
+    def in_lock(self) -> bool:
+        return self._below(_LOCK)
+
+    @property
+    def in_loader(self) -> bool:
+        """Whether the main thread waits for another process, as for a data loader's."""
+        return self._below(_LOADER)
+
+    @property
+    def in_debugger(self) -> bool:
+        return any(_DEBUGGER.search(str(frame)) for frame in self.main)
+
+    def _below(self, pattern: re.Pattern[str]) -> bool:
+        for frame in self.main:
+            if not _LIBRARY.search(frame.file):
+                return False
+            if pattern.search(str(frame)):
+                return True
+        return False
+
+
+def parse(text: str) -> Stack:
+    """The stacks in one dump. Lines that are no part of one are left out: the writer may have ended in between."""
+    threads: list[tuple[str, list[Frame]]] = []
+    for line in text.splitlines():
+        if found := _THREAD.match(line):
+            threads.append((found[2] or found[1], []))
+        elif threads and (found := _FRAME.match(line)) and len(threads[-1][1]) < MAX_FRAMES:
+            threads[-1][1].append(Frame(found[1], int(found[2]) if found[2].isdigit() else 0, found[3]))
+    return Stack(tuple(Thread(name, tuple(frames)) for name, frames in threads))
+
+
+def is_complete(text: str) -> bool:
+    """Whether a dump is written to its end, which is the end of the main thread."""
+    return _MAIN_ENDS.search(text) is not None
+
+
+class Folded(NamedTuple):
+    """The ranks whose main threads have the same calls."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[Frame, ...]
+
+
+def fold(stacks: Mapping[int, Stack]) -> list[Folded]:
+    """Equal stacks once, those of the fewest ranks first: the outlier is what a reader looks for."""
+    groups: dict[tuple[Frame, ...], list[int]] = {}
+    for rank, stack in sorted(stacks.items()):
+        groups.setdefault(stack.main, []).append(rank)
+    folded = [Folded(tuple(ranks), frames) for frames, ranks in groups.items()]
+    return sorted(folded, key=lambda one: (len(one.ranks), one.ranks))
+
+
+def render(folded: Sequence[Folded]) -> str:
+    """The folded stacks as lines."""
+    lines = []
+    for one in folded:
+        lines.append(f"{format_ranks(one.ranks)}:")
+        lines += [f"  {frame.file}:{frame.line} in {frame.function}" for frame in one.frames] or ["  (no Python frame)"]
+    return "\n".join(lines)

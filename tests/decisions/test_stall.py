@@ -1,0 +1,419 @@
+"""Which evidence is a stall, and whom the other workers wait for: generated traces of hangs and of innocent pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
+from dlrover_run.evidence.records import Evidence, Traffic
+from dlrover_run.stall.detector import (
+    MIN_LIMIT,
+    PAUSE_FACTOR,
+    PROBES,
+    STARTUP_LIMIT,
+    UNLEARNED_LIMIT,
+    AskStacks,
+    Decision,
+    Detector,
+    Resumed,
+    StallCode,
+    Stalled,
+)
+from dlrover_run.stall.guilt import Finding, GuiltCode, Suspect, find_guilty
+from dlrover_run.stall.stacks import Frame, Stack, Thread, fold, is_complete, parse, render
+
+INTERVAL = 0.5
+
+
+@dataclass
+class Worker:
+    """A worker of a generated trace: what it does in each second."""
+
+    rank: int
+    bytes: int = 0
+    cpu: float = 0.0
+    faults: int = 0
+    written: int = 0
+    read: int = 0
+    state: str = "S"
+    traced: bool = False
+    at_store: bool = True
+    dumped: int = 0
+    children: dict[int, ProcessFigures] = field(default_factory=dict)
+    stack: Callable[[float], tuple[str, ...]] = lambda _: ("train.py:1:wait",)
+
+    def evidence(self, at: float, full: bool = True) -> Evidence:
+        own = ProcessFigures(self.rank + 100, "python", self.state, 1, self.cpu, self.faults, self.read, self.written)
+        figures = WorkerFigures(own, tuple(self.children.values()), "", self.traced) if full else None
+        return Evidence(self.rank, at, Traffic(self.bytes, self.bytes, at_store=self.at_store), figures, self.dumped)
+
+
+class Trace:
+    """Drives a detector as the agent does, in time of its own."""
+
+    def __init__(self, ranks: int = 2, detector: Detector | None = None) -> None:
+        self.workers = [Worker(rank) for rank in range(ranks)]
+        self.detector = detector or Detector()
+        self.now = 0.0
+
+    def run(self, seconds: float, each: Callable[[Sequence[Worker], float], None]) -> Stalled | None:
+        """Run for a time; the first stall that was reported."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += INTERVAL
+            each(self.workers, INTERVAL)
+            decision = self.sample()
+            if isinstance(decision, AskStacks):
+                for rank in decision.ranks:
+                    self.workers[rank].dumped += 4000
+                    self.workers[rank].written += 4000
+                self.detector.note_stacks({rank: [self.workers[rank].stack(self.now)] for rank in decision.ranks})
+            elif isinstance(decision, Stalled):
+                return decision
+        return None
+
+    def sample(self) -> Decision:
+        return self.detector.observe([one.evidence(self.now) for one in self.workers])
+
+    def train(self, seconds: float = 20, period: float = 0.5) -> None:
+        """Steps, each followed by an all-reduce."""
+        due = self.now + period
+
+        def step(workers: Sequence[Worker], _: float) -> None:
+            nonlocal due
+            if self.now >= due:
+                due += period
+                for one in workers:
+                    one.bytes += 1_000_000
+                    one.cpu += 0.2
+
+        assert self.run(seconds, step) is None
+
+
+def idle(_: Sequence[Worker], __: float) -> None: ...
+
+
+def spin(workers: Sequence[Worker], seconds: float) -> None:
+    workers[1].cpu += seconds
+
+
+HANGS = {
+    "stopped": (idle, StallCode.TRAINING),
+    "sleep, deadlock, lost network, a rank that left": (idle, StallCode.TRAINING),
+    "spin": (spin, StallCode.BUSY),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+@pytest.mark.parametrize("period", [0.5, 2, 10])
+def test_a_hang_is_found_in_time(name: str, period: float) -> None:
+    trace = Trace()
+    trace.train(12 * period, period)
+    began = trace.now
+    each, code = HANGS[name]
+    found = trace.run(200, each)
+    assert found is not None
+    assert found.code is code
+    assert found.ranks == (0, 1)
+    probes = PROBES * INTERVAL if code is StallCode.BUSY else 0
+    assert trace.now - began <= max(MIN_LIMIT, PAUSE_FACTOR * period) + probes + 2 * INTERVAL + period
+
+
+def test_before_the_first_steps_the_limit_is_longer() -> None:
+    trace = Trace()
+    found = trace.run(UNLEARNED_LIMIT + 5, idle)
+    assert found is not None
+    assert trace.now >= UNLEARNED_LIMIT
+
+
+def test_workers_that_have_never_met_are_no_stall() -> None:
+    trace = Trace()
+    for worker in trace.workers:
+        worker.at_store = False
+    assert trace.run(10 * UNLEARNED_LIMIT, idle) is None
+
+
+def test_a_worker_alone_that_waits_for_requests_is_no_stall() -> None:
+    trace = Trace(1)
+    trace.train()
+    assert trace.run(10 * UNLEARNED_LIMIT, idle) is None
+
+
+def test_a_stall_that_is_withdrawn_is_looked_for_again() -> None:
+    trace = Trace()
+    trace.train()
+    assert trace.run(20, idle) is not None
+    trace.detector.withdraw()
+    assert trace.run(MIN_LIMIT - INTERVAL, idle) is None
+    assert trace.run(MIN_LIMIT, idle) is not None
+
+
+def test_the_user_sets_the_limit() -> None:
+    trace = Trace(detector=Detector(timeout=7))
+    trace.train()
+    found = trace.run(20, idle)
+    assert found is not None
+    assert found.limit == 7
+
+
+def test_a_worker_that_does_not_reach_the_store() -> None:
+    trace = Trace(3)
+    trace.workers[2].at_store = False
+
+    def others_log(workers: Sequence[Worker], _: float) -> None:
+        workers[0].cpu += 0.01
+
+    assert trace.run(UNLEARNED_LIMIT - 1, others_log) is None
+    trace = Trace(3, Detector(timeout=1000))
+    trace.workers[2].at_store = False
+    found = trace.run(STARTUP_LIMIT + 5, others_log)
+    assert found is not None
+    assert (found.code, found.ranks) == (StallCode.START, (2,))
+
+
+def checkpoint(workers: Sequence[Worker], _: float) -> None:
+    workers[0].written += 10_000_000
+
+
+def evaluation(workers: Sequence[Worker], seconds: float) -> None:
+    workers[0].cpu += seconds
+    workers[0].stack = lambda now: (f"model.py:{int(now * 2) % 7}:layer{int(now * 2) % 7}", "train.py:9:evaluate")
+
+
+def compilation(workers: Sequence[Worker], seconds: float) -> None:
+    for one in workers:
+        one.cpu += seconds
+        one.faults += 5000
+
+
+def compiler_processes(workers: Sequence[Worker], seconds: float) -> None:
+    child = workers[0].children.get(500, ProcessFigures(500, "cc1plus", "R", 100, 0, 0, 0, 0))
+    workers[0].children[500] = child._replace(cpu=child.cpu + seconds)
+
+
+def download(workers: Sequence[Worker], _: float) -> None:
+    workers[1].bytes += 5000
+
+
+def debugger(workers: Sequence[Worker], _: float) -> None:
+    workers[1].traced = True
+
+
+INNOCENT = [checkpoint, evaluation, compilation, compiler_processes, download, debugger]
+
+
+@pytest.mark.parametrize("each", INNOCENT)
+def test_an_innocent_pause_of_a_minute(each: Callable[[Sequence[Worker], float], None]) -> None:
+    trace = Trace()
+    trace.train()
+    assert trace.run(60, each) is None
+    trace.workers[1].traced = False
+    trace.train()
+    assert trace.run(UNLEARNED_LIMIT * 10, idle) is not None, "a hang after it is still found"
+
+
+@pytest.mark.parametrize("gap", [4, 60, 36_000])
+def test_a_frozen_machine_thaws(gap: float) -> None:
+    trace = Trace()
+    trace.train()
+    trace.now += gap
+    assert trace.run(MIN_LIMIT - 2 * INTERVAL, idle) is None
+    trace.train()
+
+
+def test_the_stacks_that_were_asked_for_are_no_progress() -> None:
+    trace = Trace()
+    trace.train()
+    found = trace.run(15, spin)
+    assert found is not None
+    assert trace.workers[1].dumped == PROBES * 4000
+
+
+def test_a_pause_that_was_reported_becomes_part_of_the_rhythm() -> None:
+    trace = Trace()
+    trace.train()
+    assert trace.run(20, idle) is not None
+    for one in trace.workers:
+        one.bytes += 1
+    trace.now += INTERVAL
+    resumed = trace.sample()
+    assert isinstance(resumed, Resumed)
+    assert resumed.seconds >= MIN_LIMIT
+    limit = trace.detector.limit
+    assert limit > MIN_LIMIT
+    trace.train()
+    assert trace.run(limit - 1, idle) is None
+
+
+def test_another_round_knows_nothing_of_the_last() -> None:
+    assert Detector().limit == UNLEARNED_LIMIT
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.5, 20), min_size=6, max_size=20))
+def test_no_pause_is_a_stall_that_is_shorter_than_the_longest_before(pauses: list[float]) -> None:
+    trace = Trace()
+    longest = max(pauses)
+
+    def step() -> None:
+        for one in trace.workers:
+            one.bytes += 1000
+
+    for pause in [longest] * 5 + pauses * 3:
+        assert trace.run(pause, idle) is None
+        step()
+
+
+# Whom the others wait for.
+
+WAITS = Stack(
+    (
+        Thread(
+            "0x1",
+            (
+                Frame("/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3, "all_reduce"),
+                Frame("/home/u/train.py", 19, "step"),
+                Frame("/home/u/train.py", 30, "<module>"),
+            ),
+        ),
+    )
+)
+
+
+def at(*frames: str) -> Stack:
+    """A stack of `file:line:function`, the innermost first."""
+    parts = [frame.rsplit(":", 2) for frame in frames]
+    return Stack((Thread("0x1", tuple(Frame(file, int(line), name) for file, line, name in parts)),))
+
+
+ELSEWHERE = at("/home/u/train.py:10:next_batch", "/home/u/train.py:30:<module>")
+
+
+def suspects(count: int, guilty: int, **facts: object) -> list[Suspect]:
+    """All wait in one collective, apart from the guilty one."""
+    state = str(facts.pop("state", "S"))
+    age = facts.pop("age", None)
+    children = facts.pop("children", ())
+    found = []
+    for rank in range(count):
+        own = ProcessFigures(rank + 100, "python", state if rank == guilty else "S", 1, 1, 0, 0, 0)
+        figures = WorkerFigures(own, children if rank == guilty else ())  # type: ignore[arg-type]
+        sent_age = age if rank == guilty else 3.0
+        evidence = Evidence(rank, 10, Traffic(sent_age=sent_age), figures)  # type: ignore[arg-type]
+        more = facts if rank == guilty else {}
+        found.append(Suspect(rank, evidence, **{"stack": WAITS, **more}))  # type: ignore[arg-type]
+    return found
+
+
+STOPPED_CHILD = ProcessFigures(900, "python", "T", 100, 0, 0, 0, 0)
+
+GUILT: dict[GuiltCode, dict[str, Any]] = {
+    GuiltCode.STOPPED: {"state": "T", "stack": None},
+    GuiltCode.BLOCKED_IN_KERNEL: {"state": "D", "stack": None},
+    GuiltCode.ENDED: {"ended": True, "stack": None},
+    GuiltCode.SPINNING: {"stack": ELSEWHERE, "share": 0.99},
+    GuiltCode.ELSEWHERE: {"stack": ELSEWHERE},
+    GuiltCode.LOCKED: {"stack": at("/usr/lib/python3.11/threading.py:324:wait", "/home/u/train.py:7:load")},
+    GuiltCode.CHILD_LOST: {
+        "stack": at(
+            "/x/site-packages/torch/utils/data/dataloader.py:1131:_try_get_data", "/home/u/train.py:8:<module>"
+        ),
+        "children": (STOPPED_CHILD,),
+    },
+    GuiltCode.SENT_NOTHING: {"age": 4.0},
+}
+
+
+@pytest.mark.parametrize("code", GUILT)
+@pytest.mark.parametrize(("count", "guilty"), [(2, 0), (2, 1), (4, 0), (4, 2)])
+def test_the_guilty_rank_and_the_reason(code: GuiltCode, count: int, guilty: int) -> None:
+    found = find_guilty(suspects(count, guilty, **GUILT[code]))
+    assert (found.code, found.ranks) == (code, (guilty,))
+    stack = GUILT[code].get("stack", WAITS)
+    if isinstance(stack, Stack):
+        assert found.line is not None
+        assert found.line.file == "/home/u/train.py"
+        assert found.line == stack.user_line
+
+
+@pytest.mark.parametrize(
+    "balances", [(-192, 192), (192, -192), (-250_192, -250_000, 96, -96), (96, -96, -250_192, -250_000)]
+)
+def test_measured_balances(balances: tuple[int, ...]) -> None:
+    """Balances of four jobs of gloo that were measured."""
+    guilty = next(rank for rank, balance in enumerate(balances) if balance > 0)
+    found = find_guilty([Suspect(rank, None, balance=balance) for rank, balance in enumerate(balances)])
+    assert (found.code, found.ranks) == (GuiltCode.OWES_DATA, (guilty,))
+
+
+def test_one_of_several_collectives() -> None:
+    other = at("/x/site-packages/torch/distributed/distributed_c10d.py:9:barrier", "/home/u/train.py:44:<module>")
+    stacks = [WAITS, WAITS, other]
+    found = find_guilty([Suspect(rank, None, stack) for rank, stack in enumerate(stacks)])
+    assert (found.code, found.ranks) == (GuiltCode.OTHER_COLLECTIVE, (2,))
+    assert found.line is not None
+    assert found.line.line == 44
+    two = find_guilty([Suspect(rank, None, stack) for rank, stack in enumerate([WAITS, other])])
+    assert two == Finding(GuiltCode.UNKNOWN)
+
+
+def test_the_evidence_of_several_rules_agrees() -> None:
+    found = find_guilty(suspects(4, 2, stack=ELSEWHERE, age=5.0))
+    assert found.agree == (GuiltCode.SENT_NOTHING,)
+
+
+def test_nothing_is_claimed_without_evidence() -> None:
+    assert find_guilty([Suspect(rank, None) for rank in range(4)]) == Finding(GuiltCode.UNKNOWN)
+    assert find_guilty([Suspect(rank, None, WAITS) for rank in range(4)]) == Finding(GuiltCode.UNKNOWN)
+    assert find_guilty([]) == Finding(GuiltCode.UNKNOWN)
+
+
+@given(st.permutations(range(4)), st.sampled_from(list(GUILT)))
+def test_the_order_means_nothing(order: list[int], code: GuiltCode) -> None:
+    known = suspects(4, 1, **GUILT[code])
+    assert find_guilty([known[place] for place in order]) == find_guilty(known)
+
+
+# Stacks.
+
+DUMP = """Thread 0x00007f (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+  File "/usr/lib/python3.11/threading.py", line 995 in _bootstrap
+
+Current thread 0x00008f [MainThread] (most recent call first):
+  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 2806 in all_reduce
+  File "/home/u/train.py", line 19 in step
+  File "/home/u/train.py", line ??? in <module>
+"""
+
+
+def test_a_dump_is_read() -> None:
+    stack = parse(DUMP)
+    assert is_complete(DUMP)
+    assert [thread.name for thread in stack.threads] == ["0x00007f", "MainThread"]
+    assert stack.in_collective
+    assert not stack.in_lock
+    assert stack.user_line == Frame("/home/u/train.py", 19, "step")
+
+
+@given(st.integers(0, len(DUMP)))
+def test_a_part_of_a_dump_is_not_complete(length: int) -> None:
+    assert is_complete(DUMP[:length]) == (length == len(DUMP))
+    parse(DUMP[:length])
+
+
+@given(st.text())
+def test_any_text_is_read(text: str) -> None:
+    assert parse(text).user_line is None or "File" in text
+
+
+def test_equal_stacks_are_folded() -> None:
+    folded = fold({0: WAITS, 1: ELSEWHERE, 2: WAITS, 3: WAITS})
+    assert [one.ranks for one in folded] == [(1,), (0, 2, 3)]
+    assert render(folded).splitlines()[1] == "  /home/u/train.py:10 in next_batch"

@@ -1,0 +1,109 @@
+"""What follows a stall, by the action that the user has chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlrover_run.agent.stall_response import STACKS_FILE, StallResponse
+from dlrover_run.agent.stall_watch import StallReport
+from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
+from dlrover_run.failures.causes import describe_exit
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.spec import StallAction
+from dlrover_run.stall.detector import StallCode, Stalled
+from dlrover_run.stall.guilt import Finding, GuiltCode
+from dlrover_run.stall.stacks import Frame, Stack, Thread
+
+LINE = Frame("/home/u/train.py", 10, "load")
+STACKS = {rank: Stack((Thread("0x1", (LINE,)),)) for rank in (4, 5)}
+
+
+class Round:
+    """Two running workers of round 3."""
+
+    def __init__(self) -> None:
+        workers = [
+            SimpleNamespace(spec=SimpleNamespace(rank=rank, local_rank=rank - 4), stopped_with=None) for rank in (4, 5)
+        ]
+        self.group = SimpleNamespace(running=workers)
+        self.ranks = SimpleNamespace(round=3)
+        self.killed: list[int] = []
+
+    def kill(self, ranks: tuple[int, ...]) -> None:
+        self.killed += ranks
+
+
+class Kept(Events):
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def report(*guilty: int) -> StallReport:
+    finding = Finding(GuiltCode.LOCKED, guilty, LINE) if guilty else Finding(GuiltCode.UNKNOWN)
+    return StallReport(Stalled(StallCode.TRAINING, (4, 5), 100.0, 3.0), finding, 4.0, STACKS)
+
+
+def respond(
+    action: StallAction, stall: StallReport, directory: Path | None = None, stopping: bool = False
+) -> tuple[Round, Kept, list[str]]:
+    workers, events, lines = Round(), Kept(), list[str]()
+    run_dir = SimpleNamespace(path=str(directory), keep=directory is not None)
+    services: Any = SimpleNamespace(
+        events=events,
+        console=SimpleNamespace(info=lines.append),
+        run_dir=run_dir,
+        shutdown=SimpleNamespace(wanted=stopping),
+    )
+    response = StallResponse(workers, action, services)  # type: ignore[arg-type]
+    response.on_stall(stall)
+    response.on_resume(5.0)
+    return workers, events, lines
+
+
+def test_a_stall_is_reported_with_its_events() -> None:
+    workers, kept, lines = respond("report", report(5))
+    assert len(lines) == 2
+    assert "rank 5" in lines[0]
+    assert "/home/u/train.py:10" in lines[0]
+    assert workers.killed == []
+    stalled = [event for event in kept.events if isinstance(event, WorkerStalled)]
+    assert [(event.rank, event.local_rank, event.guilty, event.since) for event in stalled] == [
+        (4, 0, False, 100.0),
+        (5, 1, True, 100.0),
+    ]
+    assert [reason.code for reason in stalled[1].reasons] == ["stall.locked", "stall.place"]
+    assert [event.rank for event in kept.events if isinstance(event, WorkerResumed)] == [4, 5]
+
+
+def test_the_stacks_are_written_to_the_log_directory_or_to_the_console(tmp_path: Path) -> None:
+    _, _, lines = respond("dump", report(5), tmp_path)
+    assert "train.py:10 in load" in (tmp_path / STACKS_FILE).read_text()
+    assert any(STACKS_FILE in line for line in lines)
+    _, _, without = respond("dump", report(5))
+    assert any("train.py:10 in load" in line for line in without[1:])
+    _, _, unwritable = respond("dump", report(5), tmp_path / "missing")
+    assert any("train.py:10 in load" in line for line in unwritable[1:])
+
+
+def test_workers_that_are_being_stopped_are_left_alone() -> None:
+    workers, kept, _ = respond("restart", report(5), stopping=True)
+    assert workers.killed == []
+    assert not [event for event in kept.events if isinstance(event, WorkerStalled)]
+
+
+def test_the_exit_of_a_worker_that_was_killed_names_the_flag() -> None:
+    end = WorkerExit(rank=4, local_rank=0, pid=1, code=-9, unix_time=0.0, stalled=True)
+    assert "--stall-action" in describe_exit(end)
+
+
+@pytest.mark.parametrize(("guilty", "killed"), [((5,), [5]), ((), [4])])
+def test_a_restart_kills_the_guilty_worker_or_the_first(guilty: tuple[int, ...], killed: list[int]) -> None:
+    workers, _, _ = respond("restart", report(*guilty))
+    assert workers.killed == killed

@@ -1,0 +1,133 @@
+"""The agent's watch over one round: when it asks for stacks, and what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from dlrover_run.agent.stall_watch import StallReport, StallWatch
+from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
+from dlrover_run.evidence.records import Evidence, Traffic
+from dlrover_run.stall.detector import PROBES, Detector
+from dlrover_run.stall.guilt import GuiltCode
+from dlrover_run.stall.stacks import Frame, Stack, Thread
+
+
+def stack(*frames: Frame) -> Stack:
+    return Stack((Thread("0x1", frames),))
+
+
+WAITS = stack(Frame("/x/site-packages/torch/distributed/c10d.py", 3, "all_reduce"), Frame("/u/train.py", 19, "step"))
+SPINS = stack(Frame("/u/train.py", 10, "next_batch"))
+
+
+class Workers:
+    """Two workers that train until `hung`; then rank 1 spins."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.bytes = 0
+        self.cpu = 0.0
+        self.hung = False
+        self.closed = False
+        self.idle = False
+        self.stacks = {0: WAITS, 1: SPINS}
+        self.requests: list[int] = []
+
+    def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]:
+        self.now += 0.5
+        self.bytes += 0 if self.hung else 1000
+        self.cpu += 0.0 if self.idle else 0.5
+        return [self._evidence(rank, full) for rank in (0, 1)]
+
+    def _evidence(self, rank: int, full: bool) -> Evidence:
+        own = ProcessFigures(rank + 9, "python", "S", 1, self.cpu if rank else 0.0, 0, 0, 0)
+        return Evidence(rank, self.now, Traffic(self.bytes, self.bytes), WorkerFigures(own) if full else None)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def request(self, rank: int) -> bool:
+        self.requests.append(rank)
+        return True
+
+    def answer(self, rank: int) -> Stack | None:
+        return self.stacks[rank]
+
+    def dumped(self, rank: int) -> int:
+        return 0
+
+
+def test_a_stall_is_reported_once_with_rank_and_line_and_then_its_end() -> None:
+    workers = Workers()
+    reports: list[StallReport] = []
+    resumed: list[float] = []
+    watch = StallWatch(Detector(), workers, workers, reports.append, resumed.append)
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await watch.step()
+        workers.hung = True
+        for _ in range(30):
+            await watch.step()
+        workers.hung = False
+        await watch.step()
+
+    asyncio.run(scenario())
+    assert len(reports) == 1
+    found = reports[0].finding
+    assert (found.code, found.ranks) == (GuiltCode.SPINNING, (1,))
+    assert "rank 1" in reports[0].line
+    assert "/u/train.py:10" in reports[0].line
+    assert reports[0].text.startswith("rank 0:")
+    assert workers.requests == [1] * PROBES + [0, 1]
+    assert len(resumed) == 1
+
+
+def test_the_samples_end_with_the_watch() -> None:
+    workers = Workers()
+    watch = StallWatch(Detector(), workers, workers, lambda _: None, lambda _: None)
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(watch.run())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(scenario())
+    assert workers.closed
+
+
+IDLES = stack(Frame("/u/serve.py", 7, "next_request"))
+DEBUGS = stack(Frame("/usr/lib/python3.11/pdb.py", 9, "interaction"), Frame("/u/train.py", 10, "next_batch"))
+
+
+@pytest.mark.parametrize(
+    ("stacks", "steps", "reported"),
+    [
+        ({0: IDLES, 1: IDLES}, {}, False),
+        ({0: WAITS, 1: DEBUGS}, {}, False),
+        ({0: IDLES, 1: IDLES}, {0: 20, 1: 20}, True),
+        ({0: WAITS, 1: WAITS}, {}, True),
+    ],
+)
+def test_workers_that_need_not_make_progress_are_not_reported(
+    stacks: dict[int, Stack], steps: dict[int, int], reported: bool
+) -> None:
+    workers = Workers()
+    workers.idle = True
+    workers.stacks = stacks
+    reports: list[StallReport] = []
+    watch = StallWatch(Detector(), workers, workers, reports.append, lambda _: None, lambda: steps)
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await watch.step()
+        workers.hung = True
+        for _ in range(30):
+            await watch.step()
+
+    asyncio.run(scenario())
+    assert bool(reports) == reported

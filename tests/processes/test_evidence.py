@@ -1,0 +1,175 @@
+"""What the kernel reports of real connections and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dlrover_run.evidence import processes, sock_diag
+from dlrover_run.evidence.records import summarize
+from dlrover_run.evidence.sample import Sampler
+from dlrover_run.evidence.sock_diag import SockDiag, SocketCounters, TooManySockets, parse
+
+WAIT = 30
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT
+    while not reached():
+        assert time.monotonic() < end, "the kernel never reported it"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def diag() -> Iterator[SockDiag]:
+    opened = SockDiag()
+    yield opened
+    opened.close()
+
+
+def pair(family: int = socket.AF_INET) -> tuple[socket.socket, socket.socket]:
+    with socket.socket(family) as listener:
+        listener.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
+        listener.listen()
+        client = socket.create_connection(listener.getsockname()[:2])
+        return client, listener.accept()[0]
+
+
+def of(diag: SockDiag, one: socket.socket) -> SocketCounters:
+    inode = os.fstat(one.fileno()).st_ino
+    return next(found for found in diag.dump() if found.inode == inode)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_bytes_of_both_ends(diag: SockDiag, family: int) -> None:
+    client, server = pair(family)
+    with client, server:
+        before = of(diag, client), of(diag, server)
+        client.sendall(b"x" * 100_000)
+        until(lambda: of(diag, client).acked - before[0].acked == 100_000)
+        after = of(diag, server)
+        assert after.received - before[1].received == 100_000
+        assert after.unread == 100_000
+        assert of(diag, client).unsent == 0
+        assert after.local_port == server.getsockname()[1]
+        assert after.remote_port == client.getsockname()[1]
+
+
+def test_the_time_since_data_was_sent(diag: SockDiag) -> None:
+    client, server = pair()
+    with client, server:
+        client.sendall(b"x")
+        until(lambda: of(diag, client).sent_age >= 0.2)
+        client.sendall(b"x")
+        until(lambda: of(diag, client).sent_age < 0.2)
+
+
+def test_a_dump_has_a_limit_and_the_next_one_is_whole(diag: SockDiag, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, server = pair()
+    with client, server:
+        with monkeypatch.context() as patch:
+            patch.setattr(sock_diag, "MAX_SOCKETS", 1)
+            with pytest.raises(TooManySockets):
+                diag.dump()
+        assert of(diag, client).local_port == client.getsockname()[1]
+
+
+@pytest.mark.parametrize("message", [b"", b"\0" * 71, b"\xff" * 72, b"\xff" * 75, b"\1" * 400])
+def test_a_message_that_is_no_connection(message: bytes) -> None:
+    assert parse(message) is None
+
+
+def test_figures_of_a_process_and_its_child() -> None:
+    script = "import subprocess, sys; subprocess.run(['sleep', '100'])"
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        try:
+            until(lambda: [c.name for c in _figures(process.pid).children] == ["sleep"])
+            figures = _figures(process.pid)
+            assert figures.own.parent == os.getpid()
+            assert figures.children[0].parent == process.pid
+            assert figures.own.cpu > 0
+            assert figures.own.faults > 0
+            assert figures.own.read > 0
+            assert not figures.traced
+            os.kill(process.pid, signal.SIGSTOP)
+            until(lambda: _figures(process.pid).own.stopped)
+        finally:
+            os.kill(_figures(process.pid).children[0].pid, signal.SIGKILL)
+            process.kill()
+        process.wait(WAIT)
+        assert processes.read_worker(process.pid) is None
+
+
+def _figures(pid: int) -> processes.WorkerFigures:
+    found = processes.read_worker(pid)
+    assert found is not None
+    return found
+
+
+def test_a_process_that_writes() -> None:
+    before = _figures(os.getpid()).own
+    with open(os.devnull, "wb", buffering=0) as sink:
+        sink.write(b"x" * 50_000)
+    assert _figures(os.getpid()).own.written - before.written >= 50_000
+
+
+def test_which_signals_a_process_catches() -> None:
+    number = signal.SIGRTMAX - 9
+    assert not processes.catches(os.getpid(), number)
+    previous = signal.signal(number, lambda *_: None)
+    try:
+        assert processes.catches(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+        try:
+            assert not processes.catches(os.getpid(), number)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    finally:
+        signal.signal(number, previous)
+
+
+def test_a_process_that_is_gone(tmp_path: Path) -> None:
+    assert processes.read_process(1, tmp_path) is None
+    assert processes.read_worker(1, tmp_path) is None
+    assert not processes.catches(1, 10, tmp_path)
+    assert processes.socket_inodes(1, tmp_path) == set()
+
+
+def test_each_connection_belongs_to_the_worker_that_holds_it() -> None:
+    client, server = pair()
+    store_client, store_server = pair()
+    with client, server, store_client, store_server:
+        sampler = Sampler({3: os.getpid(), 4: os.getppid()}, store_server.getsockname()[1])
+        before = {one.rank: one.traffic for one in sampler.sample(full=False)}
+        assert before[3].at_store
+        assert not before[4].at_store
+        client.sendall(b"x" * 5000)
+        store_client.sendall(b"x" * 5000)
+        until(lambda: sampler.sample(full=False)[0].traffic.acked - before[3].acked == 5000)
+        after = {one.rank: one for one in sampler.sample(full=True)}
+        # Both ends of the connection are here.
+        assert after[3].traffic.received - before[3].received == 5000
+        assert after[3].figures is not None
+        assert after[3].figures.own.pid == os.getpid()
+        assert after[4].traffic.acked == before[4].acked
+        sampler.forget(4)
+        assert [one.rank for one in sampler.sample(full=True)] == [3]
+        sampler.close()
+
+
+def test_the_last_time_is_that_of_connections_that_carry_much() -> None:
+    def one(acked: int, sent_age: float, remote: int = 2) -> SocketCounters:
+        return SocketCounters(1, 1, remote, acked, 0, sent_age, 0, 0, 0)
+
+    assert summarize([one(1_000_000, 5), one(900_000, 3), one(100, 0.1)], 29500).sent_age == 3
+    assert summarize([one(1_000_000, 5, remote=29500)], 29500).sent_age is None
+    assert summarize([one(1, 5)], 29500).sent_age is None
+    assert summarize([], 29500).sent_age is None
