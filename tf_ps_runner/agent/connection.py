@@ -56,7 +56,6 @@ class LineConnection:
 
     @property
     def other_user(self) -> bool:
-        """Whether the peer is a process of another user."""
         return self.uid != os.geteuid()
 
     def send_line(self, line: bytes) -> None:

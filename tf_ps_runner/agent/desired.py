@@ -46,7 +46,6 @@ def desired_tasks(order: NodeOrder, here: Iterable[LocalTask], sparse: bool) -> 
 
 
 def task_states(order: NodeOrder, here: Iterable[LocalTask]) -> tuple[TaskState[TaskKey], ...]:
-    """The states of the tasks that are here."""
     wanted = {task.key: task for task in order.tasks}
     return tuple(_state(order, one, wanted.get(one.key)) for one in here)
 

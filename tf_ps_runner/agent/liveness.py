@@ -57,7 +57,6 @@ class LivenessProbe:
         self._listened = 0.0
 
     def record_answer(self) -> None:
-        """It answered in time."""
         self._misses, self._listened = 0, 0.0
         if self.state is ProbeState.STARTING:
             self.state = ProbeState.READY

@@ -65,8 +65,6 @@ class Restored(msgspec.Struct, frozen=True, tag_field="type", tag="restored", fo
 
 
 class Step(msgspec.Struct, frozen=True, tag_field="type", tag="step", forbid_unknown_fields=True):
-    """The global step of the process."""
-
     step: Total
 
 
@@ -240,12 +238,10 @@ def read_queue_line(line: bytes) -> QueueHello | QueueProof | QueueRequest:
 
 
 def encode_line(message: OrderMessage | Challenge | Welcome | Refused) -> bytes:
-    """The line of a message to a process."""
     return _encoder.encode(message) + b"\n"
 
 
 def answer_line(number: int, answer: Answer) -> bytes:
-    """The line that answers a request."""
     return _encoder.encode({"answer": number, **msgspec.to_builtins(answer)}) + b"\n"
 
 

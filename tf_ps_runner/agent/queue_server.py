@@ -123,7 +123,6 @@ class QueueServer:
                 self._forget(session)
 
     async def close(self) -> None:
-        """End all connections, and listen no more."""
         self.serve(None)
         if self._server is not None:
             self._server.close()

@@ -68,7 +68,6 @@ class QueueService:
         self._queues.roll_back(None)
 
     def _answer_waiting(self) -> None:
-        """Give waiting tasks what there is now."""
         for name in list(self._waiting):
             self._give(name)
             self._dismiss(name)

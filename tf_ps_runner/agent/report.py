@@ -62,7 +62,6 @@ class EventPrinter:
         self._order: NodeOrder | None = None
 
     def follow(self, wanted: Assignment) -> None:
-        """The coordinator's assignment, and its reason."""
         order = NodeOrder.find(wanted.policy)
         if order is None:
             return

@@ -78,12 +78,10 @@ class TaskSupervisor:
 
     @property
     def here(self) -> tuple[LocalTask, ...]:
-        """What the next actions depend on."""
         return tuple(task.local for task in self._tasks.values())
 
     @property
     def statuses(self) -> tuple[TaskStatus, ...]:
-        """What is reported to the coordinator of each task."""
         return tuple(task.status for _, task in sorted(self._tasks.items()))
 
     @property
@@ -94,7 +92,6 @@ class TaskSupervisor:
 
     @property
     def live(self) -> bool:
-        """Whether a process of a task runs."""
         return any(task.live for task in self._tasks.values())
 
     @property
@@ -104,7 +101,6 @@ class TaskSupervisor:
 
     @property
     def pids(self) -> set[int]:
-        """The running processes of tasks."""
         processes = (task.process for task in self._tasks.values())
         return {process.pid for process in processes if process is not None and process.live}
 
@@ -150,7 +146,6 @@ class TaskSupervisor:
             task.kill()
 
     def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
-        """Forward a signal that does not end a task to all running tasks."""
         for task in self._tasks.values():
             if task.process is not None:
                 task.process.forward(number, delivered_at)
@@ -180,7 +175,6 @@ class TaskSupervisor:
         self._ports.close()
 
     def on_event(self, key: TaskKey, event: TaskEvent) -> None:
-        """Apply a message of a process."""
         task = self._tasks.get(key)
         if task is None:
             return
@@ -311,7 +305,6 @@ class TaskSupervisor:
         self._do(self._classify(task, process))
 
     async def _classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> None:
-        """Classify how a task has ended, once the end of its output is known."""
         task.end, end = await self._exits.classify(task, process)
         self._task_events.ended(task.assigned, task.end, end)
         task.close()

@@ -38,12 +38,10 @@ class TaskEvents:
         self._working: set[TaskKey] = set()
 
     def started(self, task: PlannedTask, pid: int) -> None:
-        """Its process runs."""
         trains = not ROLES[task.role].outlives_versions
         self._events.emit(WorkerStarted(**self._worker(task), pid=pid, since=tree.start_of(pid), trains=trains))
 
     def message(self, task: PlannedTask, event: TaskEvent) -> None:
-        """Its process has sent this."""
         if isinstance(event, Ready) and ROLES[task.role].outlives_versions:
             self.works(task)
         elif isinstance(event, Ready | Restored) and task.key not in self._ready:
@@ -67,7 +65,6 @@ class TaskEvents:
         self.works(task, self._ready.get(task.key))
 
     def exited(self, task: PlannedTask, process: ManagedProcess[Any]) -> None:
-        """Its process has ended."""
         self._ready.pop(task.key, None)
         self._working.discard(task.key)
         stopped_with = "" if process.stopped_with is None else process.stopped_with.name
@@ -76,7 +73,6 @@ class TaskEvents:
         )
 
     def ended(self, task: PlannedTask, reported: TaskEnd, end: WorkerExit) -> None:
-        """It is known how it has ended."""
         if reported.cause in FREE:
             return
         cause = causes.Cause.STALL if reported.cause is EndCause.SILENT else causes.cause_of(end)

@@ -56,7 +56,6 @@ class TaskProcess:
 
     @property
     def key(self) -> TaskKey:
-        """The role and id of the task."""
         return self.assigned.key
 
     @property
@@ -66,7 +65,6 @@ class TaskProcess:
 
     @property
     def stage(self) -> TaskStage:
-        """How far it is."""
         if self.over:
             return TaskStage.ENDED
         if self.process is None:
@@ -101,7 +99,6 @@ class TaskProcess:
 
     @property
     def local(self) -> LocalTask:
-        """What the next action for it depends on."""
         return LocalTask(
             key=self.key,
             rank=self.assigned.rank,
@@ -123,7 +120,6 @@ class TaskProcess:
 
     @property
     def status(self) -> TaskStatus:
-        """What is reported to the coordinator."""
         return TaskStatus(
             key=self.key,
             stage=self.stage,
@@ -158,7 +154,6 @@ class TaskProcess:
         on_end: Callable[[ManagedProcess[ProcessSpec]], None],
         on_stuck: Callable[[ManagedProcess[ProcessSpec]], None],
     ) -> None:
-        """Its process was started."""
         self.process = ManagedProcess(pid, spec, on_end, on_stuck)
         self.started_at = time.monotonic()
         if not ROLES[self.assigned.role].probed:
@@ -172,7 +167,6 @@ class TaskProcess:
             self._on_change()
 
     def on_event(self, event: TaskEvent) -> None:
-        """Apply a message of its process."""
         if isinstance(event, Ready):
             self.begun = True
             if not ROLES[self.assigned.role].probed:

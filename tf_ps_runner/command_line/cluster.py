@@ -31,6 +31,5 @@ def tasks_of_node(found: Detected, cluster: ClusterRules) -> tuple[Capacity, ...
 
 
 def describe_tasks(capacity: tuple[Capacity, ...]) -> str:
-    """The tasks of a node for the start line."""
     tasks = [f"{part.slots} {part.role.value}" if part.slots > 1 else part.role.value for part in capacity]
     return f"{join_words(tasks)} on this node (--ps, --workers)"

@@ -32,125 +32,75 @@ def _shared(name: str, **changed: Any) -> Flag:
     return options.BY_DEST[name]._replace(extension=True, variable_prefix=PREFIX)._replace(**changed)
 
 
+# A row has the name, the text, and what belongs to the value.
+# fmt: off
 TABLE: tuple[Flag, ...] = (
-    _flag(
-        "ps",
-        CLUSTER,
-        "Number of parameter servers. With a range the job has as many as its nodes have room for, and "
-        "[b]tf-ps-run scale[/] changes the number.",
-        "N|MIN:MAX",
-        "1",
-    ),
+    _flag("ps", CLUSTER,
+        "Number of parameter servers. With a range the job has as many as its nodes have room for, and [b]tf-ps-run "
+        "scale[/] changes the number.",
+        "N|MIN:MAX", "1"),
     _flag("workers", CLUSTER, "Number of workers in addition to the chief, which trains too.", "N|MIN:MAX", "1"),
     _flag("evaluator", CLUSTER, "Start an evaluator, which is never listed in the cluster."),
-    _flag(
-        "role",
-        CLUSTER,
+    _flag("role", CLUSTER,
         f"Host one task of this role: {alternatives([f'[b]{name}[/]' for name in ROLE_CHOICES])}. Without it a node "
         "of a cluster hosts its share of all tasks, and any other machine as many of each role as the job may have.",
-        "ROLE",
-        choices=ROLE_CHOICES,
-    ),
-    _flag(
-        "sparse",
-        CLUSTER,
-        "List in TF_CONFIG only the task itself, the chief and the servers, by their index.",
-    ),
-    _shared(
-        "rdzv_backend",
-        default=None,
-        choices=("master", "c10d", "etcd"),
+        "ROLE", choices=ROLE_CHOICES),
+    _flag("sparse", CLUSTER, "List in TF_CONFIG only the task itself, the chief and the servers, by their index."),
+    _shared("rdzv_backend", default=None, choices=("master", "c10d", "etcd"),
         help="How nodes find each other: [b]master[/] or [b]c10d[/] (the same), through a master at the endpoint; "
-        "[b]etcd[/], through an etcd (v3). A job on one machine needs none.",
-    ),
+        "[b]etcd[/], through an etcd (v3). A job on one machine needs none."),
     _shared("rdzv_endpoint"),
-    _shared(
-        "rdzv_id",
-        default=None,
-        help="Name of the job, the same on all nodes; part of its log directory [dim](for several nodes: none)[/].",
-    ),
+    _shared("rdzv_id", default=None,
+        help="Name of the job, the same on all nodes; part of its log directory [dim](for several nodes: none)[/]."),
     _shared("rdzv_conf"),
     _shared("cluster"),
     _shared("hostfile", help="File with the hosts of the job in the order of their ranks, one on a line."),
     _shared("local_addr"),
     _shared("module", panel=PROCESSES),
-    _flag(
-        "start-method",
-        PROCESSES,
+    _flag("start-method", PROCESSES,
         "[b]forkserver[/] forks each task from a process that has imported TensorFlow; [b]spawn[/] starts a new "
         "interpreter for each.",
-        "METHOD",
-        "forkserver",
-        choices=("forkserver", "spawn"),
-    ),
+        "METHOD", "forkserver", choices=("forkserver", "spawn")),
     _shared("preload", panel=PROCESSES),
-    _shared(
-        "max_restarts", default=f"{rules.RESTARTS}", help="Number of times the tasks of each role may be restarted."
-    ),
-    _flag(
-        "save-timeout",
-        FAILURES,
+    _shared("max_restarts", default=f"{rules.RESTARTS}",
+        help="Number of times the tasks of each role may be restarted."),
+    _flag("save-timeout", FAILURES,
         "Time that a planned change waits for the workers to pause and the chief to save.",
-        "SECONDS",
-        f"{rules.SAVE_TIMEOUT:g}",
-    ),
-    _flag(
-        "ready-timeout",
-        FAILURES,
+        "SECONDS", f"{rules.SAVE_TIMEOUT:g}"),
+    _flag("ready-timeout", FAILURES,
         "Time until a new task must be ready, including the import of TensorFlow.",
-        "SECONDS",
-        f"{rules.READY_TIMEOUT:g}",
-    ),
-    _flag(
-        "hang-timeout",
-        FAILURES,
+        "SECONDS", f"{rules.READY_TIMEOUT:g}"),
+    _flag("hang-timeout", FAILURES,
         "Time without a new global step after which the chief is declared hung; 0 means never.",
-        "SECONDS",
-        "0",
-    ),
-    _flag(
-        "end-grace",
-        FAILURES,
+        "SECONDS", "0"),
+    _flag("end-grace", FAILURES,
         "Time that workers and the evaluator may continue after the chief is done.",
-        "SECONDS",
-        f"{rules.END_GRACE:g}",
-    ),
-    _flag(
-        "checkpoint-dir",
-        FAILURES,
+        "SECONDS", f"{rules.END_GRACE:g}"),
+    _flag("checkpoint-dir", FAILURES,
         "Where the script saves checkpoints. It only turns off the warning that unsaved variables are lost with a "
         "server; the value is not passed to the script.",
-        "DIR",
-        files="directory",
-    ),
+        "DIR", files="directory"),
     _shared("shutdown_timeout", help="Time from the stop signal to SIGKILL for a task [dim](30)[/]."),
     _shared("signals_to_handle"),
     _shared("forward_signals"),
-    _shared(
-        "preemption_notice",
+    _shared("preemption_notice",
         help="The signal by which the scheduler announces the end of this node, and the time until then, as in "
-        "[b]USR1@120[/]: within that time its tasks move to other nodes, or end after they got the signal.",
-    ),
-    _shared(
-        "exit_codes",
-        choices=("precise", "kubernetes"),
+        "[b]USR1@120[/]: within that time its tasks move to other nodes, or end after they got the signal."),
+    _shared("exit_codes", choices=("precise", "kubernetes"),
         help="[b]precise[/] tells each reason apart; [b]kubernetes[/] exits with 130, 137, 138 or 143 where another "
-        "attempt may succeed, for operators that retry only those.",
-    ),
+        "attempt may succeed, for operators that retry only those."),
     _flag("worker-memory", MEMORY, "Memory limit of the chief, each worker and the evaluator, as in 4Gi.", "SIZE"),
     _flag("ps-memory", MEMORY, "Memory limit of each parameter server.", "SIZE"),
-    _flag(
-        "max-memory",
-        MEMORY,
+    _flag("max-memory", MEMORY,
         "The highest memory limit: the replacement of a task that was killed for memory gets twice as much as it had.",
-        "SIZE",
-    ),
+        "SIZE"),
     _shared("log_dir"),
     _shared("journal"),
     _shared("redirects", help="Write the output of all tasks to files: 1 stdout, 2 stderr, 3 both."),
     _shared("tee"),
     *(_shared(name) for name in ("help", "version", "install_completion", "show_completion")),
 )
+# fmt: on
 
 IGNORED_KEYS = frozenset(("scale_up_delay", "restart_window", "early_failure_limit", "check_timeout"))
 """Keys of `--rdzv-conf` that have no effect on a job with parameter servers."""

@@ -63,7 +63,6 @@ class Parts:
         self._epoch = 0
 
     def part(self, number: int) -> Part:
-        """The part of this number."""
         epoch, place = divmod(number, self.per_epoch)
         if self._shuffle is not None:
             if epoch != self._epoch:

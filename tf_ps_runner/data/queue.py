@@ -186,7 +186,6 @@ class ShardQueue(Generic[Holder]):
             heapq.heappush(self._returned, number)
 
     def state(self) -> QueueState:
-        """The progress of this queue."""
         return QueueState(self.spec, self._next, tuple(sorted(self._used.items())))
 
 
@@ -237,7 +236,6 @@ class ShardQueues(Generic[Holder]):
             queue.give_back(holder)
 
     def snapshot(self) -> SavedState:
-        """The progress of all queues."""
         return SavedState(STATE_VERSION, {name: queue.state() for name, queue in sorted(self._queues.items())})
 
     def roll_back(self, state: SavedState | None) -> None:

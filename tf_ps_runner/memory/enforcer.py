@@ -111,7 +111,6 @@ class MemoryEnforcer:
 
     @property
     def near_memory_limit(self) -> bool:
-        """Whether the task is near its limit now."""
         return bool(self._limit) and is_near_limit(self.usage(), self._limit)
 
     def explain_oom_kill(self, exit_code: int) -> str | None:

@@ -36,7 +36,6 @@ class ProcessTreeWatch:
         self._next = self._loop.call_soon(self._check)
 
     def close(self) -> None:
-        """Stop watching."""
         self._next.cancel()
 
     def _check(self) -> None:

@@ -221,7 +221,6 @@ _agent = AgentConnection()
 
 
 def agent() -> AgentConnection:
-    """The connection of this process to its agent."""
     return _agent
 
 

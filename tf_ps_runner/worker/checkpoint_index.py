@@ -70,7 +70,6 @@ def _entries(index: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block(index: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of one block."""
     offset, at = _varint(handle, 0)
     size, _ = _varint(handle, at)
     end = offset + size

@@ -58,7 +58,6 @@ def write(path: str, content: bytes) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file."""
     with _file_system(path) as fs:
         fs.remove(path)
 

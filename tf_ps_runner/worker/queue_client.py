@@ -212,7 +212,6 @@ _creating = threading.Lock()
 
 
 def queue_client() -> QueueClient:
-    """The client of this process."""
     global _client
     with _creating:
         if _client is None:

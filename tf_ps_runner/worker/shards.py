@@ -180,7 +180,6 @@ class Reader:
         return current is None or current.exhausted
 
     def finish(self, open_part: OpenPart, begin: int) -> None:
-        """One batch was used."""
         # The lock is held while it is reported, or the offsets of two threads could arrive in the other order.
         with self._lock:
             offset = open_part.finish(begin)

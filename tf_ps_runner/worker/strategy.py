@@ -65,7 +65,6 @@ class _Chief:
                 self.step = max(0, checkpoints.step_of(self.model.path or ""))
 
     def count_closure(self) -> None:
-        """One closure was run."""
         with self.lock:
             self.closures += 1
             now = time.monotonic()
