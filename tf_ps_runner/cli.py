@@ -9,6 +9,7 @@ import math
 import os
 import re
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -169,8 +170,6 @@ def _rendezvous_args(flags: FlagValues, environ: Mapping[str, str], *, in_cluste
 
 def _resolve(flags: FlagValues, args: RendezvousArgs) -> Rendezvous:
     """The rendezvous of these options. Raises SpecError."""
-    import uuid
-
     role = flags.explicit("role")
     rendezvous = rendezvous_options.resolve(args, str(uuid.uuid4()))
     # The name that a cluster manager gives a pod is unique only within its role, and its rank is not a node rank here.

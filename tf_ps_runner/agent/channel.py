@@ -14,12 +14,12 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from dlrover_run.policies.parameter_servers.model import TaskKey
 from tf_ps_runner.agent import protocol
 from tf_ps_runner.agent.connection import LineConnection
 from tf_ps_runner.agent.protocol import Answer, Disconnected, Note, OrderMessage, ProcessHello, Request, TaskEvent
+from tf_ps_runner.agent.queue_service import Queues
 
 HELLO_TIMEOUT = 10.0
 """Seconds until a connection is closed that has not sent its hello; a process does that at once."""
@@ -40,16 +40,6 @@ _BACKLOG = 1024
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class RequestHandler(Protocol):
-    """Answers the requests of this node's processes. Its methods do not block."""
-
-    def ask(self, task: TaskKey, ask: Request, reply: Callable[[Answer], None]) -> None:
-        """Answer a request; `reply` is called once, now or later, or never if `gone` comes before."""
-
-    def gone(self, task: TaskKey) -> None:
-        """The connection of a task has ended; what it holds is free, and its requests need no answer."""
-
-
 @dataclass
 class _Process:
     """An expected process. `malformed` means that an invalid message of it was reported."""
@@ -66,13 +56,14 @@ class TaskChannel:
     """The connections of all tasks of a node: `open`, `expect` each process before it starts, and `finish` it when it
     has ended.
 
-    `on_event` is called with each message of a process. For each connection `ProcessHello` always comes first and
-    `Disconnected` always last. To be used in the thread of a running loop; no call blocks.
+    `on_event` is called with each message of a process, and `queues` answer its requests. For each connection
+    `ProcessHello` always comes first and `Disconnected` always last. To be used in the thread of a running loop; no
+    call blocks.
     """
 
-    def __init__(self, on_event: Callable[[TaskKey, TaskEvent], None], handler: RequestHandler) -> None:
+    def __init__(self, on_event: Callable[[TaskKey, TaskEvent], None], queues: Queues) -> None:
         self._on_event = on_event
-        self._handler = handler
+        self._queues = queues
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
         self._processes: dict[TaskKey, _Process] = {}
@@ -214,7 +205,7 @@ class TaskChannel:
             connection.close()
         else:
             process.pending += 1
-            self._handler.ask(process.key, ask, partial(self._reply, connection, number))
+            self._queues.ask(process.key, ask, partial(self._reply, connection, number))
 
     def _reply(self, connection: LineConnection, number: int, answer: Answer) -> None:
         # A connection that is not known any more has no reader.
@@ -227,5 +218,5 @@ class TaskChannel:
             timer.cancel()
         if (process := self._authenticated.pop(connection, None)) is not None:
             process.connection = None
-            self._handler.gone(process.key)
+            self._queues.gone(process.key)
             self._on_event(process.key, Disconnected())

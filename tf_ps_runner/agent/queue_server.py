@@ -8,10 +8,12 @@ of its own makes that safe: the request is carried out once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from dlrover_run.operate.connections import ConnectionServer
 from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.supervisor.ports import bind_everywhere
 from dlrover_run.transport import auth
@@ -43,6 +45,9 @@ its connection; one that lives, behind a proxy that was restarted, connects agai
 BROKEN_GRACE = 10.0
 """The same where the connection broke, as when its network failed. A process that connects later learns that its parts
 are lost to it."""
+
+MAX_CONNECTIONS = 10_000
+"""Connections at one time, which is more than a job has processes; further ones are closed."""
 
 MAX_UNAUTHENTICATED = 64
 """Connections that have not proved what they are. With one more the oldest is closed."""
@@ -102,9 +107,8 @@ class QueueServer:
         self._membership = membership
         self._version: int | None = None
         self._sessions: dict[TaskKey, _Session] = {}
-        self._server: asyncio.Server | None = None
+        self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
         self._unauthenticated: dict[asyncio.StreamWriter, None] = {}
-        self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
         self.key = auth.new_nonce()
 
@@ -112,7 +116,7 @@ class QueueServer:
         """Listen at a free port of all addresses of this machine, and return it. Raises OSError."""
         listener = bind_everywhere(0)
         self.port = listener.getsockname()[1]
-        self._server = await asyncio.start_server(self._on_connect, sock=listener, limit=MAX_LINE)
+        self._connections.server = await asyncio.start_server(self._connections.accept, sock=listener, limit=MAX_LINE)
         return self.port
 
     def serve(self, version: int | None) -> None:
@@ -122,35 +126,23 @@ class QueueServer:
             for session in list(self._sessions.values()):
                 self._forget(session)
 
-    async def close(self) -> None:
+    def close(self) -> None:
+        """End all connections, and listen no more."""
         self.serve(None)
-        if self._server is not None:
-            self._server.close()
-        for writer in list(self._unauthenticated):
-            writer.transport.abort()
-        if self._serving:
-            await asyncio.wait(self._serving)
-
-    def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
+        self._connections.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
             next(iter(self._unauthenticated)).close()
         self._unauthenticated[writer] = None
-        try:
-            break_when_dead(writer.get_extra_info("socket"))
-            session = await asyncio.wait_for(self._authenticate(reader, writer), HANDSHAKE_TIMEOUT)
-            self._unauthenticated.pop(writer, None)
+        with contextlib.suppress(ProtocolError):
+            try:
+                break_when_dead(writer.get_extra_info("socket"))
+                session = await asyncio.wait_for(self._authenticate(reader, writer), HANDSHAKE_TIMEOUT)
+            finally:
+                self._unauthenticated.pop(writer, None)
             if session is not None:
                 await self._serve_session(session, reader, writer)
-        except (TimeoutError, ProtocolError, OSError, EOFError, asyncio.LimitOverrunError):
-            pass
-        finally:
-            self._unauthenticated.pop(writer, None)
-            writer.close()
 
     async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Session | None:
         """The session of a process that has proved what it is; None for one that is refused."""

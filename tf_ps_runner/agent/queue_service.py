@@ -104,7 +104,7 @@ class QueueService:
 
 
 class Queues:
-    """Answers the requests of this node's processes for data (a `RequestHandler` of their channel).
+    """Answers the requests of this node's processes for data.
 
     If the chief is on this node, the queues are here, and are served to processes of other nodes as well. Else a
     process gets the address of the queues, and a token, and asks there. `membership` is None in a job of one node.
@@ -142,7 +142,7 @@ class Queues:
     async def close(self) -> None:
         """Answer no process of another node any more."""
         if self._server is not None:
-            await self._server.close()
+            self._server.close()
 
     def follow(self, order: NodeOrder) -> None:
         """Which tasks there are, and where the chief is. An order of an earlier version changes nothing: a node that
@@ -166,7 +166,7 @@ class Queues:
             self.ask(*waiting)
 
     def ask(self, task: TaskKey, ask: Request, reply: Reply) -> None:
-        """Answer a process: `reply` is called once, unless `gone` comes before."""
+        """Answer a process: `reply` is called once, now or later, unless `gone` comes before."""
         endpoint, key = self._elsewhere
         if self._versions.get(task) != self.version:
             # What it would use goes into a model that is given up.

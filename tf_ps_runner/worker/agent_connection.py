@@ -8,6 +8,7 @@ is not a task of the cluster.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_ps_runner.worker.patching import missing_patches
@@ -55,6 +56,15 @@ _ORDER_FIELDS = [field.name for field in dataclasses.fields(TaskOrder)]
 def note(text: str) -> None:
     """Print one line for the user, on this process's standard error."""
     print(f"{time.strftime('%H:%M:%S')} tf-ps-run: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def noted(failure: str) -> Iterator[None]:
+    """Print a line about an error in place of raising it, because the script can continue without what has failed."""
+    try:
+        yield
+    except Exception as error:
+        note(f"{failure}: {type(error).__name__}: {str(error)[:500]}")
 
 
 class AgentConnection:

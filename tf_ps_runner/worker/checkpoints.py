@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from tf_ps_runner.worker import partitioning, shard_state
-from tf_ps_runner.worker.agent_connection import agent, note
+from tf_ps_runner.worker.agent_connection import agent, note, noted
 from tf_ps_runner.worker.checkpoint_integrity import STATE, find_newest
 from tf_ps_runner.worker.patching import Patch, patch_module, require_attr, require_instance_attrs, require_params, wrap
 from tf_ps_runner.worker.task import is_chief, task
@@ -137,18 +137,14 @@ def change_checkpoint_state(module: Any) -> Sequence[Patch]:
 
 def before_save(path: str) -> None:
     """Take the state of the data before the variables of the checkpoint `path` (DIRECTORY/model.ckpt-N) are read."""
-    try:
+    with noted(f"the state of the data for {path} was not taken"):
         shard_state.take(path)
-    except Exception as error:
-        note(f"the state of the data for {path} was not taken: {type(error).__name__}: {error}")
 
 
 def after_save(path: str, step: int) -> None:
     """Store the state of the data beside a checkpoint that was written, and report it; the step is -1 if unknown."""
-    try:
+    with noted(f"the state of the data was not stored beside {path}"):
         shard_state.store(path, step)
-    except Exception as error:
-        note(f"the state of the data was not stored beside {path}: {type(error).__name__}: {error}")
     if step >= 0:
         agent().report("saved", step=step, path=path)
 

@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from tf_ps_runner.worker.agent_connection import agent, note
+from tf_ps_runner.worker.agent_connection import agent, noted
 from tf_ps_runner.worker.checkpoint_index import UNPARTITIONED, Begins
 from tf_ps_runner.worker.checkpoint_integrity import parts_in
 from tf_ps_runner.worker.patching import Patch, patch_module, require_attr, require_params, wrap
@@ -99,11 +99,8 @@ def change_lookups(module: Any) -> Sequence[Patch]:
 
     def look_up(original: Any, params: Any, ids: Any, partition_strategy: str = "mod", *args: Any, **more: Any) -> Any:
         if partition_strategy == "mod" and is_chief():
-            try:
+            with noted("a table of this script cannot be inspected"):
                 _see(list(params) if isinstance(params, (partitioned, list, tuple)) else [params], params, partitioned)
-            except Exception as error:
-                # The script must be able to continue, whatever it looks up.
-                note(f"a table of this script cannot be inspected: {type(error).__name__}: {error}")
         return original(params, ids, partition_strategy, *args, **more)
 
     return [wrap(module, "_embedding_lookup_and_transform", look_up)]

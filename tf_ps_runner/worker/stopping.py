@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_ps_runner.worker import shards
-from tf_ps_runner.worker.agent_connection import TaskOrder, agent, note
+from tf_ps_runner.worker.agent_connection import TaskOrder, agent, note, noted
 from tf_ps_runner.worker.patching import Patch, patch_module, require_attr, require_instance_attrs, require_params, wrap
 from tf_ps_runner.worker.sessions import server_at, step_in
 from tf_ps_runner.worker.task import leave, report_used_data, task
@@ -155,7 +155,7 @@ class StepHook:
     def _save(self) -> None:
         """Save at the current step, even if that was saved before: a step of a worker may have changed the model since
         without changing the number."""
-        try:
+        with noted("no checkpoint could be saved before the servers change"):
             step = step_in(self._session)
             with self._session.graph.as_default():
                 if not self._save_checkpoints(step):
@@ -163,8 +163,6 @@ class StepHook:
             for hook in self._others:
                 with contextlib.suppress(Exception):
                     hook._summary_writer.flush()
-        except Exception as error:
-            note(f"no checkpoint could be saved before the servers change: {type(error).__name__}: {error}")
 
     def _save_checkpoints(self, step: int) -> bool:
         """Save with each saver hook, else with the session's own saver; False if there is none."""

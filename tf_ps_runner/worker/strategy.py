@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tf_ps_runner.worker import checkpoints, live_model, shards
-from tf_ps_runner.worker.agent_connection import TaskOrder, agent, note
+from tf_ps_runner.worker.agent_connection import TaskOrder, agent, note, noted
 from tf_ps_runner.worker.checkpoints import RestoredModel
 from tf_ps_runner.worker.patching import Patch, patch_module, require_attr, require_instance_attrs, require_params, wrap
 from tf_ps_runner.worker.task import is_chief, leave
@@ -320,17 +320,13 @@ def _leave() -> NoReturn:
     """Wait for running closures, save, and end this process. Only the first thread that comes here does it."""
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
-    try:
+    # Otherwise the model is saved all the same: it may lack the steps that are running now.
+    with noted("the running steps are not waited for"):
         for cluster in _chief.clusters:
             _finish(cluster.closure_queue)
-    except Exception as error:
-        # The model is saved all the same: it may lack the steps that are running now.
-        note(f"the running steps are not waited for: {type(error).__name__}: {str(error)[:500]}")
-    try:
+    with noted("the model could not be saved"):
         if save_all() == 0:
             note("this script has no CheckpointManager, so nothing was saved")
-    except Exception as error:
-        note(f"the model could not be saved: {type(error).__name__}: {str(error)[:500]}")
     leave()
 
 

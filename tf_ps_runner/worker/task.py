@@ -12,7 +12,7 @@ import threading
 from typing import Any, NoReturn
 
 from tf_ps_runner.worker import shards
-from tf_ps_runner.worker.agent_connection import agent, note
+from tf_ps_runner.worker.agent_connection import agent, noted
 
 EXIT_MEMBERSHIP = 75
 """The exit code of a process that leaves because the cluster changes."""
@@ -67,10 +67,8 @@ def is_chief() -> bool:
 
 def report_used_data() -> None:
     """Report the data with which a step was made, before this process leaves. Idempotent."""
-    try:
+    with noted("the data that this process has used was not reported"):
         shards.before_leaving()
-    except Exception as error:
-        note(f"the data that this process has used was not reported: {type(error).__name__}: {error}")
 
 
 def leave(session: Any = None) -> NoReturn:
