@@ -119,7 +119,13 @@ class TaskSupervisor:
         for task in self._tasks.values():
             if task.live:
                 self._channel.send_order(task.key, task.message(order))
-            if order.ending and not ends and task.live and task.serves_chief and not (task.dying or task.ending):
+            if (
+                order.ending
+                and not ends
+                and task.live
+                and task.serves_chief
+                and task.stopping in (None, StopMode.DRAIN)
+            ):
                 self._task_events.served(task.assigned)
                 task.terminate(signal.SIGTERM, self._spec.grace)
 
@@ -154,7 +160,7 @@ class TaskSupervisor:
         """Send a signal that ends a task to all running tasks; with `only_stopping`, to those that another signal than
         SIGKILL has asked to end."""
         for task in self._tasks.values():
-            if only_stopping and (task.dying or not task.ending):
+            if only_stopping and task.stopping is not StopMode.TERMINATE:
                 continue
             if task.process is not None:
                 task.process.send(number, delivered_at)
@@ -250,7 +256,7 @@ class TaskSupervisor:
             task.starting = None
             if not any(each.starting for each in self._tasks.values()):
                 self._ready = None
-        if task.dying:
+        if task.stopping is StopMode.KILL:
             task.kill()
         if ROLES[task.assigned.role].probed:
             self._probe.watch(task.key, task.port)
@@ -267,7 +273,7 @@ class TaskSupervisor:
             task.start.forget_output(self._relay)
         task.close()
         task.start = None
-        task.dying = task.ending = False
+        task.stopping, task.leaving = None, False
 
     def _check_memory(self, task: TaskProcess) -> None:
         if task.over or task.start is None:
@@ -288,7 +294,7 @@ class TaskSupervisor:
             self._kill_hung(task, "lives, and does not answer any more")
 
     def _kill_hung(self, task: TaskProcess, why: str) -> None:
-        if task.live and not (task.dying or task.ending or task.leaving):
+        if task.live and task.stopping is None:
             task.hung = why
             task.kill()
 

@@ -47,8 +47,8 @@ class TaskProcess:
         self.hung: str | None = None
         self.end: TaskEnd | None = None
         self.started_at = 0.0
-        self.dying = self.ending = self.leaving = self.waited = False
-        self.over = False
+        self.stopping: StopMode | None = None
+        self.leaving = self.waited = self.over = False
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -106,17 +106,9 @@ class TaskProcess:
             servers=self.servers,
             live=self.live,
             ended=self.over,
-            stopping=self._stopping,
+            stopping=self.stopping,
             waited=self.waited,
         )
-
-    @property
-    def _stopping(self) -> StopMode | None:
-        if self.dying:
-            return StopMode.KILL
-        if self.ending:
-            return StopMode.TERMINATE
-        return StopMode.DRAIN if self.leaving else None
 
     @property
     def status(self) -> TaskStatus:
@@ -206,7 +198,7 @@ class TaskProcess:
 
     def kill(self) -> None:
         """Kill it, also while it is being started."""
-        self.dying = True
+        self.stopping = StopMode.KILL
         if self.process is not None:
             self.process.send(signal.SIGKILL)
         elif self.starting is not None:
@@ -214,7 +206,7 @@ class TaskProcess:
 
     def terminate(self, number: signal.Signals, grace: float, delivered_at: float | None = None) -> None:
         """End it by a signal, and kill it after `grace` seconds; `delivered_at` is as in `ManagedProcess.send`."""
-        self.ending = True
+        self.stopping = max(StopMode.TERMINATE, self.stopping or StopMode.TERMINATE)
         if self.process is not None:
             self.process.stop(number, grace, delivered_at)
         elif self.starting is not None:
@@ -222,7 +214,7 @@ class TaskProcess:
 
     def drain(self, grace: float) -> None:
         """Give it `grace` seconds to leave as its order asks, and as many again after a SIGTERM."""
-        self.leaving = True
+        self.leaving, self.stopping = True, self.stopping or StopMode.DRAIN
         if self.process is None:
             self.kill()
         else:
