@@ -55,7 +55,9 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._shutdown = services.shutdown
         self._starter = Starter(spec.job, services.console.info, ours=[str(PACKAGE)])
         self._events = EventPrinter(services.console.info)
-        self._queues = Queues(self._membership())
+        job = spec.job
+        several_nodes = job.backend != "memory"
+        self._queues = Queues(Membership(job.run_id, job.master.token if job.master else "") if several_nodes else None)
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(spec, services, self._starter, self._channel, self._events, self._fail)
         self._tasks.prestart()
@@ -179,13 +181,6 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             self._console.clear_waiting()
         else:
             self._console.show_waiting(waiting.text, waiting.seconds)
-
-    def _membership(self) -> Membership | None:
-        """What shows other nodes that this one belongs to the job; None if it is the only one."""
-        job = self._spec.job
-        if job.backend == "memory":
-            return None
-        return Membership(job.run_id, job.master.token if job.master is not None else "")
 
     async def _scale(self, request: DesiredReplicas) -> ScaleReply:
         """Pass a scale request on, together with earlier ones that are not decided yet."""
