@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from harness import WAIT
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -102,3 +106,22 @@ def anchors(page: Path) -> set[str]:
 def links(page: Path) -> list[str]:
     """The targets of a page's links and pictures."""
     return re.findall(r"\]\(([^)\s]+)\)", prose(page))
+
+
+def run_block(
+    text: str, directory: Path, stand_ins: Mapping[str, str], environ: Mapping[str, str], code: int = 0
+) -> list[str]:
+    """Run a block with bash, and with shell scripts in the place of these programs; the lines that it prints."""
+    for name, script in stand_ins.items():
+        (directory / name).write_text(f"#!/bin/bash\n{script}\n")
+        (directory / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=directory,
+        env={"PATH": f"{directory}:/usr/bin:/bin", **environ},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=WAIT,
+    )
+    assert done.returncode == code
+    return done.stdout.splitlines()

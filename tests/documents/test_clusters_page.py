@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from cluster_environments import INDEXED_JOB, OPEN_MPI, SLURM, TRAINJOB, Recorded
 from command_lines import isolate
-from doc_pages import _FENCE, DOCS
-from harness import WAIT
+from doc_pages import _FENCE, DOCS, run_block
 
 from dlrover_run.cli import parse
 from dlrover_run.spec import JobSpec
@@ -46,18 +44,7 @@ def started(block: re.Match[str], recorded: Recorded, directory: Path) -> list[s
         words = re.findall(r'"([^"]*)"', block[2])
         # Kubernetes replaces references to variables in a command.
         return [re.sub(r"\$\((\w+)\)", lambda name: recorded.environ[name[1]], word) for word in words]
-    for name, text in STAND_INS.items():
-        (directory / name).write_text(f"#!/bin/sh\n{text}\n")
-        (directory / name).chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-euc", block[2]],
-        env={"PATH": f"{directory}:/usr/bin:/bin", **recorded.environ},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=WAIT,
-    )
-    return done.stdout.splitlines()
+    return run_block(f"set -eu\n{block[2]}", directory, STAND_INS, recorded.environ)
 
 
 def place(spec: JobSpec) -> str:

@@ -1,13 +1,12 @@
 """Every command that README.md, docs/ and the pages of the examples show is accepted by the program that it starts.
 
 Command lines are parsed in this process by the parsers of the programs. A few are run as they stand there. What is not
-run says why in `NOT_RUN`. Also: the figures of README.md are those of the benchmarks, and no link is broken.
+run says why in `NOT_RUN`.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,6 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -31,12 +29,11 @@ from doc_pages import (
     ROOT,
     Block,
     Command,
-    anchors,
     blocks,
     commands,
     inline_commands,
-    links,
     prose,
+    run_block,
 )
 from harness import OURS, WAIT, finish, start
 from torchrun_tables import VERSIONS, torchrun
@@ -373,24 +370,11 @@ SLURM_SCRIPTS = [block for block in SLURM_SCRIPTS if "dlrover-run" in block.text
 @pytest.mark.parametrize("block", SLURM_SCRIPTS, ids=lambda block: block.place)
 def test_the_slurm_scripts_start_the_launcher(block: Block, tmp_path: Path) -> None:
     """With stand-ins for Slurm's programs, and the variables that Slurm sets."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
     stand_ins = {
         "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
         "dlrover-run": 'printf "%s\\n" "$@"',
     }
-    for name, text in stand_ins.items():
-        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
-        (programs / name).chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-c", block.text],
-        env={"PATH": f"{programs}:/usr/bin:/bin", **SLURM.environ},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=WAIT,
-    )
-    spec = job_of(done.stdout.splitlines(), dict(SLURM.environ))
+    spec = job_of(run_block(block.text, tmp_path, stand_ins, SLURM.environ), dict(SLURM.environ))
     assert isinstance(spec, JobSpec)
     assert spec.master is not None
     assert (spec.backend, spec.master.host, spec.run_id, spec.workers_per_node) == ("master", "gpu07", "4711.0", 8)
@@ -405,144 +389,8 @@ def test_the_slurm_scripts_start_the_launcher(block: Block, tmp_path: Path) -> N
 def test_the_job_script_requeues_by_the_codes_of_its_launcher(tmp_path: Path, code: int, restarts: int | None) -> None:
     """The lines are run after a command that ends with a code, as `srun` does."""
     (block,) = (block for block in blocks(DOCS / "schedulers.md", "bash") if "requeue" in block.text)
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/requeued\n')
-    scontrol.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-    if restarts is not None:
-        environ["SLURM_RESTART_COUNT"] = str(restarts)
-    done = subprocess.run(["bash", "-c", f"(exit {code})\n{block.text}"], env=environ, cwd=tmp_path)
-    assert done.returncode == code
-    requeued = (tmp_path / "requeued").read_text() if (tmp_path / "requeued").exists() else None
-    assert requeued == ("requeue 17\n" if code in RETRIED and (restarts or 0) < 5 else None)
-
-
-# --- what the pages say
-
-
-def rows_of(case: str) -> dict[str, Any]:
-    """The rows of a benchmark's newest result, by their title."""
-    results = ROOT / "benchmarks" / "results"
-    files = [file for name in ("launch", "recovery", "tf_recovery") for file in results.rglob(f"{name}.json")]
-    cases = [found for file in files for found in json.loads(file.read_text())["cases"] if found["name"] == case]
-    (found,) = cases
-    return {row["title"]: row for row in found["rows"]}
-
-
-@pytest.mark.parametrize(
-    ("fault", "case"),
-    [
-        ("a worker dies", "worker-death"),
-        ("a machine is lost", "node-death"),
-        ("the network of a machine", "network-cut"),
-    ],
-)
-def test_the_seconds_in_the_readme_are_those_of_the_benchmark(fault: str, case: str) -> None:
-    """Within a half: repeating the benchmark needs no change of the README as long as the figures stay similar."""
-    rows = rows_of(case)
-    (row,) = [line for line in README.read_text().splitlines() if line.startswith(f"| {fault}")]
-    _, _, ours, theirs, _ = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:])
-    forked, spawned = (float(text.split()[0]) for text in ours.split(" / "))
-    assert forked == pytest.approx(rows["dlrover-run forkserver"]["median"], rel=0.5)
-    assert spawned == pytest.approx(rows["dlrover-run spawn"]["median"], rel=0.5)
-    rival = rows["torchrun, own store"]
-    if "no step" in theirs:
-        assert rival["lost"] == len(rival["samples"])
-    else:
-        assert float(theirs.split()[0]) == pytest.approx(rival["median"], rel=0.5)
-
-
-@pytest.mark.parametrize(
-    ("fault", "case"),
-    [
-        ("a server killed, graph mode", "server-death"),
-        ("a server killed, `ParameterServerStrategy`", "strategy-server-death"),
-        ("from one server to two, graph mode", "planned-change"),
-        ("the chief killed, graph mode", "chief-death"),
-        ("the chief killed, `ParameterServerStrategy`", "strategy-chief-death"),
-    ],
-)
-def test_the_seconds_of_tf_ps_run_are_those_of_the_benchmark(fault: str, case: str) -> None:
-    rows = rows_of(case)
-    (line,) = [line for line in (DOCS / "tf-users.md").read_text().splitlines() if line.startswith(f"| {fault} |")]
-    titles = ("tf-ps-run forkserver", "tf-ps-run spawn", "plain processes", "TensorFlow by itself")
-    for title, cell in zip(titles, line.strip("| ").split("|")[1:], strict=False):
-        if cell.strip():
-            assert float(re.split("[ ,]", cell.strip())[0]) == pytest.approx(rows[title]["median"], rel=0.5)
-
-
-def test_the_figures_of_a_start_in_the_readme_are_those_of_the_benchmark() -> None:
-    text = " ".join(README.read_text().split())
-    found = re.search(
-        r"starts a script in (.*?) s \(torchrun: (.*?) s\) and takes (\d+) MiB of memory \(PSS; torchrun: (\d+) MiB\)"
-        r".* two workers (\d+) MiB \((\d+) MiB\) \(\[medians of (\d+) runs\]",
-        text,
-    )
-    assert found is not None
-    *figures, runs = map(float, found.groups())
-    rows = [
-        rows_of("first-line")["dlrover-run spawn"],
-        rows_of("first-line")["torchrun"],
-        rows_of("memory")["dlrover-run spawn"],
-        rows_of("memory")["torchrun"],
-        rows_of("torch-memory")["dlrover-run forkserver, with the workers"],
-        rows_of("torch-memory")["torchrun, with the workers"],
-    ]
-    for figure, unit, row in zip(figures, [1, 1, *[2**20] * 4], rows, strict=True):
-        assert figure == pytest.approx(row["median"] / unit, rel=0.25)
-        assert len(row["samples"]) == runs
-    joined = re.search(r"joins enlarges the world after (.*?) s / (.*?) s; with torchrun after (.*?) s\.", text)
-    assert joined is not None
-    growth = rows_of("growth")
-    for figure, title in zip(
-        joined.groups(), ("dlrover-run forkserver", "dlrover-run spawn", "torchrun, own store"), strict=True
-    ):
-        assert float(figure) == pytest.approx(growth[title]["median"], rel=0.5)
-    assert "about 0.1 s on one machine" in text
-    assert rows_of("kill")["dlrover-run forkserver"]["median"] < 0.15
-
-
-def test_the_jobs_that_torchrun_lost_add_up() -> None:
-    text = " ".join(README.read_text().split())
-    counts = re.search(
-        r"of (\d+) jobs with one killed worker, (\d+) continued at .*?, (\d+) at a later one, (\d+) used up .*?, "
-        r"and (\d+) hung",
-        text,
-    )
-    assert counts is not None
-    jobs, *parts = map(int, counts.groups())
-    assert sum(parts) == jobs
-    details = (DOCS / "torchrun-differences.md").read_text().partition("### A store for each round")[2]
-    assert [int(number) for number in re.findall(r"\b(\d+)\s+(?:jobs|continued|after|used|hung)", details)][:5] == [
-        jobs,
-        *parts,
-    ]
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= 130
-
-
-def test_the_index_has_every_page() -> None:
-    assert {DOCS / link.partition("#")[0] for link in links(DOCS / "README.md")} >= set(DOCS.glob("*.md")) - {
-        DOCS / "README.md"
-    }
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES[1:] if page.name != "README.md"], ids=name_of)
-def test_each_page_begins_with_its_readers(page: Path) -> None:
-    assert re.match(r"# .+\n\nFor ", page.read_text())
-
-
-LINKING = [*PAGES, *EXAMPLES, ROOT / "benchmarks" / "README.md"]
-
-
-@pytest.mark.parametrize("page", LINKING, ids=name_of)
-def test_each_link_leads_somewhere(page: Path) -> None:
-    for link in links(page):
-        if link.startswith(("http://", "https://")):
-            continue
-        name, _, anchor = link.partition("#")
-        target = (page.parent / name).resolve() if name else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+    environ = {"SLURM_JOB_ID": "17", **({} if restarts is None else {"SLURM_RESTART_COUNT": str(restarts)})}
+    text = f"(exit {code})\n{block.text}"
+    printed = run_block(text, tmp_path, {"scontrol": 'echo "scontrol $@"'}, environ, code)
+    requeues = code in RETRIED and (restarts or 0) < 5
+    assert [line for line in printed if line.startswith("scontrol")] == ["scontrol requeue 17"] * requeues
