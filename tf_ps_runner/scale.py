@@ -98,7 +98,7 @@ async def join_and_request(
     client = open_client(spec, changed.set, log)
     name = secrets.token_hex(8)
     node = NodeReport(
-        node_id=f"visitor-{name}",
+        node_id=f"client-{name}",
         incarnation=name,
         host=host_name(),
         address="",

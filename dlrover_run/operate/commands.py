@@ -136,9 +136,9 @@ def operator_command(
         own = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
         parameters = [
             Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own),
             *(Parameter(dest, Parameter.KEYWORD_ONLY, default=None, annotation=FLAGS[dest]) for dest in flags),
             Parameter("timeout", Parameter.KEYWORD_ONLY, default=timeout, annotation=_Timeout),
-            *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own),
         ]
         run.__doc__ = work.__doc__
         return with_parameters(run, parameters)
