@@ -98,6 +98,7 @@ def _job(
     backend = backend_spec.find_backend(rendezvous, conf, environ)
     warnings += backend.warnings
     local_addr = flags.get("local_addr")
+    shutdown_timeout = flags.explicit("shutdown_timeout") or FlagValue("--shutdown-timeout", str(SHUTDOWN_TIMEOUT))
     entrypoint = lookup.python_entrypoint(line, environ, module=flags.is_on("module"))
     require(entrypoint.python)
     job = JobSpec(
@@ -117,7 +118,7 @@ def _job(
         preemption=values.preemption_notice(
             flags.get("preemption_notice"), [flags.get("signals_to_handle"), flags.get("forward_signals")]
         ),
-        shutdown_timeout=_seconds(flags, "shutdown_timeout", SHUTDOWN_TIMEOUT, zero_allowed=True),
+        shutdown_timeout=values.seconds(*shutdown_timeout, zero_allowed=True),
         exit_codes=cast("ExitScheme", flags.choice("exit_codes")),
         logs=_logs(flags),
         journal=lookup.journal_directory(flags),
@@ -127,7 +128,7 @@ def _job(
         job=job,
         capacity=capacity,
         sparse=flags.is_on("sparse"),
-        hang_timeout=_seconds(flags, "hang_timeout", 0.0, zero_allowed=True),
+        hang_timeout=values.seconds(*flags.get("hang_timeout"), zero_allowed=True),
     )
     for sentence in warnings:
         warn(sentence)
@@ -203,9 +204,9 @@ def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[s
         max_workers=max_workers,
         evaluator=int(flags.is_on("evaluator") or role is Role.EVALUATOR),
         max_restarts=flags.integer("max_restarts", 0, MAX_RESTARTS),
-        save_timeout=_seconds(flags, "save_timeout", 0.0, zero_allowed=False),
-        ready_timeout=_seconds(flags, "ready_timeout", 0.0, zero_allowed=False),
-        end_grace=_seconds(flags, "end_grace", 0.0, zero_allowed=True),
+        save_timeout=values.seconds(*flags.get("save_timeout"), zero_allowed=False),
+        ready_timeout=values.seconds(*flags.get("ready_timeout"), zero_allowed=False),
+        end_grace=values.seconds(*flags.get("end_grace"), zero_allowed=True),
         **limits,
     )
     return rules, warnings
@@ -229,11 +230,6 @@ def _check_checkpoint_dir(flags: FlagValues, cluster: ClusterRules, warnings: li
             "servers may change, and variables that are not saved are lost with them: have the script write "
             "checkpoints, and give --checkpoint-dir=DIR."
         )
-
-
-def _seconds(flags: FlagValues, dest: str, default: float, *, zero_allowed: bool) -> float:
-    given = flags.get(dest)
-    return values.seconds(*given, zero_allowed=zero_allowed) if given.text else default
 
 
 def _logs(flags: FlagValues) -> LogSpec:
