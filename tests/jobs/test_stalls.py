@@ -1,0 +1,71 @@
+"""A worker that makes no progress and does not die: it is named with the line of the script, and the job goes on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from harness import Mailbox, finish, launch
+
+from dlrover_run.events.reader import merged, read_logs
+from dlrover_run.events.records import WorkerStalled
+from dlrover_run.stall.guilt import GuiltCode
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.long]
+
+SCRIPT = """
+import os, signal, threading, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, restart = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+total = torch.ones(1000)
+
+def sleep():
+    time.sleep(1000)
+
+def spin():
+    while True:
+        pass
+
+def lock():
+    held = threading.Lock()
+    held.acquire()
+    held.acquire()
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+for step in range(100):
+    if restart == 0 and step == 80 and rank == int(sys.argv[2]):
+        globals()[sys.argv[1]]()
+    dist.all_reduce(total)
+    total /= 2
+    time.sleep(0.05)
+post(done=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("fault", ["sleep", "spin", "lock", "stop"])
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_the_worker_that_the_others_wait_for_is_named_and_restarted(
+    mailbox: Mailbox, method: str, fault: str, guilty: int
+) -> None:
+    script = mailbox.script("stall.py", SCRIPT)
+    journal = mailbox.directory / "journal"
+    flags = [f"--start-method={method}", "--nproc-per-node=2", "--max-restarts=1", f"--journal={journal}"]
+    ended = finish(launch(mailbox, *flags, "--stall-action=restart", script, fault, str(guilty)))
+    assert ended.code == 0, ended.err
+    assert [(m["restart"], m["rank"]) for m in mailbox.gather(2)] == [(1, 0), (1, 1)]
+    stalls = [entry.event for entry in merged(read_logs(journal)) if isinstance(entry.event, WorkerStalled)]
+    assert [event.rank for event in stalls if event.guilty] == [guilty]
+    (why, *where) = next(event.reasons for event in stalls if event.guilty)
+    assert f"rank {guilty} was killed by {signal.SIGKILL.name}" in ended.err
+    if fault == "stop":
+        # A stopped worker writes no stack.
+        assert GuiltCode.STOPPED.within((why,))
+    else:
+        (place,) = where
+        assert (place.params["file"], place.params["function"]) == (str(script), fault)
