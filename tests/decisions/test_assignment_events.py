@@ -59,12 +59,6 @@ def test_a_failure_closes_a_round_and_names_its_rank() -> None:
     assert (closed.round, formed.round, formed.failed_rank, formed.restarts) == (1, 2, 5, 1)
 
 
-def test_a_change_of_members_is_no_failure() -> None:
-    closed, _ = changes(training(1), training(2))
-    assert isinstance(closed, RoundClosed)
-    assert not closed.failed
-
-
 def test_a_node_that_waits_writes_an_event_when_the_codes_change() -> None:
     closed, waits = changes(training(1), waiting(2))
     assert isinstance(closed, RoundClosed)

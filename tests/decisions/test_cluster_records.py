@@ -106,6 +106,12 @@ PLAN = Plan(
 A, B = NodeKey("a", "one"), NodeKey("b", "one")
 
 
+def cluster(plan: Plan) -> Cluster:
+    found = cluster_of(plan)
+    assert found is not None
+    return found
+
+
 def told(plan: Plan, *keys: NodeKey) -> list[Assignment]:
     """What a coordinator with that plan tells the nodes."""
     coordinator = Coordinator(RULES, 0.0, plan.epoch + 1, plan)
@@ -174,8 +180,6 @@ def test_what_a_job_consists_of_is_reported_as_text(rules: ClusterRules, words: 
 
 def test_each_node_receives_its_tasks_and_what_all_receive() -> None:
     a, b = told(PLAN, A, B)
-    assert order_of(a) is not None
-    assert order_of(b) is not None
     assert [str(one.key) for one in order_of(a).tasks] == ["ps-4"]
     assert [str(one.key) for one in order_of(b).tasks] == ["chief-2", "ps-5", "worker-7"]
     assert order_of(a).servers == order_of(b).servers == ("a.net:3004", "b.net:3005")
@@ -194,8 +198,6 @@ def test_a_scale_client_is_informed_that_its_request_is_known() -> None:
         PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4), ScaleAnswer("a", 2)))
     )
     visitor, a = told(heard, NodeKey("v", "x"), A)
-    assert order_of(visitor) is not None
-    assert order_of(a) is not None
     assert (order_of(visitor).scale_answered, order_of(visitor).tasks) == (4, ())
     assert (order_of(a).scale_answered, len(order_of(a).tasks)) == (2, 1)
 
@@ -213,7 +215,6 @@ def test_a_node_reads_in_etcd_what_a_master_would_send_it_and_no_address_twice()
         assert word.assignment(node) == coordinator.assignment(node, waiting)
         assert all(order_of(part) is None or not order_of(part).servers for _, _, part in word.views)
     visitor = words[bucket_of("v")].assignment(NodeKey("v", "x"))
-    assert order_of(visitor) is not None
     assert order_of(visitor).scale_answered == 4
     assert cluster_rules(decode_rules(words[bucket_of("stranger")].rules)) == cluster_rules(RULES)
 
@@ -249,7 +250,6 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
 def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
     """What a node of that plan says to a coordinator that knows nothing."""
     (assignment,) = told(plan, NodeKey(name, "one"))
-    assert order_of(assignment) is not None
     tasks = tuple(
         TaskStatus(key=one.key, stage=TaskStage.READY, port=one.port, restored=40, step=90)
         for one in order_of(assignment).tasks
@@ -265,26 +265,26 @@ def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
     return status(name, policy=hosting, **values)
 
 
-def adopted(*statuses: NodeReport, grace_over: bool = False) -> Plan | None:
-    return recover_cluster(Plan(epoch=9), statuses, grace_over, 100.0)
+def recovered(*statuses: NodeReport, grace_over: bool = False) -> tuple[Plan, Cluster]:
+    """What a coordinator without records makes of these reports."""
+    plan = recover_cluster(Plan(epoch=9), statuses, grace_over, 100.0)
+    assert plan is not None
+    return plan, cluster(plan)
 
 
 def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
-    plan = adopted(repeating(PLAN, "a"), repeating(PLAN, "b"))
-    assert plan is not None
-    assert cluster_of(plan) is not None
+    plan, made = recovered(repeating(PLAN, "a"), repeating(PLAN, "b"))
     assert (plan.phase, plan.key, plan.epoch) == (PlanPhase.TRAINING, PLAN.key, 9)
     assert {member.key for member in plan.members} == {A, B}
-    cluster = cluster_of(plan)
-    assert {one.key: one for one in cluster.tasks} == {one.key: one for one in CLUSTER.tasks}
-    assert (cluster.version, cluster.stage, cluster.desired, cluster.role_state(Role.WORKER).succeeded) == (
+    assert {one.key: one for one in made.tasks} == {one.key: one for one in CLUSTER.tasks}
+    assert (made.version, made.stage, made.desired, made.role_state(Role.WORKER).succeeded) == (
         3,
         Stage.TRAINING,
         CLUSTER.desired,
         (0,),
     )
-    assert set(cluster.roles) == set(CLUSTER.roles)
-    assert (cluster.ports_held_at, cluster.servers_ready_at, cluster.opened_at, cluster.step) == (
+    assert set(made.roles) == set(CLUSTER.roles)
+    assert (made.ports_held_at, made.servers_ready_at, made.opened_at, made.step) == (
         100.0,
         100.0,
         100.0,
@@ -293,27 +293,23 @@ def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
 
 
 def test_a_node_that_has_not_reported_is_waited_for_and_then_its_servers_are_lost() -> None:
-    assert adopted(repeating(PLAN, "b")) is None
-    plan = adopted(repeating(PLAN, "b"), grace_over=True)
-    assert plan is not None
-    assert cluster_of(plan) is not None
-    lost = next(one for one in cluster_of(plan).tasks if (one.role, one.rank) == (Role.PS, 0))
+    assert recover_cluster(Plan(epoch=9), [repeating(PLAN, "b")], False, 100.0) is None
+    plan, made = recovered(repeating(PLAN, "b"), grace_over=True)
+    lost = next(one for one in made.tasks if (one.role, one.rank) == (Role.PS, 0))
     assert lost.node_id == "unknown-ps-0"
     assert lost.key.id == 6, "one that nobody had"
-    assert RoleState(Role.PS, ids=7, failures=1) in cluster_of(plan).roles
+    assert RoleState(Role.PS, ids=7, failures=1) in made.roles
     assert NodeKey("unknown-ps-0", "unknown") in {member.key for member in plan.members}
 
 
 def test_a_chief_that_no_node_reports_is_lost_too() -> None:
-    plan = adopted(repeating(PLAN, "a"), grace_over=True)
-    assert plan is not None
-    assert cluster_of(plan) is not None
-    assert {str(one.key): one.node_id for one in cluster_of(plan).tasks} == {
+    _, made = recovered(repeating(PLAN, "a"), grace_over=True)
+    assert {str(one.key): one.node_id for one in made.tasks} == {
         "ps-4": "a",
         "ps-6": "unknown-ps-1",
         "chief-3": "unknown-chief-0",
     }
-    assert cluster_of(plan).stage is Stage.STARTING
+    assert made.stage is Stage.STARTING
 
 
 def test_the_latest_version_counts_where_nodes_know_of_two() -> None:
@@ -326,26 +322,20 @@ def test_the_latest_version_counts_where_nodes_know_of_two() -> None:
             tasks=(task("ps", 6, 0, "b", version=4), task("chief", 3, 0, "b", version=4), task("evaluator", 0, 0, "a")),
         ),
     )
-    plan = adopted(repeating(PLAN, "a"), repeating(later, "b"), grace_over=True)
-    assert plan is not None
-    assert cluster_of(plan) is not None
+    plan, made = recovered(repeating(PLAN, "a"), repeating(later, "b"), grace_over=True)
     assert plan.key == RoundKey(5, 4)
-    assert {str(one.key) for one in cluster_of(plan).tasks} == {"ps-6", "chief-3"}
-    plan = adopted(repeating(later, "a"), repeating(later, "b"))
-    assert plan is not None
-    assert cluster_of(plan) is not None
-    assert {str(one.key) for one in cluster_of(plan).tasks} == {"ps-6", "chief-3", "evaluator-0"}
+    assert {str(one.key) for one in made.tasks} == {"ps-6", "chief-3"}
+    plan, made = recovered(repeating(later, "a"), repeating(later, "b"))
+    assert {str(one.key) for one in made.tasks} == {"ps-6", "chief-3", "evaluator-0"}
 
 
 def test_between_two_versions_the_account_goes_on() -> None:
     waiting = msgspec.structs.replace(
         PLAN, phase=PlanPhase.GATHERING, policy=msgspec.structs.replace(CLUSTER, tasks=(), stage=Stage.STARTING)
     )
-    plan = adopted(repeating(waiting, "a"), grace_over=True)
-    assert plan is not None
-    assert cluster_of(plan) is not None
+    plan, made = recovered(repeating(waiting, "a"), grace_over=True)
     assert (plan.phase, plan.key.number) == (PlanPhase.GATHERING, 3)
-    assert set(cluster_of(plan).roles) == set(CLUSTER.roles)
+    assert set(made.roles) == set(CLUSTER.roles)
 
 
 def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:

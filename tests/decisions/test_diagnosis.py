@@ -194,13 +194,35 @@ def named(world: World, seed: int = 0) -> dict[int, HealthStatus]:
     return check_world(world, seed).named
 
 
+WELL, OLD = NodeTruth(), NodeTruth(trusted=True)
+CROWDED = NodeTruth(workers=8, slower=4.0, drag=4.0)
+
+WORLDS: dict[str, tuple[World, dict[int, HealthStatus]]] = {
+    "of two nodes the one that computes slowly": (World((WELL, SLOW)), {1: STRAGGLER}),
+    "of two nodes the one that cannot compute": (World((CRASHES, WELL)), {0: FAULT}),
+    "when all first pairs fail those in doubt clear each other": (World((CUT, WELL, CUT, WELL)), {0: FAULT, 2: FAULT}),
+    "one quick node among slow ones makes no stragglers": (World((WELL, SLOW, SLOW)), {}),
+    "a trusted node is never named": (with_nodes(whole(6), n5=NodeTruth(cut=True, slower=5.0, trusted=True)), {}),
+    "nodes with other numbers of workers are not compared": (World((CROWDED, *whole(4).nodes)), {}),
+    "nodes with as many workers are compared": (
+        World((CROWDED, *(NodeTruth(workers=8),) * 3, *whole(2).nodes)), {0: STRAGGLER},
+    ),
+    "two slow links blame no node without witnesses of its size": (
+        World(whole(3).nodes + (NodeTruth(workers=4),) * 6, {(0, 1): 5.0, (0, 2): 7.0}), {},
+    ),
+    "a newcomer that cannot compute, among nodes that passed": (World((OLD, OLD, OLD, CRASHES)), {3: FAULT}),
+    "a newcomer that computes slowly": (World((OLD, OLD, OLD, SLOW)), {3: STRAGGLER}),
+    "a newcomer without a network": (World((OLD, OLD, OLD, CUT)), {3: FAULT}),
+    "a newcomer with a slow network": (World((OLD, OLD, OLD, SLOW_NETWORK)), {3: STRAGGLER}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("world", "expected"), WORLDS.values(), ids=WORLDS)
+def test_who_is_named(world: World, expected: dict[int, HealthStatus]) -> None:
+    assert named(world) == expected
+
+
 class TestFewNodes:
-    def test_of_two_nodes_the_one_that_computes_slowly_is_named(self) -> None:
-        assert named(World((NodeTruth(), SLOW))) == {1: STRAGGLER}
-
-    def test_of_two_nodes_the_one_that_cannot_compute_is_named_and_the_other_is_not(self) -> None:
-        assert named(World((CRASHES, NodeTruth()))) == {0: FAULT}
-
     def test_of_two_nodes_without_a_link_no_node_is_named_and_that_is_reported(self) -> None:
         outcome = check_world(World((NodeTruth(), CUT)))
         assert outcome.named == {}
@@ -252,10 +274,6 @@ class TestFewNodes:
         for seed in range(50):
             assert named(World((SLOW_NETWORK, NodeTruth(), NodeTruth(), NodeTruth())), seed) == {0: STRAGGLER}
 
-    def test_when_all_first_pairs_fail_those_in_doubt_clear_each_other(self) -> None:
-        world = World((CUT, NodeTruth(), CUT, NodeTruth()))
-        assert check_world(world).named == {0: FAULT, 2: FAULT}
-
     def test_when_no_link_works_no_node_is_named(self) -> None:
         outcome = check_world(World((CUT,) * 5))
         assert outcome.named == {}
@@ -274,9 +292,6 @@ class TestWhoIsSpared:
         outcome = check_world(World((SLOW, NodeTruth()) * 3))
         assert outcome.named == {}
         assert "3 of 6 nodes compute at no more than" in outcome.diagnosis.notes[0]
-
-    def test_one_quick_node_among_slow_ones_makes_no_stragglers(self) -> None:
-        assert named(World((NodeTruth(), SLOW, SLOW))) == {}
 
     @pytest.mark.parametrize(("accident", "again"), [(Computing.SLOW_ONCE, 1), (Computing.SLOW_TWICE, 2)])
     def test_a_node_that_was_slow_by_accident_passes_and_no_other_node_computes_again(
@@ -310,19 +325,6 @@ class TestWhoIsSpared:
         for seed in range(50):
             world = World((NodeTruth(slower=6.0, drag=6.0), *whole(3).nodes))
             assert named(world, seed) == {0: STRAGGLER}
-
-    def test_a_trusted_node_is_never_named(self) -> None:
-        broken = NodeTruth(cut=True, slower=5.0, trusted=True)
-        assert named(with_nodes(whole(6), n5=broken)) == {}
-
-    def test_nodes_with_other_numbers_of_workers_are_not_compared(self) -> None:
-        crowded = NodeTruth(workers=8, slower=4.0, drag=4.0)
-        assert named(World((crowded, *whole(4).nodes))) == {}
-        assert named(World((crowded, *(NodeTruth(workers=8),) * 3, *whole(2).nodes))) == {0: STRAGGLER}
-
-    def test_two_slow_links_blame_no_node_without_witnesses_of_its_size(self) -> None:
-        sizes = whole(3).nodes + (NodeTruth(workers=4),) * 6
-        assert named(World(sizes, {(0, 1): 5.0, (0, 2): 7.0})) == {}
 
     def test_one_that_has_left_says_nothing_about_its_partners(self) -> None:
         leaves = NodeTruth(leaves=0)
@@ -427,19 +429,20 @@ class TestLostAccelerator:
         asked = check(4, computed=on("cpu", *[self.H200] * 3))
         assert first_round(asked, False, THRESHOLD) == ((0,), ((1, 2, 3),))
 
-    def test_so_are_two_of_five_that_their_speed_would_not_show(self) -> None:
-        answer = self.judged("cpu", "cpu", *[self.H200] * 3)
-        assert verdicts(answer) == ["fault", "fault", *["passed"] * 3]
-
-    def test_half_of_the_others_are_not_enough(self) -> None:
-        answer = self.judged("cpu", "cpu", self.H200)
-        assert "fault" not in verdicts(answer)
-
-    def test_where_all_compute_on_the_cpu_no_accelerator_is_lost(self) -> None:
-        assert verdicts(self.judged("cpu", "cpu", "cpu")) == ["passed"] * 3
-
-    def test_one_that_has_passed_is_not_named(self) -> None:
-        assert verdicts(self.judged("cpu", self.H200, self.H200, trusted=[0]))[0] == "passed"
+    @pytest.mark.parametrize(
+        ("devices", "trusted", "faults"),
+        [
+            pytest.param(("cpu", "cpu", H200, H200, H200), (), [0, 1], id="two of five"),
+            pytest.param(("cpu", "cpu", H200), (), [], id="half of the others are not enough"),
+            pytest.param(("cpu", "cpu", "cpu"), (), [], id="all compute on the CPU"),
+            pytest.param(("cpu", H200, H200), (0,), [], id="a node that has passed is not named"),
+        ],
+    )
+    def test_whose_accelerator_is_lost(
+        self, devices: tuple[str, ...], trusted: tuple[int, ...], faults: list[int]
+    ) -> None:
+        found = verdicts(self.judged(*devices, trusted=trusted))
+        assert [node for node, verdict in enumerate(found) if verdict == "fault"] == faults
 
     def test_links_with_it_blame_no_node(self) -> None:
         facts = [*quick((1, 2)), *(LinkFact(0, other, problem="no such backend") for other in (1, 2))]
@@ -457,19 +460,9 @@ class TestLostAccelerator:
 
 
 class TestNewcomers:
-    OLD = (NodeTruth(trusted=True),) * 3
-
-    @pytest.mark.parametrize(
-        ("truth", "verdict"), [(CRASHES, FAULT), (SLOW, STRAGGLER), (CUT, FAULT), (SLOW_NETWORK, STRAGGLER)]
-    )
-    def test_a_bad_one_is_named_with_the_help_of_those_who_passed(
-        self, truth: NodeTruth, verdict: HealthStatus
-    ) -> None:
-        assert named(World((*self.OLD, truth))) == {3: verdict}
-
     def test_one_who_passed_with_a_poor_reading_has_no_healthy_one_named(self) -> None:
         poor = NodeTruth(computing=Computing.SLOW_ONCE, trusted=True)
-        for old in ((poor,), (poor, *self.OLD[:1]), (poor, poor)):
+        for old in ((poor,), (poor, OLD), (poor, poor)):
             for beside in (False, True):
                 assert check_world(World((*old, NodeTruth())), beside=beside).named == {}
 
@@ -477,7 +470,7 @@ class TestNewcomers:
     def test_beside_training_it_is_judged_by_its_computing(
         self, truth: NodeTruth, expected: dict[int, HealthStatus]
     ) -> None:
-        outcome = check_world(World((*self.OLD, truth)), beside=True)
+        outcome = check_world(World((*(OLD,) * 3, truth)), beside=True)
         assert outcome.named == expected
         assert all(not tasks.groups for tasks in outcome.held)
         assert outcome.diagnosis.unresolved == ()

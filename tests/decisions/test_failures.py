@@ -431,9 +431,24 @@ def test_words_are_bounded_and_safe_to_print() -> None:
 # --- who was first
 
 
-def test_the_first_death_is_the_root_whatever_the_order_of_the_list() -> None:
-    first, second = end(3, 5, after=1.0), end(1, 6, after=1.0001)
-    assert root_cause([second, first]) is first
+ROOTS: dict[str, list[WorkerExit]] = {
+    "the first death, whatever the order of the list": [end(3, 5, after=1.0), end(1, 6, after=1.0001)],
+    "an exception before a slow end": [
+        end(1, 1, after=4.0, error=recorded("ValueError: x", 0.5)), end(0, 3, after=1.0),
+    ],
+    "an observed death, for an error file has whole seconds": [
+        end(0, -9, after=0.3), end(1, 1, after=0.9, error=recorded("KeyError: 'x'", 0.0)),
+    ],
+    "an error file that is older by more than its second": [
+        end(1, 1, after=5.0, error=recorded("KeyError: 'x'", -2.0)), end(0, -9, after=0.3),
+    ],
+}  # fmt: skip
+"""The first one of each is the root cause."""
+
+
+@pytest.mark.parametrize("ends", ROOTS.values(), ids=ROOTS)
+def test_who_is_the_root_cause(ends: list[WorkerExit]) -> None:
+    assert root_cause(ends) is root_cause(ends[::-1]) is ends[0]
 
 
 def test_victims_and_successes_are_never_the_root() -> None:
@@ -441,11 +456,6 @@ def test_victims_and_successes_are_never_the_root() -> None:
     assert root_cause([victim, end(1, 0, after=0.1), end(2, 3, after=9.0)]) == end(2, 3, after=9.0)
     assert root_cause([victim, end(1, 0)]) is None
     assert root_cause([]) is None
-
-
-def test_an_exception_before_a_slow_end_comes_before_a_quicker_peer() -> None:
-    slow = end(1, 1, after=4.0, error=recorded("ValueError: x", 0.5))
-    assert root_cause([end(0, 3, after=1.0), slow]) is slow
 
 
 def test_a_culprit_that_was_stopped_on_its_way_out_is_the_root_where_all_others_lost_a_peer() -> None:
@@ -466,15 +476,6 @@ def test_an_error_counts_as_earlier_than_a_stop_only_when_it_is_for_certain() ->
     assert not failed_before(recorded("x", 0.0), NOON + 0.5)  # Any moment of that second.
     assert not failed_before(recorded("x", 0.25), None)
     assert not failed_before(None, NOON)
-
-
-def test_a_whole_second_does_not_put_an_error_file_before_an_observed_death() -> None:
-    killed = end(0, -9, after=0.3)
-    late = end(1, 1, after=0.9, error=recorded("KeyError: 'x'", 0.0))
-    assert root_cause([killed, late]) is killed
-    # A record that is older by more than its second is believed.
-    early = end(1, 1, after=5.0, error=recorded("KeyError: 'x'", -2.0))
-    assert root_cause([killed, early]) is early
 
 
 @pytest.mark.parametrize(

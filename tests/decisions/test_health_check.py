@@ -523,24 +523,13 @@ class TestReplacing:
         async def act(scene: Scene) -> None:
             own = dismissed(HealthStatus.PASSED, leaves=False)
             await scene.until(has_computed())
-            scene.tell(
-                with_part(
-                    task(1, (SELF, PEER)),
-                    HealthAssignment,
-                    health=own,
-                )
-            )
+            scene.tell(with_part(task(1, (SELF, PEER)), HealthAssignment, health=own))
             await scene.until(has_linked(1))
             assert scene.part.pids == {scene.workers.started[0]}, "its task stands"
             scene.tell(Assignment(policy=HealthAssignment(health=own)))
             await scene.until(lambda status: not scene.part.pids)
             assert not psutil.pid_exists(scene.workers.started[0])
-            scene.tell(
-                msgspec.structs.replace(
-                    task(1, (SELF, PEER), round=1),
-                    policy=msgspec.structs.replace(check_part(task(1, (SELF, PEER), round=1)), health=own),
-                )
-            )
+            scene.tell(with_part(task(1, (SELF, PEER), round=1), HealthAssignment, health=own))
             await scene.until(has_linked(1, 1))
             assert scene.part.pids == {scene.workers.started[1]}
             assert len(scene.workers.started) == 2
@@ -600,13 +589,7 @@ class TestRounds:
         play = stage.play(check=check).on(has_computed(), training(seat()))
         play.on(
             SUCCEEDED,
-            msgspec.structs.replace(
-                gathering(1),
-                policy=msgspec.structs.replace(
-                    check_part(gathering(1)),
-                    check_task=check_part(task(1, (SELF, PEER))).check_task,
-                ),
-            ),
+            with_part(gathering(1), HealthAssignment, check_task=check_part(task(1, (SELF, PEER))).check_task),
         )
         play.on(has_linked(1), FINISHED).run()
         assert [order["do"] for order in stage.orders] == ["compute", "link"]
@@ -618,13 +601,7 @@ class TestRounds:
 
         def withdrawn() -> Assignment:
             (stage.path / "up").read_text()
-            return msgspec.structs.replace(
-                gathering(1),
-                policy=msgspec.structs.replace(
-                    check_part(gathering(1)),
-                    check_task=check_part(task(1, (SELF, PEER))).check_task,
-                ),
-            )
+            return with_part(gathering(1), HealthAssignment, check_task=check_part(task(1, (SELF, PEER))).check_task)
 
         def release() -> None:
             (stage.path / "gate").write_text("go\n")
@@ -681,12 +658,7 @@ class TestLeaving:
         assert "another machine in its place" in second
 
     def test_a_straggler_that_is_not_dismissed_stays(self, stage: Stage) -> None:
-        word = msgspec.structs.replace(
-            training(seat()),
-            policy=msgspec.structs.replace(
-                check_part(training(seat())), health=dismissed(HealthStatus.STRAGGLER, leaves=False)
-            ),
-        )
+        word = with_part(training(seat()), HealthAssignment, health=dismissed(HealthStatus.STRAGGLER, leaves=False))
         played = stage.play().on(has_computed(), word).on(SUCCEEDED, FINISHED).run()
         assert (played.verdict.exit_code, played.verdict.error) == (0, None)
 

@@ -24,44 +24,35 @@ def first_groups(*nodes: NodeTruth) -> tuple[tuple[int, ...], ...]:
     return check_world(World(nodes)).held[0].groups
 
 
-@pytest.mark.parametrize(
-    ("nodes", "groups"), [(2, ((0, 1),)), (3, ((0, 1, 2),)), (4, ((0, 1), (2, 3))), (7, ((0, 1), (2, 3), (4, 5, 6)))]
-)
-def test_the_first_round_has_neighbours_in_pairs_and_an_odd_one_makes_a_triple(
-    nodes: int, groups: tuple[tuple[int, ...], ...]
-) -> None:
-    assert first_groups(*whole(nodes).nodes) == groups
+NEW, SMALL, LARGE = NodeTruth(), NodeTruth(workers=1), NodeTruth(workers=8)
+
+FIRST_ROUNDS: list[tuple[str, list[NodeTruth], tuple[tuple[int, ...], ...]]] = [
+    ("two", [NEW] * 2, ((0, 1),)),
+    ("an odd one makes a triple", [NEW] * 3, ((0, 1, 2),)),
+    ("neighbours in pairs", [NEW] * 4, ((0, 1), (2, 3))),
+    ("neighbours in pairs and a triple", [NEW] * 7, ((0, 1), (2, 3), (4, 5, 6))),
+    ("newcomers with each other", [NEW, NEW, OLD, NEW, OLD, NEW, NEW, NEW], ((0, 1), (3, 5), (6, 7))),
+    ("an odd newcomer with a node that has passed", [*[NEW] * 5, OLD, OLD], ((0, 1), (2, 3), (4, 5))),
+    ("an odd newcomer with the only one that has passed", [NEW, NEW, NEW, OLD], ((0, 1), (2, 3))),
+    ("of two pairs that may both have a slow end one is compared", [NEW, NEW, OLD, NEW, OLD, NEW], ((0, 1, 2), (3, 5))),
+    ("of two pairs with an odd newcomer one is compared", [NEW, NEW, NEW, OLD, OLD], ((0, 1, 4), (2, 3))),
+    ("an only link is compared", [OLD, OLD, OLD, NEW], ((1, 2, 3),)),
+    ("an only pair is compared", [NEW, NEW, OLD, OLD], ((0, 1, 2),)),
+    ("an only link of two nodes is not", [OLD, NEW], ((0, 1),)),
+    ("nodes with as many workers", [SMALL, LARGE, SMALL, LARGE], ((0, 2), (1, 3))),
+    ("an odd number of workers in a triple", [LARGE, SMALL, SMALL], ((0, 1, 2),)),
+    ("two numbers of workers", [LARGE, SMALL], ((0, 1),)),
+]
+
+
+@pytest.mark.parametrize(("nodes", "groups"), [row[1:] for row in FIRST_ROUNDS], ids=[row[0] for row in FIRST_ROUNDS])
+def test_who_is_linked_first(nodes: list[NodeTruth], groups: tuple[tuple[int, ...], ...]) -> None:
+    assert first_groups(*nodes) == groups
 
 
 def test_a_single_node_links_its_own_workers_and_one_worker_has_no_link() -> None:
     assert first_groups(NodeTruth(workers=2)) == ((0,),)
     assert check_world(whole(1)).held == ()
-
-
-def test_newcomers_are_paired_with_each_other_and_an_odd_one_with_one_who_has_passed() -> None:
-    new = NodeTruth()
-    assert first_groups(new, new, OLD, new, OLD, *[new] * 3) == ((0, 1), (3, 5), (6, 7))
-    assert first_groups(*[new] * 5, OLD, OLD) == ((0, 1), (2, 3), (4, 5))
-    assert first_groups(new, new, new, OLD) == ((0, 1), (2, 3))
-
-
-def test_of_two_pairs_that_may_both_have_a_slow_end_one_takes_in_another_to_be_compared_with() -> None:
-    new = NodeTruth()
-    assert first_groups(new, new, OLD, new, OLD, new) == ((0, 1, 2), (3, 5))
-    assert first_groups(new, new, new, OLD, OLD) == ((0, 1, 4), (2, 3))
-
-
-def test_a_link_that_would_be_the_only_one_takes_in_another_to_be_compared_with() -> None:
-    assert first_groups(OLD, OLD, OLD, NodeTruth()) == ((1, 2, 3),)
-    assert first_groups(NodeTruth(), NodeTruth(), OLD, OLD) == ((0, 1, 2),)
-    assert first_groups(OLD, NodeTruth()) == ((0, 1),)
-
-
-def test_nodes_with_as_many_workers_are_paired_with_each_other() -> None:
-    small, large = NodeTruth(workers=1), NodeTruth(workers=8)
-    assert first_groups(small, large, small, large) == ((0, 2), (1, 3))
-    assert first_groups(large, small, small) == ((0, 1, 2),)
-    assert first_groups(large, small) == ((0, 1),)
 
 
 def test_who_failed_at_computing_tries_again_while_the_others_link_and_links_after_that() -> None:

@@ -163,10 +163,6 @@ def test_there_is_no_period_before_enough_steps() -> None:
     assert rhythm_of((1, 0.0), (2, 9.0), (3, 9.5)).period is None
 
 
-def test_a_steady_rhythm_has_no_spread() -> None:
-    assert rhythm_of(*((count, count * 0.5) for count in range(9))).period == Period(0.5, 0.0, 0.5)
-
-
 def test_the_period_does_not_depend_on_how_often_it_is_observed() -> None:
     at = [count * 0.25 for count in range(400)]
     often, rarely = rhythm_of(*enumerate(at)), rhythm_of(*list(enumerate(at))[::37])

@@ -67,11 +67,16 @@ class Node:
         )
 
 
-def settle(plan: Plan, *nodes: Node, now: float = 1.0) -> Plan:
+def decide(plan: Plan, *nodes: Node) -> Plan:
+    """One decision."""
+    present = {status.key: MemberState(status, 0.0, 0.0) for status in (node.status(plan) for node in nodes)}
+    return POLICY.decide(plan, present, 1.0).plan
+
+
+def settle(plan: Plan, *nodes: Node) -> Plan:
     """Decide until nothing changes any more."""
     for _ in range(20):
-        present = {status.key: MemberState(status, 0.0, 0.0) for node in nodes if (status := node.status(plan))}
-        following = POLICY.decide(plan, present, now).plan
+        following = decide(plan, *nodes)
         if following == plan:
             return plan
         plan = following
@@ -168,8 +173,7 @@ def test_a_loss_that_is_received_together_with_fixed_servers_comes_second() -> N
     plan = training(node, 2)
     node.changes[Role.CHIEF] = bounds(2, 2)
     node.changes[Role.PS] = {"stage": TaskStage.ENDED, "end": TaskEnd(EndCause.FAILURE, "was killed")}
-    status = node.status(plan)
-    following = POLICY.decide(plan, {status.key: MemberState(status, 0.0, 0.0)}, 1.0).plan
+    following = decide(plan, node)
     assert step_of(following).server_bounds == bounds(2, 2)["server_bounds"]
     assert servers(following) == 2
 
@@ -180,8 +184,7 @@ def changed_to(node: Node, plan: Plan, number: int) -> Plan:
     plan = settle(plan, node)
     end = TaskEnd(EndCause.RESHAPED, "left, as it was told to")
     node.changes = {Role.CHIEF: {"stage": TaskStage.ENDED, "end": end, "saved": 7}}
-    status = node.status(plan)
-    plan = POLICY.decide(plan, {status.key: MemberState(status, 0.0, 0.0)}, 1.0).plan
+    plan = decide(plan, node)
     assert (step_of(plan).version, servers(plan)) == (2, number)
     return plan
 
@@ -194,8 +197,7 @@ def test_a_chief_that_does_not_restore_the_model_has_the_servers_of_before_come_
     plan = changed_to(node, training(node, 3), 2)
     # What the chief has computed counts for less than what the model was trained with.
     node.changes = {Role.CHIEF: {**STARTED, **bounds(4, 4, parts=3, refused=2)}}
-    status = node.status(plan)
-    plan = POLICY.decide(plan, {status.key: MemberState(status, 0.0, 0.0)}, 1.0).plan
+    plan = decide(plan, node)
     assert (step_of(plan).version, servers(plan)) == (3, 3)
     assert "it holds 3 parts of the table 'users', and the script makes 2 with 2 parameter servers" in plan.reason
     assert plan.failure is None
@@ -207,7 +209,7 @@ def test_a_chief_that_does_not_restore_the_model_has_the_servers_of_before_come_
     # The bound is kept, though the chief could not know it beforehand.
     node.changes = {Role.CHIEF: bounds(2)}
     node.scale_request = DesiredReplicas(ps=2)
-    plan = POLICY.decide(plan, {status.key: MemberState(node.status(plan), 0.0, 0.0)}, 1.0).plan
+    plan = decide(plan, node)
     assert answer(plan) == (1, False), "this is the number of the wish of before"
     assert step_of(plan).server_bounds == ServerBounds(least=3, most=3, table="users", parts=3)
 
@@ -215,15 +217,12 @@ def test_a_chief_that_does_not_restore_the_model_has_the_servers_of_before_come_
 def refusing(plan: Plan, node: Node, **reported: Any) -> Plan:
     """What follows when the chief of a version that has just begun does not restore the model."""
     node.changes = {Role.CHIEF: {**STARTED, **reported}}
-    status = node.status(plan)
-    return POLICY.decide(plan, {status.key: MemberState(status, 0.0, 0.0)}, 1.0).plan
+    return decide(plan, node)
 
 
 def begun(node: Node, ps: int) -> Plan:
     """A plan in which the first version begins with that many servers."""
-    status = node.status(Plan())
-    plan = Plan(policy=Cluster(desired=DesiredReplicas(ps=ps)))
-    return POLICY.decide(plan, {status.key: MemberState(status, 0.0, 0.0)}, 1.0).plan
+    return decide(Plan(policy=Cluster(desired=DesiredReplicas(ps=ps))), node)
 
 
 def test_a_job_that_begins_with_other_servers_than_the_checkpoint_takes_as_many_as_it_needs() -> None:
@@ -268,8 +267,7 @@ def test_a_chief_that_saves_and_leaves_before_its_workers_ends_the_pause(ended: 
     if ended:
         end = TaskEnd(EndCause.RESHAPED, "left, as it was told to")
         node.changes[Role.CHIEF] = {"stage": TaskStage.ENDED, "end": end, "saved": 7}
-    status = node.status(plan)
-    following = POLICY.decide(plan, {status.key: MemberState(status, 0.0, 0.0)}, 1.0).plan
+    following = decide(plan, node)
     assert (step_of(following).version, servers(following)) == ((2, 2) if ended else (1, 1))
     if ended:
         assert "saved at step 7" in following.reason
