@@ -98,12 +98,10 @@ class NodeTruth:
 
     @property
     def computes(self) -> bool:
-        """Whether it can compute at all."""
         return self.computing not in (Computing.FAILS, Computing.WRONG)
 
     @property
     def had_accident(self) -> bool:
-        """Whether its first try went wrong."""
         return self.computing in ACCIDENTS
 
     @property
@@ -113,7 +111,6 @@ class NodeTruth:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong with it."""
         return self.computes and not self.cut and self.slower == self.drag == 1
 
 

@@ -71,12 +71,10 @@ class VirtualCluster:
         return self.cluster.stage
 
     def ids(self, role: Role) -> list[str]:
-        """The tasks of a role by rank."""
         tasks = sorted((task for task in self.cluster.tasks if task.role is role), key=lambda task: task.rank)
         return [str(task.key) for task in tasks]
 
     def hosts(self, role: Role) -> list[str]:
-        """The nodes of a role by rank."""
         tasks = sorted((task for task in self.cluster.tasks if task.role is role), key=lambda task: task.rank)
         return [task.host for task in tasks]
 
@@ -112,7 +110,6 @@ class VirtualCluster:
         raise AssertionError("the nodes never come to rest")
 
     def ready(self, *names: str, restored: int = 0, reached: int = -1) -> None:
-        """Those tasks become ready."""
         for name in names:
             steps = {"restored": restored, "reached": reached} if name.startswith("chief") else {}
             self.say(name, TaskStage.READY, **steps)
@@ -141,7 +138,6 @@ class VirtualCluster:
         raise AssertionError(f"nobody hosts {task}")
 
     def end(self, *tasks: str, how: TaskEnd = KILLED) -> None:
-        """Tasks end, one after the other."""
         for task in tasks:
             self.say(task, TaskStage.ENDED, end=how)
 

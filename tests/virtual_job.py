@@ -55,12 +55,10 @@ class VirtualJob:
 
     @property
     def plan(self) -> Plan:
-        """The plan that holds."""
         return self.coordinator.plan
 
     @property
     def ranks(self) -> list[str]:
-        """The members of the round in the order of their ranks."""
         return [member.node_id for member in self.plan.members]
 
     def come(self, *names: str, incarnation: str = "1", **changes: object) -> None:
@@ -95,16 +93,13 @@ class VirtualJob:
         self.report(name, phase=phase, failure=failure, progressed=progressed)
 
     def fail(self, name: str, failure: Failure = KILLED, progressed: bool = True) -> None:
-        """A worker of this node fails."""
         self.say(name, NodePhase.FAILED, failure, progressed)
 
     def succeed(self, *names: str) -> None:
-        """All workers of these nodes succeed."""
         for name in names:
             self.say(name, NodePhase.SUCCEEDED, progressed=True)
 
     def lose(self, *names: str) -> None:
-        """The connections of these nodes end."""
         for name in names:
             self.away.add(name)
             self.coordinator.disconnect(self.statuses[name].key, self.now)
@@ -175,7 +170,6 @@ class VirtualJob:
         return True
 
     def leave(self, *names: str) -> None:
-        """These nodes report that they have left."""
         for name in names:
             self.say(name, NodePhase.LEFT)
             del self.statuses[name]
@@ -192,7 +186,6 @@ class VirtualJob:
         self.away = set(self.statuses)
 
     def key(self, name: str) -> NodeKey:
-        """Which process a node is."""
         return self.statuses[name].key
 
     def seat(self, name: str) -> RankAssignment:
@@ -216,7 +209,6 @@ class VirtualJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended."""
         return self.plan.phase in OVER
 
 

@@ -52,7 +52,6 @@ class WrittenNode(Node):
 
     @property
     def assignment(self) -> Assignment:
-        """The one in force."""
         return self.rendezvous.assignment
 
     def report(self, **changes: Any) -> None:
@@ -124,7 +123,6 @@ class Backend:
         return node
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
         end = self.timeline.now + seconds
         self.timeline.run_until(end, lambda: False)
         self.timeline.now = end

@@ -77,7 +77,6 @@ class EtcdCluster:
         self._followers: list[Follower] = []
 
     def grant(self, seconds: int, owner: Process) -> int:
-        """A new lease."""
         lease = self.timeline.random.getrandbits(62)
         seconds = max(seconds, LEAST_TTL)
         self.leases[lease] = Lease(seconds, self.timeline.now + seconds, owner)
@@ -93,7 +92,6 @@ class EtcdCluster:
         return True
 
     def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys."""
         known = self.leases.pop(lease, None)
         if known is not None and known.keys:
             before = dict(self.keys)
@@ -126,7 +124,6 @@ class EtcdCluster:
         return follower
 
     def unfollow(self, follower: Follower) -> None:
-        """Tell nothing more."""
         if follower in self._followers:
             self._followers.remove(follower)
 
@@ -161,7 +158,6 @@ class EtcdCluster:
         self.change_leader()
 
     def note(self, what: str) -> None:
-        """A line of the trace."""
         self.timeline.note("etcd", what)
 
     def _carry_out(self, txn: Txn, changes: dict[str, Change], found: dict[str, KeyValue]) -> bool:

@@ -31,7 +31,6 @@ class Parcel:
         self._timeline = timeline
 
     def send(self, due: float) -> None:
-        """Have it arrive at that time or later."""
         self._timeline.at(due, self.pump)
 
     def pump(self) -> None:
@@ -102,7 +101,6 @@ class Client:
             watch.end(None)
 
     def delay(self) -> float:
-        """Seconds that something is on its way."""
         if self._random.random() < 0.8:
             return self._random.uniform(0.0002, 0.005)
         return self._random.uniform(0, self.weather.slowness)
@@ -112,7 +110,6 @@ class Client:
         return self._random.uniform(0, self.weather.lag) if self._random.random() < 0.3 else 0.0
 
     def send(self, direction: int, arrive: Callable[[], None], due: float | None = None) -> None:
-        """Send something over the link."""
         parcel = Parcel(self.process.timeline, self.link, direction, arrive)
         parcel.send(self.process.timeline.now + self.delay() if due is None else due)
 

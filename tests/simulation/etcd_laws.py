@@ -27,17 +27,14 @@ class Store:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that is stored."""
         return _plan_of(self._cluster.keys.get(self._keys.plan))
 
     @property
     def leader(self) -> Process | None:
-        """The process that is elected."""
         return self._owner(self._cluster.keys.get(self._keys.leader))
 
     @property
     def elections(self) -> int:
-        """How often somebody was elected."""
         return len(self._leaders)
 
     def holder(self, node_id: str) -> Process | None:

@@ -93,7 +93,6 @@ class LoopProcess(Process):
         self._numbers = itertools.count()
 
     def create_future(self) -> asyncio.Future[Any]:
-        """As asyncio's."""
         return NumberedFuture(next(self._numbers), loop=self._as_loop)
 
     def create_task(
@@ -107,15 +106,12 @@ class LoopProcess(Process):
         return task
 
     def get_debug(self) -> bool:
-        """As asyncio's."""
         return False
 
     def is_closed(self) -> bool:
-        """As asyncio's."""
         return False
 
     def is_running(self) -> bool:
-        """As asyncio's."""
         return asyncio._get_running_loop() is self._as_loop
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -60,7 +60,6 @@ class Master(LoopProcess):
         self.run(lambda: self._begin(disk, started_ms))
 
     def accept(self, stream: Stream) -> None:
-        """A node opens a stream."""
         self._streams.append(stream)
         connection = MastersConnection(self, stream)
         self.run(lambda: self._serve(stream, connection))
@@ -182,16 +181,13 @@ class Masters:
 
     @property
     def current(self) -> Master:
-        """The one that was started last."""
         return self.all[-1]
 
     @property
     def living(self) -> list[Master]:
-        """All that are there, whether they run or not."""
         return [master for master in self.all if master.alive]
 
     def begin(self) -> None:
-        """Start one."""
         random = self._timeline.random
         self._number += 1
         self._unix_ms += random.randint(1, 5000)

@@ -17,7 +17,6 @@ What opens and ends a stream is sent once, by the product's streams as by these.
 
 
 def is_repeatable(message: Any) -> bool:
-    """Whether a message may arrive more than once."""
     return isinstance(message, bytes) and message.startswith(REPEATABLE)
 
 
@@ -52,20 +51,16 @@ class Link:
         self._waiting: tuple[list[Waits], list[Waits]] = ([], [])
 
     def free(self, direction: int) -> bool:
-        """Whether what is sent in that direction arrives."""
         return not self._holds[direction]
 
     def hold(self, direction: int) -> None:
-        """From now on nothing arrives."""
         self._holds[direction] += 1
 
     def release(self, direction: int) -> None:
-        """One hold is over."""
         self._holds[direction] -= 1
         self._resume(direction)
 
     def heal(self) -> None:
-        """Everything arrives again."""
         for direction in (0, 1):
             self._holds[direction] = 0
             self._resume(direction)
@@ -114,7 +109,6 @@ class Pipe:
             self._queue.pop()
 
     def shut(self) -> None:
-        """Nobody listens any more."""
         self._queue.clear()
         self.receive = lambda message: None
 
@@ -179,7 +173,6 @@ class Stream:
             self._pipes[direction].send(END)
 
     def cut(self) -> None:
-        """The connection breaks for both."""
         for direction in (TO_MASTER, TO_NODE):
             if not self._closed[direction]:
                 self._pipes[direction].lose()

@@ -137,7 +137,6 @@ class Node(LoopProcess, ABC):
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it was asked to go."""
         return self._leaving
 
     def _begin(self, spec: JobSpec) -> None:

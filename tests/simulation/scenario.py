@@ -99,13 +99,11 @@ class Scenario(ABC):
         return node
 
     def any_node(self) -> Node | None:
-        """One of those that take part."""
         living = self.living
         return self.timeline.random.choice(living) if living else None
 
     @property
     def living(self) -> list[Node]:
-        """Nodes that take part, or would like to."""
         return [node for node in self.nodes if node.alive and not node.left]
 
     def run(self) -> Outcome:

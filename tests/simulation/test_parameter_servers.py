@@ -72,13 +72,11 @@ def with_step(step: policy.Step, by: policy.Step) -> Variant:
 
 
 def open_gate_early(seen: ClusterView, plan: Any, cluster: Cluster) -> Any:
-    """The gate opens while earlier processes live."""
     with patch.object(ClusterView, "leftover_tasks", lambda *given: []):
         return versions.open_gate(seen, plan, cluster)
 
 
 def keep_servers(seen: ClusterView, plan: Any, cluster: Cluster) -> Any:
-    """A server that has died is started again within its version."""
     for one in view.tasks_of(cluster, Role.PS):
         if seen.loss_of(cluster, one) is not None:
             rest = view.without(cluster, one)
@@ -90,7 +88,6 @@ def keep_servers(seen: ClusterView, plan: Any, cluster: Cluster) -> Any:
 
 
 def give_old_id(*given: Any) -> Any:
-    """A replacement has the id of its predecessor."""
     cluster, task = real_new_task(*given)
     return cluster, msgspec.structs.replace(task, key=msgspec.structs.replace(task.key, id=task.rank))
 
@@ -102,19 +99,16 @@ def charge_nothing(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster,
 
 
 def charge_twice(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, Reasons]:
-    """Each end costs two restarts, except for servers."""
     if losses[0].task.role is not Role.PS:
         cluster, _ = real_consume_restarts(limits, cluster, losses)
     return real_consume_restarts(limits, cluster, losses)
 
 
 def say_ready(self: ClusterView, task: Any) -> bool:
-    """What has been started counts as ready."""
     return self.runs(task) and not self.is_lost(view.host_of(task))
 
 
 def let_all_in(cluster: Cluster) -> NodeOrder:
-    """The gate is always open."""
     return msgspec.structs.replace(real_order(cluster), open=True)
 
 

@@ -101,12 +101,10 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
 
 
 def charge_without_ending(policy: Any, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
-    """Charges a failure, and forgets that its round is over."""
     return Decision(running.consume_restart(policy.rules, plan, cause.report.failure, True, now))
 
 
 def take_without_another_port(self: Any, wanted: Assignment) -> None:
-    """Offers the same port until a round is known to use it."""
     is_known = wanted.ranks is not None and wanted.ranks.store_port == self._next_port.number
     if not is_known:
         self._known_round, self._epoch = wanted.key, wanted.epoch
@@ -117,7 +115,6 @@ real_take = NodeState.accept
 
 
 def take_whatever_is_new(self: AssignmentTracker, wanted: Assignment) -> bool:
-    """Takes a word of any coordinator."""
     self.epoch = 0
     return real_take_word(self, wanted)
 
@@ -126,12 +123,10 @@ real_take_word = AssignmentTracker.take
 
 
 def diagnose_nobody(check: HealthCheck, threshold: float) -> Diagnosis:
-    """Finds all of them well."""
     return Diagnosis(tuple(Finding(HealthStatus.PASSED) for _ in check.nodes))
 
 
 def diagnose_both_ends(check: HealthCheck, threshold: float) -> Diagnosis:
-    """Takes both ends of a link that fails for broken."""
     found = real_diagnose(check, threshold)
     ends = {end for link in check.link_facts if link.problem for end in link.ends}
     findings = (Finding(HealthStatus.FAULT) if place in ends else one for place, one in enumerate(found.findings))
@@ -149,7 +144,6 @@ def diagnose_alone(check: HealthCheck, threshold: float) -> Diagnosis:
 
 
 def diagnose_links_alone(check: HealthCheck, threshold: float) -> Diagnosis:
-    """Finds no straggler."""
     found = real_diagnose(check, threshold)
     quick = (Finding(HealthStatus.PASSED) if one.status is HealthStatus.STRAGGLER else one for one in found.findings)
     return dataclasses.replace(found, findings=tuple(quick))
@@ -264,12 +258,10 @@ DEFECTS = {
 
 
 def always(*given: Any) -> Absent:
-    """A condition that holds whatever is asked."""
     return Absent(Range("/nobody/has/this"))
 
 
 def enter_without_asking(self: EtcdClient, own: str, status: NodeReport) -> Txn:
-    """Takes the place of whoever has this node's id."""
     entry = real_entry(self, own, status)
     return Txn((), entry.then, entry.otherwise)
 
@@ -278,7 +270,6 @@ real_entry = EtcdClient._join_txn
 
 
 async def tell_and_then_store(self: FencedWriter, values: Mapping[str, bytes], lease: int) -> None:
-    """Writes the words first, and the plan in another transaction."""
     plan = {key: value for key, value in values.items() if key.endswith("/plan")}
     await real_write(self, {key: value for key, value in values.items() if key not in plan}, lease)
     await real_write(self, plan, lease)
@@ -292,7 +283,6 @@ async def do_nothing(*given: Any) -> None:
 
 
 async def renew_and_hope(self: EtcdClient) -> None:
-    """Renews a lease, and asks nobody whether it is there."""
     while True:
         await asyncio.sleep(self._ttl / 3)
         await self._store.renew(self._lease)

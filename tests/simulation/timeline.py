@@ -68,7 +68,6 @@ class Timeline:
         return event
 
     def after(self, delay: float, run: Callable[[], None]) -> Event:
-        """Have something happen later."""
         return self.at(self.now + delay, run)
 
     def run_until(self, time: float, done: Callable[[], bool]) -> None:
@@ -89,14 +88,8 @@ class Timeline:
         self._broken = self._broken or broken
 
     def note(self, who: str, what: str) -> None:
-        """A line of the trace."""
         if self._tell is not None:
             self._tell(f"{self.now:9.3f}  {who:<10} {what}")
-
-    @property
-    def traced(self) -> bool:
-        """Whether somebody reads the trace."""
-        return self._tell is not None
 
 
 Callback = Callable[..., Any]
@@ -122,19 +115,15 @@ class Process:
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def time(self) -> float:
-        """The time of this process's clock."""
         return self.timeline.now - self._began
 
     def call_at(self, when: float, callback: Callback, *args: Any, context: Context | None = None) -> Event:
-        """As asyncio's: a timer."""
         return self._order(when + self._began, 1, _call(callback, args, context))
 
     def call_later(self, delay: float, callback: Callback, *args: Any, context: Context | None = None) -> Event:
-        """As asyncio's: a timer."""
         return self._order(self.timeline.now + delay, 1, _call(callback, args, context))
 
     def call_soon(self, callback: Callback, *args: Any, context: Context | None = None) -> Event:
-        """As asyncio's."""
         return self._order(self.timeline.now, 0, _call(callback, args, context))
 
     def run(self, callback: Callable[[], None]) -> None:
@@ -160,11 +149,9 @@ class Process:
         self.alive = False
 
     def died(self) -> None:
-        """It was killed while it ran."""
         self.end()
 
     def note(self, what: str) -> None:
-        """A line of the trace."""
         self.timeline.note(self.name, what)
 
     def _order(self, time: float, kind: int, callback: Callable[[], None]) -> Event:

@@ -100,7 +100,6 @@ class ServerNode(Node):
         return order if order is not None and order.version == task.version else None
 
     def processes(self) -> list[Process]:
-        """Those that live."""
         return [slot.process for slot in self.slots.values() if slot.process is not None and slot.process.alive]
 
     def publish(self) -> None:
@@ -128,7 +127,6 @@ class ServerNode(Node):
                 slot.process.kill()
 
     def _follow(self) -> None:
-        """Take the latest assignment, and the next steps."""
         if self.left:
             return
         wanted = self.rendezvous.assignment

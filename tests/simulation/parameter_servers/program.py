@@ -225,25 +225,20 @@ class ServersProgram(Program):
 
     @property
     def nodes(self) -> list[ServerNode]:
-        """All that there have been."""
         return [node for node in self.scenario.nodes if isinstance(node, ServerNode)]
 
     @property
     def limits(self) -> ClusterRules:
-        """The rules of the cluster."""
         return cluster_rules(self.scenario.rules)
 
     @property
     def cluster_laws(self) -> ClusterLaws:
-        """The laws of processes and of stored plans."""
         return self.laws.cluster
 
     def living(self) -> list[ServerNode]:
-        """Those that take part."""
         return [node for node in self.nodes if node.alive and not node.left]
 
     def fresh_port(self) -> int:
-        """One that no task has had."""
         return next(self._ports)
 
     def _draw_rooms(self) -> tuple[Capacity, ...]:

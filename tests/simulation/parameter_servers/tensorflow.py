@@ -53,13 +53,11 @@ class Process:
     on_end: Callable[[TaskEnd], None] = field(default=lambda end: None)
 
     def begin(self) -> None:
-        """The process has been started."""
         random = self.world.timeline.random
         delay = random.choice((0.05, 0.05, 0.3, random.uniform(0.5, 4)))
         self.world.timeline.after(delay, self._boot)
 
     def kill(self) -> None:
-        """It is gone, without a word."""
         self.alive = False
 
     def end(self, how: TaskEnd) -> None:

@@ -31,7 +31,6 @@ class TorchNode(Node):
 
     @property
     def works(self) -> bool:
-        """Whether the workers of its round run."""
         return self.group is not None and self.group.live and self.group.key == self._state.round
 
     @property

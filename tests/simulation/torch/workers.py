@@ -48,14 +48,12 @@ class Group:
             self.on_end()
 
     def succeed(self) -> None:
-        """All of them have done their work."""
         if self.live and self.failure is None:
             self.succeeded = True
             self.live = False
             self.on_end()
 
     def stop(self) -> None:
-        """All of them are ended."""
         if self.live:
             self.live = False
             if self.failure is None:
