@@ -142,6 +142,11 @@ SCENARIOS = {
         rules(1, 0, max_ps=3), RUN + "scale ps=2; succeed chief-0; phase finished",
     ),
     "the job fails when every node has left": (rules(), RUN + "gone a; phase failed"),
+    "a successor decides on the end of a server": (rules(), RUN + "successor; end ps-0; version 2"),
+    "a successor decides on the end of a worker": (
+        rules(), RUN + "successor; end worker-0; version 1; worker worker-2 worker-1",
+    ),
+    "a successor decides on the end of a chief": (rules(), RUN + "successor; end chief-0; version 1; chief chief-1"),
 }  # fmt: skip
 
 
@@ -214,33 +219,23 @@ class TestServers:
             "restored from step 126, at least 14 steps lost"
         )
 
-    def test_a_dead_task_is_not_reported_as_without_a_lost_step(self) -> None:
+    @pytest.mark.parametrize(
+        ("step", "saved", "restored", "reached", "text"),
+        [
+            pytest.param(126, 126, 126, -1, "restored from step 126, the last step that was reported", id="saved"),
+            pytest.param(140, 126, 126, 143, "restored from step 126, at least 17 steps lost", id="known to its node"),
+            pytest.param(140, 126, -1, 143, "all other processes are started again too", id="it counts no steps"),
+            pytest.param(0, -1, 0, -1, "; begun anew", id="it has trained nothing"),
+        ],
+    )
+    def test_the_reason_ends_with_the_steps_that_are_lost(
+        self, step: int, saved: int, restored: int, reached: int, text: str
+    ) -> None:
         job = running()
-        job.say("chief-0", TaskStage.READY, step=126, saved=126)
+        job.say("chief-0", TaskStage.READY, step=step, saved=saved)
         job.end("ps-1")
-        job.train(restored=126)
-        assert job.plan.reason.endswith("restored from step 126, the last step that was reported")
-
-    def test_a_step_counts_as_lost_that_only_the_node_of_the_chief_knows_of(self) -> None:
-        job = running()
-        job.say("chief-0", TaskStage.READY, step=140, saved=126)
-        job.end("ps-1")
-        job.train(restored=126, reached=143)
-        assert job.plan.reason.endswith("restored from step 126, at least 17 steps lost")
-
-    def test_of_a_script_that_counts_no_steps_none_are_reported_as_lost(self) -> None:
-        job = running()
-        job.say("chief-0", TaskStage.READY, step=140, saved=126)
-        job.end("ps-1")
-        job.train(restored=-1, reached=143)
-        assert job.plan.reason.endswith("ps-3 takes its place, and all other processes are started again too")
-
-    def test_of_a_model_that_has_trained_nothing_nothing_is_lost(self) -> None:
-        job = running()
-        job.say("chief-0", TaskStage.READY, step=0)
-        job.end("ps-1")
-        job.train()
-        assert job.plan.reason.endswith("; begun anew")
+        job.train(restored, reached)
+        assert job.plan.reason.endswith(text)
 
     def test_what_is_lost_is_known_when_the_version_after_a_pause_never_trained(self) -> None:
         job = running(1, 0, max_ps=3)
@@ -370,11 +365,6 @@ class TestOthers:
         job.end(*job.ids(Role.WORKER), how=SUCCESS)
         assert job.plan.phase is PlanPhase.FINISHED
         assert "the evaluation has failed" in job.plan.reason
-
-    def test_an_evaluator_that_fails_in_the_same_way_again_is_given_up_at_once(self) -> None:
-        job = running(evaluator=1)
-        job.end("evaluator-0", how=REPEATED)
-        assert (job.plan.phase, job.spent(Role.EVALUATOR).given_up) == (PlanPhase.TRAINING, True)
 
     def test_an_evaluator_that_fails_after_the_chief_has_succeeded_is_reported_at_the_end(self) -> None:
         job = running(evaluator=1)
@@ -682,15 +672,6 @@ class TestEnd:
 
 
 class TestTakeOver:
-    @pytest.mark.parametrize("name", ["ps-0", "worker-0", "chief-0"])
-    def test_a_successor_decides_what_its_predecessor_would_have(self, name: str) -> None:
-        job = running()
-        before = job.cluster
-        job.succeed_coordinator()
-        assert job.cluster == before
-        job.end(name)
-        assert job.plan.key.number == (2 if name == "ps-0" else 1)
-
     def test_no_node_is_lost_before_there_was_time_to_come_back(self) -> None:
         job = apart()
         status = job.statuses.pop("c")

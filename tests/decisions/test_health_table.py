@@ -313,6 +313,10 @@ class TestElsewhere:
             render_health_table(DONE, 80) + "\n",
         ]
 
+    def test_the_next_check_reports_its_own_news(self) -> None:
+        shown = narrated(None, checking(*DONE), checking(*OPEN), checking(*DONE))
+        assert sum("straggler" in line for line in shown) == 2
+
 
 def told(*assignments: Assignment, rules: JobRules | None = None) -> list[str]:
     """The lines in a file, but those of waiting."""

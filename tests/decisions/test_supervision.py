@@ -216,6 +216,17 @@ def test_the_others_of_a_job_that_is_done_are_awaited_and_not_replaced() -> None
     assert (history.cluster.over, exit_code(history.cluster)) == (True, exit_codes.SUCCESS)
 
 
+def test_the_first_failure_of_the_job_is_its_code() -> None:
+    history = History.of(LocalSpec(3, 3))
+    step = history.end(2, EndKind.FAILED, 7, "failed with exit code 7")
+    assert (step.end_others, step.start) == (True, ())
+    assert step.lines == ("node 2 failed with exit code 7, so the job has failed",)
+    step = history.end(0, EndKind.FAILED, exit_codes.PEER_FAILED, "failed with exit code 1")
+    assert (step.end_others, step.lines) == (False, ("node 0 failed with exit code 1",))
+    history.end(1, EndKind.DIED)
+    assert (history.cluster.over, exit_code(history.cluster)) == (True, 7)
+
+
 Event = Callable[[History], Transition]
 
 
