@@ -89,6 +89,48 @@ def seconds(ledger: Ledger, local_rank: int = 0) -> dict[str, float]:
     return {phase.value: place.total(phase) / 1e6 for phase in TimePhase if place.total(phase)}
 
 
+RUNS: dict[str, tuple[LogOpened, list[Event], dict[str, float]]] = {
+    "a job that succeeds loses nothing": (opened(), [
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()), at(10, exited(0)),
+        at(11, JobEnded(phase="finished")), at(11, RoundClosed(round=1, epoch=1)),
+        at(12, AgentEnded(exit_code=0, reason="success")),
+    ], {"train": 10.0, "stop": 2.0}),
+    "a job that fails loses the work since its checkpoint": (opened(), [
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()),
+        at(10, JobEnded(phase="failed")), at(10, RoundClosed(round=1, epoch=1, failed=True)),
+        at(12, AgentEnded(exit_code=72, reason="peer failed")),
+    ], {"train": 4.0, "lost": 6.0, "stop": 2.0}),
+    "a failure on another node loses the work of this one once": (opened(), [
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()),
+        at(10, RoundClosed(round=1, epoch=1, failed=True)), at(11, exited(-15, stopped_with="SIGTERM")),
+        at(12, formed(2, failed=1)), at(13, started(number=2)), at(13, AgentEnded(exit_code=0, reason="success")),
+    ], {"train": 4.0, "lost": 6.0, "restart": 3.0}),
+    "a stall begins when progress ended": (opened(), [
+        at(0, started()), at(0, ready("step")),
+        at(12, WorkerStalled(round=1, rank=0, local_rank=0, since=107.0)),
+        at(20, WorkerResumed(round=1, rank=0, local_rank=0)),
+        at(30, exited(0)), at(30, AgentEnded(exit_code=0, reason="success")),
+    ], {"train": 17.0, "stalled": 13.0}),
+    "without observed stages a worker trains from its start": (opened(stages=()), [
+        at(2, started()), at(9, exited(0)), at(9, AgentEnded(exit_code=0, reason="success")),
+    ], {"start": 2.0, "train": 7.0}),
+    "after a request to stop nothing trains": (opened(), [
+        at(0, started()), at(0, ready("step")), at(5, StopRequested(signal="SIGTERM")),
+        at(8, exited(143)), at(9, AgentEnded(exit_code=143, reason="stopped")),
+    ], {"train": 5.0, "stop": 4.0}),
+    "time whose events were dropped is unknown until an event shows the phase": (opened(), [
+        at(0, started()), at(0, ready("step")), at(5, CheckpointSeen()), at(25, LogGap(dropped=3)),
+        at(30, WorkerProgress(round=1, rank=0, local_rank=0, steps=9)), at(40, exited(0)),
+        at(40, AgentEnded(exit_code=0, reason="success")),
+    ], {"train": 15.0, "unknown": 25.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("head", "events", "expected"), RUNS.values(), ids=RUNS)
+def test_the_seconds_of_each_phase(head: LogOpened, events: list[Event], expected: dict[str, float]) -> None:
+    assert seconds(ledger_of(*events, head=head)) == expected
+
+
 def test_a_run_without_faults() -> None:
     found = ledger_of(
         at(1, NodeWaiting(reasons=())),
@@ -119,24 +161,6 @@ def test_work_since_the_last_checkpoint_is_lost_with_the_round() -> None:
     assert found.has_checkpoints
 
 
-def test_a_job_that_succeeds_loses_nothing() -> None:
-    found = ledger_of(
-        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()), at(10, exited(0)),
-        at(11, JobEnded(phase="finished")), at(11, RoundClosed(round=1, epoch=1)),
-        at(12, AgentEnded(exit_code=0, reason="success")),
-    )  # fmt: skip
-    assert seconds(found) == {"train": 10.0, "stop": 2.0}
-
-
-def test_a_job_that_fails_loses_the_work_since_its_checkpoint() -> None:
-    found = ledger_of(
-        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()),
-        at(10, JobEnded(phase="failed")), at(10, RoundClosed(round=1, epoch=1, failed=True)),
-        at(12, AgentEnded(exit_code=72, reason="peer failed")),
-    )  # fmt: skip
-    assert seconds(found) == {"train": 4.0, "lost": 6.0, "stop": 2.0}
-
-
 def test_without_a_checkpoint_in_the_log_no_work_counts_as_lost() -> None:
     found = ledger_of(at(0, started()), at(0, ready("step")), at(10, exited(-9)), at(10, JobEnded(phase="failed")))
     assert seconds(found) == {"train": 10.0}
@@ -154,53 +178,11 @@ def test_a_failure_ends_the_training_of_the_other_workers_too() -> None:
     assert seconds(found, 0) == seconds(found, 1) == {"train": 10.0, "restart": 4.0}
 
 
-def test_a_failure_on_another_node_loses_the_work_of_this_one_once() -> None:
-    found = ledger_of(
-        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()),
-        at(10, RoundClosed(round=1, epoch=1, failed=True)), at(11, exited(-15, stopped_with="SIGTERM")),
-        at(12, formed(2, failed=1)), at(13, started(number=2)), at(13, AgentEnded(exit_code=0, reason="success")),
-    )  # fmt: skip
-    assert seconds(found) == {"train": 4.0, "lost": 6.0, "restart": 3.0}
-
-
-def test_a_stall_begins_when_progress_ended() -> None:
-    found = ledger_of(
-        at(0, started()), at(0, ready("step")),
-        at(12, WorkerStalled(round=1, rank=0, local_rank=0, since=107.0)),
-        at(20, WorkerResumed(round=1, rank=0, local_rank=0)),
-        at(30, exited(0)), at(30, AgentEnded(exit_code=0, reason="success")),
-    )  # fmt: skip
-    assert seconds(found) == {"train": 17.0, "stalled": 13.0}
-
-
-def test_without_observed_stages_a_worker_trains_from_its_start() -> None:
-    found = ledger_of(at(2, started()), at(9, exited(0)), at(9, AgentEnded(exit_code=0, reason="success")),
-                      head=opened(stages=()))  # fmt: skip
-    assert seconds(found) == {"start": 2.0, "train": 7.0}
-
-
-def test_after_a_request_to_stop_nothing_trains() -> None:
-    found = ledger_of(
-        at(0, started()), at(0, ready("step")), at(5, StopRequested(signal="SIGTERM")),
-        at(8, exited(143)), at(9, AgentEnded(exit_code=143, reason="stopped")),
-    )  # fmt: skip
-    assert seconds(found) == {"train": 5.0, "stop": 4.0}
-
-
 def test_the_end_of_an_agent_that_was_killed_is_unknown() -> None:
     events = (at(0, started()), at(0, ready("step")), at(5, CheckpointSeen()))
     assert seconds(ledger_of(*events, until=60)) == {"train": 5.0, "unknown": 55.0}
     assert seconds(ledger_of(*events, until=60, running=True)) == {"train": 60.0}
     assert seconds(ledger_of(*events)) == {"train": 5.0}
-
-
-def test_time_whose_events_were_dropped_is_unknown_until_an_event_shows_the_phase() -> None:
-    found = ledger_of(
-        at(0, started()), at(0, ready("step")), at(5, CheckpointSeen()), at(25, LogGap(dropped=3)),
-        at(30, WorkerProgress(round=1, rank=0, local_rank=0, steps=9)), at(40, exited(0)),
-        at(40, AgentEnded(exit_code=0, reason="success")),
-    )  # fmt: skip
-    assert seconds(found) == {"train": 15.0, "unknown": 25.0}
 
 
 def test_time_in_files_that_were_rotated_away_is_unknown() -> None:
