@@ -122,6 +122,12 @@ class VirtualJob:
         self.now = end
         self.settle()
 
+    def stall(self, seconds: float) -> None:
+        """The coordinator does not run for that long, and notices."""
+        self.now += seconds
+        self.coordinator.compensate_stall(seconds)
+        self.settle()
+
     def settle(self) -> None:
         """Decide until nothing changes and every node that is not deaf has its assignment."""
         while True:
@@ -233,6 +239,7 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "compute": lambda job, names: [job.report(name, compute_result=Truth().compute("")) for name in names],
     "gone": lambda job, names: job.leave(*names),
     "wait": lambda job, seconds: job.wait(float(seconds[0])),
+    "stall": lambda job, seconds: job.stall(float(seconds[0])),
     "successor": lambda job, kind: job.succeed_by_another(9, with_journal=kind == ["journal"]),
 }
 """What happens to a job, with the names of nodes or a time. A node that is `gone` does not come back; one of which the

@@ -41,6 +41,19 @@ SCENARIOS = {
         TRIO + "succeed b; lose b; wait 2; successor journal; back a c;"
         f"wait {RETURN_GRACE + 1}; number 1; succeed a c; phase finished",
     ),
+    "no node is lost for a stall of the coordinator": (
+        (2, 3), TRIO + "lose b; stall 300; number 1; back b; wait 100; number 1",
+    ),
+    "no other time runs out in a stall": (
+        (2, 2), "come a; wait 400; stall 5000; wait 199; phase gathering; wait 2; phase failed",
+    ),
+    "a successor that sleeps in its grace waits for the rest of it": (
+        (2, 3),
+        TRIO + "successor journal; back a b; wait 4; stall 60; formed 5 1 a b c; back c; wait 30; formed 5 1 a b c",
+    ),
+    "so does one without a journal": (
+        (2, 3), TRIO + "successor; back a b; wait 4; stall 60; formed 0 0; back c; wait 30; formed 5 1 a b c",
+    ),
     "without a journal a spare alone begins no job of its own": (
         (1, 1), "come a b; successor; back b; wait 3; number 0; back a; formed 5 1 a",
     ),
@@ -51,7 +64,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize(("nodes", "script"), SCENARIOS.values(), ids=SCENARIOS)
-def test_what_a_successor_makes_of_a_job(nodes: tuple[int, int], script: str) -> None:
+def test_what_a_coordinator_makes_of_a_job(nodes: tuple[int, int], script: str) -> None:
     play(VirtualJob(rules(*nodes)), script)
 
 
@@ -284,17 +297,6 @@ class TestNextToEachOther:
 
 
 class TestLateness:
-    def test_no_node_is_lost_for_a_stall_of_the_coordinator(self) -> None:
-        job = trio()
-        job.lose("b")
-        job.now += 300
-        job.coordinator.compensate_stall(300)
-        job.settle()
-        assert job.plan.key.number == 1
-        job.come_back("b")
-        job.wait(100)
-        assert job.plan.key.number == 1
-
     def test_who_may_have_been_cut_off_is_waited_for(self) -> None:
         job = trio()
         job.coordinator.extend_grace(job.now)
@@ -303,32 +305,6 @@ class TestLateness:
         assert job.plan.key.number == 1
         job.wait(0.2)
         assert job.ranks == ["a", "c"]
-
-    def test_nor_does_any_other_time_run_out(self) -> None:
-        job = VirtualJob(rules(2, 2))
-        job.come("a")
-        job.wait(400)
-        job.now += 5000
-        job.coordinator.compensate_stall(5000)
-        job.settle()
-        job.wait(199)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.wait(2)
-        assert job.plan.phase is PlanPhase.FAILED
-
-    def test_a_successor_that_sleeps_in_its_grace_waits_for_the_rest_of_it(self) -> None:
-        for with_journal in (True, False):
-            job = trio()
-            job.succeed_by_another(9, with_journal=with_journal)
-            job.come_back("a", "b")
-            job.wait(4)
-            job.now += 60
-            job.coordinator.compensate_stall(60)
-            job.settle()
-            assert job.ranks in ([], ["a", "b", "c"])
-            job.come_back("c")
-            job.wait(30)
-            assert (job.plan.key, job.ranks) == (RoundKey(5, 1), ["a", "b", "c"])
 
 
 def test_a_status_that_says_nothing_new_is_none() -> None:
