@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from dlrover_run.etcd.operations import EtcdUnavailable
 from simulation.bed import Bed
 from simulation.timeline import Broken
 
@@ -117,19 +116,3 @@ def test_a_broken_law_ends_the_run_though_the_task_hides_it() -> None:
     bed.start(hide())
     with pytest.raises(Broken, match="a law"):
         bed.wait()
-
-
-def test_a_failure_that_a_caller_receives_is_no_defect() -> None:
-    bed = Bed()
-
-    async def fail() -> None:
-        raise EtcdUnavailable("gone")
-
-    async def hear() -> str:
-        try:
-            await asyncio.ensure_future(fail())
-        except EtcdUnavailable as away:
-            return str(away)
-        return ""
-
-    assert bed.do(hear()) == "gone"
