@@ -236,6 +236,8 @@ class Agent:
         self._adapter.send(for_tasks, delivered_at, only_stopping=first)
 
     def _on_parent_lost(self) -> None:
+        # A watchdog that had a choice would have passed on the signal that ends it.
+        self._node_state.leave_signal = self._node_state.leave_signal or signal.SIGKILL.name
         self._stop_waiting()
         self._adapter.send(signal.SIGKILL)
 

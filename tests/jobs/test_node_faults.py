@@ -77,6 +77,7 @@ def test_a_node_whose_watchdog_was_killed_says_that_it_leaves(cluster: Cluster) 
     assert nodes["b"].finish() == -signal.SIGKILL
     after = cluster.world(1)
     assert after[0]["node"] == "a"
+    nodes["a"].until_says("was ended by SIGKILL")
     succeed(after, nodes["a"])
 
 
