@@ -70,6 +70,11 @@ def after_import(module: str, without: str, change: Change) -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def pending_modules() -> list[str]:
+    """The modules to be patched once they are imported."""
+    return sorted(_changes)
+
+
 def missing_patches() -> list[str]:
     """A sentence for each change that could not be applied, once each."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", "")
