@@ -193,37 +193,6 @@ async def test_a_message_out_of_place_ends_that_stream_with_a_sentence(said: lis
         await goes_on(bed, *a, *b)
 
 
-FRAMES = {
-    "no JSON": b"GET / HTTP/1.1\r\n\r\n",
-    "nothing": b"",
-    "another type": b'{"type":"quit"}',
-    "an unknown field": encode(HELLO)[:-1] + b',"more":1}',
-    "a missing field": b'{"type":"hello","protocol":2}',
-    "a list": b"[1,2,3]",
-    "deep": b"[" * 10_000,
-    "a bad name": encode(HELLO).replace(b'"a"', b'"a b"'),
-    "a short nonce": encode(HELLO).replace(b"0" * 64, b"00"),
-    "no text": b'{"type":"hello\xff"}',
-    "long": encode(msgspec.structs.replace(HELLO, job="j")) + b" " * session.MAX_HANDSHAKE_MESSAGE,
-}
-
-
-@pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES.keys())
-@live
-async def test_a_broken_frame_ends_that_stream_and_nothing_else(frame: bytes) -> None:
-    async with serving() as bed:
-        a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
-        stranger = Node(bed.channel, status("a"))
-        await stranger.call.write(frame)
-        assert isinstance(await stranger.refused(), Refused)
-        await stranger.ended()
-        broken = Node(bed.channel, status("a"))
-        await broken.join()
-        await broken.call.write(frame)
-        assert isinstance(await broken.refused(), Refused)
-        await goes_on(bed, *a, *b)
-
-
 @live
 async def test_a_message_that_is_a_little_too_long_ends_the_stream() -> None:
     async with serving() as bed:

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -259,27 +258,3 @@ def test_addresses_of_this_machine_are_known() -> None:
             assert (str(v6), route_source(v6)) == ("[::1]:1", "127.0.0.1")
 
     asyncio.run(look())
-
-
-def test_a_master_that_ends_with_its_parent_ends_when_the_parent_is_killed() -> None:
-    starts = (
-        "import asyncio, os\n"
-        "from dlrover_run.rendezvous.master_launcher import MasterProcess\n"
-        "from dlrover_run.spec import MasterSpec\n"
-        "async def host():\n"
-        "    master = MasterProcess(MasterSpec('127.0.0.1', 0), '127.0.0.1:0', print, ends_with_parent=True)\n"
-        "    master.start(lambda: None)\n"
-        "    await master.ready()\n"
-        "    print(master.pid, flush=True)\n"
-        "    await asyncio.Event().wait()\n"
-        "asyncio.run(host())\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True) as starter:
-        assert starter.stdout is not None
-        pid = int(starter.stdout.readline())
-        with watched(pid) as pidfds:
-            starter.kill()
-            try:
-                assert still_alive(pidfds, WAIT) == 0
-            finally:
-                kill_leftovers(pidfds)

@@ -78,15 +78,3 @@ def test_of_two_nodes_that_do_not_reach_each_other_no_node_is_blamed(cluster: Cl
     job.master.until_says("Fault nodes are: [] and stragglers are: [")
     job.master.until_says("which of them is at fault cannot be decided")
     job.end()
-
-
-@pytest.mark.long
-def test_a_link_between_two_good_nodes_is_named_and_no_node_leaves(cluster: Cluster, network: Network) -> None:
-    namespaces = [network.connect(number) for number in range(4)]
-    network.cut(0, 1)
-    job = Job(cluster, network, namespaces, "3:4")
-    assert [node.finish() for node in job.nodes] == [0] * 4, cluster.told()
-    job.master.until_says("Fault nodes are: [] and stragglers are: [")
-    job.master.until_says("warning: the link between node 0 on ")
-    job.master.until_says("does not work")
-    job.end()
