@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine
 
 from dlrover_run.agent.framework import AgentServices
-from dlrover_run.agent.stall_watch import StallReport
+from dlrover_run.agent.stall_watch import StallReport, StallWatch
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.events.records import WorkerResumed, WorkerStalled
-from dlrover_run.spec import StallAction
+from dlrover_run.evidence.sample import Sampler
+from dlrover_run.spec import JobSpec, StallAction
+from dlrover_run.stall.ask import RoundStacks, StackFiles
+from dlrover_run.stall.detector import Detector
 
 STACKS_FILE = "stacks.txt"
 """The file in the directory of the run to which the stacks of each stall are appended."""
+
+
+def watch_stalls(
+    workers: WorkerRound, spec: JobSpec, services: AgentServices, files: StackFiles
+) -> Coroutine[None, None, None] | None:
+    """What watches the workers of a round for stalls; None where they cannot be watched."""
+    if workers.ranks.nodes > 1:
+        # Without the evidence of the other nodes the rank that it names could be wrong.
+        return None
+    running = workers.group.running
+    try:
+        sampling = Sampler({one.spec.rank: one.pid for one in running}, workers.ranks.store_port)
+    except OSError:
+        return None  # A kernel without sock_diag.
+    stacks = RoundStacks(files, {one.spec.rank: (one.spec.local_rank, one.pid) for one in running})
+    response = StallResponse(workers, spec.stall_action, services)
+    detector = Detector(spec.stall_timeout)
+    return StallWatch(detector, sampling, stacks, response.on_stall, response.on_resume, workers.steps).run()
 
 
 class StallResponse:

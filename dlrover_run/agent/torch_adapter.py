@@ -17,7 +17,6 @@ from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import EventLog, ProgressReporter
 from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
-from dlrover_run.agent.stall_response import StallResponse
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
@@ -234,8 +233,11 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._round = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
         with self._orphans.paused():
             await self._round.start(self._starter)
-        response = StallResponse(self._round, self._spec.stall_action, services)
-        self._round.watch(self._spec.stall_timeout, response.on_stall, response.on_resume)
+        if self._spec.stall_action != "off":
+            # Here, because its imports take milliseconds that a start without it need not wait for.
+            from dlrover_run.agent.stall_response import watch_stalls
+
+            self._round.watch(partial(watch_stalls, self._round, self._spec, services))
         self._starter.import_later()
         self._events.round_started(ranks)
 

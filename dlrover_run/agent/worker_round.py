@@ -8,17 +8,16 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dlrover_run.agent.progress_events import ProgressEvents
-from dlrover_run.agent.stall_watch import StallReport, StallWatch
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import RoundKey
 from dlrover_run.events.records import NO_EVENTS, CheckpointSeen, Events, WorkerExited, WorkerFailed, WorkerStarted
-from dlrover_run.evidence.sample import Sampler
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
 from dlrover_run.failures.error_file import read_error_file
@@ -28,10 +27,11 @@ from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RankStreams, read_tail
 from dlrover_run.process_tree import tree
 from dlrover_run.progress.page import Progress
-from dlrover_run.stall.ask import RoundStacks
-from dlrover_run.stall.detector import Detector
 from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import ProcessGroup
+
+if TYPE_CHECKING:
+    from dlrover_run.stall.ask import StackFiles
 
 LOST_PEER_DELAY = 2.0
 """Seconds that a failure which is only the loss of a peer waits for the failure of another worker of this node, which
@@ -150,22 +150,14 @@ class WorkerRound:
             return {}
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
-    def watch(
-        self, timeout: float | None, on_stall: Callable[[StallReport], None], on_resume: Callable[[float], None]
-    ) -> None:
-        """Watch the workers for stalls from now on, until one of them has ended. `timeout` is as in `Detector`."""
-        files = self._specs.stacks
-        if files is None or self.ranks.nodes > 1 or self.group.ended:
-            # Without the evidence of the other nodes the rank that it names could be wrong.
+    def watch(self, run: Callable[[StackFiles], Coroutine[None, None, None] | None]) -> None:
+        """Run what watches the workers for stalls, until one of them has ended. It gets the files of their stacks, and
+        is None where it has nothing to look at."""
+        if self._specs.stacks is None or self.group.ended:
             return
-        running = self.group.running
-        try:
-            sampling = Sampler({one.spec.rank: one.pid for one in running}, self.ranks.store_port)
-        except OSError:
-            return  # A kernel without sock_diag.
-        stacks = RoundStacks(files, {one.spec.rank: (one.spec.local_rank, one.pid) for one in running})
-        watch = StallWatch(Detector(timeout), sampling, stacks, on_stall, on_resume, self._steps)
-        self._watch = asyncio.ensure_future(watch.run())
+        watch = run(self._specs.stacks)
+        if watch is not None:
+            self._watch = asyncio.ensure_future(watch)
 
     def kill(self, ranks: Collection[int]) -> None:
         """Kill these workers, as a failure of their own."""
@@ -176,7 +168,8 @@ class WorkerRound:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
 
-    def _steps(self) -> dict[int, int]:
+    def steps(self) -> dict[int, int]:
+        """The steps that workers have reported, by rank; those that have reported none are left out."""
         read = ((one.rank, self._specs.progress.read(one.local_rank)) for one in self._specs.workers)
         return {rank: progress.steps for rank, progress in read if progress is not None}
 

@@ -18,12 +18,11 @@ from dlrover_run.output.relay_client import RelayClient, StepSearch
 from dlrover_run.progress import page
 from dlrover_run.progress.pages import ProgressPages
 from dlrover_run.spec import JobSpec
-from dlrover_run.stall import register
-from dlrover_run.stall.ask import StackFiles
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 
 if TYPE_CHECKING:
     from dlrover_run.output.logs_specs import LogsDestinations
+    from dlrover_run.stall.ask import StackFiles
 
 
 OPTIMIZER_STEPS, STACKS = "optimizer-steps", "stacks"
@@ -113,7 +112,11 @@ def build_worker_specs(
     probe = StartupProbe(ranks)
     progress = ProgressPages(ranks.workers)
     wanted = wanted_at_start(spec)
-    stacks = StackFiles(ranks.workers) if STACKS in wanted else None
+    stacks = None
+    if STACKS in wanted:
+        from dlrover_run.stall.ask import StackFiles
+
+        stacks = StackFiles(ranks.workers)
     workers = []
     for rank_streams in plan.ranks:
         local_rank = rank_streams.local_rank
@@ -124,7 +127,7 @@ def build_worker_specs(
             environment = {**parent, **placed.environments[local_rank]}
         environment[MARK_VARIABLE] = probe.mark_path
         if stacks is not None:
-            environment[register.VARIABLE] = stacks.path(local_rank)
+            environment.update(stacks.environment(local_rank))
         environment[page.VARIABLE] = progress.path(local_rank)
         if wanted:
             environment[WANTED_VARIABLE] = ",".join(wanted)

@@ -8,11 +8,8 @@ import signal
 from collections.abc import Mapping
 
 from dlrover_run.evidence.processes import catches
-from dlrover_run.stall.register import MARKER
+from dlrover_run.stall.register import MARKER, VARIABLE
 from dlrover_run.stall.stacks import MAX_DUMP_BYTES, Stack, is_complete, parse
-
-ANSWER_TIMEOUT = 1.0
-"""Seconds that a worker has to write its stacks. It takes milliseconds; a stopped worker answers when it continues."""
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """A file of stacks that is larger is emptied before the next request."""
@@ -30,6 +27,10 @@ class StackFiles:
     def path(self, local_rank: int) -> str:
         """The path at which the worker opens its file; it needs no inherited descriptor."""
         return f"/proc/{os.getpid()}/fd/{self._fds[local_rank]}"
+
+    def environment(self, local_rank: int) -> dict[str, str]:
+        """What tells the worker at its start where its file is."""
+        return {VARIABLE: self.path(local_rank)}
 
     def request(self, local_rank: int, pid: int) -> bool:
         """Ask a worker for its stacks. False if it cannot answer: it runs no Python, has not begun, has replaced
