@@ -259,11 +259,13 @@ FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
         for one in check_state(job.plan).health
         if one.status is not HealthStatus.PASSED
     ],
+    "known": lambda job: [f"{one.node_id}.{one.incarnation}" for one in check_state(job.plan).health],
     "dismissed": lambda job: [one.node_id for one in check_state(job.plan).health if one.dismissed],
     "because": lambda job: list(codes(job.plan.reasons)),
 }
 """What a script may ask of a job. A training `round` comes with its nodes by rank; `formed` has the coordinator's epoch
-before both. `named` are the nodes that a health check did not pass."""
+before both. `named` are the nodes that a health check did not pass, `known` the
+processes that it knows of."""
 
 
 def play(job: VirtualJob, script: str) -> VirtualJob:

@@ -111,7 +111,8 @@ SCENARIOS = {
     ),
     "each bad replacement gives the next one its time": (
         once(2, 2, pend_timeout=100.0), Truth(wrong={"b.net", "c.net"}),
-        "come a b; gone b; wait 80; come c; gone c; wait 80; phase gathering; named b=fault c=fault; come d;"
+        "come a b; gone b; wait 80; come c; gone c; wait 80; phase gathering; named b=fault c=fault;"
+        "because health.dismissed health.dismissed; come d;"
         "round 1 a d",
     ),
     # Once a round trains.
@@ -133,7 +134,8 @@ SCENARIOS = {
         "come a b c; mute d; come d; compute d; lose c; wait 1.5; unmute d; round 2 a b d",
     ),
     "what is known of a process goes with it": (
-        once(1, 3), Truth(), "come a b c; lose c; wait 2; round 2 a b; checks 1; replace c; round 3 a b c; checks 2",
+        once(1, 3), Truth(),
+        "come a b c; lose c; wait 2; round 2 a b; known a.1 b.1; replace c; round 3 a b c; known a.1 b.1 c.2",
     ),
     "a check beside training ends with the job": (
         once(2, 3), Truth(slowness=SLOW), "come a b; wait 31; mute d; come d; succeed a b; phase finished; check",
