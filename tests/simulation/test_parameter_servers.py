@@ -150,7 +150,7 @@ DEFECTS = {
     ),
     "scale requests have no bound": Defect(requests_without_bound, master=8, etcd=20),
     "no task has a deadline": Defect(
-        patched((ClusterView, "ready_deadline"), by=lambda self, cluster, task: None), master=83
+        patched((ClusterView, "ready_deadline"), by=lambda self, cluster, task: None), master=98
     ),
     "the coordinator never wakes up": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=0),
     "lost nodes are forgotten": Defect(patched((Coordinator, "disconnect"), by=lambda self, key, now: None), master=5),
