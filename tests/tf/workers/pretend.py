@@ -64,19 +64,19 @@ def obey(channel: Channel) -> None:
     """Do what the test writes to this process's pipe, one command a line."""
     pipe = HERE / NAME
     os.mkfifo(pipe)
+    # Open for writing too: at the end of one command's writer this would close, and lose what the next one has written.
+    commands = os.fdopen(os.open(pipe, os.O_RDWR))
     post(at="up", cluster=CONFIG["cluster"])
-    while True:
-        with open(pipe) as commands:
-            for command in commands:
-                word, _, rest = command.strip().partition(" ")
-                if word == "send":
-                    channel.send(**json.loads(rest))
-                    post(at="sent")
-                elif word == "exit":
-                    os._exit(int(rest))
-                elif word == "raise":
-                    print(f"Traceback (most recent call last):\n  File x\n{rest}", file=sys.stderr, flush=True)
-                    os._exit(1)
+    for command in commands:
+        word, _, rest = command.strip().partition(" ")
+        if word == "send":
+            channel.send(**json.loads(rest))
+            post(at="sent")
+        elif word == "exit":
+            os._exit(int(rest))
+        elif word == "raise":
+            print(f"Traceback (most recent call last):\n  File x\n{rest}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def listen(channel: Channel) -> None:
