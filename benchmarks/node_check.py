@@ -28,9 +28,9 @@ from check_world import (
     World,
     check_world,
     draw_world,
+    expected_statuses,
     most_plants,
     plant,
-    to_be_told,
     whole,
 )
 from core.report import RESULTS, save_table
@@ -153,7 +153,7 @@ def rate(nodes: int, planted: str, rule: str, worlds: Sequence[tuple[World, int]
     identifiable = hits = untold = healthy = blamed = cases_with_blame = 0
     for world, seed in worlds:
         named = RULES[rule](world, seed)
-        bad = to_be_told(world).keys()
+        bad = expected_statuses(world).keys()
         # A node with an accident at its first try is healthy.
         well = {node for node, truth in enumerate(world.nodes) if truth.healthy}
         identifiable += len(bad)

@@ -231,39 +231,60 @@ def victim(reports: Sequence[Report], alive: Collection[int], rank: int) -> int 
     return next((newest[each] for each in (rank, 1 - rank) if newest.get(each) in alive), None)
 
 
-def survive(storm: Storm) -> Callable[[Launcher, Run, Limits], Measured]:
+@dataclass(frozen=True)
+class Survived:
+    """A job in a storm: from when to when it counts, when workers were killed, how many steps a second it did before,
+    and what went wrong."""
+
+    began_ns: int
+    ended_ns: int
+    kills: Sequence[int]
+    undisturbed: float
+    note: str = ""
+
+
+def survive(storm: Storm, rival: Launcher, run: Run, limits: Limits) -> Survived:
+    """Kill workers of a job that trains."""
+    train(rival, run, replace(two_nodes("2"), max_restarts=STORM_RESTARTS), limits)
+    calm = time.monotonic_ns()
+    run.settle(storm.undisturbed)
+    began = time.monotonic_ns()
+    undisturbed = step_rate(read_steps(run.directory), calm, began)
+    if not undisturbed:
+        raise Lost(f"no two steps in {storm.undisturbed:g} s before the first kill")
+    draw = random.Random(SEED)
+    kills: list[int] = []
+    note = ""
+    for number in range(1, storm.kills + 1):
+        # The process id of a worker that has ended may belong to another program now.
+        pid = victim(run.reports, {process.pid for process in run.processes()}, draw.randrange(2))
+        with contextlib.suppress(Lost):
+            kills += [run.kill(pid)] if pid is not None else []
+        over = began + int(number * storm.interval / NANOSECOND)
+        try:
+            run.settle((over - time.monotonic_ns()) * NANOSECOND)
+        except Lost:
+            note = f"job lost after kill {len(kills)}"
+            break
+        idle = (over - read_steps(run.directory)[-1].at_ns) * NANOSECOND
+        if idle > limits.recovery:
+            note = f"cut off: no step since kill {len(kills)} for {idle:.0f} s"
+            break
+    # A run that was cut off counts with the steps that it had, over the whole time.
+    ended = began + int(storm.kills * storm.interval / NANOSECOND)
+    return Survived(began, ended, kills, undisturbed, note)
+
+
+def effective_time(storm: Storm) -> Callable[[Launcher, Run, Limits], Measured]:
     """The effective training time ratio while workers are killed."""
 
     def measure(rival: Launcher, run: Run, limits: Limits) -> Measured:
-        train(rival, run, replace(two_nodes("2"), max_restarts=STORM_RESTARTS), limits)
-        calm = time.monotonic_ns()
-        run.settle(storm.undisturbed)
-        began = time.monotonic_ns()
-        undisturbed = step_rate(read_steps(run.directory), calm, began)
-        if not undisturbed:
-            raise Lost(f"no two steps in {storm.undisturbed:g} s before the first kill")
-        draw = random.Random(SEED)
-        kills: list[int] = []
-        note = ""
-        for number in range(1, storm.kills + 1):
-            # The process id of a worker that has ended may belong to another program now.
-            pid = victim(run.reports, {process.pid for process in run.processes()}, draw.randrange(2))
-            with contextlib.suppress(Lost):
-                kills += [run.kill(pid)] if pid is not None else []
-            over = began + int(number * storm.interval / NANOSECOND)
-            try:
-                run.settle((over - time.monotonic_ns()) * NANOSECOND)
-            except Lost:
-                note = f"job lost after kill {len(kills)}"
-                break
-            idle = (over - read_steps(run.directory)[-1].at_ns) * NANOSECOND
-            if idle > limits.recovery:
-                note = f"cut off: no step since kill {len(kills)} for {idle:.0f} s"
-                break
-        # A run that was cut off counts with the steps that it had, over the whole time.
-        ended = began + int(storm.kills * storm.interval / NANOSECOND)
-        share = effective_share(read_steps(run.directory), kills, began, ended, undisturbed)
-        return Measured({"": share}, note or f"{len(kills)} kills, {undisturbed:.1f} steps/s undisturbed")
+        lived = survive(storm, rival, run, limits)
+        steps = read_steps(run.directory)
+        share = effective_share(steps, lived.kills, lived.began_ns, lived.ended_ns, lived.undisturbed)
+        return Measured(
+            {"": share}, lived.note or f"{len(lived.kills)} kills, {lived.undisturbed:.1f} steps/s undisturbed"
+        )
 
     return measure
 
@@ -334,7 +355,7 @@ def cases(storm: Storm) -> tuple[Case, ...]:
             f"for {storm.kills * storm.interval:g} s",
             unit="%",
             rivals=EVERYONE,
-            measure=survive(storm),
+            measure=effective_time(storm),
             max_turns=1,
         ),
     )

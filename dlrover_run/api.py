@@ -12,8 +12,9 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dlrover_run.agent.result import JobResult
 from dlrover_run.child_failed_error import ChildFailedError, child_failed_error

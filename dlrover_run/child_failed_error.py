@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from dlrover_run.agent.result import JobResult
 from dlrover_run.failures.causes import describe_exit
@@ -17,14 +18,12 @@ _NOT_AVAILABLE = "<N/A>"
 """Torch's text for an error file that does not exist."""
 
 
-@dataclass(frozen=True)
-class WorkerFailure(WorkerExit):
+class WorkerFailure(WorkerExit, frozen=True):
     """The exit of a failed worker, with the attributes of torch's `ProcessFailure` besides."""
 
     @classmethod
     def of(cls, end: WorkerExit) -> WorkerFailure:
-        values = {field.name: getattr(end, field.name) for field in fields(WorkerExit)}
-        return cls(**{**values, "error_file": end.error_file or _NOT_AVAILABLE})
+        return cls(**{**msgspec.structs.asdict(end), "error_file": end.error_file or _NOT_AVAILABLE})
 
     @property
     def exitcode(self) -> int:

@@ -7,8 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from dlrover_run.agent.framework import AdapterFactory
 
 
-@dataclass(frozen=True)
-class LauncherProgram:
+class LauncherProgram(msgspec.Struct, frozen=True):
     """The program of a launcher. `name` precedes its lines on the console; `process` is the process name of its agent.
 
     `load_adapter` imports the adapter of its framework. It is called in the agent's process: the watchdog imports none

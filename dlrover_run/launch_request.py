@@ -6,13 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from dlrover_run.spec import JobSpec
 
 
-@dataclass(frozen=True)
-class LaunchRequest:
+class LaunchRequest(msgspec.Struct, frozen=True):
     """A job for a launcher that is started with `command`.
 
     `parent_pipe` is a descriptor of the parent-death pipe of the requesting process. The launcher writes its JobResult

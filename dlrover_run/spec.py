@@ -11,6 +11,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.exit_reasons import ExitScheme
 
@@ -35,15 +37,14 @@ class Std(enum.IntFlag):
     ALL = 3
 
 
-@dataclass(frozen=True)
-class StreamMap:
+class StreamMap(msgspec.Struct, frozen=True):
     """The selected streams of each local rank: `default` for all ranks, or `by_rank` for the named ones.
 
     torchrun's grammar: `3` is for every rank; `0:1,10:2` names ranks, and other ranks get nothing.
     """
 
     default: Std = Std.NONE
-    by_rank: dict[int, Std] = field(default_factory=dict)
+    by_rank: dict[int, Std] = msgspec.field(default_factory=dict)
 
     def of(self, local_rank: int) -> Std:
         return self.by_rank.get(local_rank, self.default)
@@ -52,8 +53,7 @@ class StreamMap:
         return bool(self.default) or any(self.by_rank.values())
 
 
-@dataclass(frozen=True)
-class LogSpec:
+class LogSpec(msgspec.Struct, frozen=True):
     """Where the output of the workers goes.
 
     `log_dir` is None if no directory is given; `/dev/null` means that no file may be written at all. `shown_ranks` None
@@ -63,8 +63,8 @@ class LogSpec:
     """
 
     log_dir: str | None = None
-    redirects: StreamMap = field(default_factory=StreamMap)
-    tee: StreamMap = field(default_factory=StreamMap)
+    redirects: StreamMap = msgspec.field(default_factory=StreamMap)
+    tee: StreamMap = msgspec.field(default_factory=StreamMap)
     shown_ranks: frozenset[int] | None = None
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
@@ -77,8 +77,7 @@ class LogSpec:
 EntrypointKind = Literal["script", "module", "program", "run_path", "function"]
 
 
-@dataclass(frozen=True)
-class Entrypoint:
+class Entrypoint(msgspec.Struct, frozen=True):
     """The program that each worker runs.
 
     `target` is a path (script, run_path), a dotted module name, a program, or the function's qualified name. `args`
@@ -102,14 +101,16 @@ DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SHUTDOWN_TIMEOUT = 30.0
 """Seconds from the stop signal to SIGKILL for a worker, as in torchrun; `--shutdown-timeout` changes it."""
 
+DEFAULT_ROLE = "default"
+"""The role of workers without `--role`, as in torchrun."""
+
 
 PREEMPTION_MARGIN = 5.0
 """Seconds between the kill of workers that still run at the end of a preemption notice and the end itself, in which the
 node leaves its job. At most half of the notice."""
 
 
-@dataclass(frozen=True)
-class PreemptionNotice:
+class PreemptionNotice(msgspec.Struct, frozen=True):
     """The signal by which a scheduler announces that it will end this node, and the seconds between the two."""
 
     signal: signal.Signals
@@ -121,8 +122,7 @@ class PreemptionNotice:
         return self.seconds - min(PREEMPTION_MARGIN, self.seconds / 2)
 
 
-@dataclass(frozen=True)
-class TlsSpec:
+class TlsSpec(msgspec.Struct, frozen=True):
     """The files (PEM) for TLS with the master or with etcd.
 
     `ca` is the authority that signed the peer's certificate; `cert` and `key` are this side's own. A master with a `ca`
@@ -170,8 +170,7 @@ class EtcdSpec:
     tls: TlsSpec | None = None
 
 
-@dataclass(frozen=True)
-class LocalSpec:
+class LocalSpec(msgspec.Struct, frozen=True):
     """Nodes on this machine: `min_nodes` start at once, then one more every `join_after` seconds up to `max_nodes`.
 
     `restarts` is the total number of nodes that may be replaced. `isolated` gives each node its own network namespace.
@@ -184,8 +183,7 @@ class LocalSpec:
     join_after: float = 30.0
 
 
-@dataclass(frozen=True)
-class JobSpec:
+class JobSpec(msgspec.Struct, frozen=True):
     """One job as one node sees it.
 
     `backend` is where the coordination state is kept: `memory` for one node, `static` for ranks that flags give,
@@ -206,14 +204,14 @@ class JobSpec:
     entrypoint: Entrypoint
     run_id: str
     workers_per_node: int = 1
-    rules: JobRules = field(default_factory=JobRules)
+    rules: JobRules = msgspec.field(default_factory=JobRules)
     backend: Literal["memory", "static", "master", "etcd"] = "memory"
     master: MasterSpec | None = None
     etcd: EtcdSpec | None = None
     node_rank: int | None = None
     node_id: str = ""
     local_addr: str | None = None
-    role: str = "default"
+    role: str = DEFAULT_ROLE
     start_method: Literal["spawn", "forkserver"] = "spawn"
     preload: tuple[str, ...] = ()
     signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS
@@ -229,7 +227,7 @@ class JobSpec:
     progress_regex: str = ""
     stall_action: StallAction = "off"
     stall_timeout: float | None = None
-    logs: LogSpec = field(default_factory=LogSpec)
+    logs: LogSpec = msgspec.field(default_factory=LogSpec)
     journal: str | None = None
     local: LocalSpec | None = None
     console_name: str = ""

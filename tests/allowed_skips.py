@@ -13,11 +13,11 @@ import pytest
 
 ALLOWED = (
     # No shell but bash is part of every machine.
-    r"test_application.py::test_a_shell_completes_by_the_printed_script\[(zsh|tcsh|fish)\]",
+    r"test_application.py::test_a_shell_completes_with_the_printed_script\[(zsh|tcsh|fish)\]",
     # Flags of a torch that is newer than the installed one.
     r"test_cli_differential.py::.*",
     # Names its interpreter by a variable, see `make test-tensorflow`.
-    r"test_seams.py::test_the_tensorflow_of_tf_python_has_all_that_is_changed",
+    r"test_seams.py::test_the_tensorflow_of_tf_python_has_all_patched_attributes",
     # `make slurm` and `make browser` install Debian's packages; other systems may have none.
     *(
         ()

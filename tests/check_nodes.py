@@ -52,11 +52,11 @@ class Visit:
 
     def go(self) -> None:
         """Let it measure."""
-        self._say(b"go")
+        self._send(b"go")
 
     def spoil(self) -> None:
         """Let it measure, and multiply wrongly."""
-        self._say(b"wrong")
+        self._send(b"wrong")
 
     def kill(self) -> None:
         """Kill the process."""
@@ -65,13 +65,13 @@ class Visit:
     def slow(self) -> None:
         """Let it measure, and report a speed that is `SLOWER` times lower."""
         self.slowed = True
-        self._say(b"go")
+        self._send(b"go")
 
     def report(self, speed: float) -> None:
         """Answer a process that has measured: the speed that it shall report."""
-        self._say(str(speed).encode())
+        self._send(str(speed).encode())
 
-    def _say(self, word: bytes) -> None:
+    def _send(self, word: bytes) -> None:
         with contextlib.suppress(OSError):
             self.connection.send(word)
 
@@ -150,9 +150,9 @@ class Gate:
                 if key.fileobj is self._server:
                     self._selector.register(self._server.accept()[0], selectors.EVENT_READ)
                 elif isinstance(key.fileobj, socket.socket):
-                    self._hear(key.fileobj, key.data)
+                    self._receive(key.fileobj, key.data)
 
-    def _hear(self, connection: socket.socket, visit: Visit | None) -> None:
+    def _receive(self, connection: socket.socket, visit: Visit | None) -> None:
         try:
             data = connection.recv(4096)
         except OSError:
@@ -228,9 +228,9 @@ class CheckedCluster:
 
     def node(self, name: str, nnodes: str, *flags: str | Path, rank: int | None = None, **options: Any) -> Node:
         """Start one node; its rank where it steps in for another one."""
-        wish = ord(name) - ord("a") if rank is None else rank
+        node_rank = ord(name) - ord("a") if rank is None else rank
         env = {**self.gate.env, "NODE_ID": f"node-{name}", "OMP_NUM_THREADS": "1", **options.pop("env", {})}
-        flags = ("--network-check", f"--node-rank={wish}", *flags)
+        flags = ("--network-check", f"--node-rank={node_rank}", *flags)
         return self.cluster.node(name, nnodes, *flags, env=env, **options)
 
     def nodes(self, count: int, *flags: str | Path, **options: Any) -> list[Node]:

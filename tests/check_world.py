@@ -220,54 +220,54 @@ def _passed(computing: Computing) -> Computing:
     return computing if computing in DISTURBED else Computing.WELL
 
 
-def to_be_told(world: World) -> dict[int, HealthStatus]:
+def expected_statuses(world: World) -> dict[int, HealthStatus]:
     """What can be told of whom, as this module's first words define it."""
     nodes = world.nodes
-    told: dict[int, HealthStatus] = {}
+    expected: dict[int, HealthStatus] = {}
     staying = [node for node, truth in enumerate(nodes) if truth.leaves is None]
     able = [node for node in staying if nodes[node].computes]
     for node in staying:
         truth = nodes[node]
-        kin = [other for other in able if nodes[other].workers == truth.workers]
+        peers = [other for other in able if nodes[other].workers == truth.workers]
         if truth.trusted:
             continue
         if not truth.computes:
-            told[node] = HealthStatus.FAULT
+            expected[node] = HealthStatus.FAULT
         elif truth.cut:
             others = [other for other in able if other != node]
             if sum(any(world.link(one, other) for other in others if other != one) for one in others) >= 2:
-                told[node] = HealthStatus.FAULT
+                expected[node] = HealthStatus.FAULT
         elif truth.slower > 1:
             # Who leaves may still be there when it is judged, and may not.
             kind = (truth.workers, truth.old_device)
             alike = [other for other in nodes if (other.workers, other.old_device) == kind and other.computes]
             slow = sum(other.seems_slow for other in alike)
-            quick = [nodes[n] for n in kin if nodes[n].old_device == truth.old_device and not nodes[n].seems_slow]
+            quick = [nodes[n] for n in peers if nodes[n].old_device == truth.old_device and not nodes[n].seems_slow]
             quick_at_first = sum(not other.had_accident for other in quick)
             fewer = slow < len(quick) or (slow, len(quick), len(alike)) == (1, 1, 2)
             if fewer and 3 * quick_at_first >= len(alike):
-                told[node] = HealthStatus.STRAGGLER
+                expected[node] = HealthStatus.STRAGGLER
         elif truth.drag > 1:
-            linking = [other for other in kin if not nodes[other].cut]
+            linking = [other for other in peers if not nodes[other].cut]
             undragged = [other for other in linking if nodes[other].drag == 1]
             all_alike = all(other.leaves is None and other.workers == truth.workers for other in nodes)
             enough = 2 if all_alike else 3
             witnesses = sum(any(world.link(one, end) == 1 for end in undragged if end != one) for one in undragged)
             if _troubles(world, truth.workers) <= 1 / 3 and 2 * len(undragged) > len(linking) and witnesses >= enough:
-                told[node] = HealthStatus.STRAGGLER
-    return told
+                expected[node] = HealthStatus.STRAGGLER
+    return expected
 
 
 def _troubles(world: World, workers: int) -> float:
     """The share of all that is planted, and of those that leave, in the nodes with so many workers."""
-    kin = {node for node, truth in enumerate(world.nodes) if truth.workers == workers}
-    if any(world.nodes[node].trusted and not world.nodes[node].healthy for node in kin):
+    peers = {node for node, truth in enumerate(world.nodes) if truth.workers == workers}
+    if any(world.nodes[node].trusted and not world.nodes[node].healthy for node in peers):
         return 1.0
-    nodes = sum(not world.nodes[node].healthy or world.nodes[node].leaves is not None for node in kin)
+    nodes = sum(not world.nodes[node].healthy or world.nodes[node].leaves is not None for node in peers)
     # Two of those who have passed take part at least, should they be needed.
-    taking_part = sum(not world.nodes[node].trusted for node in kin)
-    taking_part += min(2, len(kin) - taking_part)
-    return (nodes + sum(kin.issuperset(pair) for pair in world.links)) / taking_part
+    taking_part = sum(not world.nodes[node].trusted for node in peers)
+    taking_part += min(2, len(peers) - taking_part)
+    return (nodes + sum(peers.issuperset(pair) for pair in world.links)) / taking_part
 
 
 @dataclass(frozen=True)
@@ -281,8 +281,8 @@ class Outcome:
     @property
     def named(self) -> dict[int, HealthStatus]:
         """Who was named, and as what."""
-        verdicts = (finding.status for finding in self.diagnosis.findings)
-        return {node: verdict for node, verdict in enumerate(verdicts) if verdict is not HealthStatus.PASSED}
+        statuses = (finding.status for finding in self.diagnosis.findings)
+        return {node: status for node, status in enumerate(statuses) if status is not HealthStatus.PASSED}
 
 
 class Trial:
@@ -296,7 +296,7 @@ class Trial:
     def run(
         self,
         measure_links: bool = False,
-        judge: Callable[[HealthCheck, float], Diagnosis] = diagnose,
+        diagnose_with: Callable[[HealthCheck, float], Diagnosis] = diagnose,
         beside: bool = False,
     ) -> Outcome:
         """The whole loop: all compute before it begins, then rounds until nobody can learn more."""
@@ -311,14 +311,14 @@ class Trial:
         assert tasks is not None
         if not any(tasks):
             # A single node, or one that comes beside a training job: there may be another try at computing.
-            diagnosis = judge(check, THRESHOLD)
+            diagnosis = diagnose_with(check, THRESHOLD)
             tasks = pairing.next_round(check, diagnosis, measure_links)
         held = []
         while tasks is not None:
             held.append(tasks)
             assert len(held) < MOST_ROUNDS, "the check never ends"
             check = self._hold(check, tasks, len(held) - 1)
-            diagnosis = judge(check, THRESHOLD)
+            diagnosis = diagnose_with(check, THRESHOLD)
             tasks = pairing.next_round(check, diagnosis, measure_links)
         return Outcome(check, diagnosis, tuple(held))
 
@@ -385,11 +385,11 @@ def check_world(
     world: World,
     seed: object = 0,
     measure_links: bool = False,
-    judge: Callable[[HealthCheck, float], Diagnosis] = diagnose,
+    diagnose_with: Callable[[HealthCheck, float], Diagnosis] = diagnose,
     beside: bool = False,
 ) -> Outcome:
     """Check the world once, with measurements from that seed."""
-    return Trial(world, random.Random(str(seed))).run(measure_links, judge, beside)
+    return Trial(world, random.Random(str(seed))).run(measure_links, diagnose_with, beside)
 
 
 def whole(nodes: int) -> World:

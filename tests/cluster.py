@@ -47,25 +47,25 @@ class Talker:
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self.name = name
         self.process = process
-        self.said = ""
+        self.output = ""
         self.at_end = False
-        self._heard = 0
+        self._searched = 0
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def has_said(self, words: str) -> bool:
+    def has_printed(self, words: str) -> bool:
         """Whether words are among those that have come, wherever lines were broken."""
-        return words in " ".join(self.said.split())
+        return words in " ".join(self.output.split())
 
-    def until_says(self, words: str, timeout: float = WAIT) -> None:
+    def until_prints(self, words: str, timeout: float = WAIT) -> None:
         """Wait for words that come after those that were waited for before."""
         deadline = time.monotonic() + timeout
-        while (at := self.said.find(words, self._heard)) < 0:
+        while (at := self.output.find(words, self._searched)) < 0:
             if not self._listen(deadline):
-                raise AssertionError(f"{self.name} did not say {words!r} but:\n{self.said}")
-        self._heard = at + len(words)
+                raise AssertionError(f"{self.name} did not say {words!r} but:\n{self.output}")
+        self._searched = at + len(words)
 
     def finish(self, timeout: float = WAIT) -> int:
         """Wait for its end; the exit code."""
@@ -75,7 +75,7 @@ class Talker:
         try:
             return self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end within {timeout} s, and said:\n{self.said}") from None
+            raise AssertionError(f"{self.name} did not end within {timeout} s, and said:\n{self.output}") from None
 
     def catch_up(self) -> None:
         """Take what has come by now, unless its console is closed."""
@@ -94,7 +94,7 @@ class Talker:
         """Take what has come; False at the end of its words."""
         assert self.process.stdout is not None
         data = os.read(self.process.stdout.fileno(), 65536)
-        self.said += data.decode(errors="replace")
+        self.output += data.decode(errors="replace")
         self.at_end = not data
         return bool(data)
 
@@ -212,7 +212,7 @@ class Cluster:
         )
         master = Talker("master", process)
         self._talkers.append(master)
-        master.until_says("listens on")
+        master.until_prints("listens on")
         return master
 
     def master(self) -> psutil.Process:
@@ -226,7 +226,7 @@ class Cluster:
         try:
             world = self.mailbox.gather(size)
         except AssertionError as error:
-            raise AssertionError(f"{error}{self.told()}") from None
+            raise AssertionError(f"{error}{self.outputs()}") from None
         seen = [(m["rank"], m["world"]) for m in world]
         assert seen == [(rank, size) for rank in range(size)], world
         assert len({(m["port"], m["restart"], m["nodes"]) for m in world}) == 1, world
@@ -254,23 +254,23 @@ class Cluster:
         finally:
             self._end_all()
             ctypes.CDLL(None).prctl(tree._PR_SET_CHILD_SUBREAPER, 0)
-        assert not unfinished, f"the test left {[t.name for t in unfinished]} running{self.told()}"
-        assert not left, f"left behind: {left}{self.told()}"
+        assert not unfinished, f"the test left {[t.name for t in unfinished]} running{self.outputs()}"
+        assert not left, f"left behind: {left}{self.outputs()}"
         if all(talker.process.returncode == 0 for talker in self._talkers):
             # No round of this test was stopped, so that each worker that has reported belongs to a round that the test
             # asked for. In a test that stops or kills a launcher a worker may report while that happens.
             unread = [message for message in self.mailbox.pending() if "world" in message]
-            assert unread == [], f"a round that no step of the test accounts for: {unread}{self.told()}"
+            assert unread == [], f"a round that no step of the test accounts for: {unread}{self.outputs()}"
 
     def check_place(self) -> None:
         """Fail unless the place where the nodes met is as if there had been no job."""
-        assert (left := self.place.left()) == [], f"left in {self.place.name}: {left}{self.told()}"
+        assert (left := self.place.left()) == [], f"left in {self.place.name}: {left}{self.outputs()}"
 
-    def told(self) -> str:
+    def outputs(self) -> str:
         """All that whoever was started has said by now, for the message of a test that fails."""
         for talker in self._talkers:
             talker.catch_up()
-        return "".join(f"\n--- {talker.name}\n{talker.said}" for talker in self._talkers)
+        return "".join(f"\n--- {talker.name}\n{talker.output}" for talker in self._talkers)
 
     def _below(self) -> list[psutil.Process]:
         """What lives below this process on account of the test. Orphans that have ended are collected."""
@@ -363,7 +363,7 @@ def quiet_port() -> int:
     raise AssertionError("every port has been given to a test")
 
 
-def tell(world: World, number: signal.Signals) -> None:
+def send_signal(world: World, number: signal.Signals) -> None:
     """Send a signal to all workers of a world."""
     for member in world:
         os.kill(member["pid"], number)
@@ -376,11 +376,11 @@ def places(world: World) -> dict[str, int]:
 
 def succeed(world: World, *nodes: Node) -> None:
     """Have all workers end with success, and see all nodes leave together."""
-    tell(world, signal.SIGUSR1)
-    assert [node.finish() for node in nodes] == [0] * len(nodes), "".join(node.said for node in nodes)
+    send_signal(world, signal.SIGUSR1)
+    assert [node.finish() for node in nodes] == [0] * len(nodes), "".join(node.output for node in nodes)
 
 
 def leave(node: Node) -> None:
     """Ask a node to go, and wait until it has gone."""
     node.signal(signal.SIGTERM)
-    assert node.finish() == 128 + signal.SIGTERM, node.said
+    assert node.finish() == 128 + signal.SIGTERM, node.output

@@ -148,7 +148,7 @@ class Bed:
     """A master in this process, and channels to it. `said` are the lines for its person."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.output: list[str] = []
         self.server: MasterServer
         self.address = ""
         self.channel: Any = None
@@ -175,7 +175,7 @@ class Bed:
 async def serving(token: str = "", state_dir: Path | None = None, port: int = 0) -> AsyncIterator[Bed]:
     """A master that listens on 127.0.0.1."""
     bed = Bed()
-    bed.server = MasterServer(token, state_dir, bed.said.append, bed.changed.set)
+    bed.server = MasterServer(token, state_dir, bed.output.append, bed.changed.set)
     bed.address = f"127.0.0.1:{await bed.server.start(f'127.0.0.1:{port}')}"
     try:
         async with grpc.aio.insecure_channel(bed.address, options=CHANNEL_OPTIONS) as bed.channel:

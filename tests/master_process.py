@@ -36,8 +36,8 @@ def read_line(fd: int) -> dict[str, Any]:
     if not select.select([fd], [], [], WAIT)[0]:
         raise AssertionError(f"the master said nothing within {WAIT} s")
     with open(fd) as file:
-        said: dict[str, Any] = json.loads(file.read())
-    return said
+        answer: dict[str, Any] = json.loads(file.read())
+    return answer
 
 
 @contextlib.contextmanager
@@ -52,9 +52,9 @@ def master(
     process = subprocess.Popen(command, env=environment(env), text=True, pass_fds=fds, **options)
     os.close(theirs)
     try:
-        said = read_line(ready)
-        assert "port" in said, said
-        yield Master(process, f"{said['address']}:{said['port']}")
+        answer = read_line(ready)
+        assert "port" in answer, answer
+        yield Master(process, f"{answer['address']}:{answer['port']}")
     finally:
         if process.poll() is None:
             process.kill()

@@ -94,7 +94,7 @@ DEFECTS = {
         "dlrover_run/supervisor/process.py",
         "self._kill_timer = asyncio.get_running_loop().call_later(grace,",
         "self._kill_timer = asyncio.get_running_loop().call_later(1e6,",
-        "test_signals.py::test_a_stubborn_worker_is_killed_after_its_grace",
+        "test_signals.py::test_a_worker_that_ignores_the_signal_is_killed_after_its_grace_period",
     ),
     "data loaders get the worker's SIGTERM": Defect(
         "dlrover_run/supervisor/process.py",
@@ -106,7 +106,7 @@ DEFECTS = {
         "dlrover_run/supervisor/process.py",
         "        self._kill(signal.SIGCONT)\n",
         "        pass\n",
-        "test_signals.py::test_a_worker_that_is_stopped_learns_that_it_shall_end",
+        "test_signals.py::test_a_stopped_worker_is_resumed_to_handle_the_stop_signal",
     ),
     "a signal of the whole step reaches a worker twice": Defect(
         "dlrover_run/supervisor/process.py",
@@ -118,7 +118,7 @@ DEFECTS = {
         "dlrover_run/supervisor/process.py",
         "if spec.dies_with_parent:\n            tree",
         "if False:\n            tree",
-        "test_process_tree.py::test_a_process_ends_with_the_one_that_started_it",
+        "test_process_tree.py::test_a_process_exits_with_its_parent",
     ),
     "what a killed agent leaves is left alone": Defect(
         "dlrover_run/process_tree/watchdog.py",
@@ -142,7 +142,7 @@ DEFECTS = {
         "dlrover_run/process_tree/orphans.py",
         "        self._ended_sessions.add(worker)\n",
         "        pass\n",
-        "test_process_tree.py::test_what_a_worker_leaves_behind_ends_although_the_others_go_on",
+        "test_process_tree.py::test_orphans_of_a_worker_are_killed_although_the_other_workers_continue",
     ),
     "a kill for memory is a plain SIGKILL": Defect(
         "dlrover_run/agent/worker_round.py",
@@ -160,7 +160,7 @@ DEFECTS = {
         "dlrover_run/agent/environment.py",
         "    rank = ranks.first_rank + local_rank\n",
         "    rank = local_rank\n",
-        "test_two_nodes.py::test_a_job_is_complete_at_once_with_the_most_nodes",
+        "test_two_nodes.py::test_a_round_starts_at_once_with_the_maximum_number_of_nodes",
     ),
     "workers have no bound on threads": Defect(
         "dlrover_run/agent/environment.py",

@@ -88,16 +88,18 @@ class VirtualJob:
             self.coordinator.receive(self.statuses[name], self.now)
             self.settle()
 
-    def say(self, name: str, phase: NodePhase, failure: Failure | None = None, progressed: bool = False) -> None:
+    def report_phase(
+        self, name: str, phase: NodePhase, failure: Failure | None = None, progressed: bool = False
+    ) -> None:
         """A node reports what it does in the round in which it has ranks."""
         self.report(name, phase=phase, failure=failure, progressed=progressed)
 
     def fail(self, name: str, failure: Failure = KILLED, progressed: bool = True) -> None:
-        self.say(name, NodePhase.FAILED, failure, progressed)
+        self.report_phase(name, NodePhase.FAILED, failure, progressed)
 
     def succeed(self, *names: str) -> None:
         for name in names:
-            self.say(name, NodePhase.SUCCEEDED, progressed=True)
+            self.report_phase(name, NodePhase.SUCCEEDED, progressed=True)
 
     def lose(self, *names: str) -> None:
         for name in names:
@@ -177,10 +179,10 @@ class VirtualJob:
 
     def leave(self, *names: str) -> None:
         for name in names:
-            self.say(name, NodePhase.LEFT)
+            self.report_phase(name, NodePhase.LEFT)
             del self.statuses[name]
 
-    def hear_again(self, name: str) -> None:
+    def receive_again(self, name: str) -> None:
         """A deaf node hears the latest assignment."""
         self.deaf.discard(name)
         self.settle()
@@ -194,11 +196,11 @@ class VirtualJob:
     def key(self, name: str) -> NodeKey:
         return self.statuses[name].key
 
-    def seat(self, name: str) -> RankAssignment:
+    def ranks_of(self, name: str) -> RankAssignment:
         """A node's place in the round; it must have one."""
-        seat = self.coordinator.ranks(self.key(name))
-        assert seat is not None, f"{name} has no seat"
-        return seat
+        ranks = self.coordinator.ranks(self.key(name))
+        assert ranks is not None, f"{name} has no seat"
+        return ranks
 
     def assignment(self, name: str) -> Assignment:
         """What a node receives, which must have the fields of one state only."""
@@ -227,11 +229,11 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "fail": lambda job, names: [job.fail(name) for name in names],
     "fail_early": lambda job, names: [job.fail(name, progressed=False) for name in names],
     "lose_peer": lambda job, names: [job.fail(name, LOST_PEER) for name in names],
-    "leaving": lambda job, names: [job.say(name, NodePhase.LEAVING) for name in names],
-    "left": lambda job, names: [job.say(name, NodePhase.LEFT) for name in names],
+    "leaving": lambda job, names: [job.report_phase(name, NodePhase.LEAVING) for name in names],
+    "left": lambda job, names: [job.report_phase(name, NodePhase.LEFT) for name in names],
     "deaf": lambda job, names: job.deaf.update(names),
     "listen": lambda job, _: job.deaf.clear(),
-    "hear": lambda job, names: [job.hear_again(name) for name in names],
+    "receive": lambda job, names: [job.receive_again(name) for name in names],
     "mute": lambda job, names: job.mute.update(names),
     "unmute": lambda job, names: (job.mute.difference_update(names), job.settle()),
     "come_computed": lambda job, names: job.come(*names, compute_result=Truth().compute("")),

@@ -11,9 +11,10 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
+
+from msgspec.structs import replace
 
 from dlrover_run import cluster_environment
 from dlrover_run.cli import MAX_RESTARTS
@@ -26,7 +27,7 @@ from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.spec import SHUTDOWN_TIMEOUT, FlagValue, JobSpec, LogSpec, SpecError, Std, StreamMap
+from dlrover_run.spec import DEFAULT_ROLE, SHUTDOWN_TIMEOUT, FlagValue, JobSpec, LogSpec, SpecError, Std, StreamMap
 from tf_ps_runner.command_line.options import TF_PS_RUN
 from tf_ps_runner.memory import MIB
 from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
@@ -110,7 +111,7 @@ def _job(
         etcd=backend.etcd,
         node_id=rendezvous.node_id,
         local_addr=values.host(*local_addr) if local_addr.text else None,
-        role=role.value if role else JobSpec.role,
+        role=role.value if role else DEFAULT_ROLE,
         start_method=cast("Literal['spawn', 'forkserver']", flags.choice("start_method")),
         preload=tuple(dict.fromkeys((*PRELOAD, *preload))) if forking else (),
         signals=values.signals(*flags.get("signals_to_handle")),

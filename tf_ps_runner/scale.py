@@ -10,11 +10,11 @@ import asyncio
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import host_name

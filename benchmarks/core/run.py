@@ -7,6 +7,7 @@ for a report, for the end of a process (pidfd), or when the time is up.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import shutil
@@ -34,6 +35,11 @@ KILL_SWEEPS = 5
 
 READ_SIZE = 65536
 TAIL_LINES = 5
+
+OUTPUT = "output.log"
+
+_IN_MODIFY = 0x2
+_libc = ctypes.CDLL(None, use_errno=True)
 
 FOREIGN = (
     *("PET_", "TORCHELASTIC_", "TORCH_", "DLROVER_", "OMP_"),
@@ -130,9 +136,7 @@ class Run:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._end(self.ends_by_itself and kind is None)
-        with contextlib.suppress(FileNotFoundError):
-            lines = (self.directory / "output.log").read_text(errors="replace").splitlines()
-            self.tail = "".join(f"{line}\n" for line in lines[-TAIL_LINES:])
+        self.tail = "".join(f"{line}\n" for line in self.output.splitlines()[-TAIL_LINES:])
         for key in self._selector.get_map().values():
             os.close(key.fd)
         self._selector.close()
@@ -143,7 +147,7 @@ class Run:
     ) -> int:
         """Start a process of the rival; return the time just before, in nanoseconds of the monotonic clock. It gets
         these variables besides those of the run, and inherits these descriptors."""
-        with open(self.directory / "output.log", "ab") as output:
+        with open(self.directory / OUTPUT, "ab") as output:
             began = time.monotonic_ns()
             launcher = Popen(
                 command,
@@ -182,6 +186,33 @@ class Run:
             raise Lost(f"the job ended without {event!r} of all ranks")
         self.ends_by_itself = False
         raise Late(f"no {event!r} of all ranks in {timeout:g} s")
+
+    @property
+    def output(self) -> str:
+        """What the processes of the run have printed so far."""
+        try:
+            return (self.directory / OUTPUT).read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def wait_output(self, text: str, timeout: float, after: int = 0) -> bool:
+        """Wait until `text` is printed beyond the first `after` characters, at most `timeout` seconds; whether it was.
+        Raises Lost if the job ends before."""
+
+        def printed() -> bool:
+            return text in self.output[after:]
+
+        watch = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        _libc.inotify_add_watch(watch, os.fsencode(self.directory / OUTPUT), _IN_MODIFY)
+        self._selector.register(watch, selectors.EVENT_READ, OUTPUT)
+        try:
+            self._wait(printed, timeout)
+        finally:
+            self._selector.unregister(watch)
+            os.close(watch)
+        if not (found := printed()) and self._all_ended():
+            raise Lost(f"the job ended without printing {text!r}")
+        return found
 
     def watch(self, pids: Iterable[int]) -> None:
         """Record in `ends` when these processes end, as far as the run waits for something then."""
@@ -247,6 +278,8 @@ class Run:
             for key, _ in self._selector.select(left):
                 if key.data is None:
                     self._read_reports()
+                elif key.data == OUTPUT:
+                    os.read(key.fd, READ_SIZE)
                 else:
                     self.ends[key.data] = time.monotonic_ns()
                     self._selector.unregister(key.fd)

@@ -11,7 +11,6 @@ world of N nodes), and "failed" if one of them gives up.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from reporting import report
 
 from dlrover_run.agent.node_state import NodeState
@@ -72,8 +72,8 @@ class Node:
         )
         if KIND == "etcd":
             # As on the command line: the end of a lease is the loss of its node.
-            rules = dataclasses.replace(rules, lost_after=0.0)
-            spec = dataclasses.replace(spec, backend="etcd", etcd=EtcdSpec(((host, int(port)),)), rules=rules)
+            rules = msgspec.structs.replace(rules, lost_after=0.0)
+            spec = msgspec.structs.replace(spec, backend="etcd", etcd=EtcdSpec(((host, int(port)),)), rules=rules)
         self._spec = spec
         self._state = NodeState(spec)
 

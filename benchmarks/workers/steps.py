@@ -2,7 +2,7 @@
 
 It reports its first line, the new world and its first step. The events name the size of the world, so that steps of
 worlds of different sizes can be distinguished. The worker with rank 0 writes the time of each step to a file of its own
-in the run's directory.
+in the run's directory. With BENCHMARK_COUNTS it reports its steps and checkpoints to dlrover-run too.
 """
 
 import time
@@ -36,9 +36,22 @@ start = torch.tensor([int(checkpoint.read_text()) if leads and checkpoint.exists
 dist.broadcast(start, 0)
 count = saved = int(start.item())
 
+mark = os.devnull
+
+
+def count_step() -> None:
+    """Nothing, unless the steps are to be reported."""
+
+
+if "BENCHMARK_COUNTS" in os.environ:
+    from dlrover_run.training import report as count_step  # type: ignore[no-redef]
+
+    mark = os.environ["DLROVER_CHECKPOINT_MARK"]
+
 gradient = torch.ones(1000)
 dist.all_reduce(gradient)
 report(f"step-of-{world}")
+count_step()
 with open(directory / f"steps-{os.getpid()}" if leads else os.devnull, "ab", buffering=0) as steps:
     while True:
         count += 1
@@ -47,7 +60,9 @@ with open(directory / f"steps-{os.getpid()}" if leads else os.devnull, "ab", buf
             fresh = directory / f"checkpoint-{os.getpid()}"
             fresh.write_text(str(count))
             fresh.rename(checkpoint)
+            Path(mark).write_text(f"{count}\n")
             saved = count
         steps.write(f"{count} {saved} {at_ns}\n".encode())
         time.sleep(PACE)
         dist.all_reduce(gradient.fill_(1.0))
+        count_step()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dlrover_run.agent.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
 from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.event_log import AssignmentEvents, event_log_path
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
@@ -78,15 +79,19 @@ class Agent:
             )
         )
         self._client = open_client(self._wake.set, self._print_job_line)
+        self._client.stack_source = self._adapter.stacks
         self._operator = AgentSocket(
             lambda: self._info(run_dir),
             lambda request: self._client.ask(request),
             self._task_progress,
             self._adapter.scale,
+            lambda query: self._client.ask_stacks(query),
         )
-        self._progress = ProgressSampler(
-            self._adapter.progress, None if events is NO_EVENTS else self._adapter.log_progress
-        )
+        # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
+        refresh = REFRESH_INTERVAL.get(job.backend, None if job.stall_action == "off" else REFRESH_INTERVAL["master"])
+        self._activity = None if refresh is None else ActivityReport(refresh)
+        listens = events is not NO_EVENTS or self._activity is not None
+        self._progress = ProgressSampler(self._adapter.progress, self._on_sample if listens else None)
 
     @property
     def pids_to_spare(self) -> set[int]:
@@ -125,7 +130,11 @@ class Agent:
             ends = over or (leaving and not adapter.moving)
             for action in reconcile(adapter.desired(), adapter.states(), ends):
                 adapter.carry_out(action)
-            self._client.report(adapter.report(leaving))
+            report = adapter.report(leaving)
+            if self._activity is not None:
+                self._activity.follow_round(self._node_state.round, adapter.running)
+                report = with_activity(report, self._activity.current)
+            self._client.report(report)
             self._progress.follow(self._node_state.round, adapter.running)
             if (over or leaving) and adapter.idle:
                 return
@@ -165,6 +174,14 @@ class Agent:
             )
             for name, (progress, period) in self._progress.sample().items()
         ]
+
+    def _on_sample(self) -> None:
+        if self._events is not NO_EVENTS:
+            self._adapter.log_progress()
+        if self._activity is not None:
+            activities, stalled = self._progress.sample(), self._adapter.stalled()
+            if self._activity.take(activities, stalled, time.monotonic()):
+                self._wake.set()
 
     @property
     def _is_over(self) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
+
+import msgspec
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import Action, DesiredTask, Key, TaskState
@@ -26,9 +27,11 @@ from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.progress.page import Progress
 from dlrover_run.spec import JobSpec
 
+if TYPE_CHECKING:
+    from dlrover_run.coordination.stacks import NodeStacks
 
-@dataclass(frozen=True)
-class AgentServices:
+
+class AgentServices(msgspec.Struct, frozen=True):
     """What an adapter gets from its agent. `wake` makes the agent's loop look at everything again."""
 
     job: JobSpec
@@ -43,8 +46,8 @@ class AgentServices:
 
 
 class FrameworkAdapter(ABC, Generic[Key]):
-    """This node's tasks. No method but `open`, `kill`, `finish` and `close` waits: what takes time goes on in the
-    background, and `wake` is called when it is done or has failed.
+    """This node's tasks. No method but `open`, `stacks`, `kill`, `finish` and `close` waits: what takes time goes on in
+    the background, and `wake` is called when it is done or has failed.
 
     `noun` names the tasks in messages. `scale` answers an operator's request for other numbers of tasks. `problem` is
     an error of the background work, which makes this node leave. While tasks are `moving` to other nodes, the
@@ -100,6 +103,14 @@ class FrameworkAdapter(ABC, Generic[Key]):
     def progress(self) -> Mapping[str, Progress]:
         """What the running tasks of this node have done, by name; those that have reported no step are left out. It
         reads memory, and may be called at any time."""
+
+    def stalled(self) -> Mapping[str, str]:
+        """The running tasks that make no progress by name, each with a code of the reason."""
+        return {}
+
+    @abstractmethod
+    async def stacks(self, rank: int | None) -> NodeStacks:
+        """The stacks of the running tasks of this node, or of the one with that rank."""
 
     def log_progress(self, last: bool = False) -> None:
         """Write to the event log what the running tasks have done, as far as no message of theirs has. With `last`

@@ -16,12 +16,12 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.agent.check_workers import (
     CheckReply,

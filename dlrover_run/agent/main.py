@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.agent import Agent

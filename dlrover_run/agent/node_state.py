@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from typing import TYPE_CHECKING
 
 from dlrover_run.agent.host import display_name
@@ -29,7 +28,7 @@ class NodeState:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self.host = display_name(spec)
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = os.urandom(16).hex()
         self.node_id = spec.node_id or f"{os.getpid()}-{self._incarnation[:12]}"
         self._next_port = HeldPort()
         self._port: HeldPort | None = None

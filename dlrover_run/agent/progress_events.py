@@ -19,7 +19,6 @@ class ProgressEvents:
         self._ranks = ranks
         self._events = events
         self._without_step = dict.fromkeys(range(ranks.workers), began)
-        self._earliest: dict[int, Progress] = {}
         self._figures: dict[int, float] = {}
 
     def follow(self, progress: Mapping[int, Progress | None], now: float, last: bool = False) -> None:
@@ -45,11 +44,10 @@ class ProgressEvents:
                 )
 
     def _date_first_step(self, local_rank: int, done: Progress, now: float, last: bool) -> None:
-        """Emit when the first step was done: a page has the time of the latest one alone, and two looks at it show how
-        long a step takes."""
-        first = first_step(self._without_step[local_rank], self._earliest.setdefault(local_rank, done), done, last)
+        """Emit when the first step was done, as soon as that is known."""
+        first = first_step(self._without_step[local_rank], done, last)
         if first is not None:
-            del self._without_step[local_rank], self._earliest[local_rank]
+            del self._without_step[local_rank]
             self._events.emit(
                 WorkerReady(
                     round=self._ranks.round,
@@ -61,13 +59,15 @@ class ProgressEvents:
             )
 
 
-def first_step(without: float, early: Progress, late: Progress, certain: bool) -> float | None:
-    """When the first of the steps was done, from two looks of which none needs to show that. Without two different ones
-    None, or, if it has to be `certain`, as if all steps since `without`, when there was none, took the same time."""
-    at = early.at / 1e9
-    if early.steps == 1:
-        return at
-    if late.steps > early.steps:
-        period = (late.at - early.at) / 1e9 / (late.steps - early.steps)
-        return min(at, max(without, at - (early.steps - 1) * period))
-    return without + max(0.0, at - without) / early.steps if certain else None
+def first_step(without: float, done: Progress, certain: bool) -> float | None:
+    """When the first of the steps was done, in seconds. A source that counts several steps at a time, such as a log
+    with a line every hundred steps, has noted the last of its first ones: the steps after them show how long one takes.
+    Without such steps None, or, if it has to be `certain`, as if all of the first ones took the same time since
+    `without`, when there was none."""
+    first, before = done.first / 1e9, done.first_steps - 1
+    if not before:
+        return first
+    if done.steps > done.first_steps:
+        period = (done.at - done.first) / 1e9 / (done.steps - done.first_steps)
+        return min(first, max(without, first - before * period))
+    return without + max(0.0, first - without) / done.first_steps if certain else None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -35,8 +36,7 @@ class Readiness(enum.Enum):
     NOT_READY = "an address that it needs is not known"
 
 
-@dataclass(frozen=True)
-class DesiredTask(Generic[Key]):
+class DesiredTask(msgspec.Struct, Generic[Key], frozen=True):
     """A task that is to run on this node.
 
     `place` is what only one running task can have, such as its port or the node's devices. A running task of another
@@ -51,8 +51,7 @@ class DesiredTask(Generic[Key]):
     reserves: bool = False
 
 
-@dataclass(frozen=True)
-class TaskState(Generic[Key]):
+class TaskState(msgspec.Struct, Generic[Key], frozen=True):
     """A task of this node.
 
     `live` means that its process runs, is being started, or that its end is being classified; `ended` that it has run.
@@ -71,31 +70,29 @@ class TaskState(Generic[Key]):
     served: bool = False
 
 
-@dataclass(frozen=True)
-class _ForTask(Generic[Key]):
+class _ForTask(msgspec.Struct, Generic[Key], frozen=True):
     key: Key
 
 
-class Reserve(_ForTask[Key]):
+class Reserve(_ForTask[Key], frozen=True):
     """Reserve the port of a task."""
 
 
-class Start(_ForTask[Key]):
+class Start(_ForTask[Key], frozen=True):
     """Start a task."""
 
 
-class WaitForPeers(_ForTask[Key]):
+class WaitForPeers(_ForTask[Key], frozen=True):
     """Wait for the addresses of peers, for a limited time; then the task is ready without them."""
 
 
-@dataclass(frozen=True)
-class Stop(_ForTask[Key]):
+class Stop(_ForTask[Key], frozen=True):
     """Stop a task that is live."""
 
     mode: StopMode
 
 
-class Release(_ForTask[Key]):
+class Release(_ForTask[Key], frozen=True):
     """Forget a task that has ended or never started, and release its port."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+
+import msgspec
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
@@ -15,8 +16,7 @@ from dlrover_run.policies.health.model import HealthAssignment, HealthStatus, No
 from dlrover_run.spec import SpecError
 
 
-@dataclass(frozen=True)
-class JobResult:
+class JobResult(msgspec.Struct, frozen=True):
     """The result of a job on this node. `exit_reason` is why the launcher ends. `results` are the pickled return
     values of a function launch, by global rank.
 
@@ -35,13 +35,12 @@ class JobResult:
     error: str | None = None
     why_over: str = ""
     stopped: bool = False
-    results: dict[int, bytes] = field(default_factory=dict)
+    results: dict[int, bytes] = msgspec.field(default_factory=dict)
     failed_here: bool = False
     warning: str | None = None
 
 
-@dataclass(frozen=True)
-class TaskResults:
+class TaskResults(msgspec.Struct, frozen=True):
     """What this node's tasks have come to. `returned` are the pickled return values of a function launch, by global
     rank.
 
@@ -56,14 +55,13 @@ class TaskResults:
     owns_failure: bool = False
     succeeded: bool = False
     restarted: bool = False
-    returned: dict[int, bytes] = field(default_factory=dict)
+    returned: dict[int, bytes] = msgspec.field(default_factory=dict)
     why_over: str = ""
     failed_here: bool = False
     warning: str | None = None
 
 
-@dataclass(frozen=True)
-class JobEnd:
+class JobEnd(msgspec.Struct, frozen=True):
     """Everything that the result depends on.
 
     `assignment` is the last one of the coordinator, `noun` names the tasks. `stopped_by` is a signal that made this
@@ -73,7 +71,7 @@ class JobEnd:
     """
 
     assignment: Assignment
-    tasks: TaskResults = field(default_factory=TaskResults)
+    tasks: TaskResults = msgspec.field(default_factory=TaskResults)
     noun: str = "workers"
     stopped_by: signal.Signals | None = None
     drained: bool = False

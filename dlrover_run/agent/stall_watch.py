@@ -9,37 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from dlrover_run.console.text import format_ranks
+from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.reasons import render as render_reasons
 from dlrover_run.evidence.records import Evidence
+from dlrover_run.stall.ask import gather_stacks
 from dlrover_run.stall.detector import AskStacks, Decision, Detector, Resumed, StallCode, Stalled
-from dlrover_run.stall.guilt import Finding, GuiltCode, Suspect, find_guilty
+from dlrover_run.stall.guilt import find_stall, ranks_to_restart
 from dlrover_run.stall.stacks import Stack, fold, render
+from dlrover_run.stall.suspects import Suspect, describe_worker
 
 TRAINING_INTERVAL = 1.0
 """Seconds between two samples while the workers exchange data. One takes some 2 ms for 8 workers."""
 
 QUIET_INTERVAL = 0.5
-"""Seconds between two samples while they do not."""
-
-STACKS_TIMEOUT = 1.0
-"""Seconds that the workers have to write their stacks. It takes milliseconds; a stopped worker writes none."""
-
-STACKS_INTERVAL = 0.01
-"""Seconds between two looks at what the workers have written: the kernel does not report writes to a memory file."""
-
-CERTAIN = frozenset({GuiltCode.STOPPED, GuiltCode.BLOCKED_IN_KERNEL, GuiltCode.LATE})
-"""Findings that need no worker that waits in a collective: the state of a process is proof enough."""
+"""Seconds between two samples while they do not, and until their rhythm is known: pauses that are measured more often
+are learned earlier."""
 
 
 class Sampling(Protocol):
     """What takes samples: `evidence.sample.Sampler`."""
 
     def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]: ...
+
+    def forget(self, rank: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -56,23 +55,25 @@ class Stacks(Protocol):
 
 @dataclass(frozen=True)
 class StallReport:
-    """A stall, the workers that the others wait for, and the stacks."""
+    """A stall, the workers `guilty` that the others wait for, empty if the evidence names none, why, and the stacks of
+    the workers of this node. `nodes` are the nodes of the guilty workers, empty in a round of one node. With
+    `--stall-action=restart` the workers `to_restart` are killed, each on its node."""
 
     stalled: Stalled
-    finding: Finding
+    guilty: tuple[int, ...]
+    reasons: Reasons
     seconds: float
     stacks: Mapping[int, Stack]
-
-    @property
-    def guilty(self) -> tuple[int, ...]:
-        """The ranks that the others wait for; empty if the evidence names none."""
-        return self.finding.ranks
+    to_restart: tuple[int, ...]
+    nodes: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
         """The line for the console."""
         named = f"{format_ranks(self.guilty)} " if self.guilty else ""
-        return f"no progress for {self.seconds:.0f} s: {named}{render_reasons(self.finding.reasons)}"
+        if self.guilty and self.nodes:
+            named += f"on {' and '.join(self.nodes)} "
+        return f"no progress for {self.seconds:.0f} s: {named}{render_reasons(self.reasons)}"
 
     @property
     def text(self) -> str:
@@ -80,9 +81,32 @@ class StallReport:
         return render(fold(self.stacks))
 
 
+@dataclass(frozen=True)
+class QuietNode:
+    """The workers of this node make no progress, for the `number`th time in this round; whether that is a stall depends
+    on the other nodes. `trains` is that of `find_stall`. The ages of data count from the last data that the node has
+    exchanged."""
+
+    number: int
+    trains: bool
+    suspects: tuple[Suspect, ...]
+
+
+@dataclass(frozen=True)
+class _Quiet:
+    """What a stall of this node showed when it was found."""
+
+    stalled: Stalled
+    stacks: Mapping[int, Stack]
+
+
 class StallWatch:
     """The watch of one round. `steps` reads the steps that workers have reported, by rank; `on_stall` and `on_resume`
-    are called from the event loop."""
+    are called from the event loop.
+
+    Without `on_quiet` the workers of this node are all of the round. With it, it is called with what is known of them
+    when they make no progress, and with None when they do again; whether that is a stall comes back by `confirm`.
+    """
 
     def __init__(
         self,
@@ -92,6 +116,7 @@ class StallWatch:
         on_stall: Callable[[StallReport], None],
         on_resume: Callable[[float], None],
         steps: Callable[[], Mapping[int, int]] = dict,
+        on_quiet: Callable[[QuietNode | None], None] | None = None,
     ) -> None:
         self._detector = detector
         self._sampling = sampling
@@ -99,8 +124,14 @@ class StallWatch:
         self._on_stall = on_stall
         self._on_resume = on_resume
         self._steps = steps
+        self._on_quiet = on_quiet
         self._ranks: tuple[int, ...] = ()
-        self._quiet: dict[int, list[Evidence]] = defaultdict(list)
+        self._ended: list[int] = []
+        self._figures: dict[int, list[Evidence]] = defaultdict(list)
+        self._sampled_at = 0.0
+        self._quiet: _Quiet | None = None
+        self._quiet_count = 0
+        self._is_reported = False
 
     async def run(self) -> None:
         """Watch until it is cancelled, or until the kernel gives no evidence: too many connections, no sock_diag."""
@@ -113,19 +144,36 @@ class StallWatch:
     async def _watch(self) -> None:
         while True:
             await self.step()
-            await asyncio.sleep(QUIET_INTERVAL if self._detector.needs_figures else TRAINING_INTERVAL)
+            soon = self._detector.needs_figures or not self._detector.knows_limit
+            await asyncio.sleep(QUIET_INTERVAL if soon else TRAINING_INTERVAL)
+
+    def note_end(self, rank: int) -> None:
+        """A worker has exited with 0. The others go on, and may wait for it in a collective."""
+        self._ended.append(rank)
+        self._sampling.forget(rank)
+
+    def confirm(
+        self, guilty: tuple[int, ...], reasons: Reasons, to_restart: tuple[int, ...], nodes: tuple[str, ...]
+    ) -> None:
+        """No node of the round makes progress, and these workers are guilty. Nothing follows if the workers of this
+        node make progress again."""
+        if self._quiet is not None:
+            self._report(self._quiet, guilty, reasons, to_restart, nodes)
 
     async def step(self) -> None:
         """Take one sample, and carry out what the detector decides."""
         full = self._detector.needs_figures
         samples = self._sampling.sample(full, {rank: self._stacks.dumped(rank) for rank in self._ranks})
+        if not samples:
+            return
         self._ranks = tuple(one.rank for one in samples)
+        self._sampled_at = samples[0].at
         if not full:
-            self._quiet.clear()
+            self._figures.clear()
         for one in samples:
             if one.figures is not None:
                 # The first sample and the last are enough for the share of a processor.
-                self._quiet[one.rank][1:] = [one]
+                self._figures[one.rank][1:] = [one]
         decision: Decision = self._detector.observe(samples, self._steps())
         if isinstance(decision, AskStacks):
             found = await self._ask(decision.ranks)
@@ -134,33 +182,66 @@ class StallWatch:
                 {rank: [tuple(map(str, found[rank].main)) if rank in found else ("",)] for rank in decision.ranks}
             )
         elif isinstance(decision, Stalled):
-            stacks = await self._ask(self._ranks)
-            suspects = [Suspect(one.rank, one, stacks.get(one.rank), self._share(one.rank)) for one in samples]
-            finding = self._finding(decision, suspects)
-            if not self._is_certain(finding, stacks):
-                self._detector.withdraw()
-                return
-            self._on_stall(StallReport(decision, finding, samples[0].at - decision.since, stacks))
+            await self._on_no_progress(decision, samples)
         elif isinstance(decision, Resumed):
-            self._on_resume(decision.seconds)
+            self._resume(decision.seconds)
 
-    def _finding(self, stalled: Stalled, suspects: list[Suspect]) -> Finding:
-        if stalled.code is not StallCode.START:
-            return find_guilty(suspects)
-        late = [one for one in suspects if one.rank in stalled.ranks]
-        line = next((one.stack.user_line for one in late if one.stack is not None), None)
-        return Finding(GuiltCode.LATE, stalled.ranks, line)
-
-    def _is_certain(self, finding: Finding, stacks: Mapping[int, Stack]) -> bool:
-        """Whether a person should read of it: a wrong report is worse than none. Workers that wait for requests, or for
-        the time, make no progress either, so one of them must wait for another one, or must have counted steps."""
+    async def _on_no_progress(self, stalled: Stalled, samples: Sequence[Evidence]) -> None:
+        stacks = await self._ask(self._ranks)
         if any(stack.in_debugger for stack in stacks.values()):
-            return False
-        waits = any(stack.in_collective for stack in stacks.values())
-        return waits or finding.code in CERTAIN or bool(self._steps()) or self._detector.timeout is not None
+            # A person looks at it already.
+            self._detector.withdraw()
+            return
+        late = stalled.ranks if stalled.code is StallCode.START else ()
+        suspects = [
+            *(
+                describe_worker(one.rank, one, stacks.get(one.rank), self._share(one.rank), late=one.rank in late)
+                for one in samples
+            ),
+            *(Suspect(rank, ended=True) for rank in self._ended),
+        ]
+        trains = bool(self._steps()) or self._detector.timeout is not None
+        quiet = _Quiet(stalled, stacks)
+        if self._on_quiet is not None:
+            self._quiet = quiet
+            self._quiet_count += 1
+            self._on_quiet(QuietNode(self._quiet_count, trains, tuple(map(self._with_common_age, suspects))))
+            return
+        finding = find_stall(suspects, trains=trains)
+        if finding is None:
+            self._detector.withdraw()
+            return
+        self._report(quiet, finding.ranks, finding.reasons, ranks_to_restart(finding, suspects), ())
+
+    def _with_common_age(self, suspect: Suspect) -> Suspect:
+        """The worker with an age that can be compared with those on other nodes, which have clocks of their own."""
+        last = self._detector.exchanged_at
+        if suspect.sent_age is None or last is None:
+            return msgspec.structs.replace(suspect, sent_age=None)
+        return msgspec.structs.replace(suspect, sent_age=suspect.sent_age - (self._sampled_at - last))
+
+    def _report(
+        self,
+        quiet: _Quiet,
+        guilty: tuple[int, ...],
+        reasons: Reasons,
+        to_restart: tuple[int, ...],
+        nodes: tuple[str, ...],
+    ) -> None:
+        self._is_reported = True
+        seconds = self._sampled_at - quiet.stalled.since
+        self._on_stall(StallReport(quiet.stalled, guilty, reasons, seconds, quiet.stacks, to_restart, nodes))
+
+    def _resume(self, seconds: float) -> None:
+        if self._on_quiet is not None:
+            self._quiet = None
+            self._on_quiet(None)
+        if self._is_reported:
+            self._is_reported = False
+            self._on_resume(seconds)
 
     def _share(self, rank: int) -> float:
-        samples = self._quiet[rank]
+        samples = self._figures[rank]
         if len(samples) < 2:
             return 0.0
         first, last = samples
@@ -169,13 +250,4 @@ class StallWatch:
         return (last.figures.own.cpu - first.figures.own.cpu) / (last.at - first.at)
 
     async def _ask(self, ranks: tuple[int, ...]) -> dict[int, Stack]:
-        asked = [rank for rank in ranks if self._stacks.request(rank)]
-        found: dict[int, Stack] = {}
-        loop = asyncio.get_running_loop()
-        end = loop.time() + STACKS_TIMEOUT
-        while len(found) < len(asked) and loop.time() < end:
-            await asyncio.sleep(STACKS_INTERVAL)
-            for rank in asked:
-                if rank not in found and (stack := self._stacks.answer(rank)) is not None:
-                    found[rank] = stack
-        return found
+        return await gather_stacks(ranks, self._stacks.request, self._stacks.answer)

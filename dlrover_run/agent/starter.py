@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dlrover_run.agent.environment import environments_before_ranks, python_program
 from dlrover_run.agent.template_client import Imported, Template, TemplateError, UnsafeToFork

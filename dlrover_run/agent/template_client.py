@@ -15,9 +15,10 @@ import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.process_tree import ends, signals
@@ -69,8 +70,7 @@ class UnsafeToFork(TemplateError):
     """The template imported something that makes a fork unsafe or different from a fresh interpreter."""
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(msgspec.Struct, frozen=True):
     """What the template imported, and one sentence for each module that it had to skip."""
 
     imported: tuple[str, ...]

@@ -32,6 +32,8 @@ from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
+    from dlrover_run.agent.stall_response import RoundStalls
+    from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
 
 DEVICES = "the devices of this node"
@@ -74,6 +76,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._assignment = Assignment()
         self._ends = False
         self._round: WorkerRound | None = None
+        self._stalls: RoundStalls | None = None
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
         self._stopping = False
@@ -98,6 +101,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if not self._shutdown.wanted:
             self._progress.update(assignment)
             self._health_file.follow(assignment, self._health_check.devices)
+        if self._stalls is not None:
+            self._stalls.follow(assignment)
         if not ends and self._node_state.round is None and self.idle:
             # No worker runs, so the devices are free.
             self._health_check.update(part.check_task, part.health)
@@ -133,10 +138,25 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
                 self._round.cancel()
 
     def report(self, leaving: bool) -> NodeReport:
-        return self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
+        report = self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
+        return report if self._stalls is None else self._stalls.add_to_report(report)
 
     def progress(self) -> Mapping[str, Progress]:
         return {} if self._round is None or not self.running else self._round.progress()
+
+    def stalled(self) -> Mapping[str, str]:
+        if self._round is None or not self.running:
+            return {}
+        return {f"rank {rank}": code for rank, code in self._round.stalled.items()}
+
+    async def stacks(self, rank: int | None) -> NodeStacks:
+        # Imported only here: a launch does not wait for it.
+        from dlrover_run.agent.worker_stacks import AskedWorker, node_stacks
+
+        round_ = self._round
+        asked = [] if round_ is None else [one for one in round_.group.running if rank in (None, one.spec.rank)]
+        files = None if round_ is None else round_.stacks
+        return await node_stacks([AskedWorker(one.spec.rank, one.pid, files, one.spec.local_rank) for one in asked])
 
     def log_progress(self, last: bool = False) -> None:
         if self._round is not None:
@@ -180,7 +200,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if self._round is not None:
             await self._round.collect_exit_info(None)
             ends, returned = self._round.ends, self._round.results()
-            self._round.close()
+            self._close_round(self._round)
         return worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
 
     async def close(self, assignment: Assignment, result: JobResult) -> None:
@@ -219,7 +239,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             await self._finish_round(self._round, ranks)
             if not self._is_wanted(ranks):
                 return
-            self._round.close()
+            self._close_round(self._round)
             self._round = None
         placed = None
         if self._plugin is not None:
@@ -237,9 +257,16 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             # Here, because its imports take milliseconds that a start without it need not wait for.
             from dlrover_run.agent.stall_response import watch_stalls
 
-            self._round.watch(partial(watch_stalls, self._round, self._spec, services))
+            self._stalls = watch_stalls(self._round, self._spec, services)
         self._starter.import_later()
         self._events.round_started(ranks)
+
+    def _close_round(self, ended: WorkerRound) -> None:
+        if self._stalls is not None:
+            # First, because it reads the files of the round.
+            self._stalls.close()
+            self._stalls = None
+        ended.close()
 
     def _is_wanted(self, ranks: RankAssignment) -> bool:
         """Whether these are still this node's ranks after a wait."""
@@ -267,6 +294,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._plugin_answer = None
 
     def _on_worker_end(self, worker: Worker) -> None:
+        if self._stalls is not None:
+            self._stalls.note_end(worker)
         self._services.wake()
         self._orphans.reap()
         if self.running:

@@ -8,9 +8,10 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dlrover_run.agent.progress_events import ProgressEvents
 from dlrover_run.agent.starter import Starter
@@ -67,8 +68,8 @@ class WorkerRound:
         self._progress_events = ProgressEvents(specs.ranks, events, self._started)
         self._starting: asyncio.Future[None] | None = None
         self._asking: asyncio.Future[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
         self._killed: set[int] = set()
+        self._closed = False
         self._to_ask: list[Worker] = []
         self._failed: list[WorkerExit] = []
         self._ended = asyncio.Event()
@@ -79,12 +80,19 @@ class WorkerRound:
         self._live: list[LiveWorker] = []
         self.lasted = 0.0
         self.ends: tuple[WorkerExit, ...] = ()
+        self.stalled: dict[int, str] = {}
+        """The workers that make no progress by their ranks, with a code of the reason."""
         self.has_trained = False
 
     @property
     def key(self) -> RoundKey:
         """Which round it is."""
         return self.ranks.key
+
+    @property
+    def stacks(self) -> StackFiles | None:
+        """The files to which the workers write their stacks, by local rank; None if they cannot be asked."""
+        return self._specs.stacks
 
     async def start(self, starter: Starter) -> None:
         """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
@@ -150,15 +158,6 @@ class WorkerRound:
             return {}
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
-    def watch(self, run: Callable[[StackFiles], Coroutine[None, None, None] | None]) -> None:
-        """Run what watches the workers for stalls, until one of them has ended. It gets the files of their stacks, and
-        is None where it has nothing to look at."""
-        if self._specs.stacks is None or self.group.ended:
-            return
-        watch = run(self._specs.stacks)
-        if watch is not None:
-            self._watch = asyncio.ensure_future(watch)
-
     def kill(self, ranks: Collection[int]) -> None:
         """Kill these workers, as a failure of their own."""
         self._killed.update(ranks)
@@ -170,24 +169,27 @@ class WorkerRound:
 
     def steps(self) -> dict[int, int]:
         """The steps that workers have reported, by rank; those that have reported none are left out."""
-        read = ((one.rank, self._specs.progress.read(one.local_rank)) for one in self._specs.workers)
-        return {rank: progress.steps for rank, progress in read if progress is not None}
+        return {worker.rank: done.steps for worker, done in self._read(self._specs.workers) if done is not None}
 
     def progress(self) -> dict[str, Progress]:
         """What the workers have done, by name; those that have reported nothing are left out. It reads memory, and
         costs some microseconds a worker."""
-        read = ((worker.name, self._specs.progress.read(worker.local_rank)) for worker in self._specs.workers)
-        return {name: progress for name, progress in read if progress is not None}
+        return {worker.name: done for worker, done in self._read(self._specs.workers) if done is not None}
 
     def log_progress(self, last: bool = False, workers: Sequence[Worker] | None = None) -> None:
         """Write to the event log what these workers, or all that run, have done. With `last` it is the last time for
         them."""
-        local_ranks = [worker.spec.local_rank for worker in (self.group.running if workers is None else workers)]
-        done = {local_rank: self._specs.progress.read(local_rank) for local_rank in local_ranks}
+        specs = [worker.spec for worker in (self.group.running if workers is None else workers)]
+        done = {worker.local_rank: progress for worker, progress in self._read(specs)}
         self._progress_events.follow(done, time.monotonic(), last)
+
+    def _read(self, workers: Iterable[WorkerSpec]) -> Iterator[tuple[WorkerSpec, Progress | None]]:
+        """The pages of these workers."""
+        return ((worker, self._specs.progress.read(worker.local_rank)) for worker in workers)
 
     def close(self) -> None:
         """Release the port, the pages of progress and the results, and cancel pending requests."""
+        self._closed = True
         if self._asking is not None:
             self._asking.cancel()
         if self._port is not None:
@@ -196,8 +198,6 @@ class WorkerRound:
             self._specs.results.close()
         self._specs.startup_probe.close()
         self._specs.progress.close()
-        if self._watch is not None:
-            self._watch.cancel()
         if self._specs.stacks is not None:
             self._specs.stacks.close()
 
@@ -212,6 +212,9 @@ class WorkerRound:
         return replace(end, waited_for=waited_for, stalled=worker.spec.rank in self._killed)
 
     def _note_end(self, worker: Worker) -> None:
+        if self._closed:
+            # A worker that was stuck, which the kernel has ended after all: this node has left its job because of it.
+            return
         self.lasted = time.monotonic() - self._started
         # A checkpoint of this worker was before its end.
         self._specs.startup_probe.read_marks()
@@ -229,9 +232,6 @@ class WorkerRound:
             )
         )
         self._ended.set()
-        if self._watch is not None:
-            # What remains waits for its end, or is stopped.
-            self._watch.cancel()
         if _failed(worker):
             if failed_first:
                 # Before the other workers end too: the kernel forgets their connections.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dlrover_run.agent.environment import command_line, fill_macros, python_program, worker_environment
 from dlrover_run.agent.host import host_name
@@ -29,8 +30,7 @@ OPTIMIZER_STEPS, STACKS = "optimizer-steps", "stacks"
 """What `worker_path/sitecustomize.py` installs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpec(ProcessSpec):
+class WorkerSpec(ProcessSpec, frozen=True, kw_only=True):
     """One worker of a round."""
 
     rank: int
@@ -61,8 +61,7 @@ class ResultFiles:
             os.close(fd)
 
 
-@dataclass(frozen=True)
-class WorkerSpecs:
+class WorkerSpecs(msgspec.Struct, frozen=True):
     """The specs of the workers of one round on this node, and the resources opened for them. `progress` has the page of
     each, `stacks` the file to which each writes its stacks, None unless stalls are looked for; `results` is None unless
     a function runs."""

@@ -14,7 +14,7 @@ import io
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,7 +41,8 @@ _USAGE_ERROR: type[Exception] = cast(Any, typer.BadParameter.__mro__[1])
 def run(program: Program, argv: Sequence[str]) -> int:
     """Run a subcommand, or answer the shell's request for candidates; the exit code. Raises SpecError."""
     completing = program.completion_variable in os.environ
-    command = _command(program, with_underscores=completing)
+    needed = program.subcommands.keys() if completing else {*argv[:1]}
+    command = _command(program, needed, with_underscores=completing)
     if completing and _script_is_typed(program, os.environ):
         # Words after the script are its arguments: offer no flags, so that the shell falls back to file names.
         command.params.clear()
@@ -181,7 +182,8 @@ class _Subcommand(typer.core.TyperCommand):
             _print_keys(ctx.find_root().obj)
 
 
-def _command(program: Program, *, with_underscores: bool = False) -> Any:
+def _command(program: Program, needed: Container[str] = (), *, with_underscores: bool = False) -> Any:
+    """The command line. Of subcommands that are not `needed` only the names and summaries are there."""
     app = typer.Typer(
         cls=_Group,
         rich_markup_mode="rich",
@@ -194,14 +196,17 @@ def _command(program: Program, *, with_underscores: bool = False) -> Any:
         context_settings={"help_option_names": []},
     )
     app.callback()(with_parameters(_launch, list(_parameters(program, with_underscores))))
-    for name, path in program.subcommands.items():
-        module, _, function = path.partition(":")
-        subcommand = getattr(importlib.import_module(module), function)
+    for name, (path, summary) in program.subcommands.items():
+        subcommand, text = _listed, summary
+        if name in needed:
+            module, _, function = path.partition(":")
+            subcommand = getattr(importlib.import_module(module), function)
+            text = inspect.getdoc(subcommand) or ""
         register = app.command(
             name,
             cls=_Subcommand,
             # typer keeps line breaks within a paragraph.
-            help=re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(subcommand) or ""),
+            help=re.sub(r"(?<!\n)\n(?!\n)", " ", text),
             options_metavar="[FLAGS]",
             context_settings={
                 "help_option_names": ["--help", "-h"],
@@ -224,6 +229,10 @@ def with_parameters(function: Callable[..., Any], parameters: Sequence[inspect.P
     signed.__signature__ = inspect.Signature(parameters)
     signed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return function
+
+
+def _listed() -> None:
+    """Stands for a subcommand in the list of them."""
 
 
 def _launch(**_: object) -> None:

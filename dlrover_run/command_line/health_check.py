@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.command_line import values
 from dlrover_run.command_line.parser import FlagValues

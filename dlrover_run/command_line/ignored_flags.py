@@ -55,8 +55,11 @@ def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Map
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
     if spec.progress == "optimizer" and spec.entrypoint.kind == "program":
         yield f"{flags.get('progress').source} optimizer has no effect with --no-python."
-    if spec.stall_action != "off" and spec.rules.min_nodes > 1:
-        yield f"{flags.get('stall_action').source} has no effect yet with more than one node."
+    if spec.stall_action != "off" and spec.backend == "static" and spec.rules.max_nodes > 1:
+        yield (
+            f"{flags.get('stall_action').source} has no effect with static rendezvous and more than one node, where "
+            "nodes do not communicate."
+        )
     if spec.stall_timeout is not None and spec.stall_action == "off":
         yield f"{flags.get('stall_timeout').source} has no effect without --stall-action."
     if not HealthRules.get(spec.rules.policy).applies:

@@ -28,14 +28,22 @@ class UsageError(SpecError):
     """The command line cannot be split into flags; the message is followed by a pointer to the help."""
 
 
+class Subcommand(NamedTuple):
+    """A subcommand: its function as `module:function`, which is imported only to run it or to complete its flags, and
+    the first sentence of its help, for the list of subcommands."""
+
+    function: str
+    summary: str
+
+
 @dataclass(frozen=True)
 class Program:
     """A program with a launch command line.
 
     `name` begins its messages. `about` and `epilog` are the help texts before and after the flags, `usage` the line
-    above them. `subcommands` maps the name of each subcommand to its function, as `module:function` and imported only
-    when it is needed (see `application.py`). `unsupported` says what to do instead of a flag that users bring from
-    `unsupported_from`, by the name without dashes. `ignored_keys` are the keys of `--rdzv-conf` that have no effect.
+    above them. `subcommands` are described in `application.py`. `unsupported` says what to do instead of a flag that
+    users bring from `unsupported_from`, by the name without dashes. `ignored_keys` are the keys of `--rdzv-conf` that
+    have no effect.
     """
 
     name: str
@@ -43,7 +51,7 @@ class Program:
     about: str
     epilog: str
     usage: str = "[FLAGS] SCRIPT [ARGS]..."
-    subcommands: Mapping[str, str] = field(default_factory=dict)
+    subcommands: Mapping[str, Subcommand] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
     unsupported_from: str = "DLRover"
     ignored_keys: frozenset[str] = frozenset()
@@ -73,7 +81,19 @@ class Program:
 
 
 OPERATOR_COMMANDS = {
-    name: f"dlrover_run.operate.commands:{name}" for name in ("status", "top", "why", "events", "drain", "stop")
+    name: Subcommand(f"dlrover_run.operate.commands:{name}", summary)
+    for name, summary in (
+        ("status", "Show the state of a running job and of each of its nodes."),
+        (
+            "top",
+            "Show the status of a job until you press Ctrl-C; once a second on a terminal, else after each change.",
+        ),
+        ("why", "Say why a job is in its state: why it waits, failed, was restarted, is slow, or was slow to start."),
+        ("events", "List what happened in a job, from its event logs, also after its end."),
+        ("stacks", "Show what all workers of a job do now: the calls of their main threads, equal ones once."),
+        ("drain", "Ask one node to leave the job: its workers get the time to save, and a spare takes its place."),
+        ("stop", "Stop a job on all of its nodes. The workers get SIGTERM and the time of [b]--shutdown-timeout[/]."),
+    )
 }
 """The subcommands for operators, which both programs have."""
 

@@ -7,11 +7,11 @@ warning, because existing command lines contain them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.command_line import values
 from dlrover_run.coordination.rules import JobRules
@@ -126,7 +126,7 @@ def _web(source: str, text: str) -> str:
 _protocol = partial(_word, allowed=("http", "https"))
 _store_type = partial(_word, allowed=("tcp", "file"))
 
-_RULES = frozenset({*(rule.name for rule in fields(JobRules)), "check_timeout"})
+_RULES = frozenset({*JobRules.__struct_fields__, "check_timeout"})
 
 # A row has the name, the text, and what belongs to the value.
 # fmt: off
@@ -200,7 +200,7 @@ _BY_NAME = {key.name: key for key in TABLE}
 
 def rule_defaults() -> dict[str, Any]:
     """The default of each rule that a key can set."""
-    return {**vars(JobRules()), **msgspec.structs.asdict(HealthRules())}
+    return {**msgspec.structs.asdict(JobRules()), **msgspec.structs.asdict(HealthRules())}
 
 
 def parse(source: str, text: str) -> RdzvConf:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from dlrover_run.command_line import credentials, values
 from dlrover_run.command_line.options import STATIC_ADDRESS

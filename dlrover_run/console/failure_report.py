@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, tzinfo
+
+import msgspec
 
 from dlrover_run.console.text import BOLD, RED, colored, format_duration, format_ranks, sanitize
 from dlrover_run.coordination.model import Failure
@@ -29,8 +30,7 @@ _MIN_WIDTH = 40
 _MAX_WIDTH = 100
 
 
-@dataclass(frozen=True)
-class FailureReport:
+class FailureReport(msgspec.Struct, frozen=True):
     """The facts of a failed job on this node.
 
     `job` is the workers' program as the user named it. `ends` are the exits of this node's workers of the last round,

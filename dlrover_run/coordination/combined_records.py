@@ -5,7 +5,6 @@ itself, so it is as small as if there were no other policies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -136,11 +135,10 @@ class CombinedProgress(_Combined, PolicyProgress, frozen=True, tag=TAG):
     parts: Annotated[tuple[PolicyProgress, ...], Meta(max_length=MAX_POLICIES)]
 
 
-@dataclass(frozen=True)
-class Memories:
+class Memories(msgspec.Struct, frozen=True):
     """What a node remembers of the parts that it was assigned, by the name of the policy."""
 
-    by_policy: Mapping[str, PolicyMemory] = field(default_factory=dict)
+    by_policy: Mapping[str, PolicyMemory] = msgspec.field(default_factory=dict)
 
     def follow(self, part: PolicyAssignment | None) -> Memories:
         """The memory after an assignment with that part, or those parts."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
+from dlrover_run.coordination.activity import NodeActivity, Received
 from dlrover_run.coordination.assignment import build_assignment, node_views, view_of, with_peers
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Deadline
@@ -65,6 +66,7 @@ class Coordinator:
     many seconds the members of that plan have to connect.
 
     `superseded` becomes true when a node obeys a later coordinator: this one was stalled, and decides no more.
+    `activity_changes` counts the changes of what nodes do, which no decision depends on.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Coordinator:
             raise ValueError(f"epoch {epoch} is not later than the plan's, {plan.epoch}")
         self.rules = rules
         self.superseded = False
+        self.activity_changes = 0
         self.policy = policy_of(rules)
         self.plan = self.policy.take_over(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
@@ -87,6 +90,7 @@ class Coordinator:
         # The keys of `_members` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
         self._views = node_views(self.policy, self.plan)
+        self._activities: dict[NodeKey, Received] = {}
         self._lines: list[str] = []
         self._requests: list[OperatorRequest] = []
         # Store the plan on the first `advance` even if it does not change, before it is sent to any node.
@@ -143,8 +147,12 @@ class Coordinator:
         return None
 
     def receive(self, report: NodeReport, now: float) -> bool:
-        """Take a node's latest report, which also shows that it is connected. Returns whether it had anything new."""
+        """Take a node's latest report, which also shows that it is connected. Returns whether it had anything new that
+        may be decided on."""
         time = self._job_time(now)
+        if report.activity is not None or report.key in self._activities:
+            self._take_activity(report.key, report.activity, time)
+            report = msgspec.structs.replace(report, activity=None)
         known = self._members.get(report.key)
         if known is not None and known.report == report and known.connected:
             return False
@@ -265,7 +273,17 @@ class Coordinator:
         time = self._job_time(now)
         views = {key: self.view(key) for key in self._members}
         waiting = None if self.plan.phase in OVER else self.waiting(now)
-        return job_status(JobView(name, self.rules, self.plan, self.members, views, waiting, time, aged))
+        activities = self._activities
+        return job_status(JobView(name, self.rules, self.plan, self.members, views, waiting, time, aged, activities))
+
+    def _take_activity(self, key: NodeKey, activity: NodeActivity | None, time: float) -> None:
+        known = self._activities.get(key)
+        if activity is None:
+            self._activities.pop(key, None)
+        elif known is None or known.activity != activity:
+            # A heartbeat repeats it, and its ages are from the first time.
+            self._activities[key] = Received(activity, time)
+            self.activity_changes += 1
 
     def _requested(self, time: float) -> Plan:
         """The plan after the requests that have been taken since the last decision."""
@@ -341,6 +359,7 @@ class Coordinator:
         for key in lost_or_left:
             if key not in needed:
                 del self._members[key]
+                self._activities.pop(key, None)
                 self._processes[key.node_id].remove(key)
                 if not self._processes[key.node_id]:
                     del self._processes[key.node_id]

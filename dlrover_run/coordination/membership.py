@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, RoundKey
 
 _DRAINING = frozenset({NodePhase.LEAVING, NodePhase.LEFT})
 
 
-@dataclass(frozen=True)
-class MemberState:
+class MemberState(msgspec.Struct, frozen=True):
     """One node as the coordinator sees it. Times are job time.
 
     `joined_at` is when its first report was received, `changed_at` when its phase or ranks last changed.

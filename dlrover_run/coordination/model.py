@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.bounds import (
     MAX_TRACE,
     MAX_WHAT,
@@ -137,6 +138,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     obeys, which sent it `restart_count`. `progressed` is set once the workers of this round have found each other or
     have written a checkpoint. `preferred_rank` is the node rank that the user gave it. `policy` is what it reports to
     the job's policy. `ended_by` names the signal for which it leaves, or has left; it is empty where there is none.
+    `activity` is what its tasks do, which only a status shows.
     """
 
     node_id: NodeId
@@ -156,6 +158,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     failure: Failure | None = None
     policy: PolicyReport | None = None
     ended_by: SignalName = ""
+    activity: NodeActivity | None = None
 
     @property
     def key(self) -> NodeKey:

@@ -133,9 +133,8 @@ class Code(ReasonCode):
 _PREFIXES: dict[type[ReasonCode], str] = {Code: ""}
 _TEMPLATES: dict[str, str] = {}
 
-TEXTS: dict[str, str] = {"stall": "dlrover_run.stall.guilt"}
-"""The module that registers the codes with each prefix, such as those of a policy; it is imported when a code of it is
-rendered."""
+TEXTS: dict[str, str] = {}
+"""The module that registers the codes with the prefix of each policy; it is imported when a code of it is rendered."""
 
 
 def register(codes: type[ReasonCode], prefix: str) -> None:
@@ -206,8 +205,11 @@ def _continues(reason: Reason) -> bool:
 def _template(code: str) -> str:
     """The template of a code; empty for a code of another version."""
     policy, separator, _ = code.partition(".")
-    if separator and code not in _TEMPLATES and policy in TEXTS:
-        import_module(TEXTS[policy])
+    if separator and code not in _TEMPLATES:
+        # A reader of event logs has not imported any policy.
+        import_module("dlrover_run.policies.registry")
+        if policy in TEXTS:
+            import_module(TEXTS[policy])
     return _TEMPLATES.get(code, "")
 
 

@@ -1,4 +1,4 @@
-"""Requests of an operator: drain a node, or stop the job. Pure.
+"""Requests of an operator: drain a node, or stop the job; and the question for stacks, which changes nothing. Pure.
 
 A request becomes part of the plan at the next decision and is then as durable as the plan. The nodes act on it as on a
 signal to their launchers, so nothing else in the core depends on it.
@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from dlrover_run.coordination.bounds import Name
+from dlrover_run.coordination.bounds import Name, Total
 from dlrover_run.coordination.decision import end_job
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, Plan, PlanPhase
@@ -34,6 +34,14 @@ class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     action: Action
     node: Name = ""
     by: Name = ""
+
+
+class StackQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A question for the stacks of a job's workers: of all, of the worker with this `rank`, or of those of one `node`,
+    named as in a request."""
+
+    rank: Total | None = None
+    node: Name = ""
 
 
 class RequestFailed(Exception):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+
+import msgspec
 
 from dlrover_run.coordination.policy_records import PolicyRules
 
@@ -50,8 +51,7 @@ that name is refused because of the result of this one.
 """
 
 
-@dataclass(frozen=True)
-class JobRules:
+class JobRules(msgspec.Struct, frozen=True):
     """The rules of one job. Those of the first node that joins hold for all of it.
 
     A round has `min_nodes` to `max_nodes` nodes, a multiple of `node_unit`; nodes beyond that are spares, of which
@@ -124,7 +124,7 @@ class JobRules:
             return f"a job has 1 to {MAX_NODES} nodes, and MIN may not be above MAX: not {nodes}"
         if self.node_unit < 1 or not self.size(self.max_nodes):
             return f"no multiple of {self.node_unit} lies between {self.min_nodes} and {self.max_nodes} nodes"
-        if not all_finite(getattr(self, field.name) for field in fields(self)):
+        if not all_finite(msgspec.structs.astuple(self)):
             return NOT_FINITE
         if self.keep_alive_interval <= 0 or self.keep_alive_attempts < 1:
             return "signs of life need an interval and an attempt"

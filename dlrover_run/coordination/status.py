@@ -10,10 +10,11 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from dlrover_run.coordination.activity import NodeProgress, Received, node_progress
 from dlrover_run.coordination.assignment import EMPTY_VIEW
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
@@ -26,6 +27,10 @@ SCHEMA = 1
 
 MAX_SHOWN = 1000
 """Nodes in a status. Of more than that those are left out first of which there is least to say."""
+
+
+MAX_NAMED = 8
+"""Tasks that are named in one reason."""
 
 
 class JobState(enum.StrEnum):
@@ -60,7 +65,8 @@ class NodeCondition(enum.StrEnum):
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `node` is its rank, `first_rank` the first global rank of its `workers`; both are None for a node
     without a place. `seconds` is for how long it is in its state, None where that is not known. `tasks` names what it
-    runs, in a job without ranks. `reason` says why it is in this state, empty where there is nothing to say."""
+    runs, in a job without ranks. `reason` says why it is in this state, empty where there is nothing to say.
+    `progress` is what its tasks have done, None if that is not known."""
 
     node: int | None
     host: str
@@ -71,6 +77,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     first_rank: int | None = None
     tasks: tuple[str, ...] = ()
     reason: str = ""
+    progress: NodeProgress | None = None
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +127,7 @@ class JobView:
     waiting: Waiting | None
     now: float
     aged: bool = True
+    activities: Mapping[NodeKey, Received] = field(default_factory=dict)
 
 
 def job_status(view: JobView) -> JobStatus:
@@ -176,6 +184,7 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
         p, place = view.members.get(key), ranks.get(key)
         part = view.views.get(key, EMPTY_VIEW).policy
         state, since, reason = _condition(view, key, p, part)
+        progress = _progress(view, key) if state in RUNS else None
         yield NodeStatus(
             node=None if place is None else place.node_rank,
             host=hosts[key].host if p is None else p.report.host,
@@ -185,8 +194,28 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
             workers=hosts[key].workers if p is None else p.report.workers,
             first_rank=None if place is None else place.first_rank,
             tasks=() if part is None else part.task_names,
-            reason=reason,
+            reason=reason or _stall_reason(progress),
+            progress=progress,
         )
+
+
+RUNS = frozenset({NodeCondition.TRAINING, NodeCondition.DRAINING, NodeCondition.DISCONNECTED})
+"""The states of nodes whose tasks may make progress."""
+
+
+def _progress(view: JobView, key: NodeKey) -> NodeProgress | None:
+    known = view.activities.get(key)
+    if known is None:
+        return None
+    return node_progress(known.activity.tasks, max(0.0, view.now - known.at) if view.aged else None)
+
+
+def _stall_reason(progress: NodeProgress | None) -> str:
+    if progress is None or not progress.stalled:
+        return ""
+    more = len(progress.stalled) - MAX_NAMED
+    names = ", ".join(progress.stalled[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"no progress: {names}"
 
 
 def _condition(

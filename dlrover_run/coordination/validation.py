@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
@@ -84,7 +82,7 @@ _FLAGS = {
 def config_mismatch(job: JobRules, node: JobRules) -> str:
     """One sentence that names what differs; empty when nothing does."""
     # No flag sets those that are left out: they follow from others.
-    names = [field.name for field in fields(JobRules) if field.name not in ("store", "detection_delay", "policy")]
+    names = [name for name in JobRules.__struct_fields__ if name not in ("store", "detection_delay", "policy")]
     names = [name for name in names if getattr(job, name) != getattr(node, name)]
     differences = [f"{_FLAGS.get(name, name)} is {getattr(job, name)}, not {getattr(node, name)}" for name in names]
     differences += _policy_mismatch(job.policy, node.policy)

@@ -29,8 +29,9 @@ KEPT_FILES = 4
 MAX_PENDING = 4096
 """Events that wait for the disk. Further ones are dropped."""
 
-CLOSE_TIMEOUT = 2.0
-"""Seconds that the end of an agent waits for a disk that does not take its last events."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds that the end of an agent waits for a disk that does not take its last events. A disk that many processes
+write to may take seconds for one `fsync`."""
 
 
 def rotated(path: Path, number: int) -> Path:
@@ -53,8 +54,8 @@ class EventFile:
         self._torn = False
 
     def append(self, event: Event) -> None:
-        """Write one event as a line, to the disk itself if it is a failure. Raises OSError; the event is then not in
-        the log, or only as the incomplete line that a reader ignores."""
+        """Write one event as a line. Raises OSError; the event is then not in the log, or only as the incomplete line
+        that a reader ignores."""
         line = msgspec.json.encode(event) + b"\n"
         if self._fd >= 0 and self._size + len(line) > self._max_bytes:
             self._rotate()
@@ -65,7 +66,10 @@ class EventFile:
             self._write(msgspec.json.encode(msgspec.structs.replace(self._opened, part=self._part)) + b"\n")
             self._has_head = True
         self._write(line)
-        if event.severity == ERROR:
+
+    def sync(self) -> None:
+        """Wait until the disk itself has what is written. Raises OSError."""
+        if self._fd >= 0:
             os.fsync(self._fd)
 
     def close(self) -> None:
@@ -121,6 +125,7 @@ class EventWriter(Events):
         self._pending: deque[Event] = deque()
         self._overflow = 0
         self._unwritten = 0
+        self._unsynced = False
         self._warned = False
         self._closed = False
         self._changed = threading.Condition()
@@ -165,6 +170,12 @@ class EventWriter(Events):
     def _run(self) -> None:
         while (event := self._next()) is not None:
             self._append(event)
+            self._unsynced = self._unsynced or event.severity == ERROR
+            # A failure goes to the disk itself, after all that waits: a slow disk then delays no line.
+            if self._unsynced and not self._pending:
+                self._unsynced = False
+                with contextlib.suppress(OSError):
+                    self._file.sync()
         with contextlib.suppress(OSError):
             self._file.close()
 

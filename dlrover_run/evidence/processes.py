@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from dlrover_run.process_tree.tree import children_of, read_stat
+
 MAX_CHILDREN = 64
 """Children of one worker that are looked at; a data loader has fewer."""
 
@@ -50,12 +52,9 @@ class WorkerFigures(NamedTuple):
 def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessFigures | None:
     """The figures of a process; None if it has ended."""
     try:
-        stat = _read(f"{proc}/{pid}/stat")
+        name, fields = read_stat(pid, proc)
     except OSError:
         return None
-    # The name in parentheses may hold anything.
-    title, _, rest = stat.rpartition(b") ")
-    fields = rest.split()
     read = written = 0
     # Only of a process of this user, and not of one that has ended.
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -63,7 +62,7 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessFigures | None:
         read, written = int(lines[1]), int(lines[3])
     return ProcessFigures(
         pid=pid,
-        name=title.partition(b"(")[2].decode(errors="replace"),
+        name=name.decode(errors="replace"),
         state=fields[0].decode(),
         parent=int(fields[1]),
         cpu=(int(fields[11]) + int(fields[12])) / _TICKS,
@@ -119,13 +118,7 @@ def socket_inodes(pid: int, proc: Path = Path("/proc")) -> set[int]:
 
 
 def _add_children(pid: int, proc: Path, found: list[ProcessFigures], depth: int) -> None:
-    pids: list[int] = []
-    with contextlib.suppress(OSError):
-        # A child belongs to the thread that forked it.
-        for task in os.listdir(f"{proc}/{pid}/task"):
-            with contextlib.suppress(OSError):
-                pids += [int(child) for child in _read(f"{proc}/{pid}/task/{task}/children").split()]
-    for child in pids:
+    for child in children_of(pid, proc):
         if len(found) >= MAX_CHILDREN:
             return
         figures = read_process(child, proc)

@@ -22,12 +22,6 @@ class Traffic(NamedTuple):
     unread: int = 0
     at_store: bool = False
 
-    @property
-    def balance(self) -> int:
-        """Bytes received less bytes acknowledged. Against its value between two steps it is above 0 for a worker that
-        has received what it has not answered."""
-        return self.received - self.acked
-
 
 class Evidence(NamedTuple):
     """One worker at one time. `at` is in seconds of `time.monotonic`. `figures` is None in a sample of the connections

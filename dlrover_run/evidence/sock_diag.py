@@ -69,8 +69,7 @@ class SockDiag:
     """A netlink socket to the kernel. Raises OSError where the kernel has no sock_diag."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
-        self._socket.settimeout(RECEIVE_TIMEOUT)
+        self._socket = _open()
         self._sequence = 0
 
     def dump(self) -> list[SocketCounters]:
@@ -81,17 +80,13 @@ class SockDiag:
                 found.append(counters)
                 if len(found) > MAX_SOCKETS:
                     # What remains of the answer must not be read as that of the next request.
-                    self._renew()
+                    self._socket.close()
+                    self._socket = _open()
                     raise TooManySockets(errno.E2BIG, f"more than {MAX_SOCKETS} connections")
         return found
 
     def close(self) -> None:
         self._socket.close()
-
-    def _renew(self) -> None:
-        self._socket.close()
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
-        self._socket.settimeout(RECEIVE_TIMEOUT)
 
     def _dump(self, family: int) -> Iterator[SocketCounters]:
         self._sequence += 1
@@ -119,6 +114,12 @@ class SockDiag:
                     if counters is not None:
                         yield counters
                 position += (length + 3) & ~3
+
+
+def _open() -> socket.socket:
+    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
+    opened.settimeout(RECEIVE_TIMEOUT)
+    return opened
 
 
 def parse(message: bytes) -> SocketCounters | None:

@@ -9,7 +9,8 @@ import enum
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dlrover_run.failures.tracebacks import exception_lines, last_failure, plain_lines
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from dlrover_run.evidence.processes import read_worker
 from dlrover_run.failures.causes import COLLECTIVE_TIMEOUT, own_message
@@ -24,8 +25,7 @@ _BARRIER = re.compile(r"(?:\[Rank (\d+)\]: *)?Ranks? (\d+(?:, ?\d+)*) failed to 
 _ELSEWHERE = re.compile(r"pipe|\bdo_wait|wait4|sk_wait|wait_woken|unix_stream|io_schedule|folio|nfs|fuse")
 
 
-@dataclass(frozen=True)
-class LiveWorker:
+class LiveWorker(msgspec.Struct, frozen=True):
     """A worker that was alive when another one of its round failed, and its kernel state then: `state` is the letter in
     /proc/PID/stat, `wchan` the kernel function in which it slept, empty if unknown."""
 

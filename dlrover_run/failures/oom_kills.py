@@ -7,8 +7,9 @@ a SIGKILL; nothing runs in between.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from dlrover_run.coordination.text import format_bytes
 from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_field, read_cgroup_number
@@ -17,8 +18,7 @@ _NO_LIMIT = 1 << 60
 """cgroup v1 has a number about as large as the address space for no limit."""
 
 
-@dataclass(frozen=True)
-class CgroupCounters:
+class CgroupCounters(msgspec.Struct, frozen=True):
     """One control group: its limit in bytes (None: no limit), how many of its processes were killed for lack of memory,
     and how often its own limit was hit. `kills` and `hits` are None if unknown."""
 
@@ -28,8 +28,7 @@ class CgroupCounters:
     hits: int | None
 
 
-@dataclass(frozen=True)
-class MemoryCounters:
+class MemoryCounters(msgspec.Struct, frozen=True):
     """This process's control group and its ancestors, nearest first, and the out-of-memory kills of the machine."""
 
     groups: tuple[CgroupCounters, ...]

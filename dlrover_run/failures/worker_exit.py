@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class RecordedError:
+class RecordedError(msgspec.Struct, frozen=True):
     """What a worker wrote to its `TORCHELASTIC_ERROR_FILE`, by torch's `@record` or in the same format."""
 
     message: str
@@ -15,8 +15,7 @@ class RecordedError:
     unix_time: float
 
 
-@dataclass(frozen=True)
-class WorkerExit:
+class WorkerExit(msgspec.Struct, frozen=True):
     """The exit of one worker process.
 
     `code` follows `subprocess`: an exit code, or minus a signal's number. `stopped_with` is the signal with which the

@@ -32,6 +32,10 @@ MAX_NODES = 25_400
 _SWITCH_HARDWARE_ADDRESS = "02:00:0a:4d:00:01"
 """Otherwise a bridge has that of a cable, and changes it with the cable: nodes would lose the master for seconds."""
 
+ADDRESS_REQUESTS = 30
+"""Requests for a hardware address, one a second, before a node counts as unreachable. The kernel's default is 3: on a
+busy machine a new cable may carry nothing for longer, and the first connection of a node would fail at once."""
+
 _UNUSED_HARDWARE_ADDRESS = "02:00:00:00:00:99"
 
 _CLONE_NEWNET = 0x40000000
@@ -109,6 +113,7 @@ class Network:
                 f"link add switch address {_SWITCH_HARDWARE_ADDRESS} type bridge stp_state 0 forward_delay 0",
                 *_without_ipv6("switch"),
                 f"addr add {MASTER_ADDRESS}/{NETWORK.prefixlen} dev switch",
+                _more_address_requests("switch"),
                 "link set switch up",
             )
         except NetworkError:
@@ -126,6 +131,7 @@ class Network:
                 f"link add eth0 type veth peer name {cable} netns /proc/self/fd/{self.switch.fd}",
                 *_without_ipv6("eth0"),
                 f"addr add {address}/{NETWORK.prefixlen} dev eth0",
+                _more_address_requests("eth0"),
                 "link set eth0 up",
                 descriptors=(self.switch.fd,),
             )
@@ -200,6 +206,10 @@ def _unshare() -> None:
 def _without_ipv6(device: str) -> tuple[str, ...]:
     """The command that keeps IPv6 off a device, because its addresses cannot be used in the first seconds."""
     return (f"link set {device} addrgenmode none",) if Path("/proc/net/if_inet6").exists() else ()
+
+
+def _more_address_requests(device: str) -> str:
+    return f"ntable change name arp_cache dev {device} mcast_probes {ADDRESS_REQUESTS}"
 
 
 def _execute(commands: tuple[str, ...], descriptors: tuple[int, ...]) -> None:

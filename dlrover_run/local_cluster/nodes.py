@@ -13,9 +13,9 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobResult

@@ -8,7 +8,9 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobResult
@@ -31,8 +33,7 @@ class EndKind(enum.Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
-class LocalNode:
+class LocalNode(msgspec.Struct, frozen=True):
     """A node: `number` identifies it, also among replaced nodes; `place` is its preferred rank, which a replacement
     takes over."""
 
@@ -40,8 +41,7 @@ class LocalNode:
     place: int
 
 
-@dataclass(frozen=True)
-class NodeEnd:
+class NodeEnd(msgspec.Struct, frozen=True):
     """The end of node `number`; `clause` is such as "was killed by SIGKILL". `by_peer`: it FAILED because of another
     node, so its exit code is not that of the failure."""
 
@@ -52,8 +52,7 @@ class NodeEnd:
     by_peer: bool = False
 
 
-@dataclass(frozen=True)
-class LocalCluster:
+class LocalCluster(msgspec.Struct, frozen=True):
     """The state of the cluster.
 
     `running` are the nodes that have been started and have not ended. `numbers`, `places` and `replaced` count the
@@ -89,8 +88,7 @@ class LocalCluster:
         return not self.over and not self.settled and self.places < self.local.max_nodes
 
 
-@dataclass(frozen=True)
-class Transition:
+class Transition(msgspec.Struct, frozen=True):
     """What follows from an event: the new state, the nodes to `start`, and the lines to print.
 
     `end_others` is true once, when the job is done or has failed and nodes still run: the coordinator ends them, and a

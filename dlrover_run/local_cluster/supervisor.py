@@ -11,8 +11,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error

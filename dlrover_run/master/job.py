@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from dlrover_run.coordination.assignment import build_assignment, node_views, view_of
 from dlrover_run.coordination.bounds import MAX_WHAT
@@ -26,7 +28,7 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import sentence
-from dlrover_run.coordination.requests import OperatorRequest
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.coordination.text import counted
@@ -34,10 +36,17 @@ from dlrover_run.coordination.validation import config_mismatch, validate_report
 from dlrover_run.coordination.waiting import WaitingThrottle
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.failure_detector import FailureDetector
-from dlrover_run.transport.messages import Refused, Welcome, encode_rules
+from dlrover_run.transport.messages import Refused, StacksFound, StacksWanted, Welcome, encode_rules
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.stacks import JobStacks, StackRequest
 
 STORE_RETRY = 1.0
 """Seconds between two attempts to write a journal after a failure. Until one succeeds, no new plan is sent."""
+
+
+MAX_STACK_REQUESTS = 4
+"""Questions for the stacks of one job at a time; further ones are refused."""
 
 
 class RequestRefused(Exception):
@@ -53,6 +62,9 @@ class NodeConnection(Protocol):
 
     def send_assignment(self, assignment: Assignment) -> None:
         """Send an assignment; it replaces one that has not been sent yet."""
+
+    def want_stacks(self, wanted: StacksWanted) -> None:
+        """Ask for the stacks of the node's workers."""
 
     def end(self, last_message: Refused | None) -> None:
         """End the connection after this message."""
@@ -101,6 +113,8 @@ class Job:
         self._over_at: float | None = None
         self._unaware: set[NodeKey] = set()
         self._left: set[NodeKey] = set()
+        self._stack_requests: dict[int, StackRequest] = {}
+        self._stack_number = 0
         if coordinator.plan.phase in OVER:
             self._note_over(now)
 
@@ -194,6 +208,11 @@ class Job:
             times.append(self._over_at + RESULT_RETENTION)
         return min((time for time in times if time is not None), default=None)
 
+    @property
+    def activity_changes(self) -> int:
+        """As `Coordinator.activity_changes`."""
+        return self._coordinator.activity_changes
+
     def request(self, request: OperatorRequest, now: float) -> None:
         """Take a request of an operator; `step` is needed. Raises RequestFailed."""
         self._coordinator.request(request, now)
@@ -202,6 +221,41 @@ class Job:
     def status(self, now: float) -> JobStatus:
         """The status of the job for an operator."""
         return self._coordinator.status(self.name, now)
+
+    def ask_for_stacks(self, query: StackQuery, on_done: Callable[[], None]) -> StackRequest:
+        """Ask the nodes for stacks; `on_done` is called when all that are connected have answered. An `end_stacks`
+        follows. Raises RequestFailed."""
+        # Imported only here: a master that is not asked does not need them.
+        from dlrover_run.coordination.stacks import StackRequest, nodes_to_ask
+
+        if len(self._stack_requests) >= MAX_STACK_REQUESTS:
+            raise RequestFailed("other programs ask for the stacks of this job just now; try again in a moment")
+        nodes = nodes_to_ask(self._coordinator.plan, self._coordinator.members, query)
+        self._stack_number += 1
+        request = StackRequest(self._stack_number, nodes, self._nodes.keys(), on_done)
+        self._stack_requests[request.number] = request
+        for key in request.waits_for:
+            self._nodes[key].connection.want_stacks(StacksWanted(request.number, query.rank))
+        if not request.waits_for:
+            on_done()
+        return request
+
+    def take_stacks(self, connection: NodeConnection, key: NodeKey, found: StacksFound) -> None:
+        """Take a node's answer, which may come too late. Raises RequestRefused."""
+        request, node = self._stack_requests.get(found.number), self._nodes.get(key)
+        if request is None or node is None or node.connection is not connection:
+            return
+        from dlrover_run.coordination.stacks import NodeStacks
+
+        try:
+            request.take(key, msgspec.json.decode(found.stacks, type=NodeStacks))
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise RequestRefused(f"these are no stacks: {error}") from None
+
+    def end_stacks(self, request: StackRequest) -> JobStacks:
+        """What is known of the stacks now; later answers are ignored."""
+        self._stack_requests.pop(request.number, None)
+        return request.result(self.name, self._coordinator.plan)
 
     def is_unneeded(self, now: float) -> bool:
         """Whether no node can need this job any more."""
@@ -238,6 +292,8 @@ class Job:
         return False
 
     def _remove(self, key: NodeKey, now: float) -> None:
+        for request in tuple(self._stack_requests.values()):
+            request.lose(key)
         del self._nodes[key]
         self._detector.remove(key)
         self._coordinator.disconnect(key, now)

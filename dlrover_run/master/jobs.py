@@ -4,6 +4,7 @@ arrived in it, and is deleted when no node can need it any more."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import NodeKey, NodeReport
-from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.master.job import Job, NodeConnection, RequestRefused
@@ -93,8 +94,11 @@ class Jobs:
         return job, welcome
 
     def receive(self, job: Job, connection: NodeConnection, report: NodeReport) -> None:
+        before = job.activity_changes
         if job.receive(connection, report, self._now()):
             self._schedule(job.name)
+        elif job.activity_changes != before:
+            self._notify()
 
     def disconnect(self, job: Job, connection: NodeConnection, key: NodeKey) -> None:
         job.disconnect(connection, key, self._now())
@@ -107,8 +111,7 @@ class Jobs:
         now = self._now()
         job = self._jobs.get(name)
         if job is None:
-            known = ", ".join(map(repr, sorted(self._jobs)[:3]))
-            return Answered(refusal=f"no job {name!r} runs here" + (f", but {known}" if known else ""))
+            return self._no_job(name)
         refusal = ""
         if request is not None:
             try:
@@ -119,6 +122,30 @@ class Jobs:
                 self._schedule(name)
         return Answered(msgspec.Raw(msgspec.json.encode(job.status(now))), refusal)
 
+    async def stacks(self, name: str, query: StackQuery) -> Answered:
+        """The stacks of the workers of a job, from the nodes that answer in time."""
+        from dlrover_run.coordination import stacks
+
+        job = self._jobs.get(name)
+        if job is None:
+            return self._no_job(name)
+        done = asyncio.Event()
+        try:
+            request = job.ask_for_stacks(query, done.set)
+        except RequestFailed as failed:
+            return Answered(msgspec.Raw(msgspec.json.encode(job.status(self._now()))), str(failed))
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(stacks.NODE_TIMEOUT):
+                    await done.wait()
+        finally:
+            found = job.end_stacks(request)
+        return Answered(stacks=msgspec.Raw(msgspec.json.encode(found)))
+
+    def _no_job(self, name: str) -> Answered:
+        known = ", ".join(map(repr, sorted(self._jobs)[:3]))
+        return Answered(refusal=f"no job {name!r} runs here" + (f", but {known}" if known else ""))
+
     def names(self) -> list[str]:
         return sorted(self._jobs)
 
@@ -128,7 +155,7 @@ class Jobs:
         return None if job is None else (job.status(self._now()), job.history)
 
     def listen(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_change` after each step of a job; returns what ends that."""
+        """Call `on_change` after each step of a job, and when what its nodes do has changed; returns what ends that."""
         self._listeners.append(on_change)
         return lambda: self._listeners.remove(on_change)
 
@@ -232,6 +259,9 @@ class Jobs:
             elif (time := job.wake_at()) is not None:
                 self._timers[name] = self._loop.call_at(time, self._schedule, name)
         self._on_change()
+        self._notify()
+
+    def _notify(self) -> None:
         for listener in tuple(self._listeners):
             listener()
 

@@ -25,6 +25,8 @@ from dlrover_run.transport.messages import (
     Proof,
     Refused,
     Report,
+    StacksFound,
+    StacksWanted,
     decode_from_node,
     encode,
 )
@@ -89,6 +91,10 @@ class NodeSession:
         self._assignment = assignment
         self._start_writing()
 
+    def want_stacks(self, wanted: StacksWanted) -> None:
+        if not self._ending:
+            self._reply(wanted)
+
     def end(self, last_message: Refused | None) -> None:
         if self._ending:
             return
@@ -105,10 +111,15 @@ class NodeSession:
             if isinstance(first, Ask):
                 on_joined()
                 return await self._answer(hello.job, first)
-            job = self._join(hello, first)
+            join = first
+            job = self._join(hello, join)
             on_joined()
             while True:
-                self._jobs.receive(job, self, (await self._receive(Report)).report)
+                message: Report | StacksFound = await self._receive(Report, StacksFound)
+                if isinstance(message, StacksFound):
+                    job.take_stacks(self, join.report.key, message)
+                else:
+                    self._jobs.receive(job, self, message.report)
         except (RequestRefused, InvalidMessage) as refusal:
             if not self._ending:
                 on_refused(str(refusal))
@@ -157,7 +168,10 @@ class NodeSession:
         InvalidMessage and ConnectionLost."""
         while True:
             self._timer.cancel()
-            self._reply(self._jobs.answer(job, ask.request))
+            if ask.stacks is None:
+                self._reply(self._jobs.answer(job, ask.request))
+            else:
+                self._reply(await self._jobs.stacks(job, ask.stacks))
             idle = Refused(f"no question was asked for {ASK_TIMEOUT:g} s")
             self._timer = self._loop.call_later(ASK_TIMEOUT, self.end, idle)
             ask = await self._receive(Ask)

@@ -16,7 +16,8 @@ from dlrover_run.operate.connections import ConnectionServer
 from dlrover_run.rendezvous.client import AskFailed
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.requests import OperatorRequest
+    from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+    from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
     from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, ScaleReply, TaskProgress
     from dlrover_run.policies.parameter_servers.model import DesiredReplicas
@@ -31,13 +32,14 @@ MAX_CONNECTIONS = 16
 """Connections at one time; further ones are closed."""
 
 Ask = Callable[["OperatorRequest | None"], Awaitable["JobStatus"]]
+AskStacks = Callable[["StackQuery"], Awaitable["JobStacks"]]
 Scale = Callable[["DesiredReplicas"], Awaitable["ScaleReply"]]
 
 
 class AgentSocket:
-    """Answers requests with what `info` and `progress` return, with the status that `ask` returns, and with the answer
-    of `scale`, None for tasks that no request can change. It needs a running loop, and costs nothing while no request
-    comes."""
+    """Answers requests with what `info` and `progress` return, with the status that `ask` and the stacks that
+    `ask_stacks` returns, and with the answer of `scale`, None for tasks that no request can change. It needs a running
+    loop, and costs nothing while no request comes."""
 
     def __init__(
         self,
@@ -45,11 +47,13 @@ class AgentSocket:
         ask: Ask,
         progress: Callable[[], Sequence[TaskProgress]] = tuple,
         scale: Scale | None = None,
+        ask_stacks: AskStacks | None = None,
     ) -> None:
         self._info = info
         self._progress = progress
         self._ask = ask
         self._scale = scale
+        self._ask_stacks = ask_stacks
         self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
 
     async def open(self) -> None:
@@ -104,6 +108,8 @@ class AgentSocket:
                 # The program that asks limits the time.
                 return replace(reply, scale=await self._scale(request.scale))
             async with asyncio.timeout(ASK_TIMEOUT):
+                if request.stacks is not None and self._ask_stacks is not None:
+                    return replace(reply, stacks=await self._ask_stacks(request.stacks))
                 return replace(reply, status=await self._ask(request.request))
         except AskFailed as failed:
             return replace(reply, problem=str(failed)[:4000], no_job=failed.no_job)

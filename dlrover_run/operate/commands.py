@@ -1,4 +1,4 @@
-"""The subcommands for operators: `status`, `top`, `why`, `events`, `drain` and `stop`.
+"""The subcommands for operators: `status`, `top`, `why`, `events`, `stacks`, `drain` and `stop`.
 
 Each finds its job (`find`), asks it once or reads its event logs, and prints plain lines. Their exit codes are for
 scripts.
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -30,11 +30,12 @@ from dlrover_run.command_line.options import OTHER, OUTPUT
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
 from dlrover_run.console.text import sanitize
 from dlrover_run.coordination.reasons import Reasons, sentence
-from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
+from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 from dlrover_run.operate.drain import drain_problem, named
 from dlrover_run.operate.find import FoundJob, find_job
-from dlrover_run.operate.text import render_status, table
+from dlrover_run.operate.text import render_stacks, render_status, table
 from dlrover_run.rendezvous.client import AskFailed
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ WAITING, FAILED, NO_JOB = 1, 2, 3
 """Exit codes of `status`: the job waits, it has failed, and there is none. 0: it trains, or has succeeded."""
 
 REFUSED = 1
-"""The exit code of `drain` and `stop` when the job does not carry out the request."""
+"""The exit code of `drain`, `stop` and `stacks` when the job does not carry out the request, or has no stack."""
+
+MAX_DIGITS = 15
+"""Digits of the largest rank that can be asked for."""
 
 WAIT_INTERVAL = 1.0
 """Seconds between two looks at a job while `--wait` waits, or `top` shows it."""
@@ -73,6 +77,9 @@ Logs = Annotated[
 ]
 
 
+Answer = TypeVar("Answer")
+
+
 class Asker:
     """Finds and asks the job that a command line means; `name` begins the lines of the command."""
 
@@ -89,9 +96,16 @@ class Asker:
 
     async def ask(self, job: FoundJob, request: OperatorRequest | None = None) -> JobStatus:
         """Its status. Raises AskFailed, also when it does not answer in time."""
+        return await self._in_time(job, job.ask(request))
+
+    async def stacks(self, job: FoundJob, query: StackQuery) -> JobStacks:
+        """The stacks of its workers. Raises AskFailed, also when it does not answer in time."""
+        return await self._in_time(job, job.stacks(query))
+
+    async def _in_time(self, job: FoundJob, answer: Coroutine[Any, Any, Answer]) -> Answer:
         try:
             async with asyncio.timeout(self.timeout):
-                return await job.ask(request)
+                return await answer
         except TimeoutError:
             raise AskFailed(
                 f"the job {job.name!r} has not answered within {self.timeout:g} s (--timeout)", no_job=True
@@ -303,6 +317,32 @@ async def events(
         print(sanitize("\n".join(table(("TIME", "HOST", "EVENT", ""), rows))))
     sys.stdout.flush()
     return exit_codes.SUCCESS
+
+
+@operator_command(*FLAGS, refused=REFUSED, timeout="20")
+async def stacks(
+    asker: Asker,
+    rank: Annotated[
+        str | None, typer.Option("--rank", metavar="R", help="Only the worker with this rank.", rich_help_panel=OTHER)
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="N", help="Only this node: rank, host or id.", rich_help_panel=OTHER),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what all workers of a job do now: the calls of their main threads, equal ones once.
+
+    The workers do not stop for it. A node that does not answer within 5 seconds is named.
+
+    Of one worker: [b]dlrover-run stacks --rank=7[/]
+    """
+    if rank is not None and not (rank.isdecimal() and len(rank) <= MAX_DIGITS):
+        raise values.invalid("--rank", rank, "is no rank", "give a number such as 7")
+    query = StackQuery(None if rank is None else int(rank), node or "")
+    found = await asker.stacks(await asker.find(), query)
+    print(msgspec.json.encode(found).decode() if as_json else render_stacks(found), flush=True)
+    return exit_codes.SUCCESS if found.stacks or not (found.missing or found.silent) else REFUSED
 
 
 @operator_command(*FLAGS, refused=REFUSED)

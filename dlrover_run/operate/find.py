@@ -8,22 +8,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dlrover_run.command_line import backend_spec, credentials, rdzv_conf, rendezvous_options
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
 from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, RendezvousArgs
-from dlrover_run.coordination.requests import OperatorRequest
+from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.operate import protocol, sockets
 from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, ScaleReply, TaskProgress
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
+
+if TYPE_CHECKING:
+    from dlrover_run.etcd.store import EtcdStore
+    from dlrover_run.rendezvous.etcd_records import Keys
 
 SURVEY_TIMEOUT = 3.0
 """Seconds that the agents of this machine have to name themselves. A stopped one is left out."""
@@ -42,6 +48,12 @@ class JobHere:
         reply = await self._first_reply(AgentRequest(status=True, request=request))
         assert reply.status is not None, "a reply without a problem has what was requested"
         return reply.status
+
+    async def stacks(self, query: StackQuery) -> JobStacks:
+        """The stacks of the job's workers. The caller limits the time. Raises AskFailed."""
+        reply = await self._first_reply(AgentRequest(stacks=query))
+        assert reply.stacks is not None, "a reply without a problem has what was requested"
+        return reply.stacks
 
     async def scale(self, replicas: DesiredReplicas) -> ScaleReply:
         """The answer to a request for other numbers of tasks. The caller limits the time. Raises AskFailed."""
@@ -80,15 +92,34 @@ class JobElsewhere:
             from dlrover_run.rendezvous.master_client import ask_master
 
             return await ask_master(spec.master, spec.run_id, request)
+        from dlrover_run.rendezvous.etcd_requests import ask_etcd
+
+        async with self._etcd() as (store, keys):
+            return await ask_etcd(store, keys, spec.run_id, request)
+
+    async def stacks(self, query: StackQuery) -> JobStacks:
+        """The stacks of the job's workers. The caller limits the time. Raises AskFailed."""
+        spec = self.spec
+        if spec.master is not None:
+            from dlrover_run.rendezvous.master_client import ask_master_for_stacks
+
+            return await ask_master_for_stacks(spec.master, spec.run_id, query)
+        from dlrover_run.rendezvous.etcd_stacks import ask_etcd_for_stacks
+
+        async with self._etcd() as (store, keys):
+            return await ask_etcd_for_stacks(store, keys, spec.run_id, query)
+
+    @contextlib.asynccontextmanager
+    async def _etcd(self) -> AsyncIterator[tuple[EtcdStore, Keys]]:
         from dlrover_run.etcd.store import EtcdStore
         from dlrover_run.rendezvous.etcd_client import renewal_timeout
         from dlrover_run.rendezvous.etcd_records import Keys
-        from dlrover_run.rendezvous.etcd_requests import ask_etcd
 
+        spec = self.spec
         assert spec.etcd is not None, "a job elsewhere has a master or an etcd"
         store = EtcdStore(spec.etcd, renew_timeout=renewal_timeout(spec.rules))
         try:
-            return await ask_etcd(store, Keys(spec.etcd.prefix, spec.run_id), spec.run_id, request)
+            yield store, Keys(spec.etcd.prefix, spec.run_id)
         finally:
             await store.close()
 

@@ -1,15 +1,16 @@
 """The status of jobs in the text format of Prometheus. Pure.
 
-Labels are bounded: the job, and a state or a cause out of a fixed set. There is none for a node or a rank, whose number
-grows with each replacement.
+Labels are bounded: the job, a state or a cause out of a fixed set, and the rank of a node. There is none for the name
+of a node, whose number grows with each replacement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import NamedTuple
 
+from dlrover_run.coordination.activity import NodeProgress
 from dlrover_run.coordination.history import CAUSES
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 
@@ -26,11 +27,11 @@ class JobFigures(NamedTuple):
 Sample = tuple[Mapping[str, str], float]
 
 
-def render_metrics(jobs: Sequence[JobFigures]) -> str:
-    """All metrics of these jobs."""
+def render_metrics(jobs: Sequence[JobFigures], now: float) -> str:
+    """All metrics of these jobs; `now` is the Unix time."""
     return "".join(
         f"# HELP {name} {help}\n# TYPE {name} {kind}\n" + "".join(_line(name, *sample) for sample in samples)
-        for name, kind, help, samples in _families(jobs)
+        for name, kind, help, samples in (*_families(jobs), *_progress_families(jobs, now))
     )
 
 
@@ -88,9 +89,61 @@ def _families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[
     )
 
 
+def _progress_families(jobs: Sequence[JobFigures], now: float) -> Iterable[tuple[str, str, str, list[Sample]]]:
+    """What the workers of each node have done, as far as something counts their steps."""
+    known = [pair for job in jobs for pair in _progress(job.status)]
+
+    def each(figure: Callable[[NodeProgress], float | None]) -> list[Sample]:
+        return [(labels, value) for labels, progress in known if (value := figure(progress)) is not None]
+
+    yield (
+        "dlrover_steps_total",
+        "counter",
+        "Steps of the worker of a node that has made the fewest, in this round.",
+        each(lambda done: float(done.steps)),
+    )
+    yield (
+        "dlrover_step_duration_seconds",
+        "gauge",
+        "Seconds of one step of that worker.",
+        each(lambda done: done.step_seconds),
+    )
+    yield (
+        "dlrover_data_wait_ratio",
+        "gauge",
+        "The share of the last seconds in which a worker of a node waited for data.",
+        each(lambda done: done.data_wait),
+    )
+    yield (
+        "dlrover_last_progress_timestamp_seconds",
+        "gauge",
+        "The Unix time of the last step of any worker of a node.",
+        each(lambda done: None if done.idle is None else now - done.idle),
+    )
+    yield (
+        "dlrover_stalled_workers",
+        "gauge",
+        "Workers of a node that make no progress, with --stall-action.",
+        each(lambda done: float(len(done.stalled))),
+    )
+
+
+def _progress(status: JobStatus) -> list[tuple[Mapping[str, str], NodeProgress]]:
+    """The progress of each node by its rank. A job without ranks counts the steps of all of its tasks in one, so that
+    of the node with the most is that of the job."""
+    if status.max_restarts is None:
+        known = [node.progress for node in status.nodes if node.progress is not None]
+        return [({"job": status.job}, max(known, key=lambda done: done.steps))] if known else []
+    return [
+        ({"job": status.job, "node": str(node.node)}, node.progress)
+        for node in status.nodes
+        if node.node is not None and node.progress is not None
+    ]
+
+
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
     pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-    return f"{name}{{{pairs}}} {value:.10g}\n"
+    return f"{name}{{{pairs}}} {value:.13g}\n"
 
 
 def _escaped(text: str) -> str:

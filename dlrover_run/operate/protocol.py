@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.requests import OperatorRequest
+from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 
@@ -20,18 +21,19 @@ MAX_TASKS = 1024
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request for the AgentInfo, with `progress` also for what the tasks have done, and with `status` for the status
-    of the job, after the operator's `request` was taken. `scale` requests other numbers of tasks; the reply waits until
-    the coordinator has decided."""
+    of the job, after the operator's `request` was taken. `stacks` asks for the stacks of the job's workers. `scale`
+    requests other numbers of tasks; the reply waits until the coordinator has decided."""
 
     status: bool = False
     progress: bool = False
     request: OperatorRequest | None = None
     scale: DesiredReplicas | None = None
+    stacks: StackQuery | None = None
 
     @property
     def waits(self) -> bool:
         """Whether the coordinator has to be asked."""
-        return self.status or self.request is not None or self.scale is not None
+        return self.status or any(each is not None for each in (self.request, self.scale, self.stacks))
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,5 +73,6 @@ class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskProgress, ...] = ()
     status: JobStatus | None = None
     scale: ScaleReply | None = None
+    stacks: JobStacks | None = None
     problem: Annotated[str, Meta(max_length=4000)] = ""
     no_job: bool = False

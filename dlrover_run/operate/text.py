@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrover_run.console.text import format_duration, sanitize
+from dlrover_run.console.text import format_duration, format_ranks, sanitize
+from dlrover_run.coordination.activity import NodeProgress
+from dlrover_run.coordination.stacks import JobStacks, SilentNode, StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus, NodeStatus
 from dlrover_run.coordination.text import counted
 from dlrover_run.operate.protocol import TaskProgress
@@ -22,21 +24,20 @@ class Effectiveness:
     nodes: int
 
 
-NodeProgress = Mapping[str, Sequence[TaskProgress]]
-"""What the tasks of nodes have done, by the node id."""
+NodeTasks = Mapping[str, Sequence[TaskProgress]]
+"""What the tasks of nodes on this machine have done, by the node id."""
 
 
-def render_status(
-    status: JobStatus, effective: Effectiveness | None = None, progress: NodeProgress | None = None
-) -> str:
-    """The lines of `status`: the job, its restarts, what it waits for, and one line for each node."""
+def render_status(status: JobStatus, effective: Effectiveness | None = None, here: NodeTasks | None = None) -> str:
+    """The lines of `status`: the job, its restarts, what it waits for, and one line for each node. `here` is what the
+    agents of this machine have read just now."""
     lines = [_headline(status, effective), _restarts(status)]
     if status.waiting and status.state is JobState.WAITING:
         left = "" if status.waiting_seconds is None else f" (at most {format_duration(status.waiting_seconds)} more)"
         lines.append(f"waits: {status.waiting}{left}")
     lines = [line for line in lines if line]
     if status.nodes:
-        lines += ["", *_node_table(status, progress or {})]
+        lines += ["", *_node_table(status, here or {})]
     if status.nodes_omitted:
         lines.append(f"... and {counted(status.nodes_omitted, 'node')} more")
     return sanitize("\n".join(lines))
@@ -85,32 +86,59 @@ def _restarts(status: JobStatus) -> str:
     return "   ".join(parts)
 
 
-def _node_table(status: JobStatus, progress: NodeProgress) -> list[str]:
+def _node_table(status: JobStatus, here: NodeTasks) -> list[str]:
     has_tasks = any(node.tasks for node in status.nodes)
-    steps = ("STEP", "STEP/S", "LAST STEP") if progress else ()
-    head = ("NODE", "HOST", "STATE", "SINCE", "TASKS" if has_tasks else "RANKS", *steps, "REASON")
-    return table(head, [_row(node, progress) for node in status.nodes])
+    known = {node.node_id: _progress(node, here.get(node.node_id, ())) for node in status.nodes}
+    # A column without a figure is left out.
+    waits = any(done is not None and done.data_wait is not None for done in known.values())
+    steps = ("STEP", "STEP/S", "LAST STEP") if any(known.values()) else ()
+    head = ("NODE", "HOST", "STATE", "SINCE", "TASKS" if has_tasks else "RANKS", *steps, *(["WAITS"] * waits), "REASON")
+    rows = []
+    for node in status.nodes:
+        done = known[node.node_id]
+        figures = (*(_steps(done) if steps else ()), *([_data_wait(done)] if waits else ()))
+        rows.append(_row(node, figures))
+    return table(head, rows)
 
 
-def _row(node: NodeStatus, progress: NodeProgress) -> tuple[str, ...]:
+def _row(node: NodeStatus, figures: Sequence[str]) -> tuple[str, ...]:
     return (
         "-" if node.node is None else str(node.node),
         node.host or "?",
         node.state.value,
         "-" if node.seconds is None else format_duration(node.seconds),
         ", ".join(node.tasks) if node.tasks else _ranks(node),
-        *(_steps(progress.get(node.node_id, ())) if progress else ()),
+        *figures,
         node.reason.replace("\n", " "),
     )
 
 
-def _steps(tasks: Sequence[TaskProgress]) -> tuple[str, str, str]:
-    """The steps of a node: those of its slowest task, at its pace; and the time since the last step of any."""
-    if not tasks:
+def _progress(node: NodeStatus, here: Sequence[TaskProgress]) -> NodeProgress | None:
+    """The progress of a node: what its agent on this machine reads now, else what the node has reported. The agent does
+    not know which share of the time is waiting."""
+    reported = node.progress
+    if not here:
+        return reported
+    slowest = min(here, key=lambda task: task.steps)
+    return NodeProgress(
+        steps=slowest.steps,
+        step_seconds=slowest.period,
+        data_wait=None if reported is None else reported.data_wait,
+        idle=min(task.idle for task in here),
+        stalled=() if reported is None else reported.stalled,
+    )
+
+
+def _steps(done: NodeProgress | None) -> tuple[str, str, str]:
+    """The steps of a node, its pace, and the time since its last step."""
+    if done is None:
         return "-", "-", "-"
-    slowest = min(tasks, key=lambda task: task.steps)
-    pace = f"{1 / slowest.period:.3g}" if slowest.period else "-"
-    return str(slowest.steps), pace, f"{format_duration(min(task.idle for task in tasks))} ago"
+    pace = f"{1 / done.step_seconds:.3g}" if done.step_seconds else "-"
+    return str(done.steps), pace, "-" if done.idle is None else f"{format_duration(done.idle)} ago"
+
+
+def _data_wait(done: NodeProgress | None) -> str:
+    return "-" if done is None or done.data_wait is None else f"{100 * done.data_wait:.0f} %"
 
 
 def _ranks(node: NodeStatus) -> str:
@@ -126,3 +154,51 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         GAP.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
     ]
+
+
+def render_stacks(stacks: JobStacks) -> str:
+    """The lines of `stacks`: each stack once, those of the fewest workers first; then the workers and the nodes without
+    one."""
+    shown = sum(len(each.workers) for each in stacks.stacks)
+    total = shown + sum(len(each.workers) for each in stacks.missing)
+    parts = [f"job {stacks.job}"]
+    if stacks.round:
+        parts.append(f"round {stacks.round}")
+    parts.append(f"stacks of {shown} of {counted(total, 'worker')}")
+    parts.append(counted(stacks.nodes, "node"))
+    lines = ["   ".join(parts)]
+    for each in stacks.stacks:
+        lines += ["", f"{_workers(each.workers)}:"]
+        lines += [f"  {frame.file}:{frame.line or '?'} in {frame.function}" for frame in each.frames]
+        if not each.frames:
+            lines.append("  (no Python code)")
+    if stacks.missing or stacks.silent:
+        lines.append("")
+    lines += [f"{_workers(each.workers)}: {PROBLEMS[each.problem]}" for each in stacks.missing]
+    lines += [f"{_silent(node)}: {PROBLEMS[node.problem]}" for node in stacks.silent]
+    return sanitize("\n".join(lines))
+
+
+PROBLEMS = {
+    StackProblem.STOPPED: "no stack: stopped by a signal, or by a debugger",
+    StackProblem.BLOCKED: "no stack: blocked in the kernel (state D), for example by a disk or a network file system",
+    StackProblem.NOT_ASKED: "no stack: it has only just begun, or runs another program than Python now",
+    StackProblem.NOT_REGISTERED: "no stack: only Python workers of a job with --stall-action=report can be asked",
+    StackProblem.NO_ANSWER: "no stack: it did not answer in time",
+    StackProblem.ENDED: "no stack: it has ended",
+    StackProblem.NO_ROOM: "its stack is left out, because there are too many different ones: use --rank or --node",
+    StackProblem.NODE_DISCONNECTED: "not asked: it is not connected",
+    StackProblem.NODE_NO_ANSWER: "no answer in time",
+}
+"""What is shown for each problem."""
+
+
+def _workers(workers: Sequence[int | str]) -> str:
+    """Workers by rank, or by name."""
+    ranks = [worker for worker in workers if isinstance(worker, int)]
+    names = [worker for worker in workers if isinstance(worker, str)]
+    return ", ".join([*([format_ranks(ranks)] if ranks else []), *names])
+
+
+def _silent(node: SilentNode) -> str:
+    return f"node {node.node_id} ({node.host})" if node.node is None else f"node {node.node} ({node.host})"

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import hmac
 import ssl
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -149,28 +150,27 @@ class WebServer:
                     async for event in events:
                         await _send(writer, event)
                 return
-            if request.path == "/":
-                page = PAGE.read_bytes()
-                await _send(writer, _head("200 OK", HTML, len(page), _page_policy(page)) + page)
-                return
-            kind, body = self._body(request)
+            kind, body, more = self._body(request)
         except HttpError as error:
             more = 'WWW-Authenticate: Basic realm="dlrover-run"\r\n' if error.status.startswith("401") else ""
             text = f"{error}\n".encode()
             await _send(writer, _head(error.status, "text/plain; charset=utf-8", len(text), more) + text)
             return
-        await _send(writer, _head("200 OK", kind, len(body)) + body)
+        await _send(writer, _head("200 OK", kind, len(body), more) + body)
 
-    def _body(self, request: HttpRequest) -> tuple[str, bytes]:
-        """The type and the content of a path. Raises HttpError."""
+    def _body(self, request: HttpRequest) -> tuple[str, bytes, str]:
+        """The type and the content of a path, and further headers. Raises HttpError."""
+        if request.path == "/":
+            page = PAGE.read_bytes()
+            return HTML, page, _page_policy(page)
         if request.path == "/metrics":
             reports = [report for name in self._source.names() if (report := self._source.report(name)) is not None]
             figures = [JobFigures(status, history.rounds) for status, history in reports]
-            return CONTENT_TYPE, render_metrics(figures).encode()
+            return CONTENT_TYPE, render_metrics(figures, time.time()).encode(), ""
         if request.path == "/v1/jobs":
-            return JSON, msgspec.json.encode(list(self._source.names()))
+            return JSON, msgspec.json.encode(list(self._source.names())), ""
         if request.path == "/v1/status":
-            return JSON, msgspec.json.encode(self._report(self._job_name(request))[0])
+            return JSON, msgspec.json.encode(self._report(self._job_name(request))[0]), ""
         raise HttpError("404 Not Found", "there are /, /metrics, /v1/jobs, /v1/status and /v1/events")
 
     def _job_name(self, request: HttpRequest) -> str:

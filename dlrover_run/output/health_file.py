@@ -31,8 +31,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.coordination.model import Assignment
 from dlrover_run.output.streams import RunDir
@@ -50,8 +52,7 @@ _LINK = ("one", "other", "gigabytes", "problem")
 _SPEEDS = ("tflops", "gigabytes")
 
 
-@dataclass(frozen=True)
-class HealthResult:
+class HealthResult(msgspec.Struct, frozen=True):
     """A node's knowledge of a check: itself, its devices, and on the node with rank 0 all nodes and links."""
 
     checkup: NodeHealth

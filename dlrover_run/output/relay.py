@@ -45,8 +45,9 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
 
 from dlrover_run.output.cursors import OWN_MESSAGES, CursorTable
 from dlrover_run.output.log_watcher import LogWatcher
@@ -112,8 +113,7 @@ def _send(control: socket.socket, message: dict[str, Any], payload: bytes = b"")
         control.send(json.dumps(message).encode() + b"\n" + payload)
 
 
-@dataclass
-class _Drain:
+class _Drain(msgspec.Struct):
     """A request of the agent to write everything that the sources held when it was sent.
 
     `goals` is how far each source must be read. Once all are, `marks` is how many bytes each sink must write. The

@@ -18,8 +18,9 @@ import os
 import select
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from dlrover_run.output.cursors import OWN_MESSAGES, create_cursor_table, reset_cursor
 from dlrover_run.output.relay_process import CLOSE_TIMEOUT, RelayProcess
@@ -46,22 +47,20 @@ class StepSearch(NamedTuple):
     page: str
 
 
-@dataclass
-class _Request:
+class _Request(msgspec.Struct):
     """`moved`: the relay has reported progress. `tails` are the ends of outputs that it has sent, by key."""
 
     done: asyncio.Future[None]
     message: dict[str, Any]
     moved: bool = False
-    tails: dict[str, str] = field(default_factory=dict)
+    tails: dict[str, str] = msgspec.field(default_factory=dict)
 
     def finish(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
 
 
-@dataclass
-class _ShownOutput:
+class _ShownOutput(msgspec.Struct):
     """An output that the relay shows; its `message` is sent again to a replacement. `fds` are the memory file and the
     pipe of a worker's output; the pipe is closed when the source has `ended`. `tail` is the end of discarded output."""
 

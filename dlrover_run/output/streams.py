@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from string import Template
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.spec import LogSpec, SpecError, Std
 
@@ -38,8 +39,7 @@ LATEST = "latest"
 Where = Literal["inherit", "file", "null", "relay", "stderr"]
 
 
-@dataclass(frozen=True)
-class Stream:
+class Stream(msgspec.Struct, frozen=True):
     """The destination of one output stream of one worker.
 
     `inherit` is the launcher's own descriptor. `file` is `path`, written by the worker itself. `null` is /dev/null.
@@ -53,8 +53,7 @@ class Stream:
     shown: bool = False
 
 
-@dataclass(frozen=True)
-class RankStreams:
+class RankStreams(msgspec.Struct, frozen=True):
     """One worker's streams. `error_file` is None if no file may be written; the worker's variable is then empty."""
 
     local_rank: int
@@ -63,8 +62,7 @@ class RankStreams:
     error_file: str | None
 
 
-@dataclass(frozen=True)
-class Tee:
+class Tee(msgspec.Struct, frozen=True):
     """A log file that is also shown: `path` is copied line by line, with a prefix, to our descriptor `out` (1 or 2).
 
     Lines that contain any of `needles` are also copied, with their prefix, to `filtered`; without needles there is no
@@ -78,8 +76,7 @@ class Tee:
     filtered: str | None = None
 
 
-@dataclass(frozen=True)
-class StreamPlan:
+class StreamPlan(msgspec.Struct, frozen=True):
     """All streams of one attempt. `directory` holds its files; None if there are none."""
 
     directory: str | None
@@ -174,8 +171,7 @@ def merge_stdout_into_stderr(plan: StreamPlan) -> StreamPlan:
     return replace(plan, ranks=tuple(ranks))
 
 
-@dataclass(frozen=True)
-class RunDir:
+class RunDir(msgspec.Struct, frozen=True):
     """The directory of one run. `path` None: there is none. `keep` False: the launcher removes it at the end."""
 
     path: str | None
@@ -237,7 +233,7 @@ def _link_latest(base: str, name: str) -> None:
 
 def unused_temp_dir() -> str:
     """The name of a temporary directory that does not exist. Raises OSError if there is no temporary directory."""
-    return os.path.join(tempfile.gettempdir(), f"{TEMP_PREFIX}{secrets.token_hex(8)}")
+    return os.path.join(tempfile.gettempdir(), f"{TEMP_PREFIX}{os.urandom(8).hex()}")
 
 
 def make_temp_dir(run_dir: RunDir, remove_at_end: Callable[[str], None]) -> RunDir:

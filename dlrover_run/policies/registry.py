@@ -24,6 +24,7 @@ from dlrover_run.coordination.rules import JobRules
 POLICIES = {
     "health": "dlrover_run.policies.health",
     "parameter_servers": "dlrover_run.policies.parameter_servers",
+    "stall": "dlrover_run.policies.stall",
 }
 
 reasons.TEXTS.update((name, f"{package}.text") for name, package in POLICIES.items())

@@ -19,7 +19,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from dlrover_run.template import process_title
 
@@ -104,8 +106,7 @@ def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")
 
 
-@dataclass(frozen=True)
-class ProcessInfo:
+class ProcessInfo(msgspec.Struct, frozen=True):
     """A process below this one. `started` (clock ticks since boot) tells two processes with one pid apart."""
 
     pid: int
@@ -140,14 +141,14 @@ def ancestors(limit: int) -> list[int]:
     found = [os.getppid()]
     with contextlib.suppress(OSError):
         while found[-1] > 1 and len(found) < limit:
-            found.append(int(_stat(found[-1])[1][1]))
+            found.append(int(read_stat(found[-1])[1][1]))
     return found
 
 
 def start_of(pid: int) -> float | None:
     """When a process began, on this host's monotonic clock, to 10 ms; None for one that has been reaped."""
     try:
-        ticks = int(_stat(pid)[1][19])
+        ticks = int(read_stat(pid)[1][19])
     except OSError:
         return None
     # The kernel's clock of processes, unlike the monotonic one, goes on while the machine is suspended.
@@ -198,19 +199,30 @@ def _processes() -> list[ProcessInfo]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                title, fields = _stat(int(name))
+                title, fields = read_stat(int(name))
                 relative = ProcessInfo(int(name), int(fields[1]), int(fields[3]), int(fields[19]))
                 if relative.session != relative.pid or title != MASTER_NAME.encode():
                     found.append(relative)
     return found
 
 
-def _stat(pid: int) -> tuple[bytes, list[bytes]]:
-    """The name of a process and the fields after it, which are numbers but for the state. Raises OSError."""
-    with open(f"/proc/{pid}/stat", "rb") as stat:
+def read_stat(pid: int, proc: str | Path = "/proc") -> tuple[bytes, list[bytes]]:
+    """The name of a process and the fields of proc(5) from the third on: the state, then numbers. Raises OSError."""
+    with open(f"{proc}/{pid}/stat", "rb") as stat:
         # The name in parentheses may hold anything.
         title, _, rest = stat.read().rpartition(b")")
     return title.partition(b"(")[2], rest.split()
+
+
+def children_of(pid: int, proc: str | Path = "/proc") -> list[int]:
+    """The children of any process that have not been reaped; none of one that has ended."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        # A child belongs to the thread that forked it.
+        for thread in os.listdir(f"{proc}/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"{proc}/{pid}/task/{thread}/children") as children:
+                found += map(int, children.read().split())
+    return found
 
 
 def reap(known: Iterable[int] = ()) -> None:

@@ -1,7 +1,8 @@
 """The progress page: a memory file of the agent, in which a worker counts its steps.
 
 The agent creates a page for each worker of a round and names it in the worker's environment. The worker maps it, and a
-step costs it a microsecond and no system call. The agent reads the page whenever something asks for it.
+step costs it a microsecond and no system call. The agent reads the page whenever something asks for it. A worker whose
+steps are shorter than STORE_INTERVAL counts each of them and stores the counts only as often.
 
 A page has an area for each process that may write: the worker itself, and the relay, which finds steps in the log. An
 area has two slots, and its writer fills them in turn. So the last complete record can be read at any moment, also while
@@ -13,6 +14,7 @@ This module is loaded in workers, also in an interpreter without this package: i
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import fcntl
@@ -22,7 +24,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 VARIABLE = "DLROVER_PROGRESS"
@@ -37,11 +39,18 @@ AREA_BYTES = 2 * SLOT_BYTES
 MAX_COUNT = 2**63 - 1
 """The largest count of steps or samples; a larger one stays there."""
 
-LAYOUT = 1
+MAX_FIRST_STEPS = 2**32 - 1
+
+STORE_INTERVAL = 5_000_000
+"""Nanoseconds between two records of a worker: the counts of a step that follows sooner are stored with a later one, or
+at the end of the process. To store takes longer than to count, and nothing reads a page two hundred times a second."""
+
+LAYOUT = 2
 """The version of a record; a reader rejects any other."""
 
-_RECORD = struct.Struct("<QQQdqBBB5x")
-"""Number of the record, steps, samples, waited, at, layout, source, phase; then follows the checksum."""
+_RECORD = struct.Struct("<QQQdqqIBBBx")
+"""Number of the record, steps, samples, waited, at, first, first steps, layout, source, phase; then follows the
+checksum."""
 
 _CHECKSUM = struct.Struct("<I")
 
@@ -83,7 +92,9 @@ class Progress(NamedTuple):
     """What one worker has done since its start.
 
     `steps` and `samples` are counts, `waited` is the seconds that it waited for data, and `at` is the time of the last
-    step, in nanoseconds of `time.monotonic_ns` on this machine.
+    step, in nanoseconds of `time.monotonic_ns` on this machine. `first` is the time at which this source first counted
+    steps, and `first_steps` how many it counted then: one, unless it counts several at a time. Both are 0 without steps
+    and for a source that does not note them.
     """
 
     steps: int
@@ -92,6 +103,8 @@ class Progress(NamedTuple):
     at: int
     source: StepSource
     phase: Phase
+    first: int = 0
+    first_steps: int = 0
 
 
 class _Numbered(NamedTuple):
@@ -101,8 +114,8 @@ class _Numbered(NamedTuple):
 
 def encode(number: int, progress: Progress) -> bytes:
     """One record, with its checksum."""
-    steps, samples, waited, at, source, phase = progress
-    record = _RECORD.pack(number, steps, samples, waited, at, LAYOUT, source, phase)
+    steps, samples, waited, at, source, phase, first, first_steps = progress
+    record = _RECORD.pack(number, steps, samples, waited, at, first, first_steps, LAYOUT, source, phase)
     return record + _CHECKSUM.pack(zlib.crc32(record))
 
 
@@ -126,26 +139,39 @@ def _decode_slot(data: bytes, start: int) -> _Numbered | None:
     checksum = data[start + _RECORD.size : start + _CHECKED_BYTES]
     if len(checksum) < _CHECKSUM.size or _CHECKSUM.pack(zlib.crc32(record)) != checksum:
         return None
-    number, steps, samples, waited, at, layout, source, phase = _RECORD.unpack(record)
+    number, steps, samples, waited, at, first, first_steps, layout, source, phase = _RECORD.unpack(record)
     if layout != LAYOUT:
         return None
     try:
-        return _Numbered(number, Progress(steps, samples, waited, at, StepSource(source), Phase(phase)))
+        source, phase = StepSource(source), Phase(phase)
+        return _Numbered(number, Progress(steps, samples, waited, at, source, phase, first, first_steps))
     except ValueError:
         return None
 
 
 class Writer:
-    """The only writer of an area. It continues from the record that it finds there."""
+    """The only writer of an area. It continues from the record that it finds there, and stores at most one record in
+    `interval` nanoseconds of the clock `now`, besides those of a new source or phase."""
 
-    def __init__(self, memory: mmap.mmap, area: Area, lock_fd: int = -1) -> None:
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        area: Area,
+        lock_fd: int = -1,
+        interval: int = 0,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._memory = memory
         self._lock_fd = lock_fd
         self._area = area
+        self._interval = interval
+        self._now = now
+        self._due = 0
+        self._pending = False
         found = _newest(memory[area : area + AREA_BYTES])
         self._number = found.number if found is not None else 0
-        last = found.progress if found is not None else (0, 0, 0.0, 0, 0, 0)
-        self._steps, self._samples, self._waited, self._at, self._source, _ = last
+        last = found.progress if found is not None else (0, 0, 0.0, 0, 0, 0, 0, 0)
+        self._steps, self._samples, self._waited, self._at, self._source, _, self._first, self._first_steps = last
         self._phase = int(Phase.TRAINING)
         # Reentrant: a signal handler of the script may report a step in the middle of another report.
         self._lock = threading.RLock()
@@ -153,37 +179,54 @@ class Writer:
     def add(self, source: int, steps: int, samples: int, waited: float) -> None:
         """Count steps and samples, and seconds waited for data."""
         with self._lock:
-            if not self._takes(source):
+            if source != self._source and not self._takes(source):
                 return
-            self._steps = min(self._steps + steps, MAX_COUNT)
-            self._samples = min(self._samples + samples, MAX_COUNT)
+            self._steps += steps
+            self._samples += samples
             self._waited += waited
-            self._at = time.monotonic_ns()
-            self._write()
+            self._at = now = self._now()
+            if not self._first_steps:
+                self._first, self._first_steps = (now, min(steps, MAX_FIRST_STEPS)) if steps else (0, 0)
+            if now < self._due:
+                self._pending = True
+                return
+            self._due = now + self._interval
+            self._store()
 
     def enter(self, phase: int) -> None:
         """Note what the worker does from now on. Nothing is noted before the first step."""
         with self._lock:
             self._phase = phase
             if self._source:
-                self._write()
+                self._store()
+
+    def flush(self) -> None:
+        """Store what was counted."""
+        with self._lock:
+            if self._pending:
+                self._store()
 
     def close(self) -> None:
-        """Unmap the page, and let another process write."""
+        """Store what was counted, unmap the page, and let another process write."""
+        self.flush()
         self._memory.close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
 
     def _takes(self, source: int) -> bool:
-        if source > self._source:
-            self._source, self._steps, self._samples, self._waited = source, 0, 0, 0.0
-        return source == self._source
+        """Whether this source counts from now on; one that does not count yet begins at 0."""
+        if source < self._source:
+            return False
+        self._source, self._due = source, 0
+        self._steps, self._samples, self._waited, self._first, self._first_steps = 0, 0, 0.0, 0, 0
+        return True
 
-    def _write(self) -> None:
+    def _store(self) -> None:
+        self._pending = False
         self._number = number = self._number + 1
-        record = _RECORD.pack(
-            number, self._steps, self._samples, self._waited, self._at, LAYOUT, self._source, self._phase
-        )
+        self._steps, self._samples = min(self._steps, MAX_COUNT), min(self._samples, MAX_COUNT)
+        counts = (self._steps, self._samples, self._waited, self._at, self._first, self._first_steps)
+        record = _RECORD.pack(number, *counts, LAYOUT, self._source, self._phase)
         start = self._area + (number & 1) * SLOT_BYTES
         self._memory[start : start + _CHECKED_BYTES] = record + _CHECKSUM.pack(zlib.crc32(record))
 
@@ -198,7 +241,8 @@ def open_writer(path: str, area: Area) -> Writer | None:
         # A lock of the kernel's: a child of the worker that inherits the variable does not write too. It is held for
         # the life of this process, or until the process executes another program, which may then take it.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, AREA_BYTES, area)
-        return Writer(mmap.mmap(fd, PAGE_BYTES), area, fd)
+        # The relay does not wait for a page, and its last line may be the last for a long time.
+        return Writer(mmap.mmap(fd, PAGE_BYTES), area, fd, STORE_INTERVAL if area is Area.WORKER else 0)
     except (OSError, ValueError):
         os.close(fd)
         return None
@@ -215,7 +259,14 @@ def own_writer() -> Writer | None:
         _tried = True
         path = os.environ.get(VARIABLE)
         _own = open_writer(path, Area.WORKER) if path else None
+        if _own is not None:
+            atexit.register(_flush_own)
     return _own
+
+
+def _flush_own() -> None:
+    if _own is not None:
+        _own.flush()
 
 
 def add(source: int, steps: int = 1, samples: int = 0, waited: float = 0.0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -11,8 +11,12 @@ from dlrover_run.coordination.combined_records import Memories
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Waiting
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.requests import OperatorRequest
+    from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+    from dlrover_run.coordination.stacks import JobStacks, NodeStacks
     from dlrover_run.coordination.status import JobStatus
+
+StackSource = Callable[["int | None"], Awaitable["NodeStacks"]]
+"""Returns the stacks of the workers of this node, or of that with the rank, within `stall.ask.STACKS_TIMEOUT`."""
 
 OnChange = Callable[[], None]
 """Called when the assignment or the problem of a client has changed."""
@@ -32,8 +36,11 @@ class RendezvousClient(Protocol):
     `assignment` is the latest one in force. `problem` is a sentence if this node cannot take part in the job, or no
     longer: it was refused, or no coordinator can be reached. `is_user_error`: the user's settings are the cause, so
     the same command will fail again. `is_cut_off`: no other node can be reached either. `pids` are the processes
-    that the client has started and that outlive this agent on purpose.
+    that the client has started and that outlive this agent on purpose. `stack_source` answers a coordinator that asks
+    this node for stacks; None for a node that has none.
     """
+
+    stack_source: StackSource | None
 
     @property
     def assignment(self) -> Assignment: ...
@@ -56,6 +63,9 @@ class RendezvousClient(Protocol):
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
         """The status of the job, after a request of an operator was taken, if there is one. The caller limits the time.
         Raises AskFailed."""
+
+    async def ask_stacks(self, query: StackQuery) -> JobStacks:
+        """The stacks of the job's workers. The caller limits the time. Raises AskFailed."""
 
     async def close(self) -> None:
         """Wait a bounded time until the coordinator has the last report, and disconnect."""

@@ -12,8 +12,9 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
 from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
@@ -48,6 +49,8 @@ from dlrover_run.transport.addresses import Address, UnresolvedHost, join_addres
 from dlrover_run.transport.messages import InvalidMessage, decode_rules
 
 if TYPE_CHECKING:
+    from dlrover_run.coordination.requests import StackQuery
+    from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
 
 
@@ -109,6 +112,11 @@ class EtcdClient(RemoteClient):
         from dlrover_run.rendezvous.etcd_requests import ask_etcd
 
         return await ask_etcd(self._store, self._keys, self._spec.run_id, request)
+
+    async def ask_stacks(self, query: StackQuery) -> JobStacks:
+        from dlrover_run.rendezvous.etcd_stacks import ask_etcd_for_stacks
+
+        return await ask_etcd_for_stacks(self._store, self._keys, self._spec.run_id, query)
 
     async def close(self) -> None:
         """Wait until the last report is stored, if etcd can be reached now, and disconnect."""
@@ -216,6 +224,11 @@ class EtcdClient(RemoteClient):
                 self._election.begin(tasks, own, self._lease)
                 tasks.create_task(self._renew())
                 tasks.create_task(self._follow(entry, watch))
+                if self.stack_source is not None:
+                    from dlrover_run.rendezvous.etcd_stacks import answer_stack_requests
+
+                    answers = answer_stack_requests(self._store, self._keys, own.node_id, self.stack_source)
+                    tasks.create_task(answers)
                 await asyncio.wait([tasks.create_task(self._report(entry.found.get(self._keys.node(own.node_id))))])
                 leaves = self.assignment.phase in OVER or self._own_report().phase is NodePhase.LEFT
                 if self._election.leading is not None and leaves:

@@ -9,6 +9,8 @@
 | `over` | the leader, once the job is over | the same |
 | `unaware` | the leader, if a disconnected member may come back to learn of the end | the same |
 | `requests/ID` | an operator's program: its request; the leader deletes it once it has carried it out | the program's |
+| `stack_requests/ID` | an operator's program: its question for stacks, which the nodes answer | the program's |
+| `stacks/ID/NODE` | that node: the answer, which the program deletes with its lease | the program's |
 | `last_write` | the leader: the number of its last write | the same |
 
 A node reads only `leader` and the messages of its own bucket. The plan of 512 nodes is 60 KB, and each of them would
@@ -28,9 +30,8 @@ import msgspec
 from dlrover_run.coordination.assignment import EMPTY_VIEW, common_assignment, with_view
 from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, NodeView, Plan, Waiting
+from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeView, Plan, Waiting
 from dlrover_run.coordination.policy_records import PolicyAssignment
-from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.policies.registry import decode_part
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, encode_rules
 
@@ -80,6 +81,7 @@ class Keys:
         self.nodes = f"{self.job}nodes/"
         self.all_messages = f"{self.job}messages/"
         self.requests = f"{self.job}requests/"
+        self.stack_requests = f"{self.job}stack_requests/"
         self.leader = f"{self.job}leader"
         self.plan = f"{self.job}plan"
         self.over = f"{self.job}over"
@@ -88,6 +90,10 @@ class Keys:
 
     def node(self, node_id: str) -> str:
         return f"{self.nodes}{node_id}"
+
+    def stacks(self, request: str) -> str:
+        """Below which the nodes answer the question of this id."""
+        return f"{self.job}stacks/{request}/"
 
     def messages(self, bucket: int) -> str:
         return f"{self.all_messages}{bucket:02}"
@@ -98,10 +104,10 @@ def bucket_of(node_id: str) -> int:
     return zlib.crc32(node_id.encode()) % BUCKETS
 
 
-Record = TypeVar("Record", NodeReport, StoredPlan, BucketMessage, OperatorRequest)
+Record = TypeVar("Record", bound=msgspec.Struct)
 
 
-def encode_record(record: NodeReport | StoredPlan | BucketMessage | OperatorRequest) -> bytes:
+def encode_record(record: msgspec.Struct) -> bytes:
     data = msgspec.json.encode(record)
     return zlib.compress(data, 1) if len(data) >= COMPRESS_FROM else data
 

@@ -37,12 +37,12 @@ async def ask_etcd(store: KeyValueStore, keys: Keys, name: str, request: Operato
     """The status of a job, after its leader has taken the request, if there is one. The caller limits the time. Raises
     AskFailed."""
     try:
-        before = await _read(store, keys, name)
+        before = await read_job(store, keys, name)
         now = asyncio.get_running_loop().time()
         if request is not None:
             before.request(request, now)
             await _request(store, keys, request)
-            after = await _read(store, keys, name)
+            after = await read_job(store, keys, name)
             if not _is_done(before, after, request):
                 raise AskFailed("the leader of the job has just begun and has not carried the request out; try again")
             before = after
@@ -54,8 +54,8 @@ async def ask_etcd(store: KeyValueStore, keys: Keys, name: str, request: Operato
         raise AskFailed(f"etcd cannot be read: {error}") from None
 
 
-async def _read(store: KeyValueStore, keys: Keys, name: str) -> Coordinator:
-    """A coordinator that decides nothing, with the records of the job."""
+async def read_job(store: KeyValueStore, keys: Keys, name: str) -> Coordinator:
+    """A coordinator that decides nothing, with the records of the job. Raises AskFailed and the errors of etcd."""
     reads = (Get(Range(keys.plan)), Get(Range(keys.nodes, prefix=True)))
     found = (await store.commit(Txn(then=reads))).found
     stored = found.get(keys.plan)

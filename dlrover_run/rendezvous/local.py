@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
-from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.rendezvous.client import AskFailed, OnChange
+from dlrover_run.rendezvous.client import AskFailed, OnChange, StackSource
 
 if TYPE_CHECKING:
+    from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
 
 
@@ -49,6 +50,7 @@ class LocalClient:
         self._status: NodeReport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.assignment = Assignment()
+        self.stack_source: StackSource | None = None
 
     @property
     def pids(self) -> set[int]:
@@ -74,6 +76,22 @@ class LocalClient:
                 raise AskFailed(str(failed)) from None
             self._decide(report)
         return coordinator.status(self._name, now)
+
+    async def ask_stacks(self, query: StackQuery) -> JobStacks:
+        """Those of this node. With `static` the agents do not know each other, so the other nodes are disconnected."""
+        from dlrover_run.coordination.stacks import StackRequest, nodes_to_ask
+
+        coordinator, report = self._coordinator, self._status
+        if coordinator is None or report is None or self.stack_source is None:
+            raise AskFailed("this node has only just begun")
+        try:
+            nodes = nodes_to_ask(coordinator.plan, coordinator.members, query)
+        except RequestFailed as failed:
+            raise AskFailed(str(failed)) from None
+        request = StackRequest(0, nodes, [report.key])
+        if request.waits_for:
+            request.take(report.key, await self.stack_source(query.rank))
+        return request.result(self._name, coordinator.plan)
 
     async def close(self) -> None:
         self._cancel_timer()
@@ -121,7 +139,13 @@ class LocalClient:
         def peer(rank: int) -> NodeReport:
             phase = NodePhase.RUNNING if report.phase is NodePhase.FAILED else report.phase
             simulated = msgspec.structs.replace(
-                report, node_id=f"static-{rank}", incarnation="x", preferred_rank=rank, phase=phase, failure=None
+                report,
+                node_id=f"static-{rank}",
+                incarnation="x",
+                preferred_rank=rank,
+                phase=phase,
+                failure=None,
+                activity=None,
             )
             ranks = report.ranks and coordinator.ranks(simulated.key)
             return msgspec.structs.replace(simulated, ranks=ranks)

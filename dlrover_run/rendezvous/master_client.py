@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dlrover_run.coordination.model import NodeReport
-from dlrover_run.coordination.requests import OperatorRequest
+from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import AskFailed, OnChange
@@ -36,11 +36,14 @@ from dlrover_run.transport.messages import (
     Proof,
     Refused,
     Report,
+    StacksFound,
+    StacksWanted,
     Welcome,
     decode_rules,
 )
 
 if TYPE_CHECKING:
+    from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
 
 HANDSHAKE_TIMEOUT = 20.0
@@ -51,6 +54,7 @@ _MASTER = "master"
 """The only peer of a node's failure detector."""
 
 Message = TypeVar("Message", bound=MasterMessage)
+Part = TypeVar("Part")
 
 
 class MasterRefused(Exception):
@@ -86,11 +90,11 @@ class MasterSession:
         except TimeoutError:
             raise ConnectionLost(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
 
-    async def ask(self, job: str, request: OperatorRequest | None) -> Answered:
-        """Authenticate in both directions, and ask for the status of a job as a program that is no node. The caller
-        limits the time. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
+    async def ask(self, job: str, question: Ask) -> Answered:
+        """Authenticate in both directions, and ask about a job as a program that is no node. The caller limits the
+        time. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
         asker = f"operator-{secrets.token_hex(8)}"
-        await self._begin(Hello(messages.PROTOCOL, job, asker, asker, auth.new_nonce()), Ask(request))
+        await self._begin(Hello(messages.PROTOCOL, job, asker, asker, auth.new_nonce()), question)
         return await self._expect(Answered)
 
     async def _begin(self, hello: Hello, first: Join | Ask) -> None:
@@ -131,7 +135,33 @@ async def ask_master(
     spec: MasterSpec, job: str, request: OperatorRequest | None, connect: Connect = GrpcConnection
 ) -> JobStatus:
     """The status of a job, over a connection of its own. The caller limits the time. Raises AskFailed."""
-    server = f"the master at {join_address(spec.host, spec.port)}"
+    # Imported only here: a node that joins does not wait for it.
+    from dlrover_run.coordination.status import JobStatus
+
+    answer = await _ask(spec, job, Ask(request), connect)
+    status = _decoded(spec, answer.status, JobStatus)
+    if status is None or answer.refusal:
+        raise AskFailed(f"{_server(spec)}: {answer.refusal}" if status is None else answer.refusal, status is None)
+    return status
+
+
+async def ask_master_for_stacks(
+    spec: MasterSpec, job: str, query: StackQuery, connect: Connect = GrpcConnection
+) -> JobStacks:
+    """The stacks of a job's workers, over a connection of its own. The caller limits the time. Raises AskFailed."""
+    from dlrover_run.coordination.stacks import JobStacks
+
+    answer = await _ask(spec, job, Ask(stacks=query), connect)
+    stacks = _decoded(spec, answer.stacks, JobStacks)
+    if stacks is None:
+        no_job = answer.status == messages.NULL
+        raise AskFailed(f"{_server(spec)}: {answer.refusal}" if no_job else answer.refusal, no_job)
+    return stacks
+
+
+async def _ask(spec: MasterSpec, job: str, question: Ask, connect: Connect) -> Answered:
+    """The master's answer. Raises AskFailed."""
+    server = _server(spec)
     try:
         addresses = await resolve(spec.host, spec.port)
     except UnresolvedHost as unknown:
@@ -141,10 +171,9 @@ async def ask_master(
         connection: Connection | None = None
         try:
             connection = connect(spec, list(group))
-            answer = await MasterSession(connection, spec.token).ask(job, request)
+            return await MasterSession(connection, spec.token).ask(job, question)
         except ConnectionLost as ended:
             problem = AskFailed(f"{server} cannot be reached: {ended}")
-            continue
         except MasterNotAuthenticated:
             raise AskFailed(f"{server} does not know this job's token") from None
         except MasterRefused as refusal:
@@ -152,17 +181,19 @@ async def ask_master(
         finally:
             if connection is not None:
                 await connection.close()
-        # Imported only here: a node that joins does not wait for it.
-        from dlrover_run.coordination.status import JobStatus
-
-        try:
-            status = msgspec.json.decode(answer.status, type=JobStatus | None)
-        except msgspec.DecodeError as error:
-            raise AskFailed(f"the answer of {server} is no status: {error}") from None
-        if status is None or answer.refusal:
-            raise AskFailed(f"{server}: {answer.refusal}" if status is None else answer.refusal, no_job=status is None)
-        return status
     raise problem
+
+
+def _server(spec: MasterSpec) -> str:
+    return f"the master at {join_address(spec.host, spec.port)}"
+
+
+def _decoded(spec: MasterSpec, data: msgspec.Raw, kind: type[Part]) -> Part | None:
+    """A part of an answer; None if it has none. Raises AskFailed."""
+    try:
+        return msgspec.json.decode(data, type=kind | None)
+    except msgspec.DecodeError as error:
+        raise AskFailed(f"the answer of {_server(spec)} cannot be read: {error}") from None
 
 
 class MasterClient(RemoteClient):
@@ -182,8 +213,8 @@ class MasterClient(RemoteClient):
         self._rules = spec.rules
         self._connect = connect
         self._launcher = MasterLauncher(spec.master, log)
-        server = f"the master at {join_address(spec.master.host, spec.master.port)}"
-        super().__init__(spec, server, on_change, log, rng, reaches=reaches)
+        self._stacks_found: list[StacksFound] = []
+        super().__init__(spec, _server(spec.master), on_change, log, rng, reaches=reaches)
 
     @property
     def pids(self) -> set[int]:
@@ -192,6 +223,9 @@ class MasterClient(RemoteClient):
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
         return await ask_master(self._master, self._spec.run_id, request, self._connect)
+
+    async def ask_stacks(self, query: StackQuery) -> JobStacks:
+        return await ask_master_for_stacks(self._master, self._spec.run_id, query, self._connect)
 
     async def _attempt(self) -> None:
         try:
@@ -244,6 +278,7 @@ class MasterClient(RemoteClient):
         """Report and receive until the connection ends, which raises ConnectionLost, or `close` has finished."""
         detector: FailureDetector[str] = FailureDetector(self._rules.heartbeat_timeout)
         detector.heartbeat(_MASTER, self._loop.time())
+        self._stacks_found.clear()
         receiving = asyncio.ensure_future(self._receive(session, detector))
         reporting = asyncio.ensure_future(self._report(session, detector, joined))
         try:
@@ -258,7 +293,7 @@ class MasterClient(RemoteClient):
             await asyncio.gather(reporting, receiving, return_exceptions=True)
 
     async def _report(self, session: MasterSession, detector: FailureDetector[str], sent: NodeReport) -> None:
-        """Send each new report, and a heartbeat in each interval, until `close` is called.
+        """Send each new report, a heartbeat in each interval, and stacks that were asked for, until `close` is called.
 
         Raises ConnectionLost if the master sends nothing.
         """
@@ -268,30 +303,52 @@ class MasterClient(RemoteClient):
             deadline = detector.next_deadline()
             assert deadline is not None, "the master is watched"
             due = min(next_report, deadline)
-            if self._own_report() == sent and not self._closing:
+            if self._own_report() == sent and not self._closing and not self._stacks_found:
                 await self._wait_for_change(due)
             now = self._loop.time()
             if detector.failed_peers(now, due):
                 raise ConnectionLost(f"it has sent nothing for {timeout:g} s")
             report = self._own_report()
+            found, self._stacks_found = self._stacks_found, []
             if report != sent or now >= next_report:
-                try:
-                    async with asyncio.timeout(timeout):
-                        await session.send(Report(report))
-                except TimeoutError:
-                    raise ConnectionLost(f"it has read nothing for {timeout:g} s") from None
+                await self._send(session, Report(report), timeout)
                 sent = report
                 next_report = now + interval
+            for message in found:
+                await self._send(session, message, timeout)
             if self._closing and self._own_report() == sent:
                 await session.finish()
                 return
 
+    async def _send(self, session: MasterSession, message: Report | StacksFound, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await session.send(message)
+        except TimeoutError:
+            raise ConnectionLost(f"it has read nothing for {timeout:g} s") from None
+
     async def _receive(self, session: MasterSession, detector: FailureDetector[str]) -> None:
-        while True:
-            message = await session.receive()
-            detector.heartbeat(_MASTER, self._loop.time())
-            if isinstance(message, Assigned):
-                self._take(message.assignment)
+        finding: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                message = await session.receive()
+                detector.heartbeat(_MASTER, self._loop.time())
+                if isinstance(message, Assigned):
+                    self._take(message.assignment)
+                elif isinstance(message, StacksWanted):
+                    task = asyncio.ensure_future(self._find_stacks(message))
+                    finding.add(task)
+                    task.add_done_callback(finding.discard)
+        finally:
+            for task in finding:
+                task.cancel()
+
+    async def _find_stacks(self, wanted: StacksWanted) -> None:
+        """Find the stacks of this node's workers; `_report` sends them."""
+        if self.stack_source is not None:
+            found = await self.stack_source(wanted.rank)
+            self._stacks_found.append(StacksFound(wanted.number, msgspec.Raw(msgspec.json.encode(found))))
+            self._changed.set()
 
     def _apply_welcome(self, welcome: Welcome) -> None:
         try:

@@ -17,7 +17,7 @@ from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeRepo
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off
-from dlrover_run.rendezvous.client import AssignmentTracker, OnChange
+from dlrover_run.rendezvous.client import AssignmentTracker, OnChange, StackSource
 from dlrover_run.rendezvous.cut_off import CutOffDetector
 from dlrover_run.spec import JobSpec
 
@@ -159,6 +159,7 @@ class RemoteClient(abc.ABC):
         self.problem: str | None = None
         self.is_user_error = False
         self.is_cut_off = False
+        self.stack_source: StackSource | None = None
         self._task = asyncio.ensure_future(self._take_part())
         self._task.add_done_callback(self._note_internal_error)
 

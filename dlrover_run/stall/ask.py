@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from dlrover_run.evidence.processes import catches
 from dlrover_run.stall.register import MARKER, VARIABLE
 from dlrover_run.stall.stacks import MAX_DUMP_BYTES, Stack, is_complete, parse
+
+STACKS_TIMEOUT = 1.0
+"""Seconds that the workers have to write their stacks. It takes milliseconds; a stopped worker writes none."""
+
+STACKS_INTERVAL = 0.01
+"""Seconds between two looks at what the workers have written: the kernel does not report writes to a memory file."""
+
+Worker = TypeVar("Worker", bound=Hashable)
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """A file of stacks that is larger is emptied before the next request."""
@@ -23,6 +33,7 @@ class StackFiles:
         self._read = [0] * local_ranks
         self._written = [0] * local_ranks
         self._signals: dict[int, tuple[int, int]] = {}
+        self._requested: set[int] = set()
 
     def path(self, local_rank: int) -> str:
         """The path at which the worker opens its file; it needs no inherited descriptor."""
@@ -34,7 +45,11 @@ class StackFiles:
 
     def request(self, local_rank: int, pid: int) -> bool:
         """Ask a worker for its stacks. False if it cannot answer: it runs no Python, has not begun, has replaced
-        itself by another program, blocks the signal or has closed the file. The signal would end such a process."""
+        itself by another program, blocks the signal or has closed the file. The signal would end such a process.
+
+        A request that has no answer yet stands: two that ask at a time get the same one, and a stopped worker has one
+        signal to handle when it continues.
+        """
         signal_and_fd = self._registered(local_rank)
         if signal_and_fd is None:
             return False
@@ -45,6 +60,8 @@ class StackFiles:
             return False
         if not same or not catches(pid, number):
             return False
+        if local_rank in self._requested and self.answer(local_rank) is None:
+            return True
         size = self._size(local_rank)
         if size > MAX_FILE_BYTES:
             self._written[local_rank] += size
@@ -53,11 +70,14 @@ class StackFiles:
         self._read[local_rank] = size
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+            self._requested.add(local_rank)
             return True
         return False
 
     def answer(self, local_rank: int) -> Stack | None:
-        """What a worker has written since the last request; None as long as it is not complete."""
+        """What a worker has written since the last request; None as long as it is not complete, and after `close`."""
+        if not self._fds:
+            return None
         data = os.pread(self._fds[local_rank], MAX_DUMP_BYTES, self._read[local_rank])
         text = data.decode(errors="replace")
         return parse(text) if is_complete(text) else None
@@ -75,6 +95,8 @@ class StackFiles:
         return os.fstat(self._fds[local_rank]).st_size
 
     def _registered(self, local_rank: int) -> tuple[int, int] | None:
+        if not self._fds:
+            return None
         if local_rank not in self._signals:
             fields = os.pread(self._fds[local_rank], 64, 0).partition(b"\n")[0].split()
             if len(fields) != 3 or not all(field.isdigit() for field in fields) or int(fields[0]) != MARKER:
@@ -104,3 +126,19 @@ class RoundStacks:
     def dumped(self, rank: int) -> int:
         """As `StackFiles.dumped`."""
         return self._files.dumped(self._workers[rank][0])
+
+
+async def gather_stacks(
+    workers: Iterable[Worker], request: Callable[[Worker], bool], answer: Callable[[Worker], Stack | None]
+) -> dict[Worker, Stack]:
+    """The stacks of these workers: of those that can be asked, and answer within STACKS_TIMEOUT."""
+    asked = [worker for worker in workers if request(worker)]
+    found: dict[Worker, Stack] = {}
+    loop = asyncio.get_running_loop()
+    end = loop.time() + STACKS_TIMEOUT
+    while len(found) < len(asked) and loop.time() < end:
+        await asyncio.sleep(STACKS_INTERVAL)
+        for worker in asked:
+            if worker not in found and (stack := answer(worker)) is not None:
+                found[worker] = stack
+    return found

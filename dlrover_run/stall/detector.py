@@ -109,14 +109,18 @@ class _Change(NamedTuple):
 
 @dataclass
 class Detector:
-    """The detector of one round. `timeout` is the limit that the user has set (`--stall-timeout`), None to learn it."""
+    """The detector of one round. `timeout` is the limit that the user has set (`--stall-timeout`), None to learn it.
+    `elsewhere`: the round has workers on other nodes too, for which those of this node may wait."""
 
     timeout: float | None = None
+    elsewhere: bool = False
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
     _last: dict[int, Evidence] = field(default_factory=dict)
     _figures: dict[int, Evidence] = field(default_factory=dict)
     _steps: dict[int, int] = field(default_factory=dict)
+    _began: float | None = None
     _sampled: float | None = None
+    _exchanged_at: float | None = None
     _progress_at: float | None = None
     _first_at_store: float | None = None
     _trains: bool = False
@@ -129,15 +133,25 @@ class Detector:
         """The seconds without progress after which the workers count as stalled."""
         if self.timeout is not None:
             return self.timeout
-        if len(self._pauses) < PAUSES_TO_LEARN:
+        if not self.knows_limit:
             return UNLEARNED_LIMIT
         return max(MIN_LIMIT, PAUSE_FACTOR * max(self._pauses))
 
     @property
+    def knows_limit(self) -> bool:
+        """Whether the user has set the limit, or it follows from the pauses of this round."""
+        return self.timeout is not None or len(self._pauses) >= PAUSES_TO_LEARN
+
+    @property
+    def exchanged_at(self) -> float | None:
+        """When the workers of this node last exchanged data, None if they never have."""
+        return self._exchanged_at
+
+    @property
     def _is_learned(self) -> bool:
         """Whether anything shows that these workers train together."""
-        learned = self.timeout is not None or len(self._pauses) >= PAUSES_TO_LEARN
-        return learned or (self._first_at_store is not None and len(self._last) > 1)
+        together = self._first_at_store is not None and (len(self._last) > 1 or self.elsewhere)
+        return self.knows_limit or together
 
     @property
     def needs_figures(self) -> bool:
@@ -150,8 +164,12 @@ class Detector:
         if not samples:
             return None
         now = samples[0].at
+        if self._began is None:
+            self._began = now
         if self._sampled is not None and now - self._sampled > FREEZE and self._progress_at is not None:
             self._thaw(now - self._sampled)
+        if any(one.rank in self._last and self._last[one.rank].traffic[:2] != one.traffic[:2] for one in samples):
+            self._exchanged_at = now
         changes = {one.rank: self._change(one, samples, (steps or {}).get(one.rank)) for one in samples}
         if self._first_at_store is None and any(one.traffic.at_store for one in samples):
             self._first_at_store = now
@@ -199,12 +217,17 @@ class Detector:
         return self._reported
 
     def _late_starters(self, samples: Sequence[Evidence], now: float) -> Stalled | None:
-        if self._first_at_store is None or now - self._first_at_store < STARTUP_LIMIT or self._pauses:
+        since = self._first_at_store
+        if since is None and self.elsewhere:
+            # Workers of other nodes may wait for these; whether they do is known where all nodes report.
+            since = self._began
+        assert self._progress_at is not None
+        if since is None or now - since < STARTUP_LIMIT or now - self._progress_at < MIN_LIMIT or self._pauses:
             return None
         late = tuple(one.rank for one in samples if not one.traffic.at_store)
-        if not late or len(late) == len(samples):
+        if not late or (len(late) == len(samples) and not self.elsewhere):
             return None
-        self._reported = Stalled(StallCode.START, late, self._first_at_store, STARTUP_LIMIT)
+        self._reported = Stalled(StallCode.START, late, since, STARTUP_LIMIT)
         return self._reported
 
     def _note_progress(self, now: float) -> Decision:
@@ -226,6 +249,10 @@ class Detector:
     def _thaw(self, gap: float) -> None:
         assert self._progress_at is not None
         self._progress_at += gap
+        if self._began is not None:
+            self._began += gap
+        if self._exchanged_at is not None:
+            self._exchanged_at += gap
         if self._first_at_store is not None:
             self._first_at_store += gap
         # The processor time of the freeze means nothing.
@@ -236,7 +263,7 @@ class Detector:
         self._last[one.rank] = one
         # A worker alone has connections that need not be part of its training: only its own steps are.
         exchanged = before is not None and before.traffic[:2] != one.traffic[:2]
-        trained = exchanged and len(samples) > 1
+        trained = exchanged and (len(samples) > 1 or self.elsewhere)
         if steps is not None and self._steps.get(one.rank) != steps:
             trained = trained or one.rank in self._steps
             self._steps[one.rank] = steps

@@ -2,24 +2,26 @@
 
 Rules that need one sample come first: a stopped process needs no further proof. Then stacks, which show who is not in
 a collective. Then the connections: a worker that waits in a collective has sent its part, so the one that has sent
-nothing for the longest time, or has received what it has not answered, is the one that they wait for. In doubt there
-is no finding: a wrong rank is worse than none.
+nothing for the longest time is the one that they wait for. In doubt there is no finding: a wrong rank is worse than
+none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from dlrover_run.coordination.reasons import ReasonCode, Reasons, register
-from dlrover_run.evidence.records import Evidence
-from dlrover_run.stall.detector import BUSY_SHARE
-from dlrover_run.stall.stacks import Frame, Stack
+from dlrover_run.stall.stacks import Frame
+from dlrover_run.stall.suspects import Place, Suspect
 
 AGE_MARGIN = 0.05
 """Seconds by which the last data of a worker must be older than that of all others. Within a collective all of them
 send within milliseconds; the one that is late has sent nothing since the collective before."""
+
+NODES_AGE_MARGIN = 2.0
+"""The same for workers of several nodes, whose ages are measured from the last data between them that each node has
+seen: a node looks at its connections once a second."""
 
 
 class GuiltCode(ReasonCode):
@@ -34,7 +36,6 @@ class GuiltCode(ReasonCode):
     ELSEWHERE = "is not in the collective in which the others wait"
     OTHER_COLLECTIVE = "waits in another collective than the others"
     SENT_NOTHING = "has sent nothing for longer than the others"
-    OWES_DATA = "has received data that it has not answered"
     NETWORK = "has sent data that is not acknowledged"
     UNKNOWN = "the evidence names no rank"
     LATE = "has not connected to the store long after the first worker"
@@ -63,23 +64,39 @@ class Finding:
         return (self.code(), GuiltCode.PLACE(**self.line._asdict()))
 
 
-class Suspect(NamedTuple):
-    """What is known of one worker when a stall was found. `evidence` None: it has ended, or is on a node of which
-    nothing is known. `share` is the share of a processor that it used during the stall, `balance` the change of
-    received less acknowledged bytes since the workers were last at rest, None if that is not known."""
-
-    rank: int
-    evidence: Evidence | None
-    stack: Stack | None = None
-    share: float = 0.0
-    balance: int | None = None
-    ended: bool = False
+CERTAIN = frozenset({GuiltCode.STOPPED, GuiltCode.BLOCKED_IN_KERNEL, GuiltCode.LATE})
+"""Findings that need no worker that waits in a collective: the state of a process is proof enough."""
 
 
-def find_guilty(suspects: Sequence[Suspect]) -> Finding:
+def find_stall(suspects: Sequence[Suspect], *, trains: bool, age_margin: float = AGE_MARGIN) -> Finding | None:
+    """The workers that the others wait for, of all workers of a round, none of which makes progress. None if it is not
+    certain that this is a stall: workers that wait for requests, or for the time, make no progress either.
+
+    So one of them must wait for another one, or `trains`: they have counted steps, or the user has set the limit. A
+    worker that has ended explains the others only if one of them waits in a collective: the last one may save alone.
+    """
+    running = [one for one in suspects if not one.ended]
+    waits = any(one.place is Place.COLLECTIVE for one in running)
+    if not running:
+        return None
+    finding = find_guilty(suspects if waits else running, age_margin)
+    trains = trains and len(running) == len(suspects)
+    return finding if waits or trains or finding.code in CERTAIN else None
+
+
+def ranks_to_restart(finding: Finding, suspects: Sequence[Suspect]) -> tuple[int, ...]:
+    """The workers whose end restarts the round: those that the others wait for. Where none of them runs, the first that
+    does, as any failure ends the round."""
+    running = sorted(one.rank for one in suspects if not one.ended)
+    return tuple(rank for rank in finding.ranks if rank in running) or tuple(running[:1])
+
+
+def find_guilty(suspects: Sequence[Suspect], age_margin: float = AGE_MARGIN) -> Finding:
     """The workers that the others wait for. The order of `suspects` means nothing."""
     known = sorted(suspects, key=lambda one: one.rank)
     findings = [finding for rule in _RULES if (finding := rule(known)) is not None]
+    if (oldest := _sent_nothing(known, age_margin)) is not None:
+        findings.append(oldest)
     if not findings:
         return Finding(GuiltCode.UNKNOWN)
     first = findings[0]
@@ -88,7 +105,7 @@ def find_guilty(suspects: Sequence[Suspect]) -> Finding:
 
 
 def _line(suspects: Sequence[Suspect], ranks: tuple[int, ...]) -> Frame | None:
-    lines = {one.rank: one.stack.user_line for one in suspects if one.stack is not None}
+    lines = {one.rank: one.user_line for one in suspects}
     return next((line for rank in ranks if (line := lines.get(rank)) is not None), None)
 
 
@@ -100,33 +117,29 @@ def _some(code: GuiltCode, suspects: Sequence[Suspect], guilty: Callable[[Suspec
     return Finding(code, ranks)
 
 
-def _state(one: Suspect) -> str:
-    return one.evidence.figures.own.state if one.evidence is not None and one.evidence.figures is not None else ""
+def _late(suspects: Sequence[Suspect]) -> Finding | None:
+    return _some(GuiltCode.LATE, suspects, lambda one: one.late)
 
 
 def _stopped(suspects: Sequence[Suspect]) -> Finding | None:
-    return _some(GuiltCode.STOPPED, suspects, lambda one: _state(one) == "T")
+    return _some(GuiltCode.STOPPED, suspects, lambda one: one.state == "T")
 
 
 def _blocked(suspects: Sequence[Suspect]) -> Finding | None:
-    return _some(GuiltCode.BLOCKED_IN_KERNEL, suspects, lambda one: _state(one) == "D")
+    return _some(GuiltCode.BLOCKED_IN_KERNEL, suspects, lambda one: one.state == "D")
 
 
 def _ended(suspects: Sequence[Suspect]) -> Finding | None:
     return _some(GuiltCode.ENDED, suspects, lambda one: one.ended)
 
 
-def _outside(one: Suspect) -> bool:
-    return one.stack is not None and bool(one.stack.main) and not one.stack.in_collective
-
-
 def _waits(one: Suspect) -> bool:
-    return one.stack is not None and one.stack.in_collective
+    return one.place is Place.COLLECTIVE
 
 
 def _elsewhere(suspects: Sequence[Suspect]) -> Finding | None:
     """The workers outside a collective, if others are in one, or if there is only one worker."""
-    found = _some(GuiltCode.ELSEWHERE, suspects, _outside)
+    found = _some(GuiltCode.ELSEWHERE, suspects, lambda one: one.place in (Place.LOCK, Place.ELSEWHERE))
     if found is None or (len(suspects) > 1 and not any(map(_waits, suspects))):
         return None
     outside = [one for one in suspects if one.rank in found.ranks]
@@ -138,38 +151,21 @@ def _elsewhere(suspects: Sequence[Suspect]) -> Finding | None:
     return found
 
 
-def _child_lost(one: Suspect) -> bool:
-    if one.evidence is None or one.evidence.figures is None:
-        return False
-    lost = any(child.state in "TZ" for child in one.evidence.figures.children)
-    return lost and one.stack is not None and one.stack.in_loader
-
-
 _KINDS: Mapping[GuiltCode, Callable[[Suspect], bool]] = {
-    GuiltCode.CHILD_LOST: _child_lost,
-    GuiltCode.SPINNING: lambda one: one.share >= BUSY_SHARE,
-    GuiltCode.LOCKED: lambda one: one.stack is not None and one.stack.in_lock,
+    GuiltCode.CHILD_LOST: lambda one: one.lost_child,
+    GuiltCode.SPINNING: lambda one: one.busy,
+    GuiltCode.LOCKED: lambda one: one.place is Place.LOCK,
 }
 
 
-def _sent_nothing(suspects: Sequence[Suspect]) -> Finding | None:
-    ages = [
-        (one.evidence.traffic.sent_age, one.rank)
-        for one in suspects
-        if one.evidence is not None and one.evidence.traffic.sent_age is not None
-    ]
+def _sent_nothing(suspects: Sequence[Suspect], margin: float) -> Finding | None:
+    ages = [(one.sent_age, one.rank) for one in suspects if one.sent_age is not None]
     if len(ages) < len(suspects) or len(ages) < 2:
         return None
     oldest, second = sorted(ages, reverse=True)[:2]
-    if oldest[0] - second[0] < AGE_MARGIN:
+    if oldest[0] - second[0] < margin:
         return None
     return Finding(GuiltCode.SENT_NOTHING, (oldest[1],), seconds=oldest[0])
-
-
-def _owes_data(suspects: Sequence[Suspect]) -> Finding | None:
-    if len(suspects) < 2 or any(one.balance is None for one in suspects):
-        return None
-    return _some(GuiltCode.OWES_DATA, suspects, lambda one: (one.balance or 0) > 0)
 
 
 def _other_collective(suspects: Sequence[Suspect]) -> Finding | None:
@@ -178,8 +174,7 @@ def _other_collective(suspects: Sequence[Suspect]) -> Finding | None:
         return None
     lines: dict[Frame | None, list[int]] = {}
     for one in suspects:
-        assert one.stack is not None
-        lines.setdefault(one.stack.user_line, []).append(one.rank)
+        lines.setdefault(one.user_line, []).append(one.rank)
     groups = sorted(lines.values(), key=len)
     if len(groups) < 2 or len(groups[0]) == len(groups[1]):
         return None
@@ -187,8 +182,8 @@ def _other_collective(suspects: Sequence[Suspect]) -> Finding | None:
 
 
 def _network(suspects: Sequence[Suspect]) -> Finding | None:
-    ranks = tuple(one.rank for one in suspects if one.evidence is not None and one.evidence.traffic.unsent)
+    ranks = tuple(one.rank for one in suspects if one.unsent)
     return Finding(GuiltCode.NETWORK, ranks) if ranks and len(suspects) > 1 else None
 
 
-_RULES = (_ended, _stopped, _blocked, _elsewhere, _other_collective, _network, _sent_nothing, _owes_data)
+_RULES = (_late, _ended, _stopped, _blocked, _elsewhere, _other_collective, _network)

@@ -10,21 +10,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 from dlrover_run.process_tree import ends, signals, tree
 
-KILL_TIMEOUT = 20.0
-"""Seconds that the kernel gets to end a process after SIGKILL. A process that runs longer is stuck in the kernel (a
-dead disk or driver) for good."""
+KILL_TIMEOUT = 60.0
+"""Seconds that the kernel gets to end a process after SIGKILL: it may have hundreds of gigabytes to free, on a busy
+machine. A process that runs longer is stuck in the kernel (a dead disk or driver) for good."""
 
 COLLECTED_ELSEWHERE = 255
 """The exit code of a process whose exit status another part of this program has collected."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessSpec:
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is needed to start one process, spawned or forked from the template.
 
     `name` stands for the process in messages. `argv` is the whole command line, `args` the part of it that belongs to

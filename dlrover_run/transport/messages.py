@@ -7,7 +7,8 @@ node sends a `Report` whenever its state changes, and at least once in each keep
 is the last message of the master on a connection.
 
 An operator's program, which is no node, proves the token in the same way and sends `Ask` in place of `Join`, as often
-as it likes. The master answers each with `Answered`. Only a request of an operator changes the plan.
+as it likes. The master answers each with `Answered`. Only a request of an operator changes the plan. For the stacks of
+workers the master sends `StacksWanted` to the nodes and answers with what each `StacksFound` has.
 
 A node that is done sends a last `Report`, half-closes the connection and reads on until the master ends it. If it
 closed the connection instead, messages that the master has not read would be lost.
@@ -15,20 +16,19 @@ closed the connection instead, messages that the master has not read would be lo
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import NodeId
+from dlrover_run.coordination.bounds import NodeId, Total
 from dlrover_run.coordination.combined_records import TAG
 from dlrover_run.coordination.model import Assignment, NodeReport
-from dlrover_run.coordination.requests import OperatorRequest
+from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.registry import decode_part
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of this protocol, increased with each incompatible change."""
 
 METHOD = "/dlrover_run.Master/Session"
@@ -86,10 +86,20 @@ class Report(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields=Tr
     report: NodeReport
 
 
+class StacksFound(msgspec.Struct, frozen=True, tag="stacks_found", forbid_unknown_fields=True):
+    """The answer to the `StacksWanted` of this number. `stacks` is a `NodeStacks` as JSON, whose class is imported only
+    where it is needed."""
+
+    number: Total
+    stacks: msgspec.Raw
+
+
 class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True, omit_defaults=True):
-    """A question for the status of the job, after `request` has been taken, if there is one."""
+    """A question for the status of the job, after `request` has been taken, if there is one; with `stacks` a question
+    for the stacks of its workers."""
 
     request: OperatorRequest | None = None
+    stacks: StackQuery | None = None
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
@@ -112,12 +122,21 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned", forbid_unknown_field
     assignment: Assignment
 
 
+class StacksWanted(msgspec.Struct, frozen=True, tag="stacks_wanted", forbid_unknown_fields=True):
+    """The node is to send the stacks of its workers, or of that with this `rank`."""
+
+    number: Total
+    rank: Total | None = None
+
+
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """The answer to `Ask`. `status` is a `JobStatus` as JSON, whose class no node has to import; null without such
-    a job. `refusal` is a clause about that, or about a request that cannot be carried out."""
+    """The answer to `Ask`. `status` is a `JobStatus` as JSON, and `stacks` a `JobStacks`, whose classes no node has to
+    import; null without such a job, and without that question. `refusal` is a clause about that, or about a request
+    that cannot be carried out."""
 
     status: msgspec.Raw = NULL
     refusal: Sentence = ""
+    stacks: msgspec.Raw = NULL
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
@@ -127,8 +146,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=
     retry: bool = False
 
 
-NodeMessage = Hello | Proof | Join | Report | Ask
-MasterMessage = Challenge | Proof | Welcome | Assigned | Answered | Refused
+NodeMessage = Hello | Proof | Join | Report | StacksFound | Ask
+MasterMessage = Challenge | Proof | Welcome | Assigned | StacksWanted | Answered | Refused
 Message = TypeVar("Message")
 
 _encoder = msgspec.json.Encoder()
@@ -194,4 +213,4 @@ def decode_rules(values: RuleValues) -> JobRules:
     return rules
 
 
-_PLAIN = frozenset(field.name for field in fields(JobRules)) - {"store", "policy"}
+_PLAIN = frozenset(JobRules.__struct_fields__) - {"store", "policy"}

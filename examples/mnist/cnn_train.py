@@ -128,7 +128,7 @@ class Training:
         (loss_sum * (dist.get_world_size() / global_batch_size)).backward()  # type: ignore[no-untyped-call]
         if self.step % PRINT_STEPS == 0:
             loss = total_over_ranks(loss_sum.detach()) / global_batch_size
-            say(f"loss = {loss.item()}, step = {self.step}")
+            log(f"loss = {loss.item()}, step = {self.step}")
         self.set_learning_rate()
         self.optimizer.step()
         self.sampler.advance(global_batch_size)
@@ -158,7 +158,7 @@ class Training:
         self.model.module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.sampler.load_state_dict(state["sampler"])
-        say(f"resume at step = {self.step}")
+        log(f"resume at step = {self.step}")
 
 
 def train(training: Training, loader: DataLoader[Batch], validation: Dataset[Batch], args: argparse.Namespace) -> None:
@@ -173,10 +173,10 @@ def train(training: Training, loader: DataLoader[Batch], validation: Dataset[Bat
                 training.save()
         training.save()
         accuracy = validate(training.model, validation, args.batch_size, training.device)
-        say(f"epoch = {epoch}, accuracy = {accuracy:.4f}")
+        log(f"epoch = {epoch}, accuracy = {accuracy:.4f}")
     if accuracy is None:
         accuracy = validate(training.model, validation, args.batch_size, training.device)
-    say(f"final accuracy = {accuracy:.4f}")
+    log(f"final accuracy = {accuracy:.4f}")
 
 
 @torch.no_grad()
@@ -197,7 +197,7 @@ def total_over_ranks(value: Tensor) -> Tensor:
     return total
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Print a line once, not once for each rank."""
     if dist.get_rank() == 0:
         print_line(line)

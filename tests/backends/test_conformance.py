@@ -1,7 +1,7 @@
-"""One list of facts, asked of each rendezvous backend: what a node is assigned does not depend on where it is decided.
+"""Tests that run on every rendezvous backend: the assignment of a node does not depend on which backend decides.
 
-Each runs with the product's own client and coordinator in virtual time. What only one backend has (its messages, its
-authentication, its processes) is in the modules of that backend.
+Each test uses the product's own client and coordinator in virtual time. The tests of the backend's own modules cover
+what only one backend has (its messages, its authentication, its processes).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dlrover_run.rendezvous.local import LocalClient
 
 ALL = ("local", "master", "etcd")
 SEVERAL = ("master", "etcd")
-"""The backends over which several nodes meet."""
+"""The backends for jobs of several nodes."""
 
 ONE = rules(1, 1, last_call_timeout=1.0, lost_after=1.0)
 TWO = rules(1, 2, last_call_timeout=1.0, lost_after=1.0)
@@ -54,7 +54,7 @@ def killed(node: WrittenNode) -> Failure:
 
 
 def train(backend: Backend, *nodes: WrittenNode, number: int = 1) -> Assignment:
-    """Let the nodes get their ranks in that round, and report that their workers run."""
+    """Let the nodes receive their ranks in that round and report that their workers run."""
     for node in nodes:
         if not node.assignment.epoch and node.assignment.ranks is None:
             node.report(phase=NodePhase.WAITING)
@@ -69,7 +69,7 @@ def one_node_gets_the_first_rank(backend: Backend) -> None:
     node = backend.node()
     ranks = train(backend, node).ranks
     assert ranks is not None
-    assert node.changes, "the agent is called when its assignment has changed"
+    assert node.changes, "the client calls the agent when its assignment has changed"
     assert (ranks.node_rank, ranks.nodes, ranks.first_rank, ranks.workers, ranks.world_size) == (0, 1, 0, 2, 2)
 
 
@@ -145,7 +145,7 @@ def servers(**changes: Any) -> JobRules:
 
 
 def hosted(node: WrittenNode, stage: TaskStage) -> NodeTasks:
-    """The tasks of the node's order, all of them at one stage."""
+    """The tasks of the node's assignment, all at the same stage."""
     tasks = tuple(
         TaskStatus(key=task.key, stage=stage, port=1000 + place)
         for place, task in enumerate(order_of(node.assignment).tasks)
@@ -154,7 +154,7 @@ def hosted(node: WrittenNode, stage: TaskStage) -> NodeTasks:
 
 
 def end_task(node: WrittenNode, role: Role, end: TaskEnd) -> None:
-    """Report that the task with that role has ended; the other one is ready."""
+    """Report that the task with that role has exited; the other task is ready."""
     status = hosted(node, TaskStage.READY)
     tasks = tuple(
         msgspec.structs.replace(one, stage=TaskStage.ENDED, end=end) if one.key.role is role else one
@@ -310,7 +310,7 @@ def a_scale_client_is_answered_and_gets_no_task(backend: Backend) -> None:
 
 
 def problem_of(backend: Backend, node: WrittenNode) -> str:
-    """Why the node cannot take part."""
+    """Return why the node cannot take part."""
     backend.until(lambda: node.rendezvous.problem)
     return str(node.rendezvous.problem)
 
@@ -376,13 +376,13 @@ def test_a_fact_of_several_nodes_holds_on_every_backend(fact: Fact, name: str) -
     ],
     ids=["passed", "dismissed"],
 )
-def test_a_node_alone_logs_the_result_of_a_check_unless_its_agent_does(fact: Fact, lines: list[str]) -> None:
+def test_a_single_node_logs_the_result_of_a_check_unless_its_agent_does(fact: Fact, lines: list[str]) -> None:
     with Backend("local", FACTS[fact]) as backend:
         fact(backend)
         assert [line[line.index("Fault") :] for line in backend.lines if "Fault nodes" in line] == lines
 
 
-def test_a_node_whose_rank_a_flag_gives_is_not_checked() -> None:
+def test_a_node_with_a_node_rank_flag_is_not_checked() -> None:
     async def take_part() -> None:
         client = LocalClient(rules(2, 2, check=CHECK_ONCE), 1, lambda: None)
         report = NodeReport(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2)

@@ -1,4 +1,6 @@
-"""What a person, an administrator or a stranger may do to a job in etcd, and what is seen of it. Real processes."""
+"""Actions of an operator, an administrator or an outside client on a job in etcd, and what its nodes report. Real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, leave, succeed, tell
+from cluster import Cluster, leave, send_signal, succeed
 from etcd_conversation import RENEW_TIMEOUT, read
 from etcd_server import Etcd, serving
 from harness import WAIT
@@ -29,24 +31,24 @@ from dlrover_run.transport.addresses import Address, UnresolvedHost
 
 @pytest.fixture
 def place(etcd: Etcd) -> InEtcd:
-    """One server that the test may do anything to."""
+    """One server of which each test may change or stop anything."""
     return InEtcd(etcd)
 
 
 class TestAnEtcdThatTakesOnlyShortWrites:
-    """A node's status is short enough for it, and what the elected agent writes is not."""
+    """The status of a node fits into the limit; the records that the elected agent writes do not."""
 
     @pytest.fixture
     def etcd(self, tmp_path: Path) -> Iterator[Etcd]:
         with serving(tmp_path / "etcd", flags=["--max-request-bytes=1000"]) as etcd:
             yield etcd
 
-    def test_the_elected_agent_says_so_and_ends(self, cluster: Cluster, place: InEtcd) -> None:
+    def test_the_elected_agent_reports_it_and_exits(self, cluster: Cluster, place: InEtcd) -> None:
         node = cluster.node("a", "2")
         assert node.finish() == 2
-        assert node.has_said("request is too large")
-        assert node.has_said("Start etcd with a greater --max-request-bytes.")
-        assert not node.has_said("lost etcd")
+        assert node.has_printed("request is too large")
+        assert node.has_printed("Start etcd with a greater --max-request-bytes.")
+        assert not node.has_printed("lost etcd")
 
 
 @pytest.mark.parametrize(
@@ -58,10 +60,10 @@ class TestAnEtcdThatTakesOnlyShortWrites:
         (("unknown", "this", "unreachable"), "127.0.0.1"),
     ],
 )
-def test_a_machine_that_is_a_member_too_advertises_no_loopback(
+def test_a_machine_that_is_an_etcd_member_too_advertises_no_loopback(
     shared_etcd: Etcd, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], advertised: str
 ) -> None:
-    """On Debian the name of a machine stands there for 127.0.1.1, from which no other node is reached."""
+    """Debian maps the name of a machine to 127.0.1.1 in /etc/hosts, and other nodes cannot connect to that address."""
     hosts = {"this": "127.0.1.1", "other": "192.0.2.9", "unreachable": "203.0.113.9"}
 
     async def resolve(host: str, port: int) -> list[Address]:
@@ -93,7 +95,7 @@ def test_a_machine_that_is_a_member_too_advertises_no_loopback(
 
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["succeeds", "fails", "is interrupted"])
-def test_a_job_whose_elected_agents_changed_leaves_no_lease_that_runs_for_a_day(
+def test_a_job_whose_elected_agents_changed_leaves_no_lease_of_a_day(
     cluster: Cluster, etcd: Etcd, place: InEtcd, end: str
 ) -> None:
     nodes = {name: cluster.node(name, "2:3", env={"NODE_ID": name}) for name in "abc"}
@@ -103,49 +105,49 @@ def test_a_job_whose_elected_agents_changed_leaves_no_lease_that_runs_for_a_day(
     if end == "succeeds":
         succeed(world, *nodes.values())
     elif end == "fails":
-        tell(world[:1], signal.SIGKILL)
+        send_signal(world[:1], signal.SIGKILL)
         assert {node.finish() for node in nodes.values()} <= {1, 128 + signal.SIGKILL}
     else:
         for node in nodes.values():
             leave(node)
     leases = etcd.ctl("lease", "list").split("\n")[1:]
     lives = [etcd.ctl("lease", "timetolive", lease) for lease in leases if lease]
-    # Those of the one that was lost and of the result run out by themselves, unless they have just done so.
+    # The lease of the lost agent and the lease of the result expire by themselves; they may have expired already.
     left = [int(seconds) for life in lives for seconds in re.findall(r"granted with TTL\((\d+)s\)", life)]
     assert all(seconds <= RESULT_RETENTION for seconds in left), lives
 
 
-def test_a_leader_that_was_put_by_hand_or_copied_from_another_etcd_is_not_obeyed(
+def test_a_leader_key_written_by_hand_or_copied_from_another_etcd_is_ignored(
     cluster: Cluster, etcd: Etcd, place: InEtcd
 ) -> None:
-    """`etcdctl make-mirror` copies keys without their leases, so this one would stand for ever."""
+    """`etcdctl make-mirror` copies keys without their leases, so this key would never expire."""
     nodes = cluster.nodes("ab", "2", "--max-restarts=1")
     world = cluster.world(2)
     (key,) = [key for key in place.all_keys() if key.endswith("/leader")]
     etcd.ctl("put", key, "nobody")
-    tell(world[:1], signal.SIGKILL)
+    send_signal(world[:1], signal.SIGKILL)
     world = cluster.world(2)
     assert {m["restart"] for m in world} == {1}
     succeed(world, *nodes)
 
 
-def test_who_ends_the_lease_of_a_job_loses_no_node(cluster: Cluster, etcd: Etcd, place: InEtcd) -> None:
+def test_revoking_the_lease_of_the_plan_loses_no_node(cluster: Cluster, etcd: Etcd, place: InEtcd) -> None:
     nodes = cluster.nodes("ab", "2", "--max-restarts=1")
     world = cluster.world(2)
     (key,) = [key for key in place.all_keys() if key.endswith("/plan")]
     (lease,) = re.findall(r'"lease":(\d+)', etcd.ctl("get", "--write-out=json", key))
     etcd.ctl("lease", "revoke", f"{int(lease):x}")
     for node in nodes:
-        node.until_says("is back")
-    tell(world[:1], signal.SIGKILL)
+        node.until_prints("is back")
+    send_signal(world[:1], signal.SIGKILL)
     world = cluster.world(2)
     assert {m["restart"] for m in world} == {1}
-    assert not any(node.has_said("is in use by another process") for node in nodes)
+    assert not any(node.has_printed("is in use by another process") for node in nodes)
     succeed(world, *nodes)
 
 
 def fill(etcd: Etcd) -> None:
-    """Write until there is no room."""
+    """Write until the database is full."""
     while True:
         etcd.ctl("put", "/filler", 20_000 * "x")
 
@@ -156,16 +158,16 @@ class TestAnEtcdThatRunsFull:
         with serving(tmp_path / "etcd", flags=["--quota-backend-bytes=600000"]) as etcd:
             yield etcd
 
-    def test_a_node_that_can_write_no_more_says_why_and_goes_on_when_there_is_room(
+    def test_a_node_that_cannot_write_to_a_full_etcd_reports_why_and_continues_when_there_is_space(
         self, cluster: Cluster, etcd: Etcd
     ) -> None:
         nodes = cluster.nodes("ab", "2", "--max-restarts=1")
         world = cluster.world(2)
         with pytest.raises(AssertionError, match="database space exceeded"):
             fill(etcd)
-        tell(world[:1], signal.SIGKILL)
+        send_signal(world[:1], signal.SIGKILL)
         node = next(node for node in nodes if node.name == world[0]["node"])
-        node.until_says("(its database is full: an administrator has to compact it and clear the alarm); this node")
+        node.until_prints("(its database is full: an administrator has to compact it and clear the alarm); this node")
         (revision,) = re.findall(r'"revision":(\d+)', etcd.ctl("get", "--write-out=json", "/nothing"))
         etcd.ctl("compact", revision)
         etcd.ctl("defrag")

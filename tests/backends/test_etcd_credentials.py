@@ -1,4 +1,4 @@
-"""Jobs in an etcd that lets in only whom it knows: by a certificate, or by a user and a password. Real processes."""
+"""Jobs in an etcd that requires authentication: a certificate, or a user and a password. Real processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, succeed, tell
+from cluster import Cluster, send_signal, succeed
 from etcd_server import PASSWORD, Etcd, Tls, serving
 from harness import OURS, WORKERS, only_long, run
 from meeting_places import InEtcd, MeetingPlace
 
 PERMITTED = "/permitted"
-"""The path below which the user `trainer` may work, and nowhere else."""
+"""The only prefix that the user `trainer` may read and write."""
 
 WRONG = "another-secret-entirely"
 """A password that no user has."""
@@ -22,19 +22,19 @@ WRONG = "another-secret-entirely"
 KNOWN = {"DLROVER_ETCD_PASSWORD": PASSWORD}
 
 PUBLIC = ("environ", "cmdline")
-"""Files of a process that others can read, on many machines everybody."""
+"""Files of a process that other users can read on many machines."""
 
 
 @pytest.fixture(scope="module")
 def etcd_of_certificates(tmp_path_factory: pytest.TempPathFactory, etcd_certificates: Path) -> Iterator[Etcd]:
-    """A server that speaks TLS with those whose certificate `ca` has signed."""
+    """A server with TLS that requires a client certificate signed by `ca`."""
     with serving(tmp_path_factory.mktemp("etcd"), tls=Tls(etcd_certificates)) as etcd:
         yield etcd
 
 
 @pytest.fixture(scope="module")
 def etcd_of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """A server without TLS that knows the user `trainer`, and `reader` who may only read what is there."""
+    """A server without TLS with the users `trainer`, and `reader`, which may only read."""
     with serving(tmp_path_factory.mktemp("etcd")) as etcd:
         etcd.demand_users(prefix=f"{PERMITTED}/")
         for command in (
@@ -48,7 +48,7 @@ def etcd_of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 class OfCertificates(InEtcd):
-    """Keys that only a holder of a certificate can reach."""
+    """Keys for which a client needs a certificate."""
 
     def __init__(self, etcd: Etcd, folder: Path) -> None:
         super().__init__(etcd)
@@ -57,20 +57,20 @@ class OfCertificates(InEtcd):
 
 
 class OfUsers(InEtcd):
-    """Keys that only a user can reach."""
+    """Keys for which a client needs a user."""
 
     user = "trainer"
 
     def __init__(self, etcd: Etcd) -> None:
         super().__init__(etcd)
         self.prefix = f"{PERMITTED}{self.prefix}"
-        # Without TLS a password has to be meant to go unencrypted.
+        # Without TLS a flag has to allow that the password is sent unencrypted.
         self.conf = {**self.conf, "prefix": self.prefix, "user": self.user, "protocol": "http"}
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> MeetingPlace:
-    """Of users, unless the test says otherwise."""
+    """The options for users, unless the test gives others."""
     if getattr(request, "param", "users") == "users":
         return OfUsers(request.getfixturevalue("etcd_of_users"))
     folder: Path = request.getfixturevalue("etcd_certificates")
@@ -80,12 +80,12 @@ def place(request: pytest.FixtureRequest) -> MeetingPlace:
 @pytest.mark.long
 @pytest.mark.torchrun
 @pytest.mark.parametrize("place", ["certificates", "users"], indirect=True)
-def test_two_nodes_train_and_go_on_after_a_failure(cluster: Cluster, place: InEtcd) -> None:
+def test_two_nodes_train_and_continue_after_a_failure(cluster: Cluster, place: InEtcd) -> None:
     env = KNOWN if isinstance(place, OfUsers) else {}
     nodes = cluster.nodes("ab", "2", "--max-restarts=1", script=WORKERS / "train.py", env=env)
     world = cluster.world(2)
-    assert place.all_keys(), "they meet below the prefix"
-    tell(world[:1], signal.SIGKILL)
+    assert place.all_keys(), "the job's keys are below the prefix"
+    send_signal(world[:1], signal.SIGKILL)
     world = cluster.world(2)
     assert {m["restart"] for m in world} == {1}
     succeed(world, *nodes)
@@ -94,7 +94,7 @@ def test_two_nodes_train_and_go_on_after_a_failure(cluster: Cluster, place: InEt
 @pytest.mark.parametrize(
     ("way", "method"), [("variable", "spawn"), *only_long(("file of a variable", "forkserver"), ("setting", "spawn"))]
 )
-def test_the_password_is_in_no_environment_no_command_line_no_log_and_no_output(
+def test_the_password_is_in_no_environment_command_line_log_or_output(
     cluster: Cluster, tmp_path: Path, way: str, method: str
 ) -> None:
     file = tmp_path / "secret"
@@ -108,24 +108,24 @@ def test_the_password_is_in_no_environment_no_command_line_no_log_and_no_output(
     os.kill(cluster.world(2)[0]["pid"], signal.SIGKILL)
     world = cluster.world(2)
     processes = [process for node in nodes for process in node.processes]
-    # Watchdog, agent, relay and worker of each node.
+    # The watchdog, the agent, the relay and the worker of each node.
     assert len(processes) >= 8
     seen = {(p.pid, name): Path(f"/proc/{p.pid}/{name}").read_bytes() for p in processes for name in PUBLIC}
     assert {m["pid"] for m in world} <= {pid for pid, _ in seen}
     for member in world:
         inherited = seen[member["pid"], "environ"]
-        assert b"TEST_MAILBOX" in inherited, "environments can be read here"
-        assert b"DLROVER_ETCD_PASSWORD" not in inherited, "not even where it can be read"
+        assert b"TEST_MAILBOX" in inherited, "the test can read environments"
+        assert b"DLROVER_ETCD_PASSWORD" not in inherited, "the environment of a worker has no password"
     assert not [where for where, content in seen.items() if PASSWORD.encode() in content]
     succeed(world, *nodes)
     written = [path for path in logs.rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
-    assert not [node.name for node in nodes if PASSWORD in node.said]
+    assert not [node.name for node in nodes if PASSWORD in node.output]
 
 
 def refused(etcd: Etcd, directory: Path, conf: dict[str, object], password: str | None = None) -> str:
-    """The one line that a launcher says before it ends with 2, as for a flag that is wrong."""
+    """The one line that a launcher prints before it exits with code 2, as for a wrong flag."""
     settings = ",".join(f"{name}={value}" for name, value in conf.items())
     done = run(
         OURS,
@@ -153,7 +153,7 @@ def refused(etcd: Etcd, directory: Path, conf: dict[str, object], password: str 
         ),
     ],
 )
-def test_a_node_that_cannot_log_in_says_so_in_one_line(
+def test_a_node_that_cannot_log_in_reports_it_in_one_line(
     etcd_of_users: Etcd, tmp_path: Path, user: str, password: str, words: str
 ) -> None:
     conf: dict[str, object] = {"user": user, "protocol": "http", "prefix": PERMITTED}
@@ -167,7 +167,7 @@ def test_a_node_that_cannot_log_in_says_so_in_one_line(
         *only_long(({}, "it uses TLS, and this node does not: protocol=https is missing")),
     ],
 )
-def test_a_node_with_a_wrong_certificate_or_none_says_so_in_one_line(
+def test_a_node_with_a_wrong_certificate_or_none_reports_it_in_one_line(
     etcd_of_certificates: Etcd, etcd_certificates: Path, tmp_path: Path, files: dict[str, str], words: str
 ) -> None:
     conf: dict[str, object] = {name: etcd_certificates / file for name, file in files.items()}

@@ -1,4 +1,4 @@
-"""The client of etcd against real members that die, hang and come back, and names that nobody tells."""
+"""The etcd client with real members that are killed, hang and are restarted, and with names that do not resolve."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ from dlrover_run.spec import EtcdSpec
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_all_goes_on_when_a_member_dies_and_nothing_is_reported_twice(etcd_cluster: Etcd, victim: int) -> None:
+def test_the_client_continues_when_a_member_dies_and_no_change_is_reported_twice(
+    etcd_cluster: Etcd, victim: int
+) -> None:
     async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(30)
         start = (await client.commit(put("/mine", b"", lease))).revision
         changes = resumed(client, [Range("/n/", prefix=True), Range("/mine")], start)
         assert await next_keys(changes, 1) == ["/mine"]
-        # Each one in turn is the one that is talked with.
+        # Each member in turn is the one that the client is connected to.
         for member in etcd_cluster.members[: victim + 1]:
             await write_once(client, f"/n/{member.name}/before")
             member.kill()
@@ -51,7 +53,7 @@ def test_all_goes_on_when_a_member_dies_and_nothing_is_reported_twice(etcd_clust
     talk(EtcdSpec(etcd_cluster.places), conversation)
 
 
-def test_a_member_that_hangs_is_left_for_another_one(etcd_cluster: Etcd) -> None:
+def test_the_client_leaves_a_member_that_hangs(etcd_cluster: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(30)
         await write_once(client, "/n/0")
@@ -66,7 +68,7 @@ def test_a_member_that_hangs_is_left_for_another_one(etcd_cluster: Etcd) -> None
     talk(EtcdSpec(etcd_cluster.places), conversation)
 
 
-def test_a_watch_that_slept_through_a_compaction_says_so(etcd_cluster: Etcd) -> None:
+def test_a_watch_that_missed_changes_before_a_compaction_raises_an_error(etcd_cluster: Etcd) -> None:
     first = etcd_cluster.members[0]
 
     async def conversation(client: EtcdStore) -> None:
@@ -74,7 +76,7 @@ def test_a_watch_that_slept_through_a_compaction_says_so(etcd_cluster: Etcd) -> 
         changes = resumed(client, [Range("/n/", prefix=True)], 1)
         assert await next_keys(changes, 1) == ["/n/0"]
         first.stop()
-        # Whoever needs the leader has waited for a new one when this is answered.
+        # This request is answered after the members have elected a new leader, so later requests find one.
         other = EtcdStore(EtcdSpec(etcd_cluster.places[1:]), RENEW_TIMEOUT)
         for _ in range(3):
             revision = (await other.commit(put("/n/1"))).revision
@@ -87,13 +89,13 @@ def test_a_watch_that_slept_through_a_compaction_says_so(etcd_cluster: Etcd) -> 
     talk(EtcdSpec(etcd_cluster.places), conversation)
 
 
-def test_calls_that_fail_together_go_on_to_the_same_member(etcd_cluster: Etcd) -> None:
+def test_requests_that_fail_together_move_to_the_same_member(etcd_cluster: Etcd) -> None:
     first, second, third = etcd_cluster.members
 
     async def conversation(client: EtcdStore) -> None:
         await read(client)
         first.kill()
-        # The others choose a leader before they answer this, so that none of the calls below is in vain.
+        # The remaining members elect a leader before they answer this, so that none of the requests below fails.
         await read(EtcdStore(EtcdSpec(etcd_cluster.places[1:2]), RENEW_TIMEOUT))
         before = third.counted("grpc_server_started_total")["Txn"]
         await asyncio.gather(*(read(client) for _ in range(10)))
@@ -103,7 +105,7 @@ def test_calls_that_fail_together_go_on_to_the_same_member(etcd_cluster: Etcd) -
     talk(EtcdSpec(etcd_cluster.places), conversation)
 
 
-def test_clients_begin_at_different_members(etcd_cluster: Etcd) -> None:
+def test_clients_start_at_different_members(etcd_cluster: Etcd) -> None:
     async def conversation() -> None:
         for chances in ([0.5, 0.1, 0.9], [0.1, 0.5, 0.9], [0.9, 0.5, 0.1]):
             client = EtcdStore(EtcdSpec(etcd_cluster.places), RENEW_TIMEOUT, rng=iter(chances).__next__)
@@ -114,7 +116,7 @@ def test_clients_begin_at_different_members(etcd_cluster: Etcd) -> None:
     assert [member.counted("grpc_server_started_total")["Txn"] for member in etcd_cluster.members] == [1, 1, 1]
 
 
-def test_without_a_listener_etcd_is_away_and_each_endpoint_is_named(etcd: Etcd) -> None:
+def test_without_a_listener_etcd_is_unavailable_and_each_endpoint_is_named(etcd: Etcd) -> None:
     ports = [quiet_port(), quiet_port()]
     etcd.kill()
     for places in ([*etcd.places], [("127.0.0.1", port) for port in ports]):
@@ -126,7 +128,7 @@ def test_without_a_listener_etcd_is_away_and_each_endpoint_is_named(etcd: Etcd) 
         talk(EtcdSpec((*etcd.places, ("no-such-host.invalid", 2379))), read)
 
 
-def test_a_server_that_comes_back_on_its_data_is_found_again(etcd: Etcd) -> None:
+def test_a_server_that_is_restarted_with_its_data_is_used_again(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(60)
         revision = (await client.commit(put("/k", b"1", lease))).revision
@@ -147,7 +149,7 @@ def test_a_server_that_comes_back_on_its_data_is_found_again(etcd: Etcd) -> None
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_members_without_a_leader_are_away(etcd_cluster: Etcd) -> None:
+def test_members_without_a_leader_are_unavailable(etcd_cluster: Etcd) -> None:
     etcd_cluster.members[1].kill()
     etcd_cluster.members[2].kill()
 
@@ -160,7 +162,7 @@ def test_members_without_a_leader_are_away(etcd_cluster: Etcd) -> None:
     talk(EtcdSpec(etcd_cluster.places[:1]), conversation)
 
 
-def test_a_name_is_looked_up_as_the_system_does_it(etcd: Etcd) -> None:
+def test_a_name_is_resolved_as_the_system_resolves_it(etcd: Etcd) -> None:
     talk(EtcdSpec((("localhost", etcd.members[0].port),)), hold)
 
 

@@ -1,4 +1,4 @@
-"""The client of etcd against real servers that demand a user."""
+"""The etcd client with real servers that require a user."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from dlrover_run.etcd.store import EtcdStore
 
 @pytest.fixture(scope="module")
 def etcd_of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """A server that demands a user."""
+    """A server that requires a user."""
     with serving(tmp_path_factory.mktemp("etcd")) as etcd:
         etcd.demand_users()
         yield etcd
 
 
-def test_a_user_may_do_what_is_permitted_without_tls(etcd_of_users: Etcd) -> None:
+def test_a_user_can_do_what_is_permitted_without_tls(etcd_of_users: Etcd) -> None:
     talk(known(etcd_of_users), hold)
 
 
@@ -48,7 +48,9 @@ def test_a_user_may_do_what_is_permitted_without_tls(etcd_of_users: Etcd) -> Non
         ({"user": "", "password": ""}, "demands a user and none was given.*user=NAME.*DLROVER_ETCD_PASSWORD"),
     ],
 )
-def test_who_is_not_known_gets_one_sentence(etcd_of_users: Etcd, changes: dict[str, str], words: str) -> None:
+def test_an_unknown_user_or_password_is_reported_in_one_sentence(
+    etcd_of_users: Etcd, changes: dict[str, str], words: str
+) -> None:
     with pytest.raises(EtcdMisconfigured, match=words) as caught:
         talk(known(etcd_of_users, **changes), read)
     assert "\n" not in str(caught.value)
@@ -56,7 +58,7 @@ def test_who_is_not_known_gets_one_sentence(etcd_of_users: Etcd, changes: dict[s
     assert repr(known(etcd_of_users)).find(PASSWORD) < 0
 
 
-def test_what_is_not_permitted_is_one_sentence(etcd_of_users: Etcd) -> None:
+def test_a_request_that_is_not_permitted_is_reported_in_one_sentence(etcd_of_users: Etcd) -> None:
     words = "'trainer' may not read and write below /other/ in etcd.*grant-permission --prefix ROLE readwrite /other/"
 
     async def watch(client: EtcdStore) -> None:
@@ -80,7 +82,7 @@ REQUESTS: dict[str, Callable[[EtcdStore], Awaitable[Any]]] = {
 }
 
 
-def test_a_token_that_died_with_the_server_is_made_anew_once(etcd: Etcd) -> None:
+def test_a_token_that_the_restarted_server_rejects_is_renewed_once(etcd: Etcd) -> None:
     etcd.demand_users()
 
     async def conversation(client: EtcdStore) -> None:
@@ -88,13 +90,13 @@ def test_a_token_that_died_with_the_server_is_made_anew_once(etcd: Etcd) -> None
         for name, request in REQUESTS.items():
             await asyncio.to_thread(forget_tokens, etcd)
             await request(client)
-            # A server counts from its start.
+            # The counters of a server start at zero when it starts.
             assert etcd.calls()["Authenticate"] == 1, name
 
     talk(known(etcd), conversation)
 
 
-def test_a_watch_goes_on_with_a_new_token(etcd_cluster: Etcd) -> None:
+def test_a_watch_continues_with_a_new_token(etcd_cluster: Etcd) -> None:
     etcd_cluster.demand_users()
 
     async def conversation(client: EtcdStore) -> None:
@@ -102,18 +104,18 @@ def test_a_watch_goes_on_with_a_new_token(etcd_cluster: Etcd) -> None:
         changes = resumed(client, [OWN], revision)
         assert await next_keys(changes, 1) == ["/dlrover-run/0"]
         first, second, _ = etcd_cluster.members
-        # The second one has forgotten the token by the time that the watch comes there.
+        # The second member has forgotten the token by the time that the watch reconnects to it.
         await asyncio.to_thread(second.terminate)
         await asyncio.to_thread(etcd_cluster.start)
         first.kill()
-        told = asyncio.ensure_future(next_keys(changes, 1))
+        found = asyncio.ensure_future(next_keys(changes, 1))
         await write_once(client, "/dlrover-run/1")
-        assert await told == ["/dlrover-run/1"]
+        assert await found == ["/dlrover-run/1"]
 
     talk(known(etcd_cluster), conversation)
 
 
-def test_a_user_that_etcd_does_not_ask_for_yet_does_no_harm(etcd: Etcd) -> None:
+def test_a_user_is_accepted_where_etcd_does_not_require_one_yet(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         await hold(client)
         await asyncio.to_thread(etcd.demand_users)

@@ -1,4 +1,4 @@
-"""The messages of etcd's v3 API out of the package etcd3, whichever release and whichever protobuf is there."""
+"""The messages of etcd's v3 API from the package etcd3, with each supported release of it and of protobuf."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _loaded_anew() -> Iterator[None]:
 
 
 def run_program(body: str, path: Path | None = None) -> None:
-    """Run a program in a process of its own, with the packages in `path` before all others."""
+    """Run a program in its own process, with the packages in `path` first in the search path."""
     env = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
     command = [sys.executable, "-c", textwrap.dedent(body)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT)
@@ -46,7 +46,7 @@ def run_program(body: str, path: Path | None = None) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_knows_its_path_and_what_it_takes_and_gives(name: str) -> None:
+def test_a_method_has_its_path_and_its_request_and_response_types(name: str) -> None:
     method = codec.load().method(name)
     assert method.path == "/etcdserverpb." + name.replace(".", "/")
     assert method.request.DESCRIPTOR.full_name.endswith("Request")
@@ -54,12 +54,12 @@ def test_a_method_knows_its_path_and_what_it_takes_and_gives(name: str) -> None:
     assert method.response.FromString(method.response().SerializeToString()) == method.response()
 
 
-def test_a_message_travels_as_the_api_says() -> None:
+def test_a_message_is_encoded_as_the_api_defines() -> None:
     put = codec.load().message("PutRequest")(key=b"a", value=b"bc", lease=5)
     assert put.SerializeToString() == b"\x0a\x01a\x12\x02bc\x18\x05"
 
 
-def test_nothing_is_left_where_others_could_meet_it() -> None:
+def test_loading_leaves_no_module_variable_or_descriptor_that_others_could_find() -> None:
     run_program("""
         import os, sys
         before = dict(os.environ)
@@ -80,8 +80,8 @@ def test_nothing_is_left_where_others_could_meet_it() -> None:
 
 
 @pytest.mark.parametrize("first", ["ours", "theirs"])
-def test_another_client_of_etcd_lives_in_the_same_process(first: str) -> None:
-    """Each has files called `kv.proto` with messages of the same names and other contents."""
+def test_another_client_of_etcd_can_run_in_the_same_process(first: str) -> None:
+    """Each client has files called `kv.proto` with messages of the same names and different fields."""
     run_program(f"""
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         from dlrover_run.etcd import codec
@@ -101,8 +101,8 @@ def test_another_client_of_etcd_lives_in_the_same_process(first: str) -> None:
     """)
 
 
-def test_a_later_release_is_imported_as_any_package(tmp_path: Path) -> None:
-    """One whose files can be imported, as those that a compiler of today makes: here of the same descriptions."""
+def test_a_later_release_is_imported_as_an_ordinary_package(tmp_path: Path) -> None:
+    """A release whose files can be imported, as a current compiler generates them; here from the same descriptors."""
     package = tmp_path / "etcd3" / "etcdrpc"
     package.mkdir(parents=True)
     (tmp_path / "etcd3" / "__init__.py").write_text("import etcd3.etcdrpc")
@@ -130,7 +130,9 @@ def test_a_later_release_is_imported_as_any_package(tmp_path: Path) -> None:
     )
 
 
-def test_a_later_release_that_refuses_the_protobuf_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_release_that_rejects_the_installed_protobuf_is_reported_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(name: str) -> None:
         raise TypeError("Descriptors cannot be created directly.")
 
@@ -140,7 +142,7 @@ def test_a_later_release_that_refuses_the_protobuf_here_is_one_sentence(monkeypa
         codec.load()
 
 
-def test_a_missing_package_is_a_sentence_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -149,7 +151,7 @@ def test_a_missing_package_is_a_sentence_that_says_what_to_install(monkeypatch: 
         codec.load()
 
 
-def test_a_missing_protobuf_is_the_same_sentence() -> None:
+def test_a_missing_protobuf_is_reported_in_the_same_sentence() -> None:
     run_program("""
         import sys
         sys.modules["google.protobuf"] = None
@@ -163,7 +165,7 @@ def test_a_missing_protobuf_is_the_same_sentence() -> None:
     """)
 
 
-def test_a_package_that_another_one_has_overwritten_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_package_that_has_overwritten_etcd3_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "etcd3" / "etcdrpc").mkdir(parents=True)
     (tmp_path / "etcd3" / "__init__.py").touch()
     (tmp_path / "etcd3" / "etcdrpc" / "kv_pb2.py").write_text("# nothing of what is looked for\n")
@@ -180,7 +182,7 @@ def test_a_package_that_another_one_has_overwritten_is_named(tmp_path: Path, mon
     ],
     ids=["no protobuf", "etcd3-py"],
 )
-def test_a_launch_without_what_it_needs_ends_with_2_and_one_line(
+def test_a_launch_without_a_required_package_exits_with_2_and_one_line(
     tmp_path: Path, name: str, module: str, text: str, words: str
 ) -> None:
     (tmp_path / name).mkdir(parents=True)
@@ -199,7 +201,7 @@ def test_a_launch_without_what_it_needs_ends_with_2_and_one_line(
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
 
 
-def test_torchrun_receives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_receives_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise PackageMissing("What a client of etcd needs is not installed.")
 

@@ -1,4 +1,4 @@
-"""The names of etcd's endpoints while the name server is slow, away, or answers at last."""
+"""The names of etcd's endpoints while the name server is slow, unreachable, or answers late."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ ELSEWHERE = Address(socket.AF_INET, "127.0.0.2", 2379)
 
 
 class NameServer:
-    """Answers each question with `answer` as it is then: addresses, a problem, or None: nothing until `speak`."""
+    """Answers each query with the current `answer`: addresses, or an error, or None: no answer before `speak` is
+    called.
+    """
 
     def __init__(self) -> None:
         self.answer: list[Address] | addresses.UnresolvedHost | None = None
@@ -66,7 +68,7 @@ def ask(question: Callable[[AddressCache], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, addresses.UnresolvedHost("etcd.test has no address")], ids=["silent", "lost"])
-def test_a_name_that_is_no_longer_reported_keeps_its_meaning(
+def test_a_name_that_no_longer_resolves_keeps_its_addresses(
     name_server: NameServer, answer: addresses.UnresolvedHost | None
 ) -> None:
     async def question(names: AddressCache) -> None:
@@ -80,7 +82,7 @@ def test_a_name_that_is_no_longer_reported_keeps_its_meaning(
     ask(question)
 
 
-def test_a_name_that_has_moved_is_found_where_it_is_now(name_server: NameServer) -> None:
+def test_a_name_whose_address_changed_resolves_to_the_new_one(name_server: NameServer) -> None:
     async def question(names: AddressCache) -> None:
         for answer in ([HERE], [ELSEWHERE]):
             name_server.answer = answer
@@ -89,7 +91,7 @@ def test_a_name_that_has_moved_is_found_where_it_is_now(name_server: NameServer)
     ask(question)
 
 
-def test_an_answer_that_comes_late_serves_the_next_request(name_server: NameServer) -> None:
+def test_a_late_answer_serves_the_next_request(name_server: NameServer) -> None:
     async def question(names: AddressCache) -> None:
         for _ in range(3):
             with pytest.raises(
@@ -120,7 +122,9 @@ def test_a_lease_is_renewed_over_a_new_connection_while_no_name_server_answers(
     talk(EtcdSpec((("etcd.test", etcd.members[0].port),)), conversation)
 
 
-def test_a_name_server_that_never_answers_is_reported_and_holds_up_no_call(etcd: Etcd, name_server: NameServer) -> None:
+def test_a_name_server_that_never_answers_is_reported_and_blocks_no_request(
+    etcd: Etcd, name_server: NameServer
+) -> None:
     async def conversation(client: EtcdStore) -> None:
         with pytest.raises(EtcdUnavailable, match=r"no name server returned an address for etcd\.test"):
             await asyncio.gather(*(read(client) for _ in range(5)))

@@ -1,4 +1,4 @@
-"""The operations of the client of etcd against a real server: transactions, leases and watches."""
+"""The operations of the etcd client with a real server: transactions, leases and watches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 @pytest.fixture
 def etcd(server: Etcd) -> Etcd:
-    """The server of all these tests, without a key."""
+    """The server of all these tests, empty at the start of each test."""
     server.ctl("del", "--prefix", "/")
     return server
 
@@ -65,7 +65,7 @@ CONDITIONS: dict[Callable[[KeyValue], Any], bool] = {
 }
 
 
-def test_a_condition_decides_which_branch_is_carried_out(etcd: Etcd) -> None:
+def test_a_condition_selects_the_branch_of_a_transaction(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         for condition, holds in CONDITIONS.items():
             await client.commit(put("/k", b"1"))
@@ -80,7 +80,7 @@ def test_a_condition_decides_which_branch_is_carried_out(etcd: Etcd) -> None:
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_all_conditions_have_to_hold(etcd: Etcd) -> None:
+def test_a_transaction_succeeds_only_if_all_conditions_hold(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         await client.commit(put("/k"))
         outcome = await client.commit(Txn((Absent(Range("/new")), Absent(Range("/k"))), (Put("/new", b""),)))
@@ -90,8 +90,8 @@ def test_all_conditions_have_to_hold(etcd: Etcd) -> None:
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_what_nested_transactions_read_is_found_with_the_rest(etcd: Etcd) -> None:
-    """And a branch sees what it has written itself."""
+def test_the_reads_of_nested_transactions_are_in_the_result(etcd: Etcd) -> None:
+    """A branch also reads what it has written itself."""
 
     async def conversation(client: EtcdStore) -> TxnResult:
         await client.commit(put("/word", "ein Wörtchen".encode()))
@@ -111,7 +111,7 @@ def test_what_nested_transactions_read_is_found_with_the_rest(etcd: Etcd) -> Non
     }
 
 
-def test_a_deletion_takes_the_range_and_no_more(etcd: Etcd) -> None:
+def test_a_deletion_removes_the_range_and_nothing_else(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         for key in ("/a", "/a/1", "/a/2", "/b"):
             await client.commit(put(key))
@@ -123,8 +123,8 @@ def test_a_deletion_takes_the_range_and_no_more(etcd: Etcd) -> None:
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_values_of_a_megabyte_and_thousands_of_keys_come_whole(etcd: Etcd) -> None:
-    """Together they are many times what gRPC takes by itself."""
+def test_values_of_a_megabyte_and_thousands_of_keys_arrive_complete(etcd: Etcd) -> None:
+    """Together they exceed the default message size of gRPC many times."""
 
     async def conversation(client: EtcdStore) -> None:
         start = (await read(client)).revision + 1
@@ -148,7 +148,7 @@ def test_values_of_a_megabyte_and_thousands_of_keys_come_whole(etcd: Etcd) -> No
         (Txn(then=tuple(Put(f"/{number}", b"") for number in range(200))), "--max-txn-ops"),
     ],
 )
-def test_what_is_too_much_for_etcd_is_refused_in_one_sentence(etcd: Etcd, txn: Txn, remedy: str) -> None:
+def test_a_request_that_is_too_large_for_etcd_is_reported_in_one_sentence(etcd: Etcd, txn: Txn, remedy: str) -> None:
     with pytest.raises(EtcdMisconfigured, match=remedy):
         talk(EtcdSpec(etcd.places), lambda client: client.commit(txn))
 
@@ -156,7 +156,7 @@ def test_what_is_too_much_for_etcd_is_refused_in_one_sentence(etcd: Etcd, txn: T
 # --- leases
 
 
-def test_a_lease_lives_while_it_is_renewed_and_takes_its_keys_along(etcd: Etcd) -> None:
+def test_a_lease_lives_while_it_is_renewed_and_its_keys_expire_with_it(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(1)
         outcome = await client.commit(put("/k", b"", lease))
@@ -173,7 +173,7 @@ def test_a_lease_lives_while_it_is_renewed_and_takes_its_keys_along(etcd: Etcd) 
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_a_revoked_lease_takes_its_keys_along_at_once(etcd: Etcd) -> None:
+def test_the_keys_of_a_revoked_lease_are_removed_at_once(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(3600)
         await client.commit(put("/k", b"", lease))
@@ -187,7 +187,7 @@ def test_a_revoked_lease_takes_its_keys_along_at_once(etcd: Etcd) -> None:
 # --- watches
 
 
-def test_a_watch_begun_before_a_read_receives_only_later_changes(etcd: Etcd) -> None:
+def test_a_watch_started_before_a_read_receives_only_later_changes(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         async with client.watch([Range("/a"), Range("/b")]) as watch:
             await client.commit(put("/a", b"old"))
@@ -195,14 +195,14 @@ def test_a_watch_begun_before_a_read_receives_only_later_changes(etcd: Etcd) -> 
             await client.commit(put("/a", b"new"))
             await client.commit(put("/b", b"new"))
             changes = watch.after(read_at)
-            heard = [change for _ in range(2) for change in await anext(changes)]
-            values = sorted((change.key, change.now and change.now.value) for change in heard)
+            received = [change for _ in range(2) for change in await anext(changes)]
+            values = sorted((change.key, change.now and change.now.value) for change in received)
             assert values == [("/a", b"new"), ("/b", b"new")]
 
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_a_member_that_dies_between_watching_and_reading_hides_nothing(etcd: Etcd) -> None:
+def test_a_restart_of_the_server_between_watch_and_read_hides_no_change(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         async with client.watch([Range("/a")]) as watch:
             etcd.kill()
@@ -214,7 +214,7 @@ def test_a_member_that_dies_between_watching_and_reading_hides_nothing(etcd: Etc
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_a_watch_that_knows_more_than_etcd_does_is_not_deaf_but_says_so(etcd: Etcd) -> None:
+def test_a_watch_ahead_of_etcds_revision_raises_an_error(etcd: Etcd) -> None:
     """As after a loss of data, or where a backup was restored."""
 
     async def conversation(client: EtcdStore) -> None:
@@ -228,7 +228,7 @@ def test_a_watch_that_knows_more_than_etcd_does_is_not_deaf_but_says_so(etcd: Et
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_a_watch_reports_all_from_its_revision_on_in_order(etcd: Etcd) -> None:
+def test_a_watch_reports_all_changes_from_its_revision_in_order(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         await client.commit(put("/before"))
         start = (await client.commit(put("/a", b"1"))).revision
@@ -249,17 +249,17 @@ def test_all_ranges_of_a_watch_share_one_stream(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         start = (await read(client)).revision + 1
         changes = resumed(client, [Range("/leader"), Range("/words/", prefix=True)], start)
-        told = asyncio.ensure_future(next_keys(changes, 3))
+        found = asyncio.ensure_future(next_keys(changes, 3))
         for key in ("/words/1", "/leader", "/other", "/words/2"):
             await client.commit(put(key))
-        assert sorted(await told) == ["/leader", "/words/1", "/words/2"]
+        assert sorted(await found) == ["/leader", "/words/1", "/words/2"]
 
     before = etcd.calls()["Watch"], etcd.requests()["Watch"]
     talk(EtcdSpec(etcd.places), conversation)
     assert (etcd.calls()["Watch"] - before[0], etcd.requests()["Watch"] - before[1]) == (1, 2)
 
 
-def test_a_watch_from_a_revision_that_is_not_kept_says_so(etcd: Etcd) -> None:
+def test_a_watch_from_a_compacted_revision_raises_an_error(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         for _ in range(3):
             revision = (await client.commit(put("/k"))).revision
@@ -271,8 +271,8 @@ def test_a_watch_from_a_revision_that_is_not_kept_says_so(etcd: Etcd) -> None:
     talk(EtcdSpec(etcd.places), conversation)
 
 
-def test_a_caller_that_is_cancelled_while_it_waits_is_cancelled(etcd: Etcd) -> None:
-    """gRPC uses the same exception for a connection that was broken off."""
+def test_a_caller_that_is_cancelled_while_it_waits_raises_cancelled_error(etcd: Etcd) -> None:
+    """gRPC uses the same exception for a connection that was aborted."""
 
     async def conversation(client: EtcdStore) -> None:
         revision = (await client.commit(put("/k"))).revision

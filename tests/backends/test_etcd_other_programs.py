@@ -1,4 +1,4 @@
-"""The client of etcd where something else listens."""
+"""The etcd client where another program listens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dlrover_run.transport import grpc_setup
 
 @contextlib.asynccontextmanager
 async def gateway(watch: Callable[[Any, Any], AsyncIterator[Any]] | None = None) -> AsyncIterator[EtcdSpec]:
-    """A server of gRPC that offers this handler for watches, if any, and nothing else."""
+    """A gRPC server with this handler for watches, or without any method."""
     grpc = grpc_setup.load_grpc()
     method = codec.load().method("Watch.Watch")
     decode, encode = method.request.FromString, method.response.SerializeToString
@@ -48,7 +48,7 @@ async def gateway(watch: Callable[[Any, Any], AsyncIterator[Any]] | None = None)
         await server.stop(None)
 
 
-def test_a_stream_that_ends_whenever_it_is_opened_is_not_opened_for_ever() -> None:
+def test_a_stream_that_ends_each_time_is_not_reopened_for_ever() -> None:
     opened = 0
 
     async def end_at_once(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -68,7 +68,7 @@ def test_a_stream_that_ends_whenever_it_is_opened_is_not_opened_for_ever() -> No
     assert opened == 2
 
 
-def test_a_server_of_grpc_that_is_no_etcd_is_away() -> None:
+def test_a_grpc_server_that_is_not_etcd_is_unavailable() -> None:
     async def conversation() -> None:
         async with gateway() as spec:
             client = EtcdStore(spec, RENEW_TIMEOUT)
@@ -81,7 +81,7 @@ def test_a_server_of_grpc_that_is_no_etcd_is_away() -> None:
 
 @contextlib.contextmanager
 def other_program(says: bytes | None) -> Iterator[tuple[str, int]]:
-    """A server that says something to everybody who has spoken, or None: nothing, for ever."""
+    """A server that answers each client with these bytes, or None: it never answers."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -100,7 +100,7 @@ def other_program(says: bytes | None) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-Other\r\n"])
-def test_another_program_is_no_etcd(etcd_certificates: Path, says: bytes) -> None:
+def test_another_program_is_reported_as_not_etcd(etcd_certificates: Path, says: bytes) -> None:
     with other_program(says) as place:
         with pytest.raises(EtcdUnavailable, match="another program listens there, which is not etcd"):
             talk(EtcdSpec((place,)), read)
@@ -109,11 +109,11 @@ def test_another_program_is_no_etcd(etcd_certificates: Path, says: bytes) -> Non
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_program_that_closes_each_connection_is_away(etcd_certificates: Path, tls: bool) -> None:
+def test_a_program_that_closes_each_connection_is_unavailable(etcd_certificates: Path, tls: bool) -> None:
     with other_program(b"") as place, pytest.raises(EtcdUnavailable, match="it closed the connection"):
         talk(EtcdSpec((place,), tls=files(etcd_certificates) if tls else None), read)
 
 
-def test_a_program_that_says_nothing_is_no_etcd() -> None:
+def test_a_program_that_never_answers_is_reported_as_not_etcd() -> None:
     with other_program(None) as place, pytest.raises(EtcdUnavailable, match="did not answer"):
         talk(EtcdSpec((place,)), read)

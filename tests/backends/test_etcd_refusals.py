@@ -1,4 +1,4 @@
-"""What a client of etcd does when it cannot take part, over a store that a test plays."""
+"""What an etcd client does when its node cannot take part, with a fake store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEC = JobSpec(
 
 
 class EmptyStore:
-    """A store with the report of this node alone, that cannot be reached any more once a lease is to be revoked."""
+    """A store with the report of this node only. It becomes unreachable when a lease is to be revoked."""
 
     def __init__(self) -> None:
         key = Keys("/dlrover-run", "job").node("client")
@@ -47,7 +47,7 @@ class EmptyStore:
 
 
 async def give_up(store: Any) -> EtcdClient:
-    """A client that only requests a scale, once it cannot take part."""
+    """A client that only sends a scale request, after its refusal."""
     changed = asyncio.Event()
     client = EtcdClient(SPEC, changed.set, print, store)
     part = NodeTasks(scale_request=DesiredReplicas(ps=2), scale_request_number=1)
@@ -58,7 +58,7 @@ async def give_up(store: Any) -> EtcdClient:
     return client
 
 
-def test_a_refused_scale_client_gives_up_with_the_reason_though_etcd_goes_away() -> None:
+def test_a_refused_scale_client_reports_the_reason_though_etcd_becomes_unreachable() -> None:
     store = EmptyStore()
     client = asyncio.run(give_up(store))
     assert client.problem is not None

@@ -1,4 +1,6 @@
-"""What nodes read in etcd, and what is heard of them there: all that a job's coordinator says, in small parts."""
+"""What nodes read in etcd: the messages of the job's coordinator, in small records. And what the coordinator reads
+there.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def job_of(*names: str, max_nodes: int) -> VirtualJob:
     return job
 
 
-def test_each_node_reads_what_a_master_would_send_it() -> None:
+def test_each_node_reads_what_a_master_would_send() -> None:
     names = [f"node-{i}" for i in range(80)]
     job = job_of(*names, max_nodes=80)
     job.come("late")
@@ -57,18 +59,18 @@ def test_each_node_reads_what_a_master_would_send_it() -> None:
     assert job.plan.phase is PlanPhase.TRAINING
 
 
-def test_only_buckets_with_readers_are_written_until_the_job_is_over() -> None:
+def test_only_buckets_with_readers_are_written_until_the_job_has_finished() -> None:
     job = job_of("a", "b", max_nodes=2)
     assert set(messages_by_bucket(job.coordinator, WAITING)) == {bucket_of("a"), bucket_of("b")}
-    job.say("a", NodePhase.SUCCEEDED)
-    job.say("b", NodePhase.SUCCEEDED)
+    job.report_phase("a", NodePhase.SUCCEEDED)
+    job.report_phase("b", NodePhase.SUCCEEDED)
     assert job.plan.phase is PlanPhase.FINISHED
     words = messages_by_bucket(job.coordinator, WAITING)
     assert set(words) == set(range(BUCKETS))
     assert {word.assignment(NodeKey("stranger", "9")) for word in words.values()} == {common_assignment(job.plan)}
 
 
-def test_a_node_without_ranks_reads_its_task_and_what_is_known_of_it() -> None:
+def test_a_node_without_ranks_reads_its_check_task_and_its_health() -> None:
     truth = Truth(crashing={"b.net"})
     job = VirtualJob(rules(2, 4, check=CHECK_ONCE), truth=truth)
     job.deaf = {"a", "b", "c", "d"}
@@ -91,7 +93,7 @@ def test_a_node_without_ranks_reads_its_task_and_what_is_known_of_it() -> None:
     assert check_part(read("b")).health == check_part(read("a")).health_table[-1]
 
 
-def test_progress_is_reported_only_where_a_node_waits() -> None:
+def test_waiting_progress_is_written_only_where_a_node_waits() -> None:
     job = job_of("a", "b", max_nodes=2)
     other = next(f"n{i}" for i in itertools.count() if bucket_of(f"n{i}") not in (bucket_of("a"), bucket_of("b")))
     job.come(other)
@@ -99,13 +101,13 @@ def test_progress_is_reported_only_where_a_node_waits() -> None:
     assert [words[bucket_of(name)].waiting for name in ("a", "b", other)] == [None, None, WAITING]
 
 
-class Hearing:
-    """An membership with a coordinator, and what was said at the console."""
+class WatchedMembership:
+    """A membership with a coordinator, and the lines that were printed."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.output: list[str] = []
         self.coordinator = Coordinator(rules(1, 4), 0.0, 1)
-        self.membership = MembershipWatch(KEYS, self.said.append)
+        self.membership = MembershipWatch(KEYS, self.output.append)
 
     def put(self, value: NodeReport | bytes, node_id: str = "a") -> bool:
         data = value if isinstance(value, bytes) else encode_record(value)
@@ -120,40 +122,40 @@ class Hearing:
         return sorted(key.node_id for key, p in self.coordinator.members.items() if p.connected)
 
 
-def test_a_status_is_received_and_its_end_is_the_end_of_a_connection() -> None:
-    hearing = Hearing()
-    assert hearing.put(status("a"))
-    assert not hearing.put(status("a"))
-    assert hearing.connected == ["a"]
-    assert hearing.drop("a")
-    assert not hearing.drop("a")
-    assert hearing.connected == []
+def test_a_status_is_received_and_its_deletion_disconnects_the_node() -> None:
+    watched = WatchedMembership()
+    assert watched.put(status("a"))
+    assert not watched.put(status("a"))
+    assert watched.connected == ["a"]
+    assert watched.drop("a")
+    assert not watched.drop("a")
+    assert watched.connected == []
 
 
-def test_of_a_whole_reading_what_is_missing_is_gone() -> None:
-    hearing = Hearing()
-    hearing.put(status("a"), "a")
-    hearing.put(status("b"), "b")
+def test_a_node_that_is_missing_in_a_full_read_is_disconnected() -> None:
+    watched = WatchedMembership()
+    watched.put(status("a"), "a")
+    watched.put(status("b"), "b")
     there = KeyValue(KEYS.node("b"), encode_record(status("b")), 1, 1, 1)
     new = KeyValue(KEYS.node("c"), encode_record(status("c")), 1, 1, 1)
-    hearing.membership.receive_all(hearing.coordinator, [there, new], 3.0)
-    assert hearing.connected == ["b", "c"]
+    watched.membership.receive_all(watched.coordinator, [there, new], 3.0)
+    assert watched.connected == ["b", "c"]
 
 
 def test_a_node_that_left_is_not_waited_for() -> None:
-    hearing = Hearing()
+    watched = WatchedMembership()
     plan = Plan(members=(Member("a", "one", "a", 2), Member("b", "one", "b", 2), Member("c", "one", "c", 2, done=True)))
-    hearing.put(status("a"), "a")
-    assert hearing.membership.has_absent_member(plan)
-    hearing.put(status("b"), "b")
-    assert not hearing.membership.has_absent_member(plan)
-    hearing.put(status("a", phase=NodePhase.LEFT), "a")
-    assert hearing.membership.has_left(NodeKey("a", "one"))
-    assert not hearing.membership.has_left(NodeKey("a", "two"))
-    hearing.drop("a")
-    assert not hearing.membership.has_absent_member(plan)
-    hearing.drop("b")
-    assert hearing.membership.has_absent_member(plan)
+    watched.put(status("a"), "a")
+    assert watched.membership.has_absent_member(plan)
+    watched.put(status("b"), "b")
+    assert not watched.membership.has_absent_member(plan)
+    watched.put(status("a", phase=NodePhase.LEFT), "a")
+    assert watched.membership.has_left(NodeKey("a", "one"))
+    assert not watched.membership.has_left(NodeKey("a", "two"))
+    watched.drop("a")
+    assert not watched.membership.has_absent_member(plan)
+    watched.drop("b")
+    assert watched.membership.has_absent_member(plan)
 
 
 @pytest.mark.parametrize(
@@ -166,27 +168,27 @@ def test_a_node_that_left_is_not_waited_for() -> None:
         (encode_record(status("a", workers=0)), "workers, and this one reports 0"),
     ],
 )
-def test_what_is_no_status_does_not_count_and_is_reported_once(value: bytes, words: str) -> None:
-    hearing = Hearing()
-    assert not hearing.put(value)
-    assert not hearing.put(value)
-    assert hearing.connected == []
-    assert len(hearing.said) == 1
-    assert words in hearing.said[0]
-    assert KEYS.node("a") in hearing.said[0]
+def test_an_invalid_status_is_ignored_and_reported_once(value: bytes, words: str) -> None:
+    watched = WatchedMembership()
+    assert not watched.put(value)
+    assert not watched.put(value)
+    assert watched.connected == []
+    assert len(watched.output) == 1
+    assert words in watched.output[0]
+    assert KEYS.node("a") in watched.output[0]
 
 
-def test_rubbish_in_place_of_a_status_does_not_end_its_node() -> None:
-    hearing = Hearing()
-    hearing.put(status("a"))
-    hearing.put(b"rubbish")
-    assert hearing.connected == ["a"]
+def test_an_invalid_value_that_replaces_a_status_does_not_disconnect_the_node() -> None:
+    watched = WatchedMembership()
+    watched.put(status("a"))
+    watched.put(b"rubbish")
+    assert watched.connected == ["a"]
 
 
-def test_no_node_counts_beyond_the_most_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_above_the_maximum_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlrover_run.rendezvous.etcd_leader.MAX_NODES", 2)
-    hearing = Hearing()
+    watched = WatchedMembership()
     for name in "abc":
-        hearing.put(status(name), name)
-    assert hearing.connected == ["a", "b"]
-    assert "one too many" in hearing.said[0]
+        watched.put(status(name), name)
+    assert watched.connected == ["a", "b"]
+    assert "one too many" in watched.output[0]

@@ -1,4 +1,4 @@
-"""The client of etcd against real servers with TLS, and what a person may give wrongly for it."""
+"""The etcd client with real servers that use TLS, and wrong TLS options of the user."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from dlrover_run.spec import EtcdSpec
 
 @pytest.fixture(scope="module")
 def etcd_tls(tmp_path_factory: pytest.TempPathFactory, etcd_certificates: Path) -> Iterator[Etcd]:
-    """A server that demands certificates of its clients."""
+    """A server that requires client certificates."""
     with serving(tmp_path_factory.mktemp("etcd-tls"), tls=Tls(etcd_certificates)) as server:
         yield server
 
 
-def test_a_certificate_of_the_right_authority_lets_a_node_in(tmp_path: Path, etcd_certificates: Path) -> None:
+def test_a_node_with_a_certificate_of_the_right_authority_can_connect(tmp_path: Path, etcd_certificates: Path) -> None:
     with serving(tmp_path / "e", tls=Tls(etcd_certificates)) as server:
         server.demand_users()
         talk(known(server, tls=files(etcd_certificates)), hold)
 
 
-def test_a_server_may_demand_no_certificates(tmp_path: Path, etcd_certificates: Path) -> None:
+def test_a_server_may_require_no_certificates(tmp_path: Path, etcd_certificates: Path) -> None:
     with serving(tmp_path / "e", tls=Tls(etcd_certificates, authority=None)) as server:
         talk(EtcdSpec(server.places, tls=files(etcd_certificates, name=None)), hold)
         with pytest.raises(EtcdMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"):
@@ -54,7 +54,7 @@ def test_a_server_may_demand_no_certificates(tmp_path: Path, etcd_certificates: 
         ({"name": "client", "key": "locked"}, "a key without a password"),
     ],
 )
-def test_each_wrong_file_of_tls_is_one_sentence(
+def test_each_wrong_tls_file_is_reported_in_one_sentence(
     etcd_tls: Etcd, etcd_certificates: Path, given: dict[str, str | None], words: str
 ) -> None:
     with pytest.raises(EtcdMisconfigured, match=words) as caught:
@@ -62,7 +62,7 @@ def test_each_wrong_file_of_tls_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_certificate_for_another_name_is_one_sentence(tmp_path: Path, etcd_certificates: Path) -> None:
+def test_a_certificate_for_another_name_is_reported_in_one_sentence(tmp_path: Path, etcd_certificates: Path) -> None:
     with (
         serving(tmp_path / "e", tls=Tls(etcd_certificates, "elsewhere", None)) as server,
         pytest.raises(EtcdMisconfigured, match="is for another name than the endpoint"),
@@ -70,20 +70,16 @@ def test_a_certificate_for_another_name_is_one_sentence(tmp_path: Path, etcd_cer
         talk(EtcdSpec(server.places, tls=files(etcd_certificates)), read)
 
 
-def test_a_node_without_tls_is_informed_that_the_server_uses_it(etcd_tls: Etcd) -> None:
+def test_a_node_without_tls_reports_that_the_server_uses_it(etcd_tls: Etcd) -> None:
     with pytest.raises(EtcdMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"):
         talk(EtcdSpec(etcd_tls.places), read)
 
 
-def test_a_node_with_tls_is_informed_that_the_server_does_not_use_it(
-    shared_etcd: Etcd, etcd_certificates: Path
-) -> None:
+def test_a_node_with_tls_reports_that_the_server_does_not_use_it(shared_etcd: Etcd, etcd_certificates: Path) -> None:
     with pytest.raises(EtcdMisconfigured, match="it does not use TLS, and this node does"):
         talk(EtcdSpec(shared_etcd.places, tls=files(etcd_certificates)), read)
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_what_is_wrong_with_one_endpoint_is_no_matter_while_another_one_works(
-    shared_etcd: Etcd, etcd_tls: Etcd, order: int
-) -> None:
+def test_a_wrong_endpoint_has_no_effect_while_another_one_works(shared_etcd: Etcd, etcd_tls: Etcd, order: int) -> None:
     talk(EtcdSpec((*shared_etcd.places, *etcd_tls.places)[::order]), hold)

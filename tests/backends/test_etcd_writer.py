@@ -1,4 +1,4 @@
-"""What an elected agent writes, over a model of etcd: in its order, once, and only while the agent is elected."""
+"""The writes of an elected agent to a fake etcd: in order, once, and only while the agent is elected."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ PLAN, WORDS = KEYS.plan, KEYS.messages(3)
 
 
 class Bed:
-    """An elected agent at a cluster. Of each transaction it is decided what becomes of it: `fates` are taken in turn,
-    and after them all goes well. What is late waits until it is `deliver`ed."""
+    """An elected agent with a fake cluster. `fates` are the outcomes of its transactions in order; all further
+    transactions succeed. A late transaction waits for `deliver`.
+    """
 
     def __init__(self, *fates: str) -> None:
         timeline = Timeline(1)
@@ -63,7 +64,7 @@ def run(bed: Bed, scene: Callable[[FencedWriter], Coroutine[Any, Any, None]]) ->
     asyncio.run(scene(bed.writing))
 
 
-def test_what_has_not_changed_is_not_written_again() -> None:
+def test_an_unchanged_record_is_not_written_again() -> None:
     bed = Bed()
 
     async def scene(writing: FencedWriter) -> None:
@@ -80,7 +81,7 @@ def test_what_has_not_changed_is_not_written_again() -> None:
     assert bed.values(PLAN, WORDS) == [b"1", b"b"]
 
 
-def test_under_another_lease_everything_is_written_again() -> None:
+def test_with_another_lease_every_record_is_written_again() -> None:
     bed = Bed()
     other = bed.cluster.grant(20, bed.owner)
 
@@ -93,7 +94,7 @@ def test_under_another_lease_everything_is_written_again() -> None:
     assert {bed.cluster.keys[key].lease for key in (PLAN, WORDS, KEYS.last_write)} == {other}
 
 
-def test_who_is_elected_no_more_writes_and_reads_nothing() -> None:
+def test_an_agent_that_is_no_longer_elected_writes_and_reads_nothing() -> None:
     bed = Bed()
 
     async def scene(writing: FencedWriter) -> None:
@@ -102,7 +103,7 @@ def test_who_is_elected_no_more_writes_and_reads_nothing() -> None:
         bed.cluster.commit(Txn(then=(Delete(Range(KEYS.leader)),)), bed.owner)
         with pytest.raises(NotElected):
             await writing.write({PLAN: b"2"}, bed.lease)
-        # A later election of the same node is another one.
+        # A later election of the same node is a different one.
         bed.elect()
         with pytest.raises(NotElected):
             await writing.write({PLAN: b"3"}, bed.lease)
@@ -113,7 +114,7 @@ def test_who_is_elected_no_more_writes_and_reads_nothing() -> None:
     assert bed.values(PLAN) == [b"1"]
 
 
-def test_a_late_write_that_comes_first_is_noticed_by_the_next_one() -> None:
+def test_a_late_write_that_was_applied_first_is_detected_by_the_next_write() -> None:
     bed = Bed("well", "late")
 
     async def scene(writing: FencedWriter) -> None:
@@ -132,7 +133,7 @@ def test_a_late_write_that_comes_first_is_noticed_by_the_next_one() -> None:
 
 
 @given(st.lists(st.sampled_from(["well", "twice", "unanswered", "late"]), max_size=12), st.data())
-def test_whatever_becomes_of_requests_the_last_write_stands(fates: list[str], data: st.DataObject) -> None:
+def test_the_last_write_prevails_whatever_happens_to_requests(fates: list[str], data: st.DataObject) -> None:
     bed = Bed("well", *fates)
     seen: list[bytes | None] = []
 
@@ -163,7 +164,7 @@ def test_whatever_becomes_of_requests_the_last_write_stands(fates: list[str], da
     assert numbers == sorted(numbers)
 
 
-def test_what_is_too_long_for_one_transaction_is_written_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_too_long_for_one_transaction_are_written_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fenced_writer, "MAX_TXN_BYTES", 100)
     bed = Bed()
     values = {KEYS.plan: b"p" * 90, **{KEYS.messages(i): b"%d" % i * 30 for i in range(1, 9)}, KEYS.over: b"x" * 500}

@@ -1,4 +1,6 @@
-"""The master over real streams: who is let in, what a stream may say, and that nobody else suffers for it."""
+"""The master over real streams: which nodes it accepts, which messages a stream may carry, and that a bad stream
+affects no other one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ from dlrover_run.transport.messages import (
 
 
 def live(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs a test in a loop of its own, in a bounded time."""
+    """Run a test in its own event loop, with a time limit."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -54,14 +56,14 @@ def live(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 async def goes_on(bed: Bed, a: Node, b: Node) -> None:
-    """Two nodes that had joined form a round, whatever else has happened on other streams."""
+    """Check that two nodes that had joined form a round, whatever happened on other streams."""
     found = [await node.until(lambda wanted: wanted.ranks is not None) for node in (a, b)]
     assert sorted(wanted.ranks.node_rank for wanted in found if wanted.ranks) == [0, 1]
-    assert not any("internal error" in line for line in bed.said)
+    assert not any("internal error" in line for line in bed.output)
 
 
 @live
-async def test_the_rules_of_the_first_node_hold_and_the_others_are_informed() -> None:
+async def test_the_rules_of_the_first_node_apply_and_the_others_are_informed() -> None:
     async with serving() as bed:
         first = await bed.node("a").join(FAST)
         second = await bed.node("b").join(JobRules(min_nodes=1, max_nodes=5))
@@ -96,9 +98,7 @@ async def test_a_second_stream_of_a_node_replaces_the_first() -> None:
     ],
 )
 @live
-async def test_a_node_that_cannot_prove_the_token_is_refused_with_a_remedy(
-    masters: str, nodes: str, words: str
-) -> None:
+async def test_a_node_that_cannot_prove_the_token_is_refused_with_a_hint(masters: str, nodes: str, words: str) -> None:
     async with serving(token=masters) as bed:
         stranger = bed.node("s")
         await stranger.send(stranger.hello)
@@ -113,12 +113,12 @@ async def test_a_node_that_cannot_prove_the_token_is_refused_with_a_remedy(
             assert name in refused.reason
         assert bed.server.jobs.empty
         if masters:
-            assert "right" not in str(bed.said) + refused.reason.replace("this node's", "")
+            assert "right" not in str(bed.output) + refused.reason.replace("this node's", "")
 
 
 @live
-async def test_the_master_proves_itself_only_to_a_node_that_knows_the_token() -> None:
-    """An HMAC for anyone who connects would be enough to search for a short token offline."""
+async def test_the_master_proves_the_token_only_to_a_node_that_has_it() -> None:
+    """With an HMAC from the master any client could search for a short token offline."""
     async with serving(token="job") as bed:
         stranger = bed.node("s")
         await stranger.send(stranger.hello)
@@ -132,7 +132,7 @@ async def test_the_master_proves_itself_only_to_a_node_that_knows_the_token() ->
 
 
 @live
-async def test_a_proof_that_was_overheard_opens_nothing() -> None:
+async def test_a_recorded_proof_cannot_be_replayed() -> None:
     async with serving(token="secret") as bed:
         victim = bed.node("a")
         await victim.send(victim.hello)
@@ -161,7 +161,7 @@ JOIN = Join(status("a"), encode_rules(FAST))
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("messages", "words"),
     [
         ([Proof("")], "the node sent proof where hello was expected"),
         ([JOIN], "the node sent join where hello was expected"),
@@ -176,25 +176,25 @@ JOIN = Join(status("a"), encode_rules(FAST))
         ([HELLO, Proof(""), Join(status("a"), {"store": 1})], "unknown rules: store"),
         ([HELLO, Proof(""), JOIN, JOIN], "the node sent join where report was expected"),
         ([HELLO, Proof(""), JOIN, Report(status("b"))], "a node may only report itself"),
-        ([msgspec.structs.replace(HELLO, protocol=9)], "this master speaks protocol 3 and the node 9"),
+        ([msgspec.structs.replace(HELLO, protocol=9)], f"this master speaks protocol {PROTOCOL} and the node 9"),
     ],
 )
 @live
-async def test_a_message_out_of_place_ends_that_stream_with_a_sentence(said: list[Any], words: str) -> None:
+async def test_an_unexpected_message_ends_that_stream_with_a_reason(messages: list[Any], words: str) -> None:
     async with serving() as bed:
         a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
         stranger = Node(bed.channel, status("a"))
-        await stranger.send(*said)
+        await stranger.send(*messages)
         refused = await stranger.refused()
         assert words in refused.reason
         assert not refused.retry
         await stranger.ended()
-        assert any(words in line for line in bed.said)
+        assert any(words in line for line in bed.output)
         await goes_on(bed, *a, *b)
 
 
 @live
-async def test_a_message_that_is_a_little_too_long_ends_the_stream() -> None:
+async def test_a_message_above_the_size_limit_ends_the_stream() -> None:
     async with serving() as bed:
         node = bed.node("a")
         await node.join()
@@ -205,7 +205,7 @@ async def test_a_message_that_is_a_little_too_long_ends_the_stream() -> None:
 
 
 @live
-async def test_a_stream_that_sends_nothing_is_refused_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_sends_nothing_is_refused_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "JOIN_TIMEOUT", 0.01)
     async with serving() as bed:
         mute = bed.node("a")
@@ -216,7 +216,7 @@ async def test_a_stream_that_sends_nothing_is_refused_after_a_while(monkeypatch:
 
 
 @live
-async def test_the_number_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_unauthenticated_streams_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 2)
     async with serving() as bed:
         mute = [bed.node("a"), bed.node("b")]
@@ -236,7 +236,7 @@ async def test_the_number_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatc
 
 
 @live
-async def test_the_number_of_jobs_and_of_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_jobs_and_of_nodes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_JOBS", 1)
     monkeypatch.setattr(job_module, "MAX_NODES", 2)
     async with serving() as bed:
@@ -250,7 +250,7 @@ async def test_the_number_of_jobs_and_of_nodes_is_bounded(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("method", ["step", "receive"])
 @live
-async def test_a_defect_of_the_master_is_reported_to_the_nodes_with_its_text(
+async def test_an_internal_error_of_the_master_is_reported_to_the_nodes_with_its_text(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -265,21 +265,21 @@ async def test_a_defect_of_the_master_is_reported_to_the_nodes_with_its_text(
         assert refused.reason.startswith("internal error of the master: ZeroDivisionError('xxx")
         assert refused.reason.endswith("xxx; please report it")
         assert refused.retry
-        assert any(refused.reason in line for line in bed.said)
+        assert any(refused.reason in line for line in bed.output)
 
 
 @live
-async def test_what_strangers_do_fills_no_log() -> None:
+async def test_invalid_streams_do_not_fill_the_log() -> None:
     async with serving() as bed:
         for _ in range(50):
             stranger = bed.node("a")
             await stranger.call.write(b"garbage")
             await stranger.refused()
-        assert len([line for line in bed.said if "refused" in line]) == 1
+        assert len([line for line in bed.output if "refused" in line]) == 1
 
 
 @live
-async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_the_same_round() -> None:
+async def test_a_master_that_was_stalled_longer_than_its_timeout_continues_in_the_same_round() -> None:
     loop, asleep = asyncio.get_running_loop(), [0.0]
     time = loop.time
     loop.time = lambda: time() + asleep[0]  # type: ignore[method-assign]
@@ -291,12 +291,12 @@ async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_
         for node in (a, b):
             await node.report()
             assert (await node.until(bool)).key == taken.key
-        assert bed.said[2].startswith("this master was stopped or overloaded for ")
-        assert len(bed.said) == 3
+        assert bed.output[2].startswith("this master was stopped or overloaded for ")
+        assert len(bed.output) == 3
 
 
 @live
-async def test_a_master_that_was_replaced_steps_down_and_stays_down(tmp_path: Path) -> None:
+async def test_a_master_that_was_replaced_steps_down_and_stays_so(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as old, serving(state_dir=tmp_path) as new:
         a, b = await old.joined("a", "b")
         await a.take_ranks(1)
@@ -315,7 +315,7 @@ async def test_a_master_that_was_replaced_steps_down_and_stays_down(tmp_path: Pa
 
 
 @live
-async def test_a_damaged_journal_is_reported_to_the_nodes_and_concerns_no_other_job(tmp_path: Path) -> None:
+async def test_a_damaged_journal_is_reported_to_the_nodes_and_affects_no_other_job(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as bed:
         for node in await bed.joined("a", "b"):
             await node.take_ranks(1)
@@ -324,16 +324,16 @@ async def test_a_damaged_journal_is_reported_to_the_nodes_and_concerns_no_other_
     async with serving(state_dir=tmp_path) as bed:
         with pytest.raises(AssertionError, match=r"is damaged, line 1: the checksum is wrong.*retry=False"):
             await bed.node("a").join()
-        assert str(path) in bed.said[0]
+        assert str(path) in bed.output[0]
         await goes_on(bed, *await bed.joined("x", "y", job="other"))
 
 
 @live
-async def test_a_journal_that_cannot_be_begun_is_reported_once_and_costs_no_descriptor(
+async def test_a_journal_that_cannot_be_created_is_reported_once_and_leaks_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(fd: int) -> None:
-        # The file is in its place by then, and held open.
+        # The file exists at that point, and it is open.
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -342,12 +342,12 @@ async def test_a_journal_that_cannot_be_begun_is_reported_once_and_costs_no_desc
         for _ in range(3):
             with pytest.raises(AssertionError, match=r"the master cannot use .*: Input/output error.*retry=True"):
                 await bed.node("a").join()
-        assert [line for line in bed.said if line.startswith("job")] == [bed.said[0]]
+        assert [line for line in bed.output if line.startswith("job")] == [bed.output[0]]
         assert not [file for file in psutil.Process().open_files() if file.path.startswith(str(tmp_path))]
 
 
 @live
-async def test_the_journal_goes_with_the_job(tmp_path: Path) -> None:
+async def test_the_journal_is_removed_with_the_job(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as bed:
         a, b = await bed.joined("a", "b")
         for node in (a, b):
@@ -363,7 +363,7 @@ async def test_the_journal_goes_with_the_job(tmp_path: Path) -> None:
 
 
 @live
-async def test_a_connection_without_a_stream_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     soon = [(name, 200 if limit == UNAUTHENTICATED_TIMEOUT_MS else limit) for name, limit in SERVER_OPTIONS]
     monkeypatch.setattr("dlrover_run.master.server.SERVER_OPTIONS", soon)
     async with serving() as bed:
@@ -373,7 +373,7 @@ async def test_a_connection_without_a_stream_is_ended(monkeypatch: pytest.Monkey
 
 
 @live
-async def test_it_listens_on_the_address_that_was_given_and_on_no_other() -> None:
+async def test_the_master_listens_only_on_the_given_address() -> None:
     async with serving() as bed:
         port = int(bed.address.rpartition(":")[2])
         with socket.socket() as elsewhere, pytest.raises(OSError, match="refused"):

@@ -1,4 +1,4 @@
-"""A node's end of the stream to a master: what it says, what it obeys, and what it makes of a master that is gone."""
+"""A node's end of the stream to a master: what it sends, what it obeys, and how it handles the loss of the master."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def status(**fields: Any) -> NodeReport:
 
 
 class Node:
-    """A client with what it has told and whether it has called its listener."""
+    """A client, the lines that it printed, and whether it has called its listener."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Node:
         local_addr: str | None = None,
     ) -> None:
         spec = MasterSpec("127.0.0.1", port, is_host=False)
-        self.said: list[str] = []
+        self.output: list[str] = []
         self._news = asyncio.Event()
         self.client = MasterClient(
             JobSpec(
@@ -57,23 +57,23 @@ class Node:
                 local_addr=local_addr,
             ),
             self._news.set,
-            self._say,
+            self._print,
             reaches=reaches,
         )
 
-    def _say(self, line: str) -> None:
-        self.said.append(line)
+    def _print(self, line: str) -> None:
+        self.output.append(line)
         self._news.set()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something that the client tells of makes the condition true."""
+        """Wait until the condition is true; it is tested after each event of the client."""
         while not condition():
             await asyncio.wait_for(self._news.wait(), WAIT)
             self._news.clear()
 
 
 def alone(scene: Callable[[], Awaitable[None]]) -> None:
-    """Run a scene; what it left undone is a defect of the client."""
+    """Run a scene. A task that is left over is a defect of the client."""
 
     async def play() -> None:
         await scene()
@@ -90,7 +90,7 @@ async def meeting(
     local_addr: str | None = None,
     **master: Any,
 ) -> AsyncIterator[tuple[Node, ScriptedMaster]]:
-    """A node that has published its status, and the master that it finds."""
+    """A node that has reported its status, and the master that it connects to."""
     server = ScriptedMaster(*scripts)
     node = Node(await server.start(), rules, master, reaches, local_addr)
     node.client.report(STATUS)
@@ -103,14 +103,14 @@ async def meeting(
 
 
 async def until_the_end(stream: Stream) -> None:
-    """Listen to a node until it ends the stream."""
+    """Receive from a node until it ends the stream."""
     with contextlib.suppress(EOFError):
         while True:
             await stream.receive()
 
 
 def assigns(*reasons: str, then: Script = until_the_end, token: str = "", rules: JobRules | None = None) -> Script:
-    """The script of a master that takes a node in, and sends an assignment for each of these reasons."""
+    """The script of a master that accepts a node and sends an assignment for each of these reasons."""
 
     async def script(stream: Stream) -> None:
         await stream.welcome(rules, token=token)
@@ -140,12 +140,12 @@ def refuses(reason: str, retry: bool = False) -> Script:
     return script
 
 
-def is_told(node: Node, reason: str) -> Callable[[], bool]:
+def has_reason(node: Node, reason: str) -> Callable[[], bool]:
     return lambda: node.client.assignment.reason == reason
 
 
 def problem(node: Node) -> str:
-    """Why the client has given up; empty while it has not."""
+    """Why the client has failed; empty while it has not."""
     return node.client.problem or ""
 
 
@@ -158,27 +158,27 @@ def server_port(node: Node) -> int:
     return node.client._master.port
 
 
-def test_a_node_joins_and_follows_what_is_assigned() -> None:
-    heard: list[NodeReport] = []
+def test_a_node_joins_and_follows_its_assignments() -> None:
+    received: list[NodeReport] = []
 
     async def script(stream: Stream) -> None:
-        heard.append(await stream.welcome())
+        received.append(await stream.welcome())
         await stream.assign(reasons=sentence("first"))
-        heard.append(await stream.status())
+        received.append(await stream.status())
         await stream.assign(reasons=sentence("second"))
         await until_the_end(stream)
 
     async def scene() -> None:
         async with meeting(script) as (node, _):
-            await node.until(is_told(node, "first"))
+            await node.until(has_reason(node, "first"))
             node.client.report(status(phase=NodePhase.RUNNING))
-            await node.until(is_told(node, "second"))
-            assert node.said == []
+            await node.until(has_reason(node, "second"))
+            assert node.output == []
         async with meeting(script, local_addr="10.1.2.3") as (node, _):
-            await node.until(is_told(node, "first"))
+            await node.until(has_reason(node, "first"))
 
     alone(scene)
-    assert [(status.phase, status.address) for status in heard] == [
+    assert [(status.phase, status.address) for status in received] == [
         (NodePhase.WAITING, "127.0.0.1"),
         (NodePhase.RUNNING, "127.0.0.1"),
         (NodePhase.WAITING, "10.1.2.3"),
@@ -196,7 +196,7 @@ async def assign_peers_and_end(stream: Stream) -> None:
 
 
 class Machines:
-    """Answers the probes of a node: the given number of them."""
+    """Answers this many probes of a node."""
 
     def __init__(self, answers: int) -> None:
         self.left = answers
@@ -208,7 +208,7 @@ class Machines:
         return self.left >= 0
 
 
-def test_a_node_that_is_cut_off_ends_so_that_it_can_be_replaced() -> None:
+def test_a_node_that_is_cut_off_exits_so_that_it_can_be_replaced() -> None:
     async def scene() -> None:
         machines = Machines(answers=20)
         async with meeting(assign_peers_and_end, end_at_once, rules=CUT_OFF, reaches=machines.reaches) as (node, _):
@@ -218,7 +218,7 @@ def test_a_node_that_is_cut_off_ends_so_that_it_can_be_replaced() -> None:
             assert node.client.is_cut_off
             assert "this node is cut off: neither the master at " in str(node.client.problem)
             assert "0.03 s (--rdzv-conf cut_off_timeout)" in str(node.client.problem)
-        # As long as one of two answered it went on, and both were asked each time.
+        # While one of two peers answered, the node continued, and it probed both each time.
         assert len(machines.probed) > 20
         assert set(machines.probed) == {(peer.address, peer.port) for peer in PEERS}
 
@@ -226,7 +226,7 @@ def test_a_node_that_is_cut_off_ends_so_that_it_can_be_replaced() -> None:
 
 
 @pytest.mark.parametrize("rules", [JobRules(cut_off_timeout=0.0), CUT_OFF], ids=["never", "answers"])
-def test_a_master_that_is_gone_ends_no_node_that_reaches_others(rules: JobRules) -> None:
+def test_the_loss_of_the_master_ends_no_node_that_reaches_others(rules: JobRules) -> None:
     async def scene() -> None:
         machines = Machines(answers=10**6)
         came_back = asyncio.Event()
@@ -249,7 +249,7 @@ def test_a_master_that_is_gone_ends_no_node_that_reaches_others(rules: JobRules)
     alone(scene)
 
 
-def test_a_status_that_has_not_changed_is_not_sent_and_of_many_the_latest_counts() -> None:
+def test_an_unchanged_status_is_not_sent_and_only_the_latest_of_several_is() -> None:
     async def script(stream: Stream) -> None:
         status = await stream.status()
         await stream.assign(reasons=sentence(f"heard of {status.port}"))
@@ -258,36 +258,36 @@ def test_a_status_that_has_not_changed_is_not_sent_and_of_many_the_latest_counts
     async def scene() -> None:
         rules = JobRules(keep_alive_interval=1000.0)
         async with meeting(assigns("taken in", then=script, rules=rules)) as (node, _):
-            await node.until(is_told(node, "taken in"))
+            await node.until(has_reason(node, "taken in"))
             node.client.report(STATUS)
             for port in range(1, 50):
                 node.client.report(status(port=port))
-            await node.until(is_told(node, "heard of 49"))
+            await node.until(has_reason(node, "heard of 49"))
 
     alone(scene)
 
 
 @pytest.mark.parametrize("turns", [None, *range(8)])
-def test_the_last_status_is_reported_though_another_is_on_its_way(turns: int | None) -> None:
-    heard: list[NodePhase] = []
+def test_the_last_status_is_sent_though_an_earlier_one_is_in_flight(turns: int | None) -> None:
+    received: list[NodePhase] = []
 
     async def script(stream: Stream) -> None:
         with contextlib.suppress(EOFError):
             while True:
-                heard.append((await stream.status()).phase)
+                received.append((await stream.status()).phase)
 
     async def scene() -> None:
         async with meeting(assigns("taken in", then=script)) as (node, _):
-            await node.until(is_told(node, "taken in"))
+            await node.until(has_reason(node, "taken in"))
             if turns is not None:
                 node.client.report(status(phase=NodePhase.FAILED))
             for _ in range(turns or 0):
-                # One turn of the loop.
+                # One iteration of the event loop.
                 await asyncio.sleep(0)
             node.client.report(status(phase=NodePhase.LEFT))
 
     alone(scene)
-    assert heard[-1] is NodePhase.LEFT
+    assert received[-1] is NodePhase.LEFT
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_the_last_status_is_reported_though_another_is_on_its_way(turns: int | N
         ),
     ],
 )
-def test_what_an_older_coordinator_says_is_not_obeyed(
+def test_an_assignment_of_an_older_epoch_is_ignored(
     assignments: list[tuple[int, RoundKey | None, PlanPhase | None, str]], obeyed: str, ignored: str
 ) -> None:
     async def script(stream: Stream) -> None:
@@ -326,7 +326,7 @@ def test_what_an_older_coordinator_says_is_not_obeyed(
 
 
 @pytest.mark.parametrize("retry", [True, False])
-def test_a_master_that_came_back_and_refuses_a_node_does_not_end_its_workers(retry: bool) -> None:
+def test_a_restarted_master_that_refuses_a_node_does_not_end_its_workers(retry: bool) -> None:
     async def break_off(stream: Stream) -> None:
         assert (await stream.status()).phase is NodePhase.RUNNING
 
@@ -334,11 +334,11 @@ def test_a_master_that_came_back_and_refuses_a_node_does_not_end_its_workers(ret
 
     async def scene() -> None:
         async with meeting(assigns("taken in", then=break_off), refuse, refuse, take_in) as (node, _):
-            await node.until(is_told(node, "taken in"))
+            await node.until(has_reason(node, "taken in"))
             node.client.report(status(phase=NodePhase.RUNNING))
             place = f"the master at 127.0.0.1:{server_port(node)}"
-            await node.until(lambda: f"{place} is back" in node.said)
-            assert node.said == [
+            await node.until(lambda: f"{place} is back" in node.output)
+            assert node.output == [
                 f"lost {place}; the workers train on",
                 f"{place} refuses this node: the journal is damaged; the workers train on",
                 f"{place} is back",
@@ -355,13 +355,13 @@ def test_a_master_that_ends_a_stream_with_a_reason(retry: bool) -> None:
 
     async def scene() -> None:
         async with meeting(assigns("taken in", then=end), take_in) as (node, _):
-            await node.until(lambda: problem(node) or any("is back" in line for line in node.said))
+            await node.until(lambda: problem(node) or any("is back" in line for line in node.output))
             assert bool(problem(node)) is not retry
 
     alone(scene)
 
 
-def test_a_notice_of_the_master_is_reported_once() -> None:
+def test_a_warning_of_the_master_is_printed_once() -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome(notice="your rules are others")
         await stream.assign(reasons=sentence("taken in"), restart_count=master[0].streams)
@@ -374,7 +374,7 @@ def test_a_notice_of_the_master_is_reported_once() -> None:
         async with meeting(script) as (node, server):
             master.append(server)
             await node.until(lambda: node.client.assignment.restart_count == 2)
-            assert [line for line in node.said if "rules" in line] == ["warning: your rules are others"]
+            assert [line for line in node.output if "rules" in line] == ["warning: your rules are others"]
 
     alone(scene)
 
@@ -406,7 +406,7 @@ def writes(what: bytes) -> Script:
     "first",
     [
         pytest.param(be_silent, id="silent"),
-        # The server's own limit would stop it first.
+        # The server's own limit would reject it first.
         pytest.param(flood, id="100 MB"),
         pytest.param(cancel, id="cancels at once"),
         pytest.param(assigns("to be cancelled", then=cancel), id="cancels later"),
@@ -416,10 +416,10 @@ def writes(what: bytes) -> Script:
         pytest.param(writes(b"[" * 100_000), id="deep"),
     ],
 )
-def test_a_master_that_does_not_keep_to_the_protocol_is_met_with_another_attempt(first: Script) -> None:
+def test_after_a_protocol_error_of_the_master_the_node_reconnects(first: Script) -> None:
     async def scene() -> None:
         async with meeting(first, take_in) as (node, server):
-            await node.until(is_told(node, "taken in"))
+            await node.until(has_reason(node, "taken in"))
             assert server.streams == 2
             server.failure = None
 
@@ -427,7 +427,7 @@ def test_a_master_that_does_not_keep_to_the_protocol_is_met_with_another_attempt
 
 
 @pytest.mark.parametrize("phase", [PlanPhase.FINISHED, PlanPhase.FAILED])
-def test_no_node_looks_for_a_master_whose_job_is_over(phase: PlanPhase) -> None:
+def test_a_node_does_not_reconnect_after_its_job_has_finished(phase: PlanPhase) -> None:
     async def end(stream: Stream) -> None:
         await stream.welcome()
         await stream.assign(phase=phase)
@@ -436,7 +436,7 @@ def test_no_node_looks_for_a_master_whose_job_is_over(phase: PlanPhase) -> None:
         async with meeting(end, refuse_to_be_met) as (node, _):
             await node.until(lambda: node.client.assignment.phase is phase)
             await asyncio.wait_for(asyncio.shield(node.client._task), WAIT)
-            assert node.said == []
+            assert node.output == []
 
     alone(scene)
 
@@ -455,7 +455,7 @@ def test_a_master_that_cannot_prove_the_token_is_not_obeyed(other: str) -> None:
     alone(scene)
 
 
-def test_a_stranger_in_the_place_of_a_lost_master_ends_no_running_job() -> None:
+def test_an_unauthenticated_master_in_place_of_a_lost_one_ends_no_running_job() -> None:
     async def be_a_stranger(stream: Stream) -> None:
         hello = await stream.receive()
         assert isinstance(hello, Hello)
@@ -475,13 +475,13 @@ def test_a_stranger_in_the_place_of_a_lost_master_ends_no_running_job() -> None:
 
     async def scene() -> None:
         async with meeting(*scripts, token="secret") as (node, _):
-            await node.until(is_told(node, "back"))
+            await node.until(has_reason(node, "back"))
             assert not problem(node)
 
     alone(scene)
 
 
-def test_a_refusal_is_the_end_and_its_reason_is_reported() -> None:
+def test_a_permanent_refusal_ends_the_client_with_its_reason() -> None:
     async def scene() -> None:
         async with meeting(refuses("the job has too many nodes"), refuse_to_be_met) as (node, _):
             await node.until(lambda: problem(node))
@@ -491,13 +491,13 @@ def test_a_refusal_is_the_end_and_its_reason_is_reported() -> None:
     alone(scene)
 
 
-def test_a_refusal_that_may_pass_is_met_with_patience() -> None:
+def test_a_temporary_refusal_is_retried_until_a_timeout() -> None:
     refuse = refuses("node id n0 is in use", retry=True)
 
     async def scene() -> None:
         async with meeting(refuse, refuse, take_in) as (node, _):
             await node.until(lambda: "node id n0 is in use" in waits_for(node))
-            await node.until(is_told(node, "taken in"))
+            await node.until(has_reason(node, "taken in"))
         async with meeting(refuse) as (node, _):
             node.client._backoff.refusal_timeout = 0.0
             await node.until(lambda: problem(node).endswith("node id n0 is in use"))
@@ -505,14 +505,14 @@ def test_a_refusal_that_may_pass_is_met_with_patience() -> None:
     alone(scene)
 
 
-def test_a_node_whose_workers_have_ended_waits_for_a_lost_master_only_so_long() -> None:
+def test_a_node_whose_workers_have_exited_waits_for_a_lost_master_until_a_timeout() -> None:
     async def scene() -> None:
         server = ScriptedMaster(assigns("taken in", then=end_at_once, rules=JobRules(join_timeout=0.3)))
         node = Node(await server.start())
         node.client.report(status(phase=NodePhase.RUNNING))
-        await node.until(is_told(node, "taken in"))
+        await node.until(has_reason(node, "taken in"))
         await server.stop()
-        await node.until(lambda: node.said)
+        await node.until(lambda: node.output)
         node.client.report(status(phase=NodePhase.FAILED))
         await node.until(lambda: "was unreachable for 0.3 s" in problem(node))
         await node.client.close()
@@ -520,7 +520,7 @@ def test_a_node_whose_workers_have_ended_waits_for_a_lost_master_only_so_long() 
     alone(scene)
 
 
-def test_a_closed_client_leaves_in_a_bounded_time_though_the_master_receives_nothing(
+def test_a_client_closes_in_bounded_time_though_the_master_receives_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reconnect, "CLOSE_TIMEOUT", 0.01)
@@ -528,11 +528,11 @@ def test_a_closed_client_leaves_in_a_bounded_time_though_the_master_receives_not
     async def scene() -> None:
         stop = asyncio.Event()
 
-        async def hear_nothing(stream: Stream) -> None:
+        async def receive_nothing(stream: Stream) -> None:
             await stop.wait()
 
-        async with meeting(assigns("taken in", then=hear_nothing)) as (node, _):
-            await node.until(is_told(node, "taken in"))
+        async with meeting(assigns("taken in", then=receive_nothing)) as (node, _):
+            await node.until(has_reason(node, "taken in"))
             await asyncio.wait_for(node.client.close(), WAIT)
             stop.set()
 
@@ -547,7 +547,7 @@ def test_a_closed_client_leaves_in_a_bounded_time_though_the_master_receives_not
         ({"host": "no-such-host.invalid"}, "no-such-host.invalid has no address"),
     ],
 )
-def test_a_client_that_is_closed_while_it_looks_for_a_master_leaves_at_once(
+def test_a_client_that_is_closed_while_it_connects_closes_at_once(
     free_port: int, master: dict[str, Any], words: str
 ) -> None:
     async def scene() -> None:
@@ -567,7 +567,7 @@ def test_a_client_that_is_closed_while_it_looks_for_a_master_leaves_at_once(
         (b"", "it closed the connection, as a master with TLS does to a node without"),
     ],
 )
-def test_another_program_at_the_endpoint_is_known_for_what_it_is(answer: bytes, words: str) -> None:
+def test_another_program_at_the_endpoint_is_reported_as_such(answer: bytes, words: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
         await reader.read(1)
@@ -584,8 +584,8 @@ def test_another_program_at_the_endpoint_is_known_for_what_it_is(answer: bytes, 
     alone(scene)
 
 
-def test_grpc_brings_no_thread_that_takes_signals() -> None:
-    # In a process of its own: this one has threads of other tests' servers.
+def test_grpc_starts_no_thread_that_receives_signals() -> None:
+    # In a separate process: this one has threads of the servers of other tests.
     code = (
         "import asyncio, os\n"
         "from dlrover_run.rendezvous.master_client import MasterClient\n"

@@ -1,4 +1,4 @@
-"""Strangers and defective nodes: whatever they send, their own stream ends and nothing else happens."""
+"""Unauthenticated clients and defective nodes: whatever they send, only their own stream ends."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ EPOCHS = st.integers(-1, 9) | st.integers(2**60, 2**80)
 COUNTS = st.integers(0, 3) | st.integers(0, 1_000_000)
 KEYS = st.builds(RoundKey, epoch=EPOCHS, number=st.integers(0, 4))
 TEXTS = st.text(max_size=20)
-# Mostly such as may travel: what may not is refused before a job hears of it.
+# Mostly messages that can be sent; others are refused before a job receives them.
 NAMES = st.text(st.characters(min_codepoint=0x20, exclude_characters="\x7f", exclude_categories=["Cs"]), max_size=20)
 RANKS = st.integers(0, 4)
-SEATS = st.builds(
+RANK_ASSIGNMENTS = st.builds(
     RankAssignment,
     key=KEYS,
     node_rank=COUNTS,
@@ -68,14 +68,14 @@ STATUSES = st.builds(
     role=NAMES,
     preferred_rank=st.none() | COUNTS,
     phase=st.sampled_from(NodePhase),
-    ranks=st.none() | SEATS,
+    ranks=st.none() | RANK_ASSIGNMENTS,
     known_round=KEYS,
     epoch=EPOCHS,
     progressed=st.booleans(),
     failure=st.none() | FAILURES,
 )
 RULES = st.dictionaries(
-    st.sampled_from(list(JobRules.__dataclass_fields__)) | TEXTS,
+    st.sampled_from(list(JobRules.__struct_fields__)) | TEXTS,
     st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.none() | st.tuples(TEXTS, st.integers()),
     max_size=4,
 )
@@ -103,7 +103,7 @@ FRAMES = st.one_of(
 
 
 @given(FRAMES)
-def test_bytes_are_a_message_or_a_bad_message(frame: bytes) -> None:
+def test_any_bytes_decode_to_a_message_or_raise_bad_message(frame: bytes) -> None:
     try:
         message = decode_from_node(frame)
     except InvalidMessage:
@@ -126,50 +126,50 @@ def test_bytes_are_a_message_or_a_bad_message(frame: bytes) -> None:
         Report(status("a", failure=Failure(10**30, "a", "failed"))),
     ],
 )
-def test_names_and_numbers_are_held_to_their_form_to_the_last_character(message: NodeMessage) -> None:
+def test_names_and_numbers_are_validated_to_the_last_character(message: NodeMessage) -> None:
     with pytest.raises(InvalidMessage):
         decode_from_node(encode(message))
 
 
-def test_a_store_that_flags_name_is_no_rule_that_travels() -> None:
+def test_a_store_of_the_command_line_is_not_a_rule_that_is_sent() -> None:
     rules = JobRules(max_nodes=2, store=("10.0.0.1", 4000))
     assert decode_rules(encode_rules(rules)) == JobRules(max_nodes=2)
     with pytest.raises(InvalidMessage, match="unknown rules: store"):
         decode_rules({"store": 1})
 
 
-@given(st.lists(st.tuples(STATUSES, st.sampled_from(["join", "hear", "part", "wait"])), max_size=25))
+@given(st.lists(st.tuples(STATUSES, st.sampled_from(["join", "report", "part", "wait"])), max_size=25))
 @settings(deadline=None)
-def test_whatever_nodes_say_of_themselves_a_job_decides_or_refuses(events: list[tuple[NodeReport, str]]) -> None:
+def test_a_job_decides_or_refuses_whatever_nodes_report(events: list[tuple[NodeReport, str]]) -> None:
     now = 0.0
     job = Job(
         "job", Coordinator(JobRules(min_nodes=1, max_nodes=3, lost_after=1.0, max_restarts=2), now, 5), None, now, str
     )
     lines = {key: Line() for key in [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")]}
-    for said, event in events:
+    for report, event in events:
         try:
-            decode_from_node(encode(Report(said)))
+            decode_from_node(encode(Report(report)))
         except InvalidMessage:
             continue
-        line = lines[said.key]
+        line = lines[report.key]
         with contextlib.suppress(RequestRefused):
             if event == "join":
-                job.join(line, said, FAST, now)
-            elif event == "hear":
-                job.receive(line, said, now)
+                job.join(line, report, FAST, now)
+            elif event == "report":
+                job.receive(line, report, now)
             elif event == "part":
-                job.disconnect(line, said.key, now)
+                job.disconnect(line, report.key, now)
             else:
                 now += 5.0
         if job.stepped_down is None:
             job.step(now)
         for each in lines.values():
-            for wanted in each.told:
-                # What is told can be sent, and understood.
+            for wanted in each.assignments:
+                # Every assignment can be encoded and decoded.
                 assert (
                     msgspec.json.decode(msgspec.json.encode(wanted), type=type(wanted), dec_hook=decode_part) == wanted
                 )
-            each.told.clear()
+            each.assignments.clear()
 
 
 @pytest.fixture(scope="module")
@@ -177,14 +177,14 @@ def running() -> Iterator[Master]:
     with master() as one:
         yield one
         one.process.terminate()
-        code, said = one.finish()
+        code, output = one.finish()
         assert code == 0
-        assert "internal error" not in said
-        assert "Traceback" not in said
+        assert "internal error" not in output
+        assert "Traceback" not in output
 
 
 async def send(address: str, frames: list[bytes]) -> None:
-    """A stranger's stream with these frames, to its end; then two nodes meet as if nothing had been."""
+    """Send these frames on an unauthenticated stream until it ends; then check that two nodes form a round."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         stranger = Node(channel, status("a"))
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -204,8 +204,8 @@ async def send(address: str, frames: list[bytes]) -> None:
             await node.close()
 
 
-def conversation(said: list[NodeMessage], then: list[bytes]) -> list[bytes]:
-    return [*map(encode, said), *then]
+def conversation(messages: list[NodeMessage], then: list[bytes]) -> list[bytes]:
+    return [*map(encode, messages), *then]
 
 
 HELLO = Hello(PROTOCOL, "job", "a", "one", "0" * 64)
@@ -218,7 +218,7 @@ BEGINNINGS: st.SearchStrategy[list[NodeMessage]] = st.sampled_from(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-def test_frames_of_any_kind_concern_no_other_job(running: Master, frames: list[bytes]) -> None:
+def test_frames_of_any_kind_affect_no_other_job(running: Master, frames: list[bytes]) -> None:
     asyncio.run(asyncio.wait_for(send(running.address, frames), WAIT))
 
 
@@ -226,7 +226,7 @@ def test_frames_of_any_kind_concern_no_other_job(running: Master, frames: list[b
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-def test_bytes_that_are_no_http_end_their_connection_only(running: Master, junk: bytes, polite: bool) -> None:
+def test_bytes_that_are_not_http_end_only_their_connection(running: Master, junk: bytes, polite: bool) -> None:
     host, _, port = running.address.rpartition(":")
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) if polite else b""
     with socket.create_connection((host, int(port)), timeout=WAIT) as connection, contextlib.suppress(OSError):

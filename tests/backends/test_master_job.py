@@ -1,8 +1,7 @@
-"""One job of a master in virtual time: silence, lateness, what is held back, what is told, when it is forgotten."""
+"""One job of a master in virtual time: timeouts, stalls, what is delayed, what is sent, and when the job is removed."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 from collections.abc import Iterator
@@ -26,32 +25,32 @@ from dlrover_run.transport.messages import Assigned, Refused, Report, decode_fro
 
 
 class Line:
-    """Stands for a stream: remembers what it was told."""
+    """Stands for a stream; keeps what was sent to it."""
 
     def __init__(self) -> None:
-        self.told: list[Assignment] = []
+        self.assignments: list[Assignment] = []
         self.last_message: Refused | None = None
 
     def send_assignment(self, wanted: Assignment) -> None:
-        self.told.append(wanted)
+        self.assignments.append(wanted)
 
     def end(self, last_message: Refused | None) -> None:
         self.last_message = last_message
 
 
 class Bed:
-    """A job whose clock only moves when it is told to."""
+    """A job with a virtual clock."""
 
     def __init__(self, rules: JobRules = FAST, directory: Path | None = None, epoch: int = 5, now: float = 0.0) -> None:
         self.now = now
-        self.said: list[str] = []
+        self.output: list[str] = []
         self.rules = rules
         journal, plan = None, None
         if directory is not None:
             journal = Journal(directory, "job")
             story = journal.take_over(rules, epoch)
             rules, epoch, plan = story.header.rules, story.header.epoch, story.plan
-        self.job = Job("job", Coordinator(rules, now, epoch, plan), journal, now, self.said.append)
+        self.job = Job("job", Coordinator(rules, now, epoch, plan), journal, now, self.output.append)
         self.lines: dict[str, Line] = {}
         self.statuses: dict[str, NodeReport] = {}
 
@@ -62,9 +61,9 @@ class Bed:
             self.lines[name], self.statuses[name] = line, status(name, **fold(HealthReport, fields))
         self.job.step(self.now)
         for name in names:
-            # A node says at once whom it obeys.
-            if self.lines[name].told and not self.statuses[name].epoch:
-                self.report(name, epoch=self.lines[name].told[-1].epoch)
+            # A node confirms at once which epoch it obeys.
+            if self.lines[name].assignments and not self.statuses[name].epoch:
+                self.report(name, epoch=self.lines[name].assignments[-1].epoch)
 
     def report(self, name: str, **fields: object) -> bool:
         self.statuses[name] = msgspec.structs.replace(
@@ -76,9 +75,9 @@ class Bed:
         return news
 
     def take_ranks(self) -> None:
-        """Every node says that it trains in the round that it was told of."""
+        """Every node reports that it trains in the round of its assignment."""
         for name, line in self.lines.items():
-            wanted = line.told[-1]
+            wanted = line.assignments[-1]
             self.report(name, phase=NodePhase.RUNNING, ranks=wanted.ranks, known_round=wanted.key, epoch=wanted.epoch)
 
     def cut(self, name: str) -> None:
@@ -86,20 +85,20 @@ class Bed:
         self.job.step(self.now)
 
     def until(self, now: float) -> None:
-        """Let time pass, and wake the job whenever it asked for that."""
+        """Advance the clock, and step the job at each time that it asked for."""
         while (time := self.job.wake_at()) is not None and time <= now and not self.job.is_unneeded(self.now):
-            assert time >= self.now, "a job that asks to be woken in the past would never sleep"
+            assert time >= self.now, "a wake-up time in the past would make the job spin"
             self.now = time
             self.job.step(time)
         self.now = now
 
     def phase(self, name: str) -> PlanPhase:
-        return self.lines[name].told[-1].phase
+        return self.lines[name].assignments[-1].phase
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """A disk that is full while the list says so."""
+    """A disk that is full while the list is not empty."""
     full = [False]
     write = os.write
 
@@ -112,7 +111,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     return full
 
 
-def test_a_master_that_was_asleep_accuses_no_node() -> None:
+def test_a_master_that_was_stalled_declares_no_node_lost() -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=3, lost_after=1.0))
     bed.join("a", "b", "c")
     bed.take_ranks()
@@ -120,40 +119,42 @@ def test_a_master_that_was_asleep_accuses_no_node() -> None:
     bed.now += 30.0
     bed.job.compensate_stall(30.0, bed.now)
     bed.job.step(bed.now)
-    assert bed.lines["a"].told[-1].key.number == 1
-    # What is left of the grace is left of it afterwards.
+    assert bed.lines["a"].assignments[-1].key.number == 1
+    # The remaining grace period continues after the stall.
     bed.until(bed.now + 1.1)
-    assert bed.lines["a"].told[-1].reason == "node 2 (host-c) was lost"
+    assert bed.lines["a"].assignments[-1].reason == "node 2 (host-c) was lost"
 
 
-def test_every_report_is_answered_and_a_decision_is_sent_to_those_that_it_changes() -> None:
+def test_every_report_is_answered_and_a_decision_is_sent_to_the_nodes_it_changes() -> None:
     bed = Bed()
     bed.join("a", "b")
-    assert [len(bed.lines[name].told) for name in "ab"] == [2, 3], "to wait, and of the round; b's report is answered"
+    assert [len(bed.lines[name].assignments) for name in "ab"] == [2, 3], (
+        "both wait, then get the round; b's report is answered"
+    )
     bed.take_ranks()
     assert not bed.report("b")
-    assert [len(bed.lines[name].told) for name in "ab"] == [3, 5]
+    assert [len(bed.lines[name].assignments) for name in "ab"] == [3, 5]
 
 
-def test_waiting_nodes_learn_of_newcomers_once_a_second_at_most() -> None:
+def test_waiting_nodes_are_informed_of_new_nodes_at_most_once_a_second() -> None:
     bed = Bed(JobRules(min_nodes=50, max_nodes=50))
     for number in range(40):
         bed.join(f"n{number}")
         bed.until(bed.now + 0.1)
-    told = bed.lines["n0"].told
+    assignments = bed.lines["n0"].assignments
     bed.until(bed.now + 1.0)
-    assert 4 <= len(told) <= 6
-    assert told[-1].waiting is not None
-    assert told[-1].waiting.text.startswith("40 nodes of 50 are here")
+    assert 4 <= len(assignments) <= 6
+    assert assignments[-1].waiting is not None
+    assert assignments[-1].waiting.text.startswith("40 nodes of 50 are here")
 
 
-def test_of_a_great_many_ranks_that_are_missing_the_first_are_named() -> None:
+def test_of_many_missing_ranks_only_the_first_are_named() -> None:
     bed = Bed(JobRules(min_nodes=100_000, max_nodes=100_000))
     bed.join("a", preferred_rank=0)
     bed.join("b", preferred_rank=2)
     bed.join("c", preferred_rank=200_000)
     bed.until(2.0)
-    waiting = bed.lines["a"].told[-1].waiting
+    waiting = bed.lines["a"].assignments[-1].waiting
     assert waiting is not None
     assert waiting.text.endswith("missing: node 1, node 3 and 99996 others")
 
@@ -163,25 +164,25 @@ def test_no_node_receives_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list[
     bed.join("a")
     disk[0] = True
     bed.join("b")
-    assert all(line.told[-1].ranks is None for line in bed.lines.values())
-    assert "No space left on device" in bed.said[-1]
+    assert all(line.assignments[-1].ranks is None for line in bed.lines.values())
+    assert "No space left on device" in bed.output[-1]
     bed.until(STORE_RETRY * 5.5)
     bed.report("a")
-    waiting = bed.lines["a"].told[-1].waiting
+    waiting = bed.lines["a"].assignments[-1].waiting
     assert waiting is not None
     assert waiting.text.startswith("the master cannot write")
-    assert len(bed.said) == 1, "the same trouble is told once"
+    assert len(bed.output) == 1, "the same problem is reported once"
     disk[0] = False
     bed.until(STORE_RETRY * 6.5)
-    assert all(line.told[-1].key.number == 1 for line in bed.lines.values())
-    assert bed.said[1:] == [
+    assert all(line.assignments[-1].key.number == 1 for line in bed.lines.values())
+    assert bed.output[1:] == [
         "job 'job': the journal is written again",
         "job 'job': round 1 with 2 nodes: 2 nodes are here",
     ]
     assert Bed(directory=tmp_path).job._coordinator.plan.key.number == 1
 
 
-def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: list[bool]) -> None:
+def test_the_round_continues_while_its_end_cannot_be_stored(tmp_path: Path, disk: list[bool]) -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0), tmp_path)
     bed.join("a", "b")
     bed.take_ranks()
@@ -189,14 +190,14 @@ def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: 
     bed.cut("b")
     bed.until(2.0)
     bed.report("a")
-    assert bed.lines["a"].told[-1].key.number == 1
-    assert bed.lines["a"].told[-1].ranks is not None
+    assert bed.lines["a"].assignments[-1].key.number == 1
+    assert bed.lines["a"].assignments[-1].ranks is not None
     disk[0] = False
     bed.until(4.0)
-    assert bed.lines["a"].told[-1].key.number == 2
+    assert bed.lines["a"].assignments[-1].key.number == 2
 
 
-def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_no_node_obeys_it(tmp_path: Path) -> None:
+def test_a_report_of_a_later_epoch_makes_a_master_step_down_once_none_of_its_members_is_left(tmp_path: Path) -> None:
     bed = Bed(directory=tmp_path)
     bed.join("a", "b")
     bed.take_ranks()
@@ -212,10 +213,10 @@ def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_no_node_
     bed.job.step(bed.now)
     assert bed.job.stepped_down is not None
     assert not bed.job.replaced
-    assert list(tmp_path.iterdir()) == [], "what it had decided is outdated"
+    assert list(tmp_path.iterdir()) == [], "the journal of a replaced master is removed"
 
 
-def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None:
+def test_a_result_is_kept_for_a_disconnected_member_for_a_limited_time() -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
     bed.join("a", "b")
     bed.take_ranks()
@@ -232,29 +233,29 @@ def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None
     line = Line()
     bed.job.join(line, bed.statuses["a"], bed.rules, bed.now)
     bed.job.step(bed.now)
-    assert line.told[-1].phase is PlanPhase.FINISHED
+    assert line.assignments[-1].phase is PlanPhase.FINISHED
     bed.job.disconnect(line, bed.statuses["a"].key, bed.now)
     assert not bed.job.is_unneeded(bed.now)
     bed.until(bed.now + RESULT_RETENTION + 1)
     assert bed.job.is_unneeded(bed.now)
 
 
-def test_a_plan_that_only_keeps_account_is_not_announced() -> None:
+def test_a_plan_that_only_records_a_success_is_not_announced() -> None:
     bed = Bed()
     bed.join("a", "b")
     bed.take_ranks()
-    assert bed.said == ["job 'job': round 1 with 2 nodes: 2 nodes are here"]
+    assert bed.output == ["job 'job': round 1 with 2 nodes: 2 nodes are here"]
     bed.report("a", phase=NodePhase.SUCCEEDED)
     bed.cut("a")
     bed.until(1.0)
-    # That `a` was done is in the plan now, for it may be forgotten.
-    assert len(bed.said) == 1
+    # The success of `a` is in the plan now, because the job forgets `a` later.
+    assert len(bed.output) == 1
     bed.report("b", phase=NodePhase.SUCCEEDED)
-    assert len(bed.said) == 2
+    assert len(bed.output) == 2
     assert bed.phase("b") is PlanPhase.FINISHED
 
 
-def test_a_job_that_all_have_left_is_forgotten_at_once() -> None:
+def test_a_job_that_all_nodes_have_left_is_removed_at_once() -> None:
     bed = Bed()
     bed.join("a", "b")
     bed.take_ranks()
@@ -268,11 +269,11 @@ def test_a_job_that_all_have_left_is_forgotten_at_once() -> None:
     assert bed.job.is_unneeded(bed.now)
 
 
-def test_a_job_that_never_began_is_forgotten_with_its_last_node() -> None:
+def test_a_job_that_never_started_is_removed_with_its_last_node() -> None:
     bed = Bed(JobRules(min_nodes=2, max_nodes=2, lost_after=1.0))
     bed.join("a")
     bed.cut("a")
-    assert not bed.job.is_unneeded(bed.now), "it may be back in a moment"
+    assert not bed.job.is_unneeded(bed.now), "the node may reconnect"
     bed.until(1.5)
     assert bed.job.is_unneeded(bed.now)
 
@@ -288,7 +289,7 @@ def test_a_job_that_never_began_is_forgotten_with_its_last_node() -> None:
         ({"workers": MAX_WORKERS + 1}, "a node has 1 to"),
     ],
 )
-def test_numbers_that_no_node_says_are_refused(fields: dict[str, object], words: str) -> None:
+def test_numbers_that_no_node_sends_are_refused(fields: dict[str, object], words: str) -> None:
     bed = Bed()
     with pytest.raises(RequestRefused, match=words):
         bed.join("a", **fields)
@@ -306,34 +307,34 @@ def test_numbers_that_no_node_says_are_refused(fields: dict[str, object], words:
         {"known_round": RoundKey(1, MAX_ROUND), "epoch": MAX_EPOCH},
     ],
 )
-def test_the_largest_lie_of_a_node_leaves_others_with_messages_within_their_bounds(lie: dict[str, object]) -> None:
+def test_the_largest_values_of_a_node_keep_messages_to_others_within_their_limits(lie: dict[str, object]) -> None:
     bed = Bed(JobRules(min_nodes=2, max_nodes=2, max_restarts=9))
     bed.join("liar", **lie)
     bed.join("b", workers=MAX_WORKERS)
     bed.until(RETURN_GRACE + 1)
     for _ in range(3):
-        wanted = bed.lines["b"].told[-1]
+        wanted = bed.lines["b"].assignments[-1]
         assert decode_from_master(encode(Assigned(wanted))) == Assigned(wanted)
         for name in ("liar", "b"):
             bed.report(name, known_round=wanted.key, epoch=wanted.epoch)
         bed.take_ranks()
-        assert bed.lines["b"].told[-1].ranks is not None
+        assert bed.lines["b"].assignments[-1].ranks is not None
         assert decode_from_node(encode(Report(bed.statuses["b"]))) == Report(bed.statuses["b"])
-        own = bed.lines["b"].told[-1].ranks.first_rank
+        own = bed.lines["b"].assignments[-1].ranks.first_rank
         bed.report("b", phase=NodePhase.FAILED, failure=Failure(own, "host-b", "failed"))
 
 
 def test_ranks_in_a_round_of_a_million_nodes_are_refused() -> None:
     bed = Bed()
     bed.join("a", "b")
-    seat = bed.lines["a"].told[-1].ranks
-    assert seat is not None
+    ranks = bed.lines["a"].assignments[-1].ranks
+    assert ranks is not None
     for wrong in ({"nodes": 1_000_000}, {"node_rank": 2}):
         with pytest.raises(RequestRefused, match="a node rank that no round has"):
-            bed.report("a", ranks=msgspec.structs.replace(seat, **wrong))
+            bed.report("a", ranks=msgspec.structs.replace(ranks, **wrong))
 
 
-def test_the_notice_names_what_differs() -> None:
+def test_the_config_mismatch_names_the_differences() -> None:
     assert config_mismatch(JobRules(max_nodes=4), JobRules(max_nodes=4)) == ""
     assert config_mismatch(JobRules(max_nodes=4, max_restarts=3), JobRules(max_nodes=2)) == (
         "the rules of the job's first node hold: --nnodes (most) is 4, not 2; --max-restarts is 3, not 0"
@@ -341,14 +342,14 @@ def test_the_notice_names_what_differs() -> None:
 
 
 def calls_for_a_failure(nodes: int) -> int:
-    """How many functions the master calls for one more status of a node that has failed."""
+    """The number of functions that the master calls for one more status of a failed node."""
     names = [f"n{number}" for number in range(nodes)]
-    bed = Bed(dataclasses.replace(FAST, min_nodes=nodes, max_nodes=nodes))
+    bed = Bed(msgspec.structs.replace(FAST, min_nodes=nodes, max_nodes=nodes))
     bed.join(*names)
     bed.take_ranks()
-    seat = bed.statuses[names[0]].ranks
-    assert seat is not None
-    failure = Failure(seat.first_rank, bed.statuses[names[0]].host, "was broken", lost_peer=True)
+    ranks = bed.statuses[names[0]].ranks
+    assert ranks is not None
+    failure = Failure(ranks.first_rank, bed.statuses[names[0]].host, "was broken", lost_peer=True)
     bed.report(names[0], phase=NodePhase.FAILED, failure=failure)
     return calls_of(lambda: bed.job.receive(bed.lines[names[0]], bed.statuses[names[0]], bed.now))
 

@@ -1,4 +1,4 @@
-"""The page of a master: what it loads, who gets it, and what a real browser shows of a job that changes."""
+"""The web page of a master: what it loads, who can read it, and what a real browser shows while a job changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_page_runs_its_own_script_and_loads_nothing_from_elsewhere() -> None
         (policy,) = re.findall(r"Content-Security-Policy: (.*)\r\n", answer)
         assert f"script-src 'sha256-{digest}'" in policy
         assert "default-src 'none'" in policy
-        # A name in XML is no address.
+        # An XML namespace is not loaded.
         assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg"}
         assert "innerHTML" not in page
 
@@ -83,7 +83,7 @@ class TestInABrowser:
 
         in_browser(look, tmp_path)
 
-    def test_what_a_node_calls_itself_stays_text(self, tmp_path: Path) -> None:
+    def test_a_node_id_with_markup_is_shown_as_text(self, tmp_path: Path) -> None:
         evil = "<img src=x onerror=alert(1)>"
 
         async def look(bed: Bed, browser: Browser) -> None:

@@ -1,4 +1,4 @@
-"""The master as a process: its command line, its end, its secrets, and a successor after SIGKILL."""
+"""The master as a process: its command line, its exit, its secrets, and its successor after SIGKILL."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def be_done(*nodes: Node) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *only_long(signal.SIGINT)])
-def test_it_serves_until_it_is_asked_to_end(number: signal.Signals) -> None:
+def test_it_serves_until_it_is_terminated(number: signal.Signals) -> None:
     with master() as one:
 
         async def test(channel: Any) -> None:
@@ -78,9 +78,9 @@ def test_it_serves_until_it_is_asked_to_end(number: signal.Signals) -> None:
                 assert (refused.reason, refused.retry) == (f"the master ends: received {number.name}", True)
 
         talk(one.address, test)
-        code, said = one.finish()
+        code, output = one.finish()
         assert code == 0
-        assert said.splitlines() == [
+        assert output.splitlines() == [
             f"dlrover-master: listens on {one.address}",
             "dlrover-master: job 'job': begins, for 2 nodes",
             "dlrover-master: job 'job': round 1 with 2 nodes: 2 nodes are here",
@@ -88,15 +88,15 @@ def test_it_serves_until_it_is_asked_to_end(number: signal.Signals) -> None:
         ]
 
 
-def test_with_an_idle_timeout_it_ends_when_no_node_joins() -> None:
+def test_with_an_idle_timeout_it_exits_when_no_node_joins() -> None:
     with master("--idle-timeout", "0.1", env={"DLROVER_RDZV_TOKEN": "short"}) as one:
-        code, said = one.finish()
+        code, output = one.finish()
         assert code == 0
-        assert "ends: no node was connected for 0.1 s" in said
-        assert sum("has fewer than 16 characters" in line for line in said.splitlines()) == 1
+        assert "ends: no node was connected for 0.1 s" in output
+        assert sum("has fewer than 16 characters" in line for line in output.splitlines()) == 1
 
 
-def test_with_an_idle_timeout_it_ends_with_its_last_job_and_never_before() -> None:
+def test_with_an_idle_timeout_it_exits_after_its_last_job_and_not_before() -> None:
     with master("--idle-timeout", str(10 * WAIT)) as one:
 
         async def test(channel: Any) -> None:
@@ -107,15 +107,16 @@ def test_with_an_idle_timeout_it_ends_with_its_last_job_and_never_before() -> No
             await be_done(*second)
 
         talk(one.address, test)
-        code, said = one.finish()
+        code, output = one.finish()
         assert code == 0
-        assert "ends: every job is over" in said
+        assert "ends: every job is over" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, *only_long(signal.SIGQUIT)])
-def test_a_signal_of_a_terminal_ends_only_a_master_of_a_person(number: signal.Signals) -> None:
+def test_a_terminal_signal_ends_only_a_master_that_a_user_started(number: signal.Signals) -> None:
     with master("--idle-timeout", str(10 * WAIT)) as hosted, master() as alone:
-        # A hosted one hides its arguments too, so that a `pkill` of the job's script does not match it.
+        # A master that an agent started also hides its arguments, so that `pkill -f` with the job's script does not
+        # match it.
         assert psutil.Process(hosted.process.pid).cmdline() == ["dlrover-master"]
         assert "--listen" in psutil.Process(alone.process.pid).cmdline()
 
@@ -127,9 +128,9 @@ def test_a_signal_of_a_terminal_ends_only_a_master_of_a_person(number: signal.Si
             await be_done(a, b)
 
         talk(hosted.address, test)
-        code, said = hosted.finish()
-        assert code == 0, said
-        assert "ends: every job is over" in said
+        code, output = hosted.finish()
+        assert code == 0, output
+        assert "ends: every job is over" in output
         alone.process.send_signal(number)
         assert alone.finish()[0] == -number
 
@@ -141,10 +142,10 @@ server.ASKED_TIMEOUT = 3600.0
 from dlrover_run.master.command import main
 sys.exit(main(sys.argv[1:]))
 """
-"""A master that waits an hour for nodes to come back after it was asked to end, so that no time decides."""
+"""A master that waits an hour after SIGTERM for nodes to reconnect, so that no timeout ends it."""
 
 
-def test_a_master_that_was_asked_to_end_serves_nodes_that_only_lost_their_streams(
+def test_a_terminated_master_serves_nodes_that_only_lost_their_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(master_process, "COMMAND", (sys.executable, "-c", SLOW_TO_END))
@@ -166,13 +167,13 @@ def test_a_master_that_was_asked_to_end_serves_nodes_that_only_lost_their_stream
                 await node.close()
 
         talk(one.address, test)
-        code, said = one.finish()
-        assert code == 0, said
-        assert said.endswith("ends: received SIGTERM\n")
+        code, output = one.finish()
+        assert code == 0, output
+        assert output.endswith("ends: received SIGTERM\n")
 
 
 @pytest.mark.parametrize(("timeout", "ended"), [(None, 5.0), (15.0, 5.0), (2.0, 2.0)])
-def test_a_master_that_was_asked_to_end_does_so_soon_after_its_last_node(timeout: float | None, ended: float) -> None:
+def test_a_terminated_master_exits_soon_after_its_last_node(timeout: float | None, ended: float) -> None:
     async def test() -> None:
         ends: list[tuple[float, str]] = []
         loop = asyncio.get_running_loop()
@@ -210,7 +211,7 @@ def test_a_master_that_was_asked_to_end_does_so_soon_after_its_last_node(timeout
         (["--listne", "1"], "unrecognized arguments: --listne 1"),
     ],
 )
-def test_a_mistake_is_named(args: list[str], words: str) -> None:
+def test_a_wrong_option_is_named(args: list[str], words: str) -> None:
     listen = [] if not args or "--listen" in args else ["--listen", "127.0.0.1:0"]
     with pytest.raises(SpecError) as raised:
         read_options([*listen, *args], {})
@@ -232,7 +233,7 @@ def test_a_mistake_is_named(args: list[str], words: str) -> None:
         (["--listen", "taken"], 71, "--listen '127.0.0.1:"),
     ],
 )
-def test_a_master_that_cannot_start_says_so_in_one_line_and_to_its_launcher(
+def test_a_master_that_cannot_start_reports_it_in_one_line_and_to_its_launcher(
     etcd_certificates: Path, args: list[str], code: int, words: str
 ) -> None:
     ready, theirs = os.pipe()
@@ -253,9 +254,9 @@ def test_a_master_that_cannot_start_says_so_in_one_line_and_to_its_launcher(
     assert run.returncode == code
     assert run.stderr.startswith(f"dlrover-master: {words}")
     assert len(run.stderr.splitlines()) == 1
-    told = read_line(ready)
-    assert told["error"] in run.stderr
-    assert told["is_user_error"] is (code == 2)
+    answer = read_line(ready)
+    assert answer["error"] in run.stderr
+    assert answer["is_user_error"] is (code == 2)
 
 
 @pytest.mark.parametrize(
@@ -267,19 +268,19 @@ def test_a_master_that_cannot_start_says_so_in_one_line_and_to_its_launcher(
         ("x", 0o604, ["has fewer than 16 characters", "can be read by other users"]),
     ],
 )
-def test_a_weak_token_is_warned_of_in_one_line(tmp_path: Path, token: str, mode: int, warnings: list[str]) -> None:
+def test_a_weak_token_gives_a_warning_in_one_line(tmp_path: Path, token: str, mode: int, warnings: list[str]) -> None:
     file = tmp_path / "token"
     file.write_text(token)
     file.chmod(mode)
-    told = read_options(["--listen", "127.0.0.1:0"], {"DLROVER_RDZV_TOKEN_FILE": str(file)}).warnings
-    assert len(told) == bool(warnings)
-    assert all(words in told[0] for words in warnings)
-    assert all("DLROVER_RDZV_TOKEN_FILE" in sentence and f" {token} " not in sentence for sentence in told)
+    found = read_options(["--listen", "127.0.0.1:0"], {"DLROVER_RDZV_TOKEN_FILE": str(file)}).warnings
+    assert len(found) == bool(warnings)
+    assert all(words in found[0] for words in warnings)
+    assert all("DLROVER_RDZV_TOKEN_FILE" in sentence and f" {token} " not in sentence for sentence in found)
     by_variable = read_options(["--listen", "127.0.0.1:0"], {"DLROVER_RDZV_TOKEN": token}).warnings
     assert len(by_variable) == ("fewer" in str(warnings))
 
 
-def test_a_token_that_can_be_read_once_is_taken_by_each_program() -> None:
+def test_a_token_file_that_can_be_read_only_once_is_accepted_by_each_program() -> None:
     by_line: dict[str, Callable[[dict[str, str]], str]] = {
         "master": lambda env: read_options(["--listen", "127.0.0.1:0"], env).token,
         "job": lambda env: found(parse(["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1", __file__], env)),
@@ -301,7 +302,7 @@ def found(spec: JobSpec) -> str:
 
 
 def hold_connections(address: str, number: int) -> list[socket.socket]:
-    """Connections of a stranger that says no more than a byte."""
+    """Unauthenticated connections that send at most one byte."""
     host, _, port = address.rpartition(":")
     held = []
     for _ in range(number):
@@ -320,10 +321,10 @@ grpc_setup.SERVER_OPTIONS[:] = [
 from dlrover_run.master.command import main
 sys.exit(main(sys.argv[1:]))
 """
-"""A master that gives strangers an hour, so that it is not the time that makes room for others."""
+"""A master that gives unauthenticated connections an hour, so that no timeout makes room for others."""
 
 
-def test_idle_connections_keep_out_no_node_that_knows_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_do_not_block_a_node_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     async def come(channel: Any) -> None:
         while True:
             with contextlib.suppress(Ended):
@@ -353,7 +354,7 @@ def test_it_needs_neither_torch_nor_typer() -> None:
 
 
 @pytest.mark.parametrize("way", ["variable", "file", "descriptor"])
-def test_a_token_comes_in_by_no_argument_and_never_out(way: str, tmp_path: Path) -> None:
+def test_a_token_is_not_an_argument_and_is_never_printed(way: str, tmp_path: Path) -> None:
     secret = "open-sesame-1234"
     env: dict[str, str | None] = {"DLROVER_RDZV_TOKEN": secret} if way == "variable" else {}
     args: list[str] = []
@@ -383,20 +384,20 @@ def test_a_token_comes_in_by_no_argument_and_never_out(way: str, tmp_path: Path)
 
         talk(one.address, test)
         one.process.terminate()
-        _, said = one.finish()
-        assert "this node's token is not the master's" in said
-        assert secret not in said
-        assert "warning" not in said
+        _, output = one.finish()
+        assert "this node's token is not the master's" in output
+        assert secret not in output
+        assert "warning" not in output
 
 
-def test_an_open_address_is_distinguished_from_a_local_one() -> None:
+def test_a_public_address_is_distinguished_from_a_local_one() -> None:
     for host in ("127.0.0.1", "localhost", "127.0.0.2"):
         assert all(address.loopback for address in command._addresses(Options(host, 0)))
     for host in ("0.0.0.0", "192.0.2.1"):
         assert not all(address.loopback for address in command._addresses(Options(host, 0)))
 
 
-def test_a_master_that_was_killed_has_a_successor_in_the_same_round(tmp_path: Path) -> None:
+def test_the_successor_of_a_killed_master_continues_the_same_round(tmp_path: Path) -> None:
     nodes: list[Node] = []
     with master("--state-dir", tmp_path) as one:
 
@@ -409,7 +410,7 @@ def test_a_master_that_was_killed_has_a_successor_in_the_same_round(tmp_path: Pa
 
         talk(one.address, begin)
         one.finish()
-    # A write that was cut short by the end of the machine.
+    # A record that the end of the machine truncated.
     (path,) = tmp_path.iterdir()
     with path.open("ab") as file:
         file.write(b'deadbeef {"epoch":')
@@ -443,7 +444,7 @@ def test_it_serves_though_its_output_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("every_node_proves_itself", [False, True])
-def test_tls_lets_in_only_nodes_that_trust_it_and_those_that_it_trusts(
+def test_tls_admits_only_nodes_that_trust_the_master_and_that_it_trusts(
     etcd_certificates: Path, every_node_proves_itself: bool
 ) -> None:
     folder = etcd_certificates
@@ -468,10 +469,10 @@ def test_tls_lets_in_only_nodes_that_trust_it_and_those_that_it_trusts(
         talk(one.address, be_let_in, credentials("client" if every_node_proves_itself else None))
 
 
-def test_a_master_ends_with_its_last_job(cluster: Cluster) -> None:
-    """The nodes find it by the variable."""
+def test_a_master_exits_with_its_last_job(cluster: Cluster) -> None:
+    """The nodes find it by the environment variable."""
     master = cluster.stand_alone_master(f"--idle-timeout={NEVER}")
     nodes = cluster.nodes("ab", "2", endpoint=0, env={"DLROVER_MASTER_ADDR": f"127.0.0.1:{cluster.port}"})
     succeed(cluster.world(2), *nodes)
-    master.until_says("ends: every job is over")
+    master.until_prints("ends: every job is over")
     assert master.finish() == 0

@@ -15,39 +15,36 @@ import pytest
 import yaml
 from harness import WAIT
 from master_node import Bed, serving
+from prometheus_client.parser import text_string_to_metric_families
 from virtual_job import VirtualJob
 from virtual_job import rules as virtual_rules
 
+from dlrover_run.coordination.activity import NodeActivity, TaskActivity
 from dlrover_run.coordination.history import CAUSES, JobHistory, round_cause
-from dlrover_run.coordination.model import Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.master.command import read_options
 from dlrover_run.operate import web
-from dlrover_run.operate.metrics import JobFigures, render_metrics
+from dlrover_run.operate.metrics import CONTENT_TYPE, JobFigures, render_metrics
 from dlrover_run.operate.web import HttpError, HttpRequest, WebServer, check_access, parse_head
 from dlrover_run.spec import SpecError
 
 TOKEN = "a token that is long enough"
 MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
 
-SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\} (\S+)')
-
 
 def parse_metrics(text: str) -> dict[str, dict[str, float]]:
-    """The samples of each metric by their labels; AssertionError for a line that is none of the format."""
+    """The samples of each metric by their labels, as the official parser reads them: it raises ValueError for what is
+    not of the format."""
     found: dict[str, dict[str, float]] = {}
-    kinds: dict[str, str] = {}
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kinds[name] = line.split(" ")
-        elif not line.startswith("# HELP "):
-            sample = SAMPLE.fullmatch(line)
-            assert sample is not None, line
-            name, labels, value = sample.groups()
-            assert name in kinds, "its type comes first"
-            assert labels not in found.setdefault(name, {}), "each sample is there once"
-            found[name][labels] = float(value)
-    assert all(name.endswith("_total") == (kind == "counter") for name, kind in kinds.items())
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        assert family.type in ("counter", "gauge")
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+            labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+            assert labels not in found.setdefault(sample.name, {}), "each sample is there once"
+            found[sample.name][labels] = sample.value
     return found
 
 
@@ -194,16 +191,49 @@ def test_rounds_are_counted_by_their_cause() -> None:
     assert round_cause(()) in CAUSES
 
 
-def test_the_alert_rules_and_the_dashboard_ask_for_metrics_that_exist() -> None:
+ACTIVITY = NodeActivity(
+    (TaskActivity("rank 0", 12, 0.25, 0.1, 3.0), TaskActivity("rank 1", 11, 0.5, None, 4.0, "stall.locked"))
+)
+
+
+def metrics_of(name: str, activity: NodeActivity | None = ACTIVITY) -> str:
+    """The metrics of a job of one node."""
     job = VirtualJob(virtual_rules(1, 1))
     job.come("a", host='quoted "host"')
-    status = job.coordinator.status('a "job"\n\\', job.now)
-    names = set(parse_metrics(render_metrics([JobFigures(status, {})])))
+    job.report("a", phase=NodePhase.RUNNING, ranks=job.coordinator.ranks(job.statuses["a"].key), activity=activity)
+    job.wait(2)
+    return render_metrics([JobFigures(job.coordinator.status(name, job.now), {"start": 1})], now=1_800_000_000.0)
+
+
+def test_a_parser_of_prometheus_reads_each_metric() -> None:
+    name = 'a "job"\n\\'
+    families = {family.name: family for family in text_string_to_metric_families(metrics_of(name))}
+    assert all(sample.labels["job"] == name for family in families.values() for sample in family.samples)
+
+    def value(family: str) -> float:
+        (sample,) = families[family].samples
+        assert sample.labels == {"job": name, "node": "0"}
+        return float(sample.value)
+
+    assert value("dlrover_steps") == 11
+    assert value("dlrover_step_duration_seconds") == 0.5
+    assert value("dlrover_data_wait_ratio") == 0.1
+    assert value("dlrover_last_progress_timestamp_seconds") == 1_800_000_000.0 - 5
+    assert value("dlrover_stalled_workers") == 1
+
+
+def test_the_content_type_is_the_one_of_that_parser() -> None:
+    """Prometheus chooses the parser by it; OpenMetrics, for example, names counters in another way."""
+    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4;")
+
+
+def test_the_alert_rules_and_the_dashboard_ask_for_metrics_that_exist() -> None:
+    names = set(parse_metrics(metrics_of("job")))
     rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
-    board = json.loads((MONITORING / "grafana.json").read_text())
+    dashboard = json.loads((MONITORING / "grafana.json").read_text())
     asked = [rule["expr"] for rule in rules]
-    asked += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    assert len(rules) == 3
+    asked += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(rules) == 4
     for expression in asked:
         used = set(re.findall(r"dlrover_[a-z_]+", expression))
         assert used, expression

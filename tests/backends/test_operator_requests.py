@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,9 +14,12 @@ from etcd_server import Etcd
 from etcd_server import serving as serving_etcd
 from harness import WAIT, only_long
 from master_node import FAST, Bed, serving, status
+from msgspec.structs import replace
 
+from dlrover_run.coordination import stacks
 from dlrover_run.coordination.model import NodePhase, PlanPhase
-from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
+from dlrover_run.coordination.stacks import FoldedStack, NodeStacks, StackFrame, StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 from dlrover_run.operate.find import JobElsewhere
 from dlrover_run.rendezvous.backends import open_client
@@ -26,13 +29,18 @@ from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec, MasterSpec
 SPEC = JobSpec(entrypoint=Entrypoint("program", "true"), run_id="job", rules=replace(FAST, spares=1))
 
 
+Answer = Callable[["Node", "int | None"], Awaitable[NodeStacks]]
+
+
 class Node:
     """A node that does what it is assigned, with the real client."""
 
-    def __init__(self, spec: JobSpec, name: str) -> None:
+    def __init__(self, spec: JobSpec, name: str, answer: Answer | None = None) -> None:
         self.report = status(name)
         self.changed = asyncio.Event()
         self.client: RendezvousClient = open_client(spec, self._on_change, lambda line: None)
+        if answer is not None:
+            self.client.stack_source = partial(answer, self)
         self.client.report(self.report)
 
     def _on_change(self) -> None:
@@ -70,9 +78,9 @@ def in_etcd(etcd: Etcd) -> JobSpec:
 
 
 @contextlib.asynccontextmanager
-async def training(spec: JobSpec) -> AsyncIterator[dict[str, Node]]:
+async def training(spec: JobSpec, answer: Answer | None = None) -> AsyncIterator[dict[str, Node]]:
     """Two nodes train, and one waits to step in."""
-    nodes = {name: Node(spec, name) for name in "abc"}
+    nodes = {name: Node(spec, name, answer) for name in "abc"}
     try:
         for node in nodes.values():
             await node.until(PlanPhase.TRAINING)
@@ -108,6 +116,44 @@ def test_what_an_operator_does_from_elsewhere(kind: str, tmp_path: Path) -> None
             await job.ask(OperatorRequest(Action.STOP, by="ann"))
             for node in nodes.values():
                 await node.until(PlanPhase.FAILED)
+
+    asyncio.run(operate())
+
+
+@pytest.mark.parametrize("kind", ["master", *only_long("etcd")])
+def test_the_stacks_of_all_nodes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "NODE_TIMEOUT", 2.0)
+    loop = (StackFrame("train.py", 10, "main"),)
+
+    silent: list[Node] = []
+
+    async def answer(node: Node, rank: int | None) -> NodeStacks:
+        if node in silent:
+            await asyncio.Event().wait()
+        ranks = node.report.ranks
+        if ranks is None:
+            return NodeStacks()
+        here = range(ranks.first_rank, ranks.last_rank + 1)
+        return NodeStacks((FoldedStack(tuple(each for each in here if rank in (None, each)), loop),))
+
+    async def operate() -> None:
+        async with asyncio.timeout(WAIT), meeting(kind, tmp_path) as spec, training(spec, answer) as nodes:
+            job = JobElsewhere(spec)
+            found = await job.stacks(StackQuery())
+            assert (found.nodes, found.missing, found.silent) == (3, (), ())
+            assert found.stacks == (FoldedStack((0, 1, 2, 3), loop),)
+            for query in (StackQuery(rank=3), StackQuery(rank=3, node="1")):
+                found = await job.stacks(query)
+                assert (found.nodes, found.stacks) == (1, (FoldedStack((3,), loop),))
+            with pytest.raises(AskFailed) as failed:
+                await job.stacks(StackQuery(rank=4))
+            assert not failed.value.no_job
+
+            mute = next(node for node in nodes.values() if node.report.ranks and node.report.ranks.node_rank == 1)
+            silent.append(mute)
+            found = await job.stacks(StackQuery())
+            assert [(one.node, one.problem) for one in found.silent] == [(1, StackProblem.NODE_NO_ANSWER)]
+            assert found.stacks == (FoldedStack((0, 1), loop),)
 
     asyncio.run(operate())
 

@@ -1,7 +1,7 @@
 """One launcher on each of two machines with the variables of a cluster: an all-reduce proves that they are one world.
 
-No program of these clusters is needed: all they do for a launcher is to start it on each node with variables and files.
-`test_slurm.py` and `test_mpirun` have the programs themselves.
+No program of these clusters is needed: for a launcher they only start it on each node with variables and files.
+`test_slurm.py` and `test_mpirun` use the real programs.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def test_mpirun(tmp_path: Path) -> None:
         agent = tmp_path / "fake_ssh"
         agent.write_text(FAKE_SSH.replace("PIDS", str(pids)).replace("FOLDER", str(tmp_path)))
         agent.chmod(0o755)
-        # mpirun is in the network of the head, but sees the processes of this machine, so that it can enter others.
+        # mpirun is in the network of the head, and sees the processes of this machine, so that it can enter other
+        # machines.
         enter = ["nsenter", f"--target={made['head'].pid}", "--net", "--uts", "--"]
         mpirun = ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", agent, "--hostfile", tmp_path / "hosts"]
         done = subprocess.run(

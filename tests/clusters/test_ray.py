@@ -1,7 +1,7 @@
-"""`examples/ray/train.py` on a real Ray of a head and three nodes, each with a network and processes of its own.
+"""`examples/ray/train.py` on a real Ray with a head and three nodes, each with its own network and processes.
 
-`make test-ray` installs Ray into an environment of its own and runs these alone. With TRANSCRIPT=FILE the commands and
-what they printed are written there.
+`make test-ray` installs Ray into a separate environment and runs only these tests. TRANSCRIPT=FILE writes the commands
+and their output to that file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VARIABLES = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "200",
-    # A node that loses its power is declared dead after three seconds, not thirty.
+    # A node that loses power is declared dead after three seconds, not thirty.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
@@ -57,7 +57,7 @@ class Ray:
             if is_head:
                 flags.append(f"--temp-dir={sessions}")
             flags += ["--object-store-memory=100000000", "--disable-usage-stats"]
-            # Each node needs a folder of sessions of its own, or each shows the lines of all workers.
+            # Each node needs its own folder of sessions, or each shows the lines of all workers.
             start = f'mount -t tmpfs tmpfs {sessions} && exec "$0" start --block "$@"'
             with (directory / f"{name}.log").open("w") as log:
                 machines[name].start(
@@ -88,7 +88,7 @@ class Ray:
         )
 
     def finish(self, process: subprocess.Popen[str]) -> tuple[int, str]:
-        """Wait for its end; the exit code and what it printed."""
+        """Wait for its end. Return the exit code and the output."""
         output, _ = process.communicate(timeout=WAIT)
         output = re.sub(r"\x1b\[\d+m", "", output)
         lines = [line for line in output.splitlines() if "dlrover-run" in line or "rank " in line or "exit" in line]
@@ -98,14 +98,14 @@ class Ray:
         return process.returncode, output
 
     def until(self, condition: Callable[[], object], what: Callable[[], str]) -> None:
-        """Look until it is so."""
+        """Poll until the condition is true."""
         deadline = time.monotonic() + WAIT
         while not condition():
             assert time.monotonic() < deadline, what()
             time.sleep(0.2)
 
     def logs(self) -> str:
-        """What `ray start` printed on each node."""
+        """The output of `ray start` on each node."""
         return "".join(f"\n--- {log.name}\n{log.read_text()}" for log in self.directory.glob("*.log"))
 
     def nodes_with(self, process_name: str) -> set[str]:
@@ -156,8 +156,8 @@ def test_a_driver_that_is_killed_leaves_no_launcher(ray: Ray, tmp_path: Path) ->
     ray.until(lambda: not ray.nodes_with("dlrover-agent"), ray.logs)
 
 
-def test_a_node_that_loses_its_power_is_replaced(ray: Ray, tmp_path: Path) -> None:
-    """It does not come back, so this test is the last."""
+def test_a_node_that_loses_power_is_replaced(ray: Ray, tmp_path: Path) -> None:
+    """The node does not return, so this test is the last."""
     driver = ray.start("--rdzv-conf=lost_after=5", WORKERS / "shared_folder.py", tmp_path)
     ray.until(lambda: len(list(tmp_path.glob("start-*-0.json"))) == 2, ray.logs)
     before = ray.nodes_with("dlrover-agent")

@@ -1,7 +1,7 @@
 """Jobs of a real Slurm: what its users do to a job, and the exit codes that its accounting shows.
 
-`make test-slurm` installs Debian's package where it can and runs these alone. With TRANSCRIPT=FILE the commands and
-what they printed are written there.
+`make test-slurm` installs Debian's package where it can and runs only these tests. TRANSCRIPT=FILE writes the commands
+and their output to that file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 @pytest.fixture
 def folder(slurm: Slurm, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Where the workers of a test write; its jobs are ended afterwards."""
+    """The folder for the files of a test's workers; its jobs are ended after the test."""
     slurm.begin(request.function.__doc__)
     yield tmp_path
     slurm.run("scancel", "--full", "--signal=KILL", "--user=root", check=False, recorded=False)
@@ -64,7 +64,7 @@ def script(*lines: str, launcher: str = LAUNCH) -> str:
 
 
 def started(slurm: Slurm, folder: Path, world: int, job: int | str, generation: int = 0) -> list[dict[str, Any]]:
-    """Wait until the workers of a world of this size have started for the (generation + 1)th time; their facts."""
+    """Wait until the workers of a world of this size have started the (generation + 1)th time. Return their facts."""
     files = [folder / f"start-{rank}-{generation}.json" for rank in range(world)]
     slurm.until(lambda: all(file.exists() for file in files), lambda: f"{files}: {slurm.output(job)}")
     return [json.loads(file.read_text()) for file in files]
@@ -90,7 +90,7 @@ def test_the_example_trains(slurm: Slurm, folder: Path) -> None:
     assert slurm.accounting(job)[f"{job}"] == ("COMPLETED", "0:0")
 
 
-def test_the_exit_code_of_a_worker_is_the_jobs(slurm: Slurm, folder: Path) -> None:
+def test_the_exit_code_of_a_worker_is_the_exit_code_of_the_job(slurm: Slurm, folder: Path) -> None:
     """Rank 1 of a job ends with code 7."""
     job = slurm.submit(script(f"LAUNCH {WORKERS / 'shared_folder.py'} {folder}"), "--nodes=2", cwd=folder)
     started(slurm, folder, 2, job)
@@ -100,7 +100,7 @@ def test_the_exit_code_of_a_worker_is_the_jobs(slurm: Slurm, folder: Path) -> No
     assert accounting[f"{job}"] == accounting[f"{job}.0"] == ("FAILED", "7:0"), slurm.output(job)
 
 
-def test_the_command_in_a_refusal_is_right(slurm: Slurm, folder: Path) -> None:
+def test_the_command_in_a_refusal_is_correct(slurm: Slurm, folder: Path) -> None:
     """Two launchers on each node are refused; the command that the refusal names trains."""
     job = slurm.submit(script(f"srun --ntasks-per-node=2 dlrover-run {PROVE_WORLD}"), "--nodes=2", cwd=folder)
     slurm.until_ended(job)
@@ -111,7 +111,7 @@ def test_the_command_in_a_refusal_is_right(slurm: Slurm, folder: Path) -> None:
     assert slurm.output(job).count("all-reduce 3 of 2 ranks") == 2, slurm.output(job)
 
 
-def test_the_tasks_of_an_array_are_jobs_of_their_own(slurm: Slurm, folder: Path) -> None:
+def test_the_tasks_of_an_array_are_separate_jobs(slurm: Slurm, folder: Path) -> None:
     """An array of two tasks, each of two nodes, at the same time."""
     for task in "01":
         (folder / task).mkdir()
@@ -128,7 +128,7 @@ def test_the_tasks_of_an_array_are_jobs_of_their_own(slurm: Slurm, folder: Path)
         assert slurm.accounting(f"{job}_{task}")[f"{job}_{task}"] == ("COMPLETED", "0:0")
 
 
-def test_a_requeued_job_comes_back_under_its_number(slurm: Slurm, folder: Path) -> None:
+def test_a_requeued_job_keeps_its_id(slurm: Slurm, folder: Path) -> None:
     """`scontrol requeue` of a job that trains."""
     job = slurm.submit(script(f"LAUNCH {WORKERS / 'shared_folder.py'} {folder}"), "--nodes=2", "--requeue", cwd=folder)
     started(slurm, folder, 2, job)
@@ -155,7 +155,7 @@ def test_the_signal_before_the_time_limit_reaches_each_worker_once(slurm: Slurm,
     assert slurm.accounting(job)[f"{job}"] == ("COMPLETED", "0:0"), slurm.output(job)
 
 
-def test_a_preempted_job_saves_and_comes_back(slurm: Slurm, folder: Path) -> None:
+def test_a_preempted_job_saves_and_is_requeued(slurm: Slurm, folder: Path) -> None:
     """A job of a partition with more priority takes the nodes: the workers get the signal and their grace."""
     line = f"LAUNCH --forward-signals=USR1 {WORKERS / 'shared_folder.py'} {folder}"
     job = slurm.submit(script(line), "--nodes=4", "--partition=low", "--requeue", "--signal=USR1@10", cwd=folder)
@@ -171,7 +171,7 @@ def test_a_preempted_job_saves_and_comes_back(slurm: Slurm, folder: Path) -> Non
     assert slurm.accounting(job)[f"{job}"] == ("COMPLETED", "0:0"), slurm.output(job)
 
 
-def test_a_job_that_is_given_notice_puts_itself_back_into_the_queue(slurm: Slurm, folder: Path) -> None:
+def test_a_job_that_gets_a_notice_requeues_itself(slurm: Slurm, folder: Path) -> None:
     """`scancel --signal=USR1` with `--preemption-notice`, and the requeue lines of docs/schedulers.md."""
     (requeue,) = [block.text for block in blocks(DOCS / "schedulers.md", "bash") if "scontrol requeue" in block.text]
     flags = "--preemption-notice=USR1@60 --exit-codes=kubernetes"
@@ -189,7 +189,7 @@ def test_a_job_that_is_given_notice_puts_itself_back_into_the_queue(slurm: Slurm
     assert slurm.accounting(job)[f"{job}"] == ("COMPLETED", "0:0"), slurm.output(job)
 
 
-def test_a_cancelled_job_leaves_nothing(slurm: Slurm, folder: Path) -> None:
+def test_a_canceled_job_leaves_nothing(slurm: Slurm, folder: Path) -> None:
     """`scancel` of a job that trains."""
     job = slurm.submit(script(f"LAUNCH {WORKERS / 'shared_folder.py'} {folder}"), "--nodes=2", cwd=folder)
     world = started(slurm, folder, 2, job)
@@ -203,8 +203,8 @@ def test_a_cancelled_job_leaves_nothing(slurm: Slurm, folder: Path) -> None:
     assert slurm.accounting(job)[f"{job}"][0] == "CANCELLED", slurm.output(job)
 
 
-def test_a_job_trains_on_without_a_node_whose_daemon_dies(slurm: Slurm, folder: Path) -> None:
-    """The slurmd of n2 is killed: Slurm declares the node down and ends what it ran of the job."""
+def test_a_job_continues_without_a_node_whose_daemon_dies(slurm: Slurm, folder: Path) -> None:
+    """The slurmd of n2 is killed: Slurm declares the node down and ends the processes of the job on it."""
     line = f"LAUNCH --nnodes=2:3 {WORKERS / 'shared_folder.py'} {folder}"
     job = slurm.submit(
         script(line, launcher=LAUNCH.replace("srun", "srun --no-kill")), "--nodes=3", "--no-kill", cwd=folder
@@ -219,12 +219,12 @@ def test_a_job_trains_on_without_a_node_whose_daemon_dies(slurm: Slurm, folder: 
     (folder / "end").touch()
     slurm.until_ended(job)
     assert slurm.output(job).count("has trained on") == 2
-    # If srun learned that Slurm killed the task on n2, its exit code is that of this task, and so is the job's.
+    # If srun was informed that Slurm killed the task on n2, its exit code is that of this task, and so is the job's.
     assert slurm.accounting(job)[f"{job}"] in {("COMPLETED", "0:0"), ("FAILED", "9:0")}, slurm.output(job)
 
 
-def test_a_job_trains_on_without_a_node_that_loses_its_power(slurm: Slurm, folder: Path) -> None:
-    """Every process on n4 is killed. It does not come back, so this test is the last."""
+def test_a_job_continues_without_a_node_that_loses_power(slurm: Slurm, folder: Path) -> None:
+    """Every process on n4 is killed. It does not return, so this test is the last."""
     line = f"LAUNCH --nnodes=2:3 --rdzv-conf=lost_after=5 {WORKERS / 'shared_folder.py'} {folder}"
     job = slurm.submit(
         script(line, launcher=LAUNCH.replace("srun", "srun --no-kill")),

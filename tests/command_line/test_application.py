@@ -1,7 +1,9 @@
-"""The help and the shell completion, as a user's terminal and a real bash see them."""
+"""The help and the shell completion, as in a user's terminal and in a real bash."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import pty
 import re
@@ -18,15 +20,17 @@ from command_lines import LIMIT, run_python
 from harness import only_long
 
 from dlrover_run.command_line import options, rdzv_conf
+from dlrover_run.command_line.parser import DLROVER_RUN, Program
+from tf_ps_runner.command_line.options import TF_PS_RUN
 
 
 def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python -m dlrover_run` with these words, as a process of its own."""
+    """Run `python -m dlrover_run` with these arguments in a separate process."""
     return run_python("-m", "dlrover_run", *words, **variables)
 
 
 @pytest.mark.parametrize(("word", "columns"), [("--help", 80), *only_long(("-h", 80), ("--he", 120))])
-def test_the_help_names_every_flag_in_its_panel_and_keeps_to_the_screen(word: str, columns: int) -> None:
+def test_the_help_names_every_flag_in_its_panel_and_fits_the_screen(word: str, columns: int) -> None:
     done = command(word, "--nonsense", COLUMNS=str(columns), NO_COLOR="1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -46,7 +50,7 @@ def test_the_help_names_every_flag_in_its_panel_and_keeps_to_the_screen(word: st
     assert "Usage: dlrover-run [FLAGS] SCRIPT [ARGS]..." in done.stdout
 
 
-def test_the_help_names_every_word_that_a_flag_takes() -> None:
+def test_the_help_names_every_choice_of_a_flag() -> None:
     described = {flag.name: f"{flag.value} {flag.help}" for flag in options.TABLE if flag.choices}
     assert described
     for flag in options.TABLE:
@@ -101,7 +105,7 @@ def in_bash(line: str, bash_path: str, *words: str, **variables: str) -> subproc
         (["--nnodes", "1", "tr"], [""]),
     ],
 )
-def test_bash_completes_flags_and_values_but_not_the_scripts_own(
+def test_bash_completes_flags_and_values_but_not_those_of_the_script(
     bash_path: str, words: list[str], offered: list[str]
 ) -> None:
     """Where nothing is offered bash itself falls back on file names."""
@@ -110,10 +114,19 @@ def test_bash_completes_flags_and_values_but_not_the_scripts_own(
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("program", [DLROVER_RUN, TF_PS_RUN], ids=["dlrover-run", "tf-ps-run"])
+def test_the_list_of_subcommands_has_the_first_paragraph_of_the_help_of_each(program: Program) -> None:
+    """They are listed without importing their modules."""
+    for path, summary in program.subcommands.values():
+        module, _, function = path.partition(":")
+        text = inspect.getdoc(getattr(importlib.import_module(module), function)) or ""
+        assert " ".join(text.split("\n\n")[0].split()) == summary
+
+
 def test_completion_is_installed_for_bash(bash_path: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    # A second command keeps bash from turning into the launcher: the shell must be found among its ancestors.
+    # With a second command bash does not replace itself by the launcher: the shell must be found among its ancestors.
     done = in_bash("dlrover-run --install-completion; exit $?", bash_path, HOME=str(home))
     assert done.returncode == 0, done.stderr
     assert "dlrover-run.sh" in (home / ".bashrc").read_text()
@@ -128,8 +141,8 @@ COMPLETION_FILES = {
 
 
 @pytest.mark.parametrize("shell", COMPLETION_FILES)
-def test_completion_is_installed_for_the_shell_that_is_named(bash_path: str, tmp_path: Path, shell: str) -> None:
-    """Whichever shell it is typed in, here bash."""
+def test_completion_is_installed_for_the_named_shell(bash_path: str, tmp_path: Path, shell: str) -> None:
+    """In whichever shell the command is typed, here bash."""
     done = in_bash(f"dlrover-run --install-completion={shell}; exit $?", bash_path, HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert f"{shell} completion installed in {tmp_path / COMPLETION_FILES[shell]}" in done.stdout.replace("\n", " ")
@@ -139,11 +152,11 @@ def test_completion_is_installed_for_the_shell_that_is_named(bash_path: str, tmp
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish"])
-def test_the_script_is_shown_for_the_shell_that_is_named(shell: str) -> None:
+def test_the_script_is_printed_for_the_named_shell(shell: str) -> None:
     assert command("--show-completion", shell).stdout == command("--print-completion", shell).stdout != ""
 
 
-def test_a_failed_installation_of_completion_is_one_sentence(tmp_path: Path) -> None:
+def test_a_failed_installation_of_completion_is_reported_in_one_sentence(tmp_path: Path) -> None:
     unknown = command("--install-completion", "csh")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "--install-completion 'csh' is not valid: give bash, zsh or fish." in unknown.stderr
@@ -169,13 +182,13 @@ SHELLS = {
 }
 """How each shell is started without the files of this machine's user, and which lines make it complete and prompt.
 
-What is typed is echoed too: the quotes tell the prompt from that. tcsh completes nothing on a terminal that is dumb,
-and zsh writes no whole words on another.
+The terminal echoes the input: the quotes distinguish the prompt from it. tcsh completes nothing on a dumb terminal, and
+zsh writes no complete words on any other.
 """
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_completes_by_the_printed_script(bash_path: str, tmp_path: Path, shell: str) -> None:
+def test_a_shell_completes_with_the_printed_script(bash_path: str, tmp_path: Path, shell: str) -> None:
     argv, setup = SHELLS[shell]
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
@@ -185,7 +198,7 @@ def test_a_shell_completes_by_the_printed_script(bash_path: str, tmp_path: Path,
         os.execvpe(argv[0], argv, {**os.environ, "PATH": bash_path, "HOME": str(tmp_path)})
     try:
         type_and_see(terminal, f"{setup}\n", "ready")
-        # The space says that the word is complete.
+        # The space shows that the word is complete.
         type_and_see(terminal, "dlrover-run --nproc\t", "--nproc-per-node ")
         type_and_see(terminal, "gp\t", "gpu ")
     finally:
@@ -195,7 +208,7 @@ def test_a_shell_completes_by_the_printed_script(bash_path: str, tmp_path: Path,
 
 
 def type_and_see(terminal: int, keys: str, awaited: str) -> None:
-    """Type into a terminal, and wait until it shows this after that."""
+    """Type into a terminal, and wait until it shows `awaited` after that."""
     os.write(terminal, keys.encode())
     shown, deadline = "", time.monotonic() + LIMIT
     while awaited not in shown:
@@ -205,7 +218,7 @@ def type_and_see(terminal: int, keys: str, awaited: str) -> None:
 
 
 def test_the_first_line_of_a_zsh_completion_script_names_the_program() -> None:
-    """zsh looks there in the files of `fpath`."""
+    """zsh searches the files of `fpath` for it there."""
     assert command("--print-completion=zsh").stdout.startswith("#compdef dlrover-run\n")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import msgspec
 import pytest
 from command_lines import AT_NODE0, isolate, job, parsed
+from msgspec.structs import fields
 from policy_parts import check_rules
 
 from dlrover_run.api import LaunchConfig
@@ -25,7 +25,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def health(line: str, **environ: str) -> HealthRules:
-    """The rules of the check of a job of several nodes."""
+    """The health check rules of a job of several nodes."""
     spec = job(f"--nnodes=2:4 {AT_NODE0} {line}", **environ)
     assert (spec.entrypoint.target, spec.entrypoint.args) == ("train.py", ("--lr",))
     return check_rules(spec.rules)
@@ -54,7 +54,7 @@ def health(line: str, **environ: str) -> HealthRules:
         ("", {"PET_PRECHECK": "1"}, CHECK_ONCE),
     ],
 )
-def test_nodes_are_checked_when_a_flag_asks_for_it(line: str, environ: dict[str, str], mode: int) -> None:
+def test_nodes_are_checked_when_a_flag_requests_it(line: str, environ: dict[str, str], mode: int) -> None:
     assert health(line, **environ).check == mode
 
 
@@ -63,11 +63,11 @@ def test_a_single_node_is_checked_too(line: str) -> None:
     assert check_rules(job(f"{line} --network-check").rules).check == CHECK_ONCE
 
 
-def test_the_check_is_off_by_default_and_so_are_its_rules() -> None:
+def test_the_check_and_its_rules_are_off_by_default() -> None:
     assert job(f"--nnodes=2 {AT_NODE0}").rules == JobRules(min_nodes=2, max_nodes=2)
 
 
-def test_the_word_after_the_flag_is_the_script_whatever_it_is() -> None:
+def test_the_word_after_the_flag_is_always_the_script() -> None:
     assert parse_argv(["--network-check", "always", "once"]).script == "always"
     assert parse_argv(["--network-check", "-r3", "train.py"]).values == {"network_check": ["once"], "redirects": ["3"]}
 
@@ -76,11 +76,11 @@ def test_the_word_after_the_flag_is_the_script_whatever_it_is() -> None:
     ("line", "measured"),
     [("--network-check", 0), ("--precheck=1", 0), ("--comm-perf-test", 1), ("--precheck=2", 1)],
 )
-def test_every_link_is_measured_when_a_flag_asks_for_it(line: str, measured: int) -> None:
+def test_every_link_is_measured_when_a_flag_requests_it(line: str, measured: int) -> None:
     assert health(line).measure_links == measured
 
 
-def test_what_counts_as_a_straggler_and_what_follows_are_rules() -> None:
+def test_the_straggler_threshold_and_its_consequence_are_rules() -> None:
     by_flag = health("--network-check --exclude-straggler --straggler-threshold=1.75 --rdzv-conf=check_timeout=30")
     expected = HealthRules(check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.75, check_timeout=30)
     assert by_flag == expected
@@ -88,7 +88,7 @@ def test_what_counts_as_a_straggler_and_what_follows_are_rules() -> None:
     assert health("--rdzv-conf=check_timeout=30", **by_variable) == expected
 
 
-def test_options_of_the_check_change_nothing_without_it() -> None:
+def test_options_of_the_check_have_no_effect_without_it() -> None:
     found = check_rules(parsed("--exclude-straggler --straggler-threshold=3")[0].rules)
     assert (found.exclude_stragglers, found.straggler_threshold) == (0, HealthRules().straggler_threshold)
     assert parsed("", PET_EXCLUDE_STRAGGLER="0")[1] == []
@@ -104,7 +104,7 @@ def test_options_of_the_check_change_nothing_without_it() -> None:
         ({"NODE_NUM": "4", "PET_NETWORK_CHECK": "always"}, 4, CHECK_ALWAYS),
     ],
 )
-def test_auto_config_takes_the_number_of_nodes_from_the_cluster(environ: dict[str, str], nodes: int, mode: int) -> None:
+def test_auto_config_uses_the_number_of_nodes_of_the_cluster(environ: dict[str, str], nodes: int, mode: int) -> None:
     spec = job(f"--auto_config {AT_NODE0}", **environ)
     assert spec.workers_per_node == 8
     assert spec.rules == JobRules(nodes, nodes, policy=HealthRules(check=mode) if mode else None)
@@ -121,7 +121,7 @@ def test_auto_config_accepts_a_single_node(line: str, environ: dict[str, str]) -
     [
         ("--nnodes=4:6 --nproc-per-node=2", {"NODE_NUM": "8"}, 6, 2, 2),
         ("", {"NODE_NUM": "8", "PET_NPROC_PER_NODE": "3"}, 8, 3, 1),
-        # What is the same on both ways gives no warning.
+        # The same value from both sources gives no warning.
         ("--nnodes=2 --nproc-per-node=auto", {}, 2, 8, 0),
         ("--nnodes=2 --nproc-per-node=auto", {"NODE_NUM": "2"}, 2, 8, 0),
     ],

@@ -1,4 +1,4 @@
-"""The command line of dlrover-run: defaults, values, variables, lookups before a start, and `main`."""
+"""The command line of dlrover-run: defaults, values, variables, checks before a start, and `main`."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def test_a_bare_script_is_one_worker_with_torchruns_defaults() -> None:
     assert spec.entrypoint.python == sys.executable
 
 
-def test_a_job_without_a_name_gets_another_one_each_time() -> None:
+def test_a_job_without_a_name_gets_a_new_one_each_time() -> None:
     assert parse(["train.py"], {}).run_id != parse(["train.py"], {}).run_id
 
 
-def test_two_spellings_of_a_flag_of_our_own_are_one_flag() -> None:
+def test_two_spellings_of_an_own_flag_are_one_flag() -> None:
     assert parse(["--forw=USR1,SIGUSR2", "train.py"], {}).forward_signals == (signal.SIGUSR1, signal.SIGUSR2)
     assert parse_argv(["--forward=USR1", "train.py"]).values == {"forward_signals": ["USR1"]}
     with pytest.raises(UsageError, match=r"--pre is ambiguous: give --preload, --preemption-notice or --precheck\."):
         parse_argv(["--pre=1", "train.py"])
 
 
-def test_our_own_flags_yield_to_torchruns_abbreviations() -> None:
-    """`--s` begins `--show-completion` too, but only torchrun's flags are candidates."""
+def test_own_flags_yield_to_torchruns_abbreviations() -> None:
+    """`--s` is a prefix of `--show-completion` too, but only torchrun's flags are candidates."""
     with pytest.raises(UsageError) as mistake:
         parse_argv(["--s", "train.py"])
     offered = {word.strip(",.") for word in str(mistake.value).split() if word.startswith("--")}
@@ -73,12 +73,12 @@ def test_no_two_flags_share_a_spelling() -> None:
     assert len(DLROVER_RUN.by_spelling) == sum(len(flag.spellings) for flag in options.TABLE)
 
 
-def test_our_own_flags_may_be_abbreviated_where_torchrun_has_nothing() -> None:
+def test_own_flags_may_be_abbreviated_where_torchrun_has_no_such_flag() -> None:
     assert parse_argv(["--prel", "torch", "train.py"]).values == {"preload": ["torch"]}
     assert parse_argv(["--vers"]).request == options.BY_DEST["version"]
 
 
-def test_variables_give_defaults_and_the_command_line_wins() -> None:
+def test_variables_give_defaults_and_the_command_line_takes_precedence() -> None:
     environ = {"PET_NPROC_PER_NODE": "4", "PET_MAX_RESTARTS": "2", "PET_REDIRECTS": "0:3"}
     spec = parse(["--max-restarts", "5", "train.py"], environ)
     assert (spec.workers_per_node, spec.rules.max_restarts) == (4, 5)
@@ -86,7 +86,7 @@ def test_variables_give_defaults_and_the_command_line_wins() -> None:
 
 
 @pytest.mark.parametrize("word", ["1", "true", "YES", "on", "2"])
-def test_a_variable_turns_a_switch_on(word: str) -> None:
+def test_a_variable_enables_a_switch(word: str) -> None:
     assert parse(["train.py"], {"PET_VIRTUAL_LOCAL_RANK": word}).virtual_local_rank
 
 
@@ -100,16 +100,16 @@ def test_a_variable_turns_a_switch_on(word: str) -> None:
         (["--exit-codes=torchrun", "--compat-exit-codes"], "0", "torchrun"),
     ],
 )
-def test_a_scheme_of_exit_codes(words: list[str], variable: str, scheme: str) -> None:
+def test_the_values_of_exit_codes(words: list[str], variable: str, scheme: str) -> None:
     assert parse([*words, "train.py"], {"PET_COMPAT_EXIT_CODES": variable}).exit_codes == scheme
 
 
-def test_a_preemption_notice_is_written_as_slurm_writes_it() -> None:
+def test_a_preemption_notice_has_the_syntax_of_slurm() -> None:
     assert parse(["train.py"], {}).preemption is None
     given = parse(["--preemption-notice=USR1@120", "train.py"], {}).preemption
     assert given == PreemptionNotice(signal.SIGUSR1, 120)
     assert given.grace == 115
-    # A short notice leaves half of it to the workers.
+    # A short notice leaves half of its time to the workers.
     assert PreemptionNotice(signal.SIGUSR2, 4).grace == 2
     assert parse(["train.py"], {"PET_PREEMPTION_NOTICE": "SIGUSR2@30"}).preemption == PreemptionNotice(
         signal.SIGUSR2, 30
@@ -131,14 +131,14 @@ def test_a_preemption_notice_is_written_as_slurm_writes_it() -> None:
         (("--preemption-notice=USR1@60", "--forward-signals=USR1"), "contains SIGUSR1, as --forward-signals USR1"),
     ],
 )
-def test_a_notice_that_means_nothing_is_refused(words: tuple[str, ...], problem: str) -> None:
+def test_an_invalid_notice_is_refused(words: tuple[str, ...], problem: str) -> None:
     with pytest.raises(SpecError) as mistake:
         parse([*words, "train.py"], {})
     assert str(mistake.value).startswith("--preemption-notice")
     assert problem in str(mistake.value)
 
 
-def test_two_schemes_of_exit_codes_are_refused() -> None:
+def test_two_values_of_exit_codes_are_refused() -> None:
     with pytest.raises(SpecError, match="--compat-exit-codes means --exit-codes=torchrun"):
         parse(["--exit-codes=kubernetes", "--compat-exit-codes", "train.py"], {})
 
@@ -154,7 +154,7 @@ def test_the_shutdown_timeout_falls_back_on_torchs_variable() -> None:
     assert parse(["--shutdown-timeout", "3", "train.py"], environ).shutdown_timeout == 3
 
 
-def test_only_a_word_is_counted() -> None:
+def test_only_words_are_resolved_by_counting_devices() -> None:
     asked: list[str] = []
 
     def count(kind: str, environ: Mapping[str, str]) -> int:
@@ -172,14 +172,14 @@ def test_workers_that_are_counted_as_gpus_need_one_each(given: str, each: bool) 
     assert parse(["--nproc-per-node", given, "train.py"], {}, count_workers=lambda *_: 3).gpu_each is each
 
 
-def test_preload_adds_up_and_counts_each_module_once() -> None:
+def test_preload_accumulates_and_counts_each_module_once() -> None:
     spec = parse(["--preload", "torch,numpy.linalg", "--preload", "torch,PIL", "--start-method=fork", "train.py"], {})
     assert spec.preload == ("torch", "numpy.linalg", "PIL")
     assert spec.start_method == "forkserver"
     assert parse(["train.py"], {"PET_PRELOAD": "a,b"}).preload == ("a", "b")
 
 
-def test_signals_are_taken_once_in_order() -> None:
+def test_signals_are_listed_once_in_order() -> None:
     spec = parse(["--signals-to-handle", "SIGUSR1, SIGTERM,SIGUSR1", "train.py"], {})
     assert spec.signals == (signal.SIGUSR1, signal.SIGTERM)
 
@@ -188,7 +188,7 @@ def test_port_zero_on_one_node_is_any_port() -> None:
     assert parse(["--master-port=0", "--rdzv-id=a", "train.py"], {}).backend == "memory"
 
 
-def test_the_endpoint_goes_before_the_masters_address() -> None:
+def test_the_endpoint_takes_precedence_over_the_masters_address() -> None:
     flags = [
         "--nnodes=2",
         "--node-rank=1",
@@ -203,8 +203,8 @@ def test_the_endpoint_goes_before_the_masters_address() -> None:
 
 def test_a_script_with_a_reserved_name_runs_by_its_path_and_other_programs_by_their_name(here: Path) -> None:
     (here / "status").write_text("")
-    with pytest.raises(SpecError, match="'stacks' is reserved for a subcommand"):
-        parse(["stacks"], {})
+    with pytest.raises(SpecError, match="'scale' is reserved for a subcommand"):
+        parse(["scale"], {})
     with pytest.raises(SpecError, match="'status' is a subcommand"):
         parse(["--nnodes=1", "status"], {})
     assert parse(["./status"], {}).entrypoint.target == "./status"
@@ -237,11 +237,11 @@ def test_static_nodes_with_a_rank_and_an_address_give_no_warning(environ: dict[s
     warnings: list[str] = []
     parse(["--nnodes=2", "train.py"], environ, warn=warnings.append)
     parse(["--nnodes=1", "--node-rank=0", "--master-port=29500", "train.py"], environ, warn=warnings.append)
-    assert warnings == [], "one node needs neither"
+    assert warnings == [], "a single node needs neither"
 
 
-def test_quotes_around_the_whole_of_rdzv_conf_are_taken_off() -> None:
-    """PyTorch's own test of torchrun types it so, to a launcher that no shell starts."""
+def test_quotes_around_the_whole_of_rdzv_conf_are_removed() -> None:
+    """PyTorch's own test of torchrun passes them to a launcher that no shell starts."""
     printed: list[str] = []
     conf = "'join_timeout=5,last_call_timeout=1,timeout=5'"
     rules = parse([f"--rdzv-conf={conf}", "train.py"], {}, warn=printed.append).rules
@@ -251,14 +251,14 @@ def test_quotes_around_the_whole_of_rdzv_conf_are_taken_off() -> None:
     assert printed == []
 
 
-def test_an_empty_log_directory_is_none_and_the_null_device_is_kept() -> None:
+def test_an_empty_log_directory_is_ignored_and_the_null_device_is_kept() -> None:
     assert parse(["train.py"], {"PET_LOG_DIR": ""}).logs.log_dir is None
     for directory in ("/dev/null", "new/logs"):
         assert parse([f"--log-dir={directory}", "train.py"], {}).logs.log_dir == directory
 
 
 def test_the_prefix_template_comes_from_its_flag_first() -> None:
-    """Then from the flag's variable, then from torch's, and an empty one is none, as in torchrun."""
+    """Then from the flag's variable, then from torch's. An empty one is ignored, as in torchrun."""
     flag = "--log-line-prefix-template"
     theirs = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "theirs"}
     environ = {**theirs, "PET_LOG_LINE_PREFIX_TEMPLATE": "ours"}
@@ -277,7 +277,7 @@ def test_a_directory_or_an_archive_with_a_main_is_a_script(here: Path) -> None:
         assert parse([target], {}).entrypoint.target == target
 
 
-def test_a_module_is_looked_for_here_and_in_pythonpath_without_being_run(here: Path) -> None:
+def test_a_module_is_searched_here_and_in_pythonpath_without_being_run(here: Path) -> None:
     boom = "raise RuntimeError('imported')"
     (here / "pkg").mkdir()
     (here / "pkg" / "__init__.py").write_text(boom)
@@ -292,7 +292,7 @@ def test_a_module_is_looked_for_here_and_in_pythonpath_without_being_run(here: P
 
 
 def test_another_interpreter_is_probed_for_the_module(here: Path) -> None:
-    """One that has nothing installed, and whose processes find what is in the working directory."""
+    """An interpreter without any packages, whose processes find what is in the working directory."""
     other = here / "my-python"
     other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     other.chmod(0o755)
@@ -307,7 +307,7 @@ def test_another_interpreter_is_probed_for_the_module(here: Path) -> None:
         parse(["-m", "mine.py"], environ)
 
 
-def test_another_interpreter_must_exist_and_may_give_no_answer() -> None:
+def test_another_interpreter_must_exist_but_its_probe_may_fail() -> None:
     environ = {"PYTHON_EXEC": "/bin/sh", "PATH": os.environ["PATH"]}
     entrypoint = parse(["-m", "only.there"], environ).entrypoint
     assert (entrypoint.kind, entrypoint.python) == ("module", "/bin/sh")
@@ -315,7 +315,7 @@ def test_another_interpreter_must_exist_and_may_give_no_answer() -> None:
         parse(["train.py"], environ | {"PYTHON_EXEC": "pypy-x"})
 
 
-def test_run_path_wins_over_the_other_two() -> None:
+def test_run_path_takes_precedence_over_the_other_two() -> None:
     entrypoint = parse(["--run-path", "--no-python", "-m", "train.py", "-m"], {}).entrypoint
     assert (entrypoint.kind, entrypoint.target, entrypoint.args) == ("run_path", "train.py", ("-m",))
 
@@ -333,7 +333,7 @@ def test_a_logs_plugin_must_be_installed(here: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
-    """The jobs that were launched; nothing really starts, and each ends with 7."""
+    """The jobs that were launched; none really starts, and each returns 7."""
     jobs: list[JobSpec] = []
     stand_in = types.ModuleType("dlrover_run.launch")
 
@@ -388,7 +388,7 @@ def test_parse_starts_no_job_for_a_request() -> None:
 
 
 def test_a_launch_imports_neither_typer_nor_rich_nor_torch(here: Path) -> None:
-    """What the reading of the command line costs is paid before each launch."""
+    """Every launch pays for what the parsing of the command line imports."""
     probe = (
         "import sys; from dlrover_run.cli import parse; parse(['-r3', '--rdzv-conf=a=1', 'train.py'], {});"
         "print({name.partition('.')[0] for name in sys.modules} & {'typer', 'rich', 'click', 'torch', 'pydantic'})"

@@ -1,4 +1,4 @@
-"""The job that a launcher takes from its cluster: from recorded environments, and what it refuses."""
+"""The job that a launcher derives from its cluster: from recorded environments, and what it refuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def job(
     recorded: Recorded, flags: str = "", *, interactive: bool = False, **changed: str | None
 ) -> tuple[JobSpec, list[str]]:
-    """The job of a launcher with these flags and changed variables (None removes one), and what it prints."""
+    """The job of a launcher with these flags and changed variables (None removes one), and its output."""
     environ = {name: text for name, text in {**recorded.environ, **changed}.items() if text is not None}
     printed: list[str] = []
     spec = parse(
@@ -54,7 +54,7 @@ def refused(recorded: Recorded, flags: str = "", **changed: str | None) -> str:
 
 
 def place(spec: JobSpec) -> tuple[str, str]:
-    """The backend, and where the nodes meet."""
+    """The backend, and the meeting place of the nodes."""
     host, port = (spec.master.host, spec.master.port) if spec.master else spec.rules.store or ("", 0)
     return spec.backend, f"{host}:{port}"
 
@@ -76,7 +76,7 @@ def test_cluster_none_takes_nothing_from_the_cluster(recorded: Recorded) -> None
     assert spec.backend == "memory"
 
 
-def test_the_first_node_says_each_value_and_where_it_is_from() -> None:
+def test_the_first_node_prints_each_value_and_its_source() -> None:
     spec, printed = job(SLURM, "--nnodes=3:4 --max-restarts=2", SLURM_NODEID="0", SLURMD_NODENAME="gpu07")
     assert printed == [
         "Slurm step 4711.0: 3:4 nodes (--nnodes), 8 workers on this node (CUDA_VISIBLE_DEVICES), "
@@ -100,7 +100,7 @@ def test_flags_and_variables_take_precedence() -> None:
     assert (spec.node_rank, spec.rules.max_nodes, spec.run_id) == (3, 4, "4711.0")
 
 
-def test_the_start_line_names_no_flag_that_is_not_given() -> None:
+def test_the_start_line_names_only_given_flags() -> None:
     first = {"SLURM_NODEID": "0", "SLURMD_NODENAME": "gpu07"}
     _, printed = job(SLURM, **first, CUDA_VISIBLE_DEVICES=None, SLURM_GPUS_ON_NODE=None, NODE_RANK="3")
     assert "1 worker on this node (default of --nproc-per-node), node rank 3 (NODE_RANK), " in printed[0]
@@ -111,7 +111,7 @@ def test_the_start_line_names_no_flag_that_is_not_given() -> None:
     assert "rdzv-id none (default of --rdzv-id)." in printed[0]
 
 
-def test_static_takes_the_rank_and_the_address_of_the_cluster() -> None:
+def test_static_uses_the_rank_and_the_address_of_the_cluster() -> None:
     spec, printed = job(SLURM, "--rdzv-backend=static")
     assert place(spec) == ("static", SLURM.endpoint)
     assert (spec.node_rank, printed) == (2, [])
@@ -142,12 +142,12 @@ def test_an_elastic_size_and_spares_fit_the_nodes() -> None:
 
 
 @pytest.mark.parametrize("given", ["localhost", "127.0.0.1:29400", "[::1]:29400"])
-def test_an_endpoint_that_is_another_machine_on_each_node_is_refused(given: str) -> None:
+def test_an_endpoint_that_differs_on_each_node_is_refused(given: str) -> None:
     assert "another machine on each node" in refused(SLURM, f"--rdzv-backend=c10d --rdzv-endpoint={given}")
     assert "another machine on each node" in refused(SLURM, f"--rdzv-endpoint={given}")
 
 
-def test_the_own_name_as_the_endpoint_of_a_job_that_begins_with_one_node_is_refused() -> None:
+def test_the_own_name_as_the_endpoint_of_a_job_that_starts_with_one_node_is_refused() -> None:
     line = "--rdzv-backend=c10d --rdzv-endpoint=gpu10:29400"
     assert "each node may have put its own name there" in refused(SLURM, f"--nnodes=1:4 {line}")
     assert place(job(SLURM, f"--nnodes=2:4 {line}")[0]) == ("master", "gpu10:29400")
@@ -183,7 +183,7 @@ BATCH_SCRIPT: dict[str, str | None] = {
 }  # fmt: skip
 
 
-def test_a_batch_script_that_forgets_srun_is_refused() -> None:
+def test_a_batch_script_without_srun_is_refused() -> None:
     sentence = refused(SLURM, **BATCH_SCRIPT)
     assert "srun did not start this launcher" in sentence
     assert "`srun --ntasks=4 --ntasks-per-node=1 dlrover-run train.py`" in sentence
@@ -211,7 +211,7 @@ def test_nothing_is_detected_in_an_interactive_shell() -> None:
     assert job(VOLCANO, "--cluster=kubernetes", interactive=True)[0].rules.max_nodes == 4
     with pytest.raises(SpecError, match="srun did not start this launcher"):
         job(SLURM, "--cluster=slurm", **shells[0])
-    # With a terminal srun connects one task, and may have started a shell in each.
+    # With a terminal srun attaches one task, and may have started a shell in each.
     assert "--pty" in refused(SLURM, SLURM_PTY_PORT="4000")
     assert job(OPEN_MPI, interactive=True)[0].rules.max_nodes == 4, "no shell has the variables of mpirun"
 
@@ -249,17 +249,17 @@ SALLOC: dict[str, str | None] = {**SCRIPT_OF_ONE, "SLURM_JOB_NAME": "interactive
         (OPEN_MPI, ONE_PROCESS, "", "1 node (OMPI_COMM_WORLD_SIZE), 1 worker on this node (default of"),
     ],
 )  # fmt: skip
-def test_a_single_node_takes_its_workers_from_the_cluster(
+def test_a_single_node_uses_the_worker_count_of_the_cluster(
     recorded: Recorded, changed: dict[str, str | None], flags: str, size: str
 ) -> None:
-    """It has the rendezvous that it has without a cluster."""
+    """It has the same rendezvous as without a cluster."""
     spec, printed = job(recorded, flags, **changed)
     assert (spec.backend, spec.rules.max_nodes, len(printed)) == ("memory", 1, 1)
     assert size in printed[0]
     assert f"{spec.workers_per_node} worker" in printed[0]
 
 
-def test_a_single_node_joins_others_by_flags_with_its_own_workers() -> None:
+def test_a_single_node_joins_others_by_flags_with_its_own_worker_count() -> None:
     spec, printed = job(SLURM, "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=gpu07:1 --rdzv-id=two", **STEP_OF_ONE)
     assert place(spec) == ("master", "gpu07:1")
     assert (spec.rules.max_nodes, spec.workers_per_node, spec.node_rank) == (2, 8, None)
@@ -283,7 +283,7 @@ def test_a_single_node_joins_others_by_flags_with_its_own_workers() -> None:
         (INDEXED_JOB, POD_OF_ONE, "--nnodes=1", True),
     ],
 )
-def test_a_single_node_in_a_shell_takes_nothing(
+def test_every_node_is_in_one_crowd_and_the_last_node_is_alone(
     recorded: Recorded, changed: dict[str, str | None], flags: str, interactive: bool
 ) -> None:
     spec, printed = job(recorded, flags, interactive=interactive, **changed)
@@ -320,7 +320,7 @@ def test_a_pod_without_a_number_of_pods_is_refused() -> None:
 )
 def test_variables_that_contradict_each_other_are_refused(changed: dict[str, str], part: str) -> None:
     assert part in refused(SLURM, **changed)
-    # What says everything by flags needs no cluster.
+    # A command line with all values in flags needs no cluster.
     line = "--nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=gpu07:29400 --nproc-per-node=8 --rdzv-id=4711"
     assert place(job(SLURM, line, **changed)[0]) == ("master", "gpu07:29400")
 
@@ -333,8 +333,8 @@ def test_variables_that_contradict_each_other_are_refused(changed: dict[str, str
         {"SLURM_STEP_ID": None, "SLURM_JOB_ID": None, "LSB_JOBID": "1", "LSB_MCPU_HOSTS": f"gpu10 {'9' * 5000}"},
     ],
 )
-def test_a_number_of_thousands_of_digits_is_refused_in_a_sentence(changed: dict[str, str | None]) -> None:
-    """Python raises ValueError for one."""
+def test_a_number_of_thousands_of_digits_is_refused_in_one_sentence(changed: dict[str, str | None]) -> None:
+    """Python raises ValueError for such a number."""
     refused(SLURM, **changed)
 
 
@@ -372,7 +372,7 @@ def test_a_hostfile_completes_mpi_and_must_fit_a_step() -> None:
     assert "names 3 hosts, and Slurm step 4711.0 has 4 nodes" in refused(in_step, "--hostfile=hosts")
 
 
-def test_mpi_decides_inside_the_job_of_a_scheduler() -> None:
+def test_mpi_takes_precedence_inside_the_job_of_a_scheduler() -> None:
     """PBS writes its file on the first node only, and a step of Slurm may be that of mpirun's daemons."""
     in_pbs = Recorded("mpi", OPEN_MPI.environ, "n03", "", "")
     spec, _ = job(in_pbs, PBS_JOBID="81.head", PBS_NODEFILE="/not/here")
@@ -382,7 +382,7 @@ def test_mpi_decides_inside_the_job_of_a_scheduler() -> None:
     assert (place(spec)[1].split(":")[0], spec.run_id, spec.rules.max_nodes) == ("gpu07", "4711", 4)
 
 
-def test_the_first_pod_of_an_operator_meets_under_its_own_name() -> None:
+def test_the_first_pod_of_an_operator_uses_its_own_name_as_the_endpoint() -> None:
     pod = {"KUBERNETES_SERVICE_HOST": "x", "MASTER_ADDR": "localhost", "RANK": "0", "WORLD_SIZE": "2"}
     first = Recorded("first", pod, "job-master-0", "", "")
     assert place(job(first)[0]) == ("master", "job-master-0:29400")

@@ -1,7 +1,7 @@
 """Launchers of one job in damaged and contradictory environments: none of them becomes a job of one node.
 
-Every environment begins as a recorded one of four nodes. Then variables are removed, replaced by nonsense or by those
-of another node, the variables of a second cluster are added, and flags ask for something else.
+Every environment starts as a recorded one of four nodes. Then variables are removed, replaced by invalid values or by
+those of another node, the variables of a second cluster are added, and flags request something else.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ USERS = (
     "PMI_SIZE",
     "OMPI_MCA_orte_hnp_uri",
 )
-"""Variables that say how many nodes there are or where they meet, and that no other variable can contradict."""
+"""Variables for the number of nodes or the meeting place, which no other variable can contradict."""
 
 ONE_NODE = {"KUBERNETES_SERVICE_HOST", "LSB_JOBID", "PBS_JOBID", "CLOUD_ML_JOB_ID"}
 SIGNS = {name for markers in MARKERS.values() for name in markers} - ONE_NODE
 
 
 def is_marked(environ: dict[str, str]) -> bool:
-    """Whether a variable is left which shows that a cluster started the launcher."""
+    """Whether a variable is left that shows that a cluster started the launcher."""
     filled = {name for name, text in environ.items() if text.strip()}
     if environ.get("JOB_COMPLETION_INDEX") == "0":
         return False  # The index of a Job with a single pod.
@@ -89,7 +89,7 @@ ESCAPE = "--cluster=none"
 
 
 def damaged(draw: random.Random, recorded: Recorded) -> tuple[dict[str, str], bool]:
-    """The variables of a recorded launcher after one or two changes, and whether they still name one cluster only."""
+    """Variables of a recorded launcher after one or two changes, and whether they identify one cluster only."""
     environ, pure = dict(recorded.environ), True
     for _ in range(draw.choice((1, 1, 2))):
         name = draw.choice(sorted(recorded.environ))
@@ -108,7 +108,7 @@ def damaged(draw: random.Random, recorded: Recorded) -> tuple[dict[str, str], bo
 
 
 def outcome(recorded: Recorded, environ: dict[str, str], flags: str) -> JobSpec | str:
-    """The job, or the sentence that refuses it."""
+    """The job, or the error message that refuses it."""
     words = [*recorded.flags.split(), *flags.split(), "train.py"]
     context = Context(recorded.hostname, recorded.files.get, False, "dlrover-run train.py", lambda host: False)
     try:
@@ -152,10 +152,10 @@ def test_no_contradictory_environment_makes_a_job_of_one_node(seeds: range) -> N
             assert found.master is not None or found.rules.store is not None, case
             host = found.master.host if found.master else (found.rules.store or ("", 0))[0]
             assert host == recorded.endpoint.rpartition(":")[0], case
-    assert min(counted.values()) > 10, "both outcomes are looked at"
+    assert min(counted.values()) > 10, "both outcomes occur"
 
 
-def test_a_damaged_environment_is_no_obstacle_to_a_job_without_a_cluster() -> None:
+def test_a_damaged_environment_has_no_effect_on_a_job_without_a_cluster() -> None:
     for seed in range(100):
         draw = random.Random(seed)
         recorded = draw.choice(ALL)

@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def in_etcd(line: str, **environ: str) -> EtcdSpec:
-    """Where the nodes of this job meet."""
+    """The rendezvous of this job in etcd."""
     spec = job(line, **environ)
     assert (spec.backend, spec.master, spec.rules.store) == ("etcd", None, None)
     assert spec.etcd is not None
@@ -63,7 +63,7 @@ def test_a_single_node_needs_no_rendezvous_and_no_package(line: str, monkeypatch
 
 
 def test_ranks_names_and_rules_are_those_of_a_job_with_a_master() -> None:
-    """But a node is lost when its lease ends, not after a time, unless `lost_after` is given."""
+    """Except that a node is lost when its lease expires, not after a timeout, unless `lost_after` is given."""
     spec = job(f"{AT_A} --spares=1 --node-unit=2", NODE_RANK="3", NODE_ID="pod-1", DLROVER_MASTER_ADDR="m:x")
     assert spec.rules == JobRules(min_nodes=2, max_nodes=2, spares=1, node_unit=2, lost_after=0.0)
     assert (spec.node_rank, spec.node_id, spec.run_id, spec.etcd) == (3, "pod-1", "none", EtcdSpec(A))
@@ -96,7 +96,7 @@ def test_the_prefix_is_normalized(conf: str, prefix: str) -> None:
     ],
 )
 def test_https_or_any_tls_file_encrypts(endpoint: str, conf: str, names: tuple[str, ...] | None, here: Path) -> None:
-    """Without a file of authorities those of the system are trusted."""
+    """Without a CA file the authorities of the system are trusted."""
     pems = write_pems(here)
     tls = None if names is None else TlsSpec(**{name: pems[name] for name in names})
     assert in_etcd(f"{TWO} --rdzv-endpoint={endpoint} --rdzv-conf={conf}").tls == tls
@@ -109,7 +109,7 @@ def test_an_unencrypted_password_gives_no_warning_where_http_is_explicit(line: s
 
 
 @pytest.mark.parametrize("absent", [None, types.ModuleType("etcd3")])
-def test_a_missing_package_is_one_line_with_the_remedy(
+def test_a_missing_package_is_reported_in_one_line_with_a_hint(
     absent: types.ModuleType | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "etcd3", absent)

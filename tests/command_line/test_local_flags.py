@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_lines import fake_etcd3, isolate, job, parsed
+from msgspec.structs import replace
 from policy_parts import check_rules, fold
 
 from dlrover_run import exit_codes
@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rules(least: int, most: int, **others: int) -> JobRules:
-    """The rules of a job on this machine whose flags give only these."""
+    """The rules of a job on this machine with only these flags."""
     times = {"last_call_timeout": job_size.LOCAL_LAST_CALL_TIMEOUT, "cut_off_timeout": job_size.LOCAL_CUT_OFF_TIMEOUT}
     return JobRules(least, most, **times, **fold(HealthRules, others))
 
@@ -53,7 +53,7 @@ def test_local_nodes_use_a_local_master(line: str, local: LocalSpec, least: int,
     assert (spec.backend, spec.master, spec.etcd) == ("master", OWN_MASTER, None)
 
 
-def test_each_job_on_local_nodes_has_a_name_of_its_own_unless_it_is_given_one() -> None:
+def test_each_job_on_local_nodes_has_its_own_name_unless_it_is_given_one() -> None:
     assert len({job("--local-nodes=2").run_id for _ in range(3)} | {"none"}) == 4
     assert job("--local-nodes=2 --rdzv-id=mine").run_id == "mine"
 
@@ -90,7 +90,7 @@ def test_every_console_line_of_local_nodes_has_a_prefix() -> None:
         (f"join_timeout=5 {IN_ETCD}", "last_call_timeout", 3),
     ],
 )
-def test_the_times_of_local_nodes_are_short_unless_given(conf: str, rule: str, seconds: float) -> None:
+def test_the_timeouts_of_local_nodes_are_short_unless_given(conf: str, rule: str, seconds: float) -> None:
     assert getattr(job(f"--local-nodes=2:3 --rdzv-conf={conf}").rules, rule) == seconds
 
 
@@ -122,7 +122,7 @@ def test_local_nodes_use_an_etcd_that_is_given(nodes: str) -> None:
             [f"{key} of --rdzv-conf" for key in ("is_host", "bind", "state_dir", "token_file", "tls_ca", "tls_cert")],
         ),
         ("--rdzv-conf=auth=required,timeout=5,lost_after=1", {}, []),
-        # A local master has a token of its own.
+        # A local master has its own token.
         ("", {"DLROVER_RDZV_TOKEN": "open-sesame", "DLROVER_RDZV_TOKEN_FILE": "none"}, []),
     ],
 )
@@ -175,7 +175,7 @@ def test_isolated_local_nodes_are_refused_in_one_line_elsewhere(
     assert capsys.readouterr().err == f"dlrover-run: --isolate-nodes is not possible here, since {reason}.\n"
 
 
-def test_local_nodes_are_the_number_of_nodes_of_auto_config() -> None:
+def test_auto_config_uses_the_number_of_local_nodes() -> None:
     spec = job("--auto-config --local-nodes=4")
     assert (spec.rules, spec.workers_per_node) == (rules(4, 4, check=CHECK_ONCE), 8)
     spec, warnings = parsed("--auto-config --local-nodes=4", NODE_NUM="3")

@@ -1,6 +1,6 @@
-"""The published command lines, letter for letter but for paths, mean to our parsers what the documents say.
+"""Our parsers read the published command lines, unchanged but for paths, as the documents describe them.
 
-A real shell expands each block, with a stand-in for the launcher that writes down its words. `tests/experiments/` runs
+A real shell expands each block, with a stand-in for the launcher that records its arguments. `tests/experiments/` runs
 some of them as jobs.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_lines import count, fake_etcd3, isolate
+from msgspec.structs import replace
 from published_commands import (
     CHAOS_ARTICLE,
     CHAOS_BY_HAND,
@@ -40,7 +40,7 @@ BLOCKS = {f"{document}: {name}": text for document, blocks in DOCUMENTS.items() 
 every_block = pytest.mark.parametrize("text", BLOCKS.values(), ids=BLOCKS)
 
 RULES = JobRules(3, 4, max_restarts=3, pend_timeout=600, policy=HealthRules(check=CHECK_ONCE, exclude_stragglers=1))
-"""What all blocks of both documents ask for."""
+"""The rules that all blocks of both documents give."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words_of(text: str, directory: Path, **environ: str) -> dict[str, list[str]]:
-    """The words with which a shell starts each of the two programs, for a block in this environment."""
+    """The arguments with which a shell starts each of the two programs, for a block in this environment."""
     programs = directory / "programs"
     programs.mkdir()
     for program in ("dlrover-run", "start_chaos.sh"):
@@ -61,13 +61,13 @@ def words_of(text: str, directory: Path, **environ: str) -> dict[str, list[str]]
         "/data/mnist_png": "digits",
     }
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", **environ}
-    # What the block leaves in the background holds the pipe too, so both programs have ended when this returns.
+    # A background process of the block has the pipe open too, so both programs have exited when this returns.
     subprocess.run(["/bin/bash", "-c", typed(text, paths)], env=environment, check=True, capture_output=True)
     return {file.stem: file.read_text().splitlines() for file in directory.glob("*.words")}
 
 
 def job_of(text: str, directory: Path, **environ: str) -> JobSpec:
-    """The job of a block in this environment, about which there is nothing to say."""
+    """The job of a block in this environment, which must give no warning."""
     words = words_of(text, directory, **environ)["dlrover-run"]
     warnings: list[str] = []
     spec = parse(words, environ, count_workers=count, warn=warnings.append)
@@ -86,7 +86,7 @@ def test_a_block_in_a_pod_is_a_job_of_three_to_four_nodes_at_the_master(text: st
     assert (spec.backend, spec.rules) == ("master", RULES)
     assert spec.master is not None
     assert (spec.master.host, spec.master.port) == ("elasticjob-chaos-test-dlrover-master", 50001)
-    # The replacement has a number of its own and asks for the rank of the node that it replaces.
+    # The replacement has its own number and prefers the rank of the node that it replaces.
     assert (spec.node_id, spec.node_rank, spec.local) == ("4", 1, None)
 
 
@@ -94,7 +94,7 @@ def test_a_block_in_a_pod_is_a_job_of_three_to_four_nodes_at_the_master(text: st
 def test_a_block_with_local_nodes_is_the_same_job_on_this_machine(text: str, tmp_path: Path) -> None:
     spec = job_of(text, tmp_path, PET_LOCAL_NODES="4", WORKER_NUM="4")
     assert (spec.backend, spec.local) == ("master", LocalSpec(4, 4))
-    # On one machine nodes start at about the same time, and one that is cut off can be replaced at once.
+    # On one machine nodes start at about the same time, and a node that is cut off can be replaced at once.
     defaults = {name: getattr(RULES, name) for name in ("last_call_timeout", "lost_after", "cut_off_timeout")}
     assert replace(spec.rules, **defaults) == RULES
 
@@ -109,13 +109,15 @@ def test_a_block_with_local_nodes_is_the_same_job_on_this_machine(text: str, tmp
         (CHAOS_ARTICLE["network, process"], "no-chaos"),
     ],
 )
-def test_a_block_starts_the_chaos_that_it_names(text: str, verb: str, tmp_path: Path) -> None:
+def test_a_block_starts_the_chaos_script_that_it_names(text: str, verb: str, tmp_path: Path) -> None:
     assert words_of(text, tmp_path, **torch_pod(1))["start_chaos.sh"] == [verb]
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_the_chaos_that_is_typed_by_hand_is_accepted(shell: str) -> None:
-    """In a session without a job: it has nothing to act on, and says so. A wrong verb or shell would be exit code 2."""
+def test_the_chaos_command_typed_by_hand_is_accepted(shell: str) -> None:
+    """In a session without a job it has nothing to act on, and reports that. A wrong action or shell would be exit code
+    2.
+    """
     line = typed(CHAOS_BY_HAND, {"examples/pytorch/mnist/start_chaos.sh": str(CHAOS)}).replace("sh ", f"{shell} ", 1)
     environ = {"PATH": os.environ["PATH"], "CHAOS_WAIT": "0", **torch_pod(1)}
     done = subprocess.run(
@@ -127,7 +129,7 @@ def test_the_chaos_that_is_typed_by_hand_is_accepted(shell: str) -> None:
     )
 
 
-def test_the_range_alone_names_what_it_needs(tmp_path: Path) -> None:
+def test_the_node_range_alone_reports_what_it_needs(tmp_path: Path) -> None:
     """In a shell, without the environment of a pod."""
     with pytest.raises(SpecError, match=r"DLROVER_MASTER_ADDR.*--local-nodes=4"):
         job_of(CHAOS_TUTORIAL["preempted"], tmp_path, WORKER_NUM="4")
@@ -146,8 +148,8 @@ def test_kubedl_s_flags_and_the_arguments_of_its_container_are_a_job_in_etcd(mon
     assert (spec.entrypoint.target, list(spec.entrypoint.args)) == ("train.py", KUBEDL_ARGS[1:])
 
 
-def test_the_environment_of_a_worker_s_pod_does_not_disturb_tf_ps_run() -> None:
-    """Each pod of the document's job is a node; what its master wrote into `TF_CONFIG` is for the script alone."""
+def test_the_environment_of_a_workers_pod_has_no_effect_on_tf_ps_run() -> None:
+    """Each pod of the document's job is a node; the `TF_CONFIG` from its master is for the script only."""
     flags = ["--role=worker", "--ps=1", "--workers=1", "train.py"]
     warnings: list[str] = []
     spec = tf_ps_run.parse(flags, TF_WORKER_POD, warn=warnings.append)

@@ -1,12 +1,11 @@
 """The rendezvous of a job: what flags and variables resolve to, the keys of --rdzv-conf, and secrets.
 
-What is refused, and with which message, is in `command_line_messages.txt`.
+`command_line_messages.txt` has the errors and their messages.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -180,8 +179,8 @@ def test_every_rule_has_a_key_or_a_flag() -> None:
     by_key = {key.rule for key in rdzv_conf.TABLE if key.rule}
     by_flag = {"min_nodes", "max_nodes", "node_unit", "spares", "max_restarts", "store"}
     by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}
-    by_place = {"detection_delay"}  # In etcd a lease's time, which the keep-alive keys set.
-    rules = {field.name for field in fields(JobRules)} - {"policy"} | {*HealthRules.__struct_fields__}
+    by_place = {"detection_delay"}  # In etcd the time of a lease, which the keep-alive keys set.
+    rules = {*JobRules.__struct_fields__} - {"policy"} | {*HealthRules.__struct_fields__}
     assert by_key | by_flag | by_place == rules
 
 
@@ -190,7 +189,7 @@ def test_bind_state_dir_and_is_host_reach_the_master(here: Path) -> None:
     assert (master.bind, master.state_dir, master.is_host) == ("::", str(here / "journal"), True)
 
 
-def test_keys_of_torchrun_without_meaning_here_change_nothing() -> None:
+def test_keys_of_torchrun_without_meaning_here_have_no_effect() -> None:
     conf = "timeout=5,close_timeout=5,heartbeat_timeout=5,read_timeout=5,store_type=file,rank=3,etcd_prefix=/x"
     spec = job(f"{SEVERAL} --rdzv-conf={conf}")
     assert (spec.rules, spec.node_rank) == (JobRules(min_nodes=2, max_nodes=2), None)
@@ -203,7 +202,7 @@ def test_tls_files_become_absolute_paths(here: Path) -> None:
     assert at_master(f"{AT_NODE0} --rdzv-conf=tls_ca=ca").tls == TlsSpec(ca=pems["ca"])
 
 
-# --- Secrets. What is refused for both kinds is read by one function.
+# --- Secrets. One function reads and validates both kinds.
 
 
 def secret_of(spec: JobSpec) -> str:
@@ -260,7 +259,7 @@ def test_an_invalid_token_is_refused_without_showing_it(content: bytes, sentence
 
 
 def test_a_token_in_a_variable_is_checked_too() -> None:
-    """An empty variable is refused: its author believes that the job has a token."""
+    """An empty variable is refused: its author assumes that the job has a token."""
     assert error(SEVERAL, DLROVER_RDZV_TOKEN="").startswith("DLROVER_RDZV_TOKEN contains an empty")
     assert "is not text" in error(SEVERAL, DLROVER_RDZV_TOKEN="\udcff")
 
@@ -291,7 +290,7 @@ def test_a_job_never_shows_its_secret_and_carries_it_to_the_launcher(
     monkeypatch.setenv(variable, SECRET)
     spec = job_or_code([*line.split(), f"--rdzv-conf={setting.rpartition(',')[0]}", "train.py"])
     assert isinstance(spec, JobSpec)
-    # Reading a command line leaves the environment alone.
+    # Parsing a command line does not change the environment.
     assert (secret_of(spec), os.environ[variable]) == (SECRET, SECRET)
     assert SECRET not in repr(spec)
     sent = msgspec.json.encode(LaunchRequest(spec, 0, 0))
@@ -327,7 +326,7 @@ def test_no_process_of_a_launch_shows_a_secret(command: tuple[str, ...], here: P
     assert SECRET not in done.stdout
 
 
-def test_a_weak_token_of_the_job_is_a_warning() -> None:
+def test_a_weak_token_of_the_job_gives_a_warning() -> None:
     for length, warnings in ((15, 1), (16, 0)):
         assert len(parsed(SEVERAL, DLROVER_RDZV_TOKEN="x" * length)[1]) == warnings
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness import WAIT
-from scripted_agent import FINISHED, Answer, Play, gathering, over, seat, training
+from scripted_agent import FINISHED, Answer, Play, gathering, over, rank_assignment, training
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.environment import requeue_count
@@ -73,53 +73,59 @@ def starts(stage: Path) -> int:
 
 
 def test_the_same_ranks_from_another_coordinator_leave_the_workers_alone(stage: Path) -> None:
-    successor = training(seat(store_port=7), epoch=5)
+    successor = training(rank_assignment(store_port=7), epoch=5)
 
     def obeys(status: NodeReport) -> bool:
         return status.epoch == 5 and status.phase is RUNNING
 
-    play = Play(stage, UNTIL_RELEASED).on(WAITING, training(seat(store_port=7))).on(RUNNING, when_up(stage, successor))
+    play = (
+        Play(stage, UNTIL_RELEASED)
+        .on(WAITING, training(rank_assignment(store_port=7)))
+        .on(RUNNING, when_up(stage, successor))
+    )
     played = play.on(obeys, lambda: release(stage)).on(SUCCEEDED, FINISHED).run()
     assert played.phases == [WAITING, RUNNING, SUCCEEDED, LEFT]
     assert starts(stage) == 1
-    assert played.verdict.exit_code == 0
+    assert played.result.exit_code == 0
 
 
 def test_a_node_that_loses_its_ranks_stops_its_workers_and_starts_new_ones_with_the_next(stage: Path) -> None:
     def second(status: NodeReport) -> bool:
         return status.phase is RUNNING and status.in_round(RoundKey(1, 2))
 
-    play = Play(stage, UNTIL_RELEASED).on(WAITING, training(seat())).on(RUNNING, when_up(stage, gathering(1)))
-    play.on(WAITING, training(seat(2), reasons=sentence("node-b was lost"))).on(
+    play = (
+        Play(stage, UNTIL_RELEASED).on(WAITING, training(rank_assignment())).on(RUNNING, when_up(stage, gathering(1)))
+    )
+    play.on(WAITING, training(rank_assignment(2), reasons=sentence("node-b was lost"))).on(
         second, when_up(stage, lambda: release(stage))
     )
     played = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 2)).run()
     assert played.phases == [WAITING, RUNNING, WAITING, RUNNING, SUCCEEDED, LEFT]
     without = [status for status in played.statuses if status.phase is WAITING and status.ranks is None]
     assert [status.known_round.number for status in without] == [0, 1]
-    assert "into the round, node-b was lost; round 2 with 1 node\n" in played.said
-    assert "restart" not in played.said.replace("restart_count=0", "")
+    assert "into the round, node-b was lost; round 2 with 1 node\n" in played.output
+    assert "restart" not in played.output.replace("restart_count=0", "")
     assert starts(stage) == 2
 
 
 def test_a_word_that_comes_while_workers_end_is_answered_before_they_have(stage: Path) -> None:
     """The coordinator may need the answer for the next round; a worker's grace can be half a minute."""
 
-    def heard(status: NodeReport) -> bool:
+    def is_received(status: NodeReport) -> bool:
         return status.known_round.number == 3
 
     def released() -> Assignment:
         release(stage)
         return FINISHED
 
-    play = Play(stage, STUBBORN).on(WAITING, training(seat())).on(RUNNING, when_up(stage, gathering(1)))
-    played = play.on(WAITING, training(None, 3)).on(heard, released).run()
-    assert played.verdict.ends[0].code == 0, "it was released, and not killed after its grace"
+    play = Play(stage, STUBBORN).on(WAITING, training(rank_assignment())).on(RUNNING, when_up(stage, gathering(1)))
+    played = play.on(WAITING, training(None, 3)).on(is_received, released).run()
+    assert played.result.ends[0].code == 0, "it was released, and not killed after its grace"
 
 
 def test_each_round_prints_torchs_block_with_verbose_output(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGLEVEL", "INFO")
-    place = seat(
+    place = rank_assignment(
         4,
         restart_count=2,
         node_rank=1,
@@ -133,8 +139,8 @@ def test_each_round_prints_torchs_block_with_verbose_output(stage: Path, monkeyp
         store_port=1234,
     )
     play = Play(stage, "exit 0", spec={"workers_per_node": 2}).on(WAITING, training(place))
-    said = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 4)).run().said
-    assert said == (
+    output = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 4)).run().output
+    assert output == (
         "dlrover-run: round 4: ranks 2 to 3 of 6, as node rank 1 of 3; the store is at node-a:1234\n"
         "dlrover-run: Rendezvous complete for workers. Result:\n"
         "  restart_count=2\n"
@@ -155,7 +161,7 @@ def test_the_environment_follows_the_ranks(stage: Path) -> None:
     names = ("RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
     more = ("NODE_NUM", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT")
     shell = "printf '%s ' " + " ".join(f"${name}" for name in (*names, *more)) + "> environment"
-    place = seat(
+    place = rank_assignment(
         4,
         restart_count=2,
         node_rank=1,
@@ -177,19 +183,19 @@ class TestFailures:
     LOST = "echo 'Traceback (most recent call last):' >&2; echo 'RuntimeError: Connection closed by peer' >&2; exit 1"
 
     def test_it_is_reported_once_and_with_its_traceback(self, stage: Path) -> None:
-        place = seat(first_rank=2, world_size=3, nodes=2, node_rank=1)
+        place = rank_assignment(first_rank=2, world_size=3, nodes=2, node_rank=1)
         play = Play(stage, self.RAISE).on(WAITING, training(place))
         played = play.on(FAILED, lambda: over(PlanPhase.FAILED, failure=ELSEWHERE)).run()
-        told = [status for status in played.statuses if status.phase is FAILED]
-        assert len({status.failure for status in told}) == 1
-        failure = told[0].failure
+        failures = [status for status in played.statuses if status.phase is FAILED]
+        assert len({status.failure for status in failures}) == 1
+        failure = failures[0].failure
         assert failure is not None
         assert (failure.rank, failure.exit_text, failure.lost_peer) == (2, "raised ValueError: x", False)
         assert failure.trace == "Traceback (most recent call last):\n  File x\nValueError: x"
 
     def test_a_lost_peer_is_reported_as_such_until_a_worker_fails_of_itself(self, stage: Path) -> None:
         shell = f"[ $LOCAL_RANK = 0 ] && {{ {self.LOST}; }}; read word < gate; exit 3"
-        place = seat(workers=2, world_size=4, nodes=2)
+        place = rank_assignment(workers=2, world_size=4, nodes=2)
 
         def is_lost(status: NodeReport) -> bool:
             return status.failure is not None and status.failure.lost_peer
@@ -202,12 +208,12 @@ class TestFailures:
         own = Failure(1, "here", "exited with code 3")
         played = play.on(is_own, over(PlanPhase.FAILED, failure=own)).run()
         assert [f.rank for s in played.statuses if (f := s.failure)] == [0, 1]
-        assert played.verdict.exit_code == 3
+        assert played.result.exit_code == 3
 
     def test_what_is_too_long_is_clipped_to_what_may_travel(self, stage: Path) -> None:
         lines = "i=0; while [ $i -lt 900 ]; do echo '  File deep' $i >&2; i=$((i+1)); done"
         shell = f"echo 'Traceback (most recent call last):' >&2; {lines}; echo 'ValueError: x' >&2; exit 1"
-        played = Play(stage, shell).on(WAITING, training(seat())).on(FAILED, FINISHED).run()
+        played = Play(stage, shell).on(WAITING, training(rank_assignment())).on(FAILED, FINISHED).run()
         failure = next(s.failure for s in played.statuses if s.failure)
         assert len(failure.trace) == MAX_TRACE
         assert failure.trace.startswith("Traceback (most recent call last):\n")
@@ -215,14 +221,14 @@ class TestFailures:
 
     @pytest.mark.parametrize(("mark", "has_trained"), [("printf 1 > $DLROVER_CHECKPOINT_MARK;", True), ("", False)])
     def test_a_checkpoint_is_evidence_of_work(self, stage: Path, mark: str, has_trained: bool) -> None:
-        played = Play(stage, f"{mark} exit 3").on(WAITING, training(seat())).on(FAILED, FINISHED).run()
+        played = Play(stage, f"{mark} exit 3").on(WAITING, training(rank_assignment())).on(FAILED, FINISHED).run()
         assert [s.progressed for s in played.statuses if s.phase is FAILED] == [has_trained]
 
     @pytest.mark.parametrize(("written", "step"), [(b"120\n", 120), (b"120\n180\n", 180), (b"1", None), (b"x\n", None)])
     def test_a_checkpoint_is_noted_at_once_with_its_step(self, written: bytes, step: int | None) -> None:
         async def noted() -> int | None:
             found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-            probe = StartupProbe(seat())
+            probe = StartupProbe(rank_assignment())
             probe.listen(found.set_result)
             with open(probe.mark_path, "wb") as mark:
                 mark.write(written)
@@ -237,59 +243,59 @@ class TestFailures:
         from dlrover_run.spec import Entrypoint
 
         missing = {"entrypoint": Entrypoint("program", "/nowhere/at-all")}
-        place = seat(2, node_rank=1, nodes=2, first_rank=3, world_size=4)
+        place = rank_assignment(2, node_rank=1, nodes=2, first_rank=3, world_size=4)
         played = Play(stage, "", spec=missing).on(WAITING, training(place)).run()
         last = played.statuses[-1]
         assert (last.phase, last.failure and last.failure.rank) == (LEFT, 3)
         assert "could not be started: " in str(last.failure)
-        assert played.verdict.exit_code == exit_codes.CANNOT_START
+        assert played.result.exit_code == exit_codes.CANNOT_START
 
 
 class TestLeaving:
     """A node that is asked to go, or has to."""
 
-    ENDS_WHEN_SAID = (
+    ENDS_ON_REQUEST = (
         "trap 'until [ -e said ]; do sleep 0.01; done; exit 7' TERM; echo x > up; until read word < gate; do :; done"
     )
     """A worker that ends of SIGTERM, but not before the test has made the file `said`."""
 
     def test_it_says_so_while_its_workers_have_their_grace(self, stage: Path) -> None:
-        play = Play(stage, self.ENDS_WHEN_SAID).on(WAITING, training(seat()))
+        play = Play(stage, self.ENDS_ON_REQUEST).on(WAITING, training(rank_assignment()))
         play.on(RUNNING, when_up(stage, lambda: play.signal(signal.SIGTERM)))
         played = play.on(LEAVING, (stage / "said").touch).run()
         assert played.phases == [WAITING, RUNNING, LEAVING, LEFT]
-        assert played.verdict.ends[0].code == 7
-        assert played.verdict.exit_code == 128 + signal.SIGTERM
+        assert played.result.ends[0].code == 7
+        assert played.result.exit_code == 128 + signal.SIGTERM
 
     def test_it_takes_no_new_ranks_while_its_workers_end(self, stage: Path) -> None:
-        play = Play(stage, self.ENDS_WHEN_SAID).on(WAITING, training(seat()))
+        play = Play(stage, self.ENDS_ON_REQUEST).on(WAITING, training(rank_assignment()))
         play.on(RUNNING, when_up(stage, lambda: play.signal(signal.SIGTERM)))
 
         def assign_another_round() -> Assignment:
             (stage / "said").touch()
-            return training(seat(2))
+            return training(rank_assignment(2))
 
         played = play.on(LEAVING, assign_another_round).run()
         leaving = [status.ranks for status in played.statuses if status.phase in (LEAVING, LEFT)]
         assert {ranks and ranks.key for ranks in leaving} == {RoundKey(1, 1)}
-        assert played.verdict.ends[0].code == 7
+        assert played.result.ends[0].code == 7
 
     def test_no_other_node_begins_anew_when_its_workers_have_succeeded(self, stage: Path) -> None:
-        play = Play(stage, "exit 0").on(WAITING, training(seat()))
+        play = Play(stage, "exit 0").on(WAITING, training(rank_assignment()))
         played = play.on(SUCCEEDED, lambda: play.signal(signal.SIGTERM)).run()
         # Workers that end at once may have succeeded before the agent reports that they run.
         assert [phase for phase in played.phases if phase is not RUNNING] == [WAITING, SUCCEEDED]
-        assert played.verdict.exit_code == 128 + signal.SIGTERM
+        assert played.result.exit_code == 128 + signal.SIGTERM
 
     def test_the_loss_of_its_watchdog_kills_and_is_reported(self, stage: Path) -> None:
         # It reads as ended once it has been opened and closed at the other end.
         os.mkfifo(stage / "watchdog")
         watchdog = os.open(stage / "watchdog", os.O_RDONLY | os.O_NONBLOCK)
-        play = Play(stage, STUBBORN, parent_pipes=[watchdog]).on(WAITING, training(seat()))
+        play = Play(stage, STUBBORN, parent_pipes=[watchdog]).on(WAITING, training(rank_assignment()))
         played = play.on(RUNNING, when_up(stage, lambda: os.close(os.open(stage / "watchdog", os.O_WRONLY)))).run()
         os.close(watchdog)
         assert played.phases[-2:] == [LEAVING, LEFT]
-        assert played.verdict.ends[0].code == -signal.SIGKILL
+        assert played.result.ends[0].code == -signal.SIGKILL
 
 
 class TestLosingTheMaster:
@@ -299,27 +305,30 @@ class TestLosingTheMaster:
 
     def test_running_workers_are_stopped_and_the_code_says_why(self, stage: Path) -> None:
         played = (
-            Play(stage, UNTIL_RELEASED).on(WAITING, training(seat())).on(RUNNING, when_up(stage, self.PROBLEM)).run()
+            Play(stage, UNTIL_RELEASED)
+            .on(WAITING, training(rank_assignment()))
+            .on(RUNNING, when_up(stage, self.PROBLEM))
+            .run()
         )
-        assert (played.verdict.exit_code, played.verdict.error) == (exit_codes.CANNOT_JOIN, self.PROBLEM)
+        assert (played.result.exit_code, played.result.error) == (exit_codes.CANNOT_JOIN, self.PROBLEM)
         assert played.statuses[-1].phase is LEFT
 
     def test_a_node_that_was_never_taken_in_starts_nothing(self, stage: Path) -> None:
         played = Play(stage, UNTIL_RELEASED).on(WAITING, self.PROBLEM).run()
-        assert played.verdict.exit_code == exit_codes.CANNOT_JOIN
+        assert played.result.exit_code == exit_codes.CANNOT_JOIN
         assert not (stage / "started").exists()
 
     def test_work_that_is_done_is_done(self, stage: Path) -> None:
-        played = Play(stage, "exit 0").on(WAITING, training(seat())).on(SUCCEEDED, self.PROBLEM).run()
-        assert played.verdict.exit_code == 0
-        assert played.verdict.error == f"{self.PROBLEM}; all workers of this node had succeeded by then"
+        played = Play(stage, "exit 0").on(WAITING, training(rank_assignment())).on(SUCCEEDED, self.PROBLEM).run()
+        assert played.result.exit_code == 0
+        assert played.result.error == f"{self.PROBLEM}; all workers of this node had succeeded by then"
 
 
 def end(rank: int, code: int, after: float = 0.0, **more: Any) -> WorkerExit:
     return WorkerExit(rank=rank, local_rank=rank, pid=100 + rank, code=code, unix_time=1000.0 + after, **more)
 
 
-OWN_RANKS = seat(nodes=2, workers=2, world_size=4)
+OWN_RANKS = rank_assignment(nodes=2, workers=2, world_size=4)
 
 
 def ending(
@@ -399,7 +408,9 @@ class TestResult:
         result = resolve_result(ending(FAILED_HERE, ends=ends), "precise")
         assert (result.exit_code, result.root, result.failure) == (9, ends[1], None)
 
-    @pytest.mark.parametrize("place", [seat(nodes=2, workers=2, world_size=4), seat(3, nodes=2, world_size=4), None])
+    @pytest.mark.parametrize(
+        "place", [rank_assignment(nodes=2, workers=2, world_size=4), rank_assignment(3, nodes=2, world_size=4), None]
+    )
     def test_a_failure_elsewhere_is_answered_as_torchrun_does(self, place: Any) -> None:
         wanted = over(PlanPhase.FAILED, failure=ELSEWHERE)
         lost = end(0, 1, stderr_tail="Traceback (most recent call last):\nRuntimeError: Connection closed by peer\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from scripted_agent import Emitted, seat
+from scripted_agent import Emitted, rank_assignment
 
 from dlrover_run.agent.event_log import AssignmentEvents, CheckEvents, changes, event_log_path
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
@@ -27,7 +27,7 @@ from dlrover_run.spec import Entrypoint, JobSpec, LogSpec
 
 
 def training(number: int, restarts: int = 0, failure: Failure | None = None, epoch: int = 1) -> Assignment:
-    ranks = seat(number, restart_count=restarts, node_rank=1, nodes=2, workers=4, first_rank=4, world_size=8)
+    ranks = rank_assignment(number, restart_count=restarts, node_rank=1, nodes=2, workers=4, first_rank=4, world_size=8)
     reasons = () if failure is None else (failure.reason,)
     return Assignment(
         epoch=epoch, phase=PlanPhase.TRAINING, key=ranks.key, restart_count=restarts, ranks=ranks, failure=failure,

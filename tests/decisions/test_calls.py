@@ -13,16 +13,16 @@ from dlrover_run.transport.grpc_errors import CallCancelled, CallTimeout, wait_f
 
 def complaints(conversation: Callable[[], Awaitable[None]]) -> list[str]:
     """What asyncio would have printed during a conversation."""
-    heard: list[str] = []
+    errors: list[str] = []
 
     async def whole() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["message"]))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["message"]))
         await conversation()
         await asyncio.sleep(0)
         gc.collect()
 
     asyncio.run(whole())
-    return heard
+    return errors
 
 
 def test_a_failure_in_the_moment_of_a_cancellation_is_not_printed() -> None:

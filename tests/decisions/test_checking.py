@@ -38,7 +38,7 @@ def checked_job(least: int, most: int, truth: Truth | None = None, **changes: ob
     return VirtualJob(once(least, most, **changes), truth=truth or Truth())
 
 
-def verdicts(job: VirtualJob) -> dict[str, HealthStatus]:
+def health(job: VirtualJob) -> dict[str, HealthStatus]:
     return {checkup.node_id: checkup.status for checkup in check_state(job.plan).health}
 
 
@@ -186,7 +186,7 @@ def test_a_successor_goes_on_with_the_check() -> None:
 
 def test_a_successor_without_a_journal_takes_those_who_train_for_checked() -> None:
     job = play(checked_job(2, 3), "come a b c; successor; back a b c; round 1 a b c")
-    assert verdicts(job) == dict.fromkeys("abc", HealthStatus.PASSED)
+    assert health(job) == dict.fromkeys("abc", HealthStatus.PASSED)
     play(job, "fail a; checks 0; number 2")
 
 
@@ -195,7 +195,7 @@ class TestBegin:
         job = checked_job(4, 4)
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "b", "c", "d")
-        assert set(verdicts(job).values()) == {HealthStatus.PASSED}
+        assert set(health(job).values()) == {HealthStatus.PASSED}
         assert check_state(job.plan).check is None
         assert job.plan.reasons == (Code.NODES_HERE(number=4),)
         assert [checkup(job, name).gigabytes for name in "abcd"] == [10.0] * 4
@@ -231,7 +231,7 @@ class TestBegin:
         job = checked_job(1, 1)
         job.come("a")
         assert trains(job, "a")
-        assert verdicts(job) == {"a": HealthStatus.PASSED}
+        assert health(job) == {"a": HealthStatus.PASSED}
         assert job.lines == [
             "Round 0: The node elapsed time are {0: 0.2}",
             "Round 0: The node status are {0: True}.",
@@ -252,10 +252,10 @@ class TestBegin:
         job = checked_job(3, 3)
         job.deaf = {"a", "b", "c"}
         job.come("a", "b", "c")
-        told = {name: check_part(job.assignment(name)).check_task for name in "abc"}
-        links = {name: [tuple(end.node for end in link) for link in task.links] for name, task in told.items() if task}
+        tasks = {name: check_part(job.assignment(name)).check_task for name in "abc"}
+        links = {name: [tuple(end.node for end in link) for link in task.links] for name, task in tasks.items() if task}
         assert links == {"a": [(0, 1), (0, 2)], "b": [(0, 1), (1, 2)], "c": [(0, 2), (1, 2)]}
-        task = told["c"]
+        task = tasks["c"]
         assert task is not None
         assert (task.node, task.compute, task.timeout) == (2, False, TIMEOUT)
         assert [end.address for end in task.links[0]] == ["a.net", "c.net"]
@@ -283,7 +283,7 @@ class TestVerdicts:
         assert job.plan.phase is PlanPhase.GATHERING
         job.come("c")
         assert trains(job, "a", "c")
-        assert verdicts(job) == {"a": HealthStatus.PASSED, "b": HealthStatus.FAULT, "c": HealthStatus.PASSED}
+        assert health(job) == {"a": HealthStatus.PASSED, "b": HealthStatus.FAULT, "c": HealthStatus.PASSED}
 
     def test_without_a_replacement_the_job_fails_and_says_why(self) -> None:
         job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
@@ -319,9 +319,9 @@ class TestVerdicts:
     def test_rank_0_receives_all(self) -> None:
         job = checked_job(4, 4, measure_links=1)
         job.come("a", "b", "c", "d")
-        told = job.assignment("a")
-        assert [row.node_id for row in check_part(told).health_table] == ["a", "b", "c", "d"]
-        assert {(link.one, link.other) for link in check_part(told).link_table} == {
+        assignment = job.assignment("a")
+        assert [row.node_id for row in check_part(assignment).health_table] == ["a", "b", "c", "d"]
+        assert {(link.one, link.other) for link in check_part(assignment).link_table} == {
             (0, 1),
             (0, 2),
             (0, 3),
@@ -358,10 +358,10 @@ class TestRound:
         job.mute = {"a"}
         job.come("a", "b", compute_result=Truth().compute("a.net"))
         assert check_state(job.plan).check is not None
-        said = LinkResults(
+        results = LinkResults(
             check_state(job.plan).check.key, (LinkResult(77, 9.0), LinkResult(0, 3.0), LinkResult(1, 5.0))
         )
-        job.report("a", link_result=said)
+        job.report("a", link_result=results)
         job.settle()
         assert trains(job, "a", "b")
         assert [row.gigabytes for row in check_state(job.plan).health] == [5.0, 5.0]
@@ -374,13 +374,13 @@ class TestRound:
         check = check_state(job.plan).check
         assert check is not None
         for name, links, problem in zip("abc", tried, problems, strict=True):
-            said = msgspec.structs.replace(
+            report = msgspec.structs.replace(
                 job.statuses[name],
                 policy=msgspec.structs.replace(
                     check_report(job.statuses[name]), link_result=LinkResults(check.key, links, problem)
                 ),
             )
-            job.coordinator.receive(said, job.now)
+            job.coordinator.receive(report, job.now)
         job.settle()
         return job
 
@@ -427,17 +427,17 @@ class TestRound:
         before = check_state(job.plan).check
         assert before is not None
         # Some hear of their task long before the others, and meet nobody.
-        told = check_part(job.assignment("a")).check_task
-        if told is not None:
-            alone = tuple(LinkResult(end.node, problem="it did not come") for link in told.links for end in link[1:])
-            job.report("a", link_result=LinkResults(told.key, alone))
+        task = check_part(job.assignment("a")).check_task
+        if task is not None:
+            alone = tuple(LinkResult(end.node, problem="it did not come") for link in task.links for end in link[1:])
+            job.report("a", link_result=LinkResults(task.key, alone))
         job.succeed_by_another(9, with_journal=True, after=20.0)
         job.come_back("a", "b", "c", "d", "e", "f")
         job.mute.clear()
         job.settle()
         assert check_state(job.plan).check_count == 1
         assert trains(job, "a", "b", "c", "d")
-        assert {name for name, verdict in verdicts(job).items() if verdict is HealthStatus.FAULT} == {"e", "f"}
+        assert {name for name, status_of in health(job).items() if status_of is HealthStatus.FAULT} == {"e", "f"}
         assert not any("does not work" in line for line in job.lines)
 
     def test_no_task_belongs_to_an_earlier_round_than_a_node_knows_of(self) -> None:
@@ -445,8 +445,8 @@ class TestRound:
         job.come("a", "b", "c")
         job.deaf = {"c"}
         job.fail("a")
-        heard = job.statuses["a"].known_round
-        assert heard.number == 2
+        known_round = job.statuses["a"].known_round
+        assert known_round.number == 2
         job.succeed_by_another(9, with_journal=False)
         job.deaf.clear()
         job.come_back("c")
@@ -456,7 +456,7 @@ class TestRound:
         job.come("d")
         job.wait(5)
         assert check_part(job.assignment("a")).check_task is not None
-        assert job.assignment("a").key >= heard
+        assert job.assignment("a").key >= known_round
 
     def test_when_no_node_is_left_nothing_is_reported_of_the_check(self) -> None:
         job = checked_job(1, 1)
@@ -536,7 +536,7 @@ class TestUnchecked:
         job.come("c", check_port=0)
         job.come("b", "d")
         assert trains(job, "a", "b", "c", "d")
-        assert verdicts(job) == {**dict.fromkeys("abd", HealthStatus.PASSED), "c": HealthStatus.UNCHECKED}
+        assert health(job) == {**dict.fromkeys("abd", HealthStatus.PASSED), "c": HealthStatus.UNCHECKED}
         assert checkup(job, "c").reason == WITHOUT_CHECK
         assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
@@ -585,7 +585,7 @@ class TestDismissed:
             job.leave(name)
         job.wait(1)
         assert job.plan.phase is PlanPhase.GATHERING
-        remembered = [name for name in names if name in verdicts(job)]
+        remembered = [name for name in names if name in health(job)]
         assert remembered == names[-MAX_REMEMBERED:]
 
 
@@ -598,8 +598,8 @@ def status(**changes: object) -> NodeReport:
     "key", [CheckKey(-1, 0, 0), CheckKey(2**62 + 1, 0, 0), CheckKey(1, 2**32 + 1, 0)], ids=["before", "late", "many"]
 )
 def test_no_node_reports_a_task_that_was_not_assigned(key: CheckKey) -> None:
-    for said in (status(compute_result=ComputeResult(key)), status(link_result=LinkResults(key))):
-        assert validate_report(said, Plan()) is not None
+    for report in (status(compute_result=ComputeResult(key)), status(link_result=LinkResults(key))):
+        assert validate_report(report, Plan()) is not None
     assert (
         validate_report(
             status(compute_result=ComputeResult(CheckKey(3, 4, 5)), link_result=LinkResults(CheckKey(3, 4, 5))), Plan()
@@ -637,7 +637,7 @@ def test_no_healthy_node_is_dismissed_and_every_check_ends(data: st.DataObject) 
     for name in names:
         if f"{name}.net" in truth.crashing | truth.wrong and name not in lost:
             assert name in dismissed
-        seated = job.coordinator.ranks(job.key(name)) is not None
-        assert seated <= (name not in dismissed and name in verdicts(job))
-        if seated:
+        has_ranks = job.coordinator.ranks(job.key(name)) is not None
+        assert has_ranks <= (name not in dismissed and name in health(job))
+        if has_ranks:
             assert job.statuses[name].phase is NodePhase.RUNNING

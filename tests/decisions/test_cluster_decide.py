@@ -178,25 +178,25 @@ class TestStart:
         job.come("a", ps=1)
         job.come("b", chief=0, workers=0, ps=1)
         job.obey()
-        told = job.order("a")
-        assert told.servers == ()
-        assert told.chief == ""
+        order = job.order("a")
+        assert order.servers == ()
+        assert order.chief == ""
         job.deaf.clear()
         job.obey()
-        told = job.order("a")
-        assert len(told.servers) == 2
-        assert told.chief
+        order = job.order("a")
+        assert len(order.servers) == 2
+        assert order.chief
 
     def test_opens_the_gate_once_servers_answer_and_the_chief_has_a_model(self) -> None:
         job = VirtualCluster(rules(2, 1))
         job.come("a")
         job.obey()
         for name in ("ps-0", "chief-0", "ps-1"):
-            told = job.order("a")
-            assert not told.open
+            order = job.order("a")
+            assert not order.open
             job.ready(name)
-        told = job.order("a")
-        assert told.open
+        order = job.order("a")
+        assert order.open
         assert job.stage is Stage.TRAINING
 
     def test_says_from_which_step_it_goes_on(self) -> None:
@@ -206,7 +206,7 @@ class TestStart:
 class TestServers:
     def test_a_dead_one_makes_a_version_in_which_all_is_new(self) -> None:
         job = running()
-        job.say("chief-0", TaskStage.READY, step=140, saved=126)
+        job.report_task("chief-0", TaskStage.READY, step=140, saved=126)
         job.end("ps-1")
         assert job.plan.key.number == 2
         assert job.ids(Role.PS) == ["ps-2", "ps-3"]
@@ -232,17 +232,17 @@ class TestServers:
         self, step: int, saved: int, restored: int, reached: int, text: str
     ) -> None:
         job = running()
-        job.say("chief-0", TaskStage.READY, step=step, saved=saved)
+        job.report_task("chief-0", TaskStage.READY, step=step, saved=saved)
         job.end("ps-1")
         job.train(restored, reached)
         assert job.plan.reason.endswith(text)
 
     def test_what_is_lost_is_known_when_the_version_after_a_pause_never_trained(self) -> None:
         job = running(1, 0, max_ps=3)
-        job.wish("a", 1, ps=2)
+        job.request_scale("a", 1, ps=2)
         job.obey()
         job.ready("ps-3", "ps-4")
-        job.say("chief-0", TaskStage.ENDED, step=200, saved=200, end=LEFT)
+        job.report_task("chief-0", TaskStage.ENDED, step=200, saved=200, end=LEFT)
         job.end("ps-3")
         job.train(restored=200)
         assert (job.plan.key.number, job.plan.reason.endswith("step 200, no step lost")) == (3, True)
@@ -306,8 +306,8 @@ class TestOthers:
         assert job.ids(Role.WORKER) == ["worker-2", "worker-1"]
         assert job.ids(Role.PS) == ["ps-0", "ps-1"]
         assert job.plan.reason == "worker-0 (rank 0) on a was killed by SIGKILL; worker-2 takes its place"
-        told = job.order("a")
-        assert told.open
+        order = job.order("a")
+        assert order.open
 
     def test_one_on_another_node_makes_a_version_since_the_queues_of_the_data_were_with_it(self) -> None:
         job = apart()
@@ -329,7 +329,7 @@ class TestOthers:
         job.ready("ps-2", "ps-3")
         job.end(*job.ids(Role.WORKER), how=LEFT)
         assert job.stage is Stage.SAVING
-        job.say("chief-0", TaskStage.ENDED, step=40, saved=40, end=LEFT)
+        job.report_task("chief-0", TaskStage.ENDED, step=40, saved=40, end=LEFT)
         assert (job.plan.key.number, job.hosts(Role.CHIEF)) == (2, ["d"])
         job.train(restored=40)
         assert job.plan.reason.endswith("restored from step 40, no step lost")
@@ -341,12 +341,12 @@ class TestOthers:
         job.end("ps-0")
         assert job.hosts(Role.CHIEF) == ["d"]
         job.obey()
-        told = job.order("d")
-        assert told.chief == ""
+        order = job.order("d")
+        assert order.chief == ""
         job.deaf.clear()
         job.obey()
-        told = job.order("d")
-        assert told.chief.startswith("d:")
+        order = job.order("d")
+        assert order.chief.startswith("d:")
 
     def test_an_evaluator_that_fails_too_often_is_given_up_and_training_goes_on(self) -> None:
         job = running(evaluator=1)
@@ -394,22 +394,22 @@ class TestPlannedChange:
     def test_starts_the_next_servers_while_training_goes_on_then_pauses_saves_and_loses_nothing(self) -> None:
         job = running(1, 2, max_ps=3)
         assert job.ids(Role.PS) == ["ps-0", "ps-1", "ps-2"]
-        job.wish("a", 1, ps=2)
+        job.request_scale("a", 1, ps=2)
         assert (job.stage, job.plan.key.number) == (Stage.CHANGING, 1)
         job.obey()
-        told = job.order("a")
-        assert told.open
-        assert len(told.next_servers) == 2
+        order = job.order("a")
+        assert order.open
+        assert len(order.next_servers) == 2
         job.ready("ps-3", "ps-4")
         assert job.stage is Stage.PAUSING
-        told = job.order("a")
-        assert told.pause
-        assert not told.save
-        assert not told.open
+        order = job.order("a")
+        assert order.pause
+        assert not order.save
+        assert not order.open
         job.end("worker-0", "worker-1", how=LEFT)
         assert job.stage is Stage.SAVING
-        job.say("chief-0", TaskStage.READY, step=200)
-        job.say("chief-0", TaskStage.ENDED, step=200, saved=200, end=LEFT)
+        job.report_task("chief-0", TaskStage.READY, step=200)
+        job.report_task("chief-0", TaskStage.ENDED, step=200, saved=200, end=LEFT)
         assert (job.plan.key.number, job.ids(Role.PS)) == (2, ["ps-3", "ps-4"])
         job.train(restored=200)
         assert job.plan.reason == (
@@ -420,7 +420,7 @@ class TestPlannedChange:
 
     def test_a_change_that_fails_too_often_is_given_up_and_training_goes_on(self) -> None:
         job = running(1, 2, max_ps=3, max_restarts=0)
-        job.wish("a", 1, ps=2)
+        job.request_scale("a", 1, ps=2)
         job.obey()
         job.end("ps-3")
         assert (job.plan.phase, job.stage) == (PlanPhase.TRAINING, Stage.TRAINING)
@@ -428,7 +428,7 @@ class TestPlannedChange:
 
     def test_a_swollen_server_gets_more_memory_before_it_is_killed(self) -> None:
         job = running(ps_memory=100, max_memory=300)
-        job.say("ps-0", TaskStage.READY, near_memory_limit=True)
+        job.report_task("ps-0", TaskStage.READY, near_memory_limit=True)
         assert (job.stage, job.spent(Role.PS).memory_restarts) == (Stage.CHANGING, 1)
         assert [task.memory_mib for task in job.cluster.next_servers] == [200, 100]
 
@@ -436,7 +436,7 @@ class TestPlannedChange:
 class TestWords:
     def test_one_server_answers(self) -> None:
         job = running(1, 0, max_ps=2)
-        job.wish("a", 1, ps=1)
+        job.request_scale("a", 1, ps=1)
         job.obey()
         job.ready("ps-2")
         assert job.plan.reason == "1 parameter server of the next version answers, so training pauses"
@@ -454,14 +454,14 @@ class TestWords:
     def test_of_several_servers_those_that_get_more_memory_are_named(self) -> None:
         job = running(ps_memory=4096)
         job.end_together("ps-0", "ps-1", how=OUT_OF_MEMORY)
-        said = "ps-2 and ps-3 take their places, ps-2 gets 8Gi instead of 4Gi, ps-3 gets 8Gi instead of 4Gi"
-        assert said in job.plan.reason
+        text = "ps-2 and ps-3 take their places, ps-2 gets 8Gi instead of 4Gi, ps-3 gets 8Gi instead of 4Gi"
+        assert text in job.plan.reason
 
     def test_a_request_that_waits_for_the_model_is_reported_once(self) -> None:
         job = VirtualCluster(rules(1, 0, max_ps=2))
         job.come("a")
         job.obey()
-        job.wish("a", 1, ps=1)
+        job.request_scale("a", 1, ps=1)
         assert job.plan.reason == "a asked for 1 parameter server"
         job.ready("ps-0", "ps-1")
         job.ready("chief-0", restored=5)
@@ -480,17 +480,17 @@ class TestWords:
         assert waiting(job) == "the chief has succeeded, and the other tasks end"
 
     @pytest.mark.parametrize(
-        ("roles", "said"),
+        ("roles", "text"),
         [
             ((Role.PS, Role.WORKER), "2 parameter servers and 2 workers train"),
             ((Role.PS, Role.CHIEF), "2 parameter servers and a chief train"),
             ((Role.CHIEF,), "a chief trains"),
         ],
     )
-    def test_roles_without_a_task_are_not_named(self, roles: tuple[Role, ...], said: str) -> None:
+    def test_roles_without_a_task_are_not_named(self, roles: tuple[Role, ...], text: str) -> None:
         cluster = running().cluster
         left = msgspec.structs.replace(cluster, tasks=tuple(task for task in cluster.tasks if task.role in roles))
-        assert render(training(left)) == f"{said}; {STEPS_IN}"
+        assert render(training(left)) == f"{text}; {STEPS_IN}"
 
 
 STEPS_IN = "this node waits as a spare"
@@ -513,15 +513,15 @@ def answer(job: VirtualCluster) -> tuple[bool, str]:
 class TestWishes:
     def test_workers_come_and_go_without_a_new_version(self) -> None:
         job = running(2, 3)
-        job.wish("a", 1, workers=1)
+        job.request_scale("a", 1, workers=1)
         assert (job.ids(Role.WORKER), job.plan.key.number) == (["worker-0"], 1)
         assert job.plan.reason.startswith("1 worker is wanted, so worker-1 (rank 1) on a and worker-2 (rank 2) on a")
         job.obey()
-        job.wish("a", 2, workers=3)
+        job.request_scale("a", 2, workers=3)
         assert (job.ids(Role.WORKER), job.plan.key.number) == (["worker-0", "worker-3", "worker-4"], 1)
 
     @pytest.mark.parametrize(
-        ("wish", "why"),
+        ("targets", "why"),
         [
             ({"ps": 7}, "started with --ps=2:6, so it cannot have 7: give 2 to 6"),
             ({"workers": 9}, "started with --workers=0:8, so it cannot have 9: give 0 to 8"),
@@ -531,19 +531,19 @@ class TestWishes:
             ({"ps": 3, "workers": 7}, "there is room for 4 workers now"),
         ],
     )
-    def test_one_that_cannot_be_carried_out_is_refused_as_a_whole(self, wish: dict[str, int], why: str) -> None:
+    def test_one_that_cannot_be_carried_out_is_refused_as_a_whole(self, targets: dict[str, int], why: str) -> None:
         job = running(2, 8, max_ps=6)
         before = job.cluster
-        job.wish("a", 1, **wish)
-        refused, said = answer(job)
+        job.request_scale("a", 1, **targets)
+        refused, text = answer(job)
         assert refused
-        assert why in said
-        assert job.plan.reason.endswith(f"which is refused: {said}")
+        assert why in text
+        assert job.plan.reason.endswith(f"which is refused: {text}")
         assert (job.cluster.desired, job.cluster.tasks, job.stage) == (before.desired, before.tasks, Stage.TRAINING)
 
     def test_one_with_a_fixed_number_is_informed_how_to_have_a_range(self) -> None:
         job = running()
-        job.wish("a", 1, ps=3)
+        job.request_scale("a", 1, ps=3)
         assert "start it with --ps=MIN:MAX" in answer(job)[1]
 
     def test_one_is_not_refused_while_a_node_may_come_back(self) -> None:
@@ -554,52 +554,52 @@ class TestWishes:
         job.train()
         key = job.statuses["d"].key
         job.coordinator.disconnect(key, job.now)
-        job.wish("a", 1, workers=4)
+        job.request_scale("a", 1, workers=4)
         assert answer(job) == NOT_DECIDED
         job.phase("d", NodePhase.WAITING)
         assert answer(job)[0] is False
         assert answer(job) != NOT_DECIDED
         job.lose("d")
-        job.wish("a", 2, workers=4)
+        job.request_scale("a", 2, workers=4)
         job.wait(60)
         assert answer(job)[0] is True
 
     def test_servers_that_have_failed_too_often_are_not_tried_again_and_that_is_reported(self) -> None:
         job = running(1, 2, max_ps=3, max_restarts=0)
-        job.wish("a", 1, ps=2)
+        job.request_scale("a", 1, ps=2)
         job.obey()
         job.end("ps-3")
-        job.wish("a", 2, ps=2)
-        refused, said = answer(job)
+        job.request_scale("a", 2, ps=2)
+        refused, text = answer(job)
         assert refused
-        assert said.endswith("failed too often to be tried again, so training goes on with 3")
-        job.wish("a", 3, ps=3, workers=1)
+        assert text.endswith("failed too often to be tried again, so training goes on with 3")
+        job.request_scale("a", 3, ps=3, workers=1)
         assert not answer(job)[0]
 
     def test_what_follows_is_reported(self) -> None:
         job = running(1, 3, max_ps=2)
-        job.wish("a", 1, ps=2, workers=3)
+        job.request_scale("a", 1, ps=2, workers=3)
         assert answer(job) == (False, "2 parameter servers are there already; 3 workers are there already")
-        job.wish("a", 2, ps=1, workers=2)
-        refused, said = answer(job)
+        job.request_scale("a", 2, ps=1, workers=2)
+        refused, text = answer(job)
         assert not refused
-        assert said.startswith("1 parameter server: a new set is started")
-        assert said.endswith("; 2 workers: no other process pauses for that")
+        assert text.startswith("1 parameter server: a new set is started")
+        assert text.endswith("; 2 workers: no other process pauses for that")
 
     def test_only_the_newest_answers_are_kept_in_words(self) -> None:
         job = running(2, 3)
         for number in range(MAX_ANSWER_TEXTS + 2):
             job.come(f"v{number}", chief=0, workers=0, ps=0)
-            job.wish(f"v{number}", 1, workers=3)
+            job.request_scale(f"v{number}", 1, workers=3)
         kept = job.cluster.scale_answers
         assert len(kept) == MAX_ANSWER_TEXTS + 2
         assert [bool(one.answer) for one in kept] == [False] * 2 + [True] * MAX_ANSWER_TEXTS
 
     def test_is_granted_once(self) -> None:
         job = running(2, 3)
-        job.wish("a", 1, workers=1)
-        job.wish("a", 2, workers=2)
-        job.wish("a", 1, workers=1)
+        job.request_scale("a", 1, workers=1)
+        job.request_scale("a", 2, workers=2)
+        job.request_scale("a", 1, workers=1)
         assert len(job.ids(Role.WORKER)) == 2
 
 
@@ -655,9 +655,9 @@ class TestEnd:
         job = running()
         job.end("chief-0", how=SUCCESS)
         assert job.stage is Stage.ENDING
-        told = job.order("a")
-        assert told.ending
-        assert told.open
+        order = job.order("a")
+        assert order.ending
+        assert order.open
         job.end("worker-0", how=SUCCESS)
         assert job.plan.phase is PlanPhase.TRAINING
         job.end("worker-1", how=SUCCESS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from master_node import status
+from msgspec.structs import replace
 from policy_parts import cluster_of, cluster_rules, order_of
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
@@ -112,7 +112,7 @@ def cluster(plan: Plan) -> Cluster:
     return found
 
 
-def told(plan: Plan, *keys: NodeKey) -> list[Assignment]:
+def assignments_of(plan: Plan, *keys: NodeKey) -> list[Assignment]:
     """What a coordinator with that plan tells the nodes."""
     coordinator = Coordinator(RULES, 0.0, plan.epoch + 1, plan)
     return [coordinator.assignment(key, Waiting(sentence("for others"))) for key in keys]
@@ -179,7 +179,7 @@ def test_what_a_job_consists_of_is_reported_as_text(rules: ClusterRules, words: 
 
 
 def test_each_node_receives_its_tasks_and_what_all_receive() -> None:
-    a, b = told(PLAN, A, B)
+    a, b = assignments_of(PLAN, A, B)
     assert [str(one.key) for one in order_of(a).tasks] == ["ps-4"]
     assert [str(one.key) for one in order_of(b).tasks] == ["chief-2", "ps-5", "worker-7"]
     assert order_of(a).servers == order_of(b).servers == ("a.net:3004", "b.net:3005")
@@ -188,23 +188,25 @@ def test_each_node_receives_its_tasks_and_what_all_receive() -> None:
 
 
 def test_a_node_that_hosts_nothing_waits() -> None:
-    (stranger,) = told(PLAN, NodeKey("c", "one"))
+    (stranger,) = assignments_of(PLAN, NodeKey("c", "one"))
     assert order_of(stranger) is None
     assert stranger.waiting == Waiting(sentence("for others"))
 
 
 def test_a_scale_client_is_informed_that_its_request_is_known() -> None:
-    heard = msgspec.structs.replace(
+    answered = msgspec.structs.replace(
         PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4), ScaleAnswer("a", 2)))
     )
-    visitor, a = told(heard, NodeKey("v", "x"), A)
+    visitor, a = assignments_of(answered, NodeKey("v", "x"), A)
     assert (order_of(visitor).scale_answered, order_of(visitor).tasks) == (4, ())
     assert (order_of(a).scale_answered, len(order_of(a).tasks)) == (2, 1)
 
 
 def test_a_node_reads_in_etcd_what_a_master_would_send_it_and_no_address_twice() -> None:
-    heard = msgspec.structs.replace(PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4),)))
-    coordinator = Coordinator(RULES, 0.0, 6, heard)
+    answered = msgspec.structs.replace(
+        PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4),))
+    )
+    coordinator = Coordinator(RULES, 0.0, 6, answered)
     coordinator.receive(
         status("v", "x", policy=NodeTasks(scale_request=DesiredReplicas(ps=1), scale_request_number=4)), 0.0
     )
@@ -249,7 +251,7 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
 
 def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
     """What a node of that plan says to a coordinator that knows nothing."""
-    (assignment,) = told(plan, NodeKey(name, "one"))
+    (assignment,) = assignments_of(plan, NodeKey(name, "one"))
     tasks = tuple(
         TaskStatus(key=one.key, stage=TaskStage.READY, port=one.port, restored=40, step=90)
         for one in order_of(assignment).tasks
@@ -340,12 +342,12 @@ def test_between_two_versions_the_account_goes_on() -> None:
 
 def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
     coordinator = Coordinator(RULES, 0.0, 9)
-    said = repeating(PLAN, "b")
-    coordinator.receive(said, 0.0)
+    report = repeating(PLAN, "b")
+    coordinator.receive(report, 0.0)
     coordinator.advance(0.0)
     assert coordinator.recovering
-    word = coordinator.assignment(said.key)
-    (before,) = told(PLAN, B)
+    word = coordinator.assignment(report.key)
+    (before,) = assignments_of(PLAN, B)
     orders = AssignmentTracker()
     orders.take(before)
     assert orders.take(word)
@@ -359,15 +361,15 @@ def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
 
 def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> None:
     coordinator = Coordinator(RULES, 0.0, 9)
-    said = status("c", policy=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=PLAN.key, epoch=5)
-    coordinator.receive(said, 0.0)
+    report = status("c", policy=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=PLAN.key, epoch=5)
+    coordinator.receive(report, 0.0)
     coordinator.advance(0.0)
-    word = coordinator.assignment(said.key, Waiting(sentence("for others")))
+    word = coordinator.assignment(report.key, Waiting(sentence("for others")))
     assert (order_of(word), word.waiting) == (None, Waiting(sentence("for others")))
 
 
 def test_a_node_repeats_no_task_that_it_was_requested_to_end_and_forgets_no_account() -> None:
-    (before,) = told(PLAN, B)
+    (before,) = assignments_of(PLAN, B)
     memory = order_of(before).remember(None).forget()
     assert memory.hint == recovery_hint(CLUSTER)
 

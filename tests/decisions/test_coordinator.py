@@ -131,7 +131,7 @@ class TestWithAJournal:
         job.succeed_by_another(9, with_journal=True)
         job.deaf = set()
         job.come_back("a", "b")
-        assert {job.seat(name).key for name in "ab"} == {RoundKey(5, 2)}
+        assert {job.ranks_of(name).key for name in "ab"} == {RoundKey(5, 2)}
         assert {job.statuses[name].known_round for name in "ab"} == {RoundKey(5, 2)}
 
     def test_job_time_goes_on_where_it_was(self) -> None:
@@ -214,20 +214,25 @@ class TestWithoutAJournal:
     @pytest.mark.parametrize("missing", [["a"], ["b"], ["a", "b"], ["a", "c"], ["b", "c"]])
     def test_nodes_keep_the_ranks_of_their_workers_though_others_did_not_come_back(self, missing: list[str]) -> None:
         job = trio()
-        heard = [job.statuses[name] for name in "abc" if name not in missing]
-        adopted = recover_plan(Plan(epoch=9), heard, grace_over=True)
+        reports = [job.statuses[name] for name in "abc" if name not in missing]
+        adopted = recover_plan(Plan(epoch=9), reports, grace_over=True)
         assert adopted is not None
-        assert {key: seat.first_rank for key, seat in rank_assignments(adopted).items() if key.incarnation == "1"} == {
-            status.key: status.ranks.first_rank for status in heard if status.ranks is not None
-        }
+        assert {
+            key: ranks.first_rank for key, ranks in rank_assignments(adopted).items() if key.incarnation == "1"
+        } == {status.key: status.ranks.first_rank for status in reports if status.ranks is not None}
 
     def test_while_some_are_missing_everybody_keeps_what_he_has(self) -> None:
         job = trio()
-        seat = job.seat("a")
+        ranks = job.ranks_of("a")
         job.succeed_by_another(9, with_journal=False)
         job.come_back("a")
-        told = job.assignment("a")
-        assert (told.phase, told.key, told.ranks, told.epoch) == (PlanPhase.TRAINING, RoundKey(5, 1), seat, 9)
+        assignment = job.assignment("a")
+        assert (assignment.phase, assignment.key, assignment.ranks, assignment.epoch) == (
+            PlanPhase.TRAINING,
+            RoundKey(5, 1),
+            ranks,
+            9,
+        )
         assert job.statuses["a"].phase is NodePhase.RUNNING
 
     def test_an_epoch_that_is_higher_than_its_own_is_overtaken(self) -> None:
@@ -318,6 +323,6 @@ def test_who_left_is_forgotten_and_a_lost_spare_too() -> None:
     job = trio()
     job.come("d")
     job.lose("d")
-    job.say("c", NodePhase.LEFT)
+    job.report_phase("c", NodePhase.LEFT)
     job.wait(2)
     assert set(job.coordinator.members) == {job.key("a"), job.key("b")}

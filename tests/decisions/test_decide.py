@@ -143,7 +143,8 @@ SCENARIOS = {
     ),
     # A port that no round has used.
     "a node of rank 0 that does not know the last round is waited for": (
-        TRIO, "come a b c; deaf a; fail b; round 2 a b c; fail b; phase gathering; restarts 2; hear a; round 3 a b c",
+        TRIO,
+        "come a b c; deaf a; fail b; round 2 a b c; fail b; phase gathering; restarts 2; receive a; round 3 a b c",
     ),
     "a lost node of rank 0 is not waited for": (
         TRIO, "come a b c; deaf a; fail b b; lose a; wait 2; round 3 c b",
@@ -316,16 +317,16 @@ class TestMembership:
 class TestLeaving:
     def test_a_node_that_is_asked_to_go_has_its_grace(self) -> None:
         job = trio()
-        job.say("b", NodePhase.LEAVING)
+        job.report_phase("b", NodePhase.LEAVING)
         job.wait(25)
         assert training(job, 1, "a", "b", "c")
-        job.say("b", NodePhase.LEFT)
+        job.report_phase("b", NodePhase.LEFT)
         assert training(job, 2, "a", "c")
         assert job.plan.reasons == (Code.LEFT_ON_REQUEST(names=("node 1 (b)",), number=1),)
 
     def test_what_its_peers_fail_of_costs_nothing(self) -> None:
         job = trio()
-        job.say("b", NodePhase.LEAVING)
+        job.report_phase("b", NodePhase.LEAVING)
         job.fail("a", LOST_PEER)
         assert training(job, 2, "a", "c")
         assert (job.plan.restart_count, job.plan.failure) == (0, None)
@@ -334,10 +335,10 @@ class TestLeaving:
     def test_when_the_last_node_has_left_the_job_is_over(self) -> None:
         job = trio()
         for name in "abc":
-            job.say(name, NodePhase.LEAVING)
+            job.report_phase(name, NodePhase.LEAVING)
         assert job.plan.phase is PlanPhase.TRAINING
         for name in "abc":
-            job.say(name, NodePhase.LEFT)
+            job.report_phase(name, NodePhase.LEFT)
         assert job.plan.phase is PlanPhase.FAILED
         assert job.plan.reasons == (
             Code.LEFT_ON_REQUEST(names=("node 0 (a)",), number=1),
@@ -372,7 +373,7 @@ class TestLeaving:
 
     def test_a_node_that_cannot_start_its_workers_costs_a_restart_and_goes(self) -> None:
         job = trio()
-        job.say("b", NodePhase.LEFT, Failure(2, "b", "could not be started: no such file"))
+        job.report_phase("b", NodePhase.LEFT, Failure(2, "b", "could not be started: no such file"))
         assert training(job, 2, "a", "c")
         assert job.plan.restart_count == 1
         assert job.plan.reasons == (
@@ -419,13 +420,13 @@ class TestBudget:
     def test_a_failure_costs_one_restart_whichever_node_reports_it(self) -> None:
         job = trio()
         job.deaf = {"a", "b", "c"}
-        job.say("a", NodePhase.FAILED, LOST_PEER)
-        job.say("c", NodePhase.FAILED, LOST_PEER)
+        job.report_phase("a", NodePhase.FAILED, LOST_PEER)
+        job.report_phase("c", NodePhase.FAILED, LOST_PEER)
         assert job.plan.key.number == 1
         job.fail("b")
         job.wait(10)
         for name in "abc":
-            job.hear_again(name)
+            job.receive_again(name)
         assert training(job, 2, "a", "b", "c")
         assert (job.plan.restart_count, job.plan.failure) == (1, KILLED)
 
@@ -511,7 +512,7 @@ class TestFreshStore:
         job.lose("b")
         job.wait(2)
         assert job.plan.phase is PlanPhase.GATHERING
-        job.hear_again("a")
+        job.receive_again("a")
         assert training(job, 3, "a", "c")
         assert len({first, second, job.plan.store_port}) == 3
 
@@ -537,7 +538,7 @@ class TestFreshStore:
         job.wait(2)
         job.come_back("a")
         assert job.plan.phase is PlanPhase.GATHERING
-        job.hear_again("a")
+        job.receive_again("a")
         assert training(job, 3, "a")
         assert job.plan.store_port != used
 
@@ -621,7 +622,7 @@ class TestWords:
         job = VirtualJob(rules(2, 7))
         job.come(*"abcdefg")
         job.lose(*"cdef")
-        job.say("g", NodePhase.LEFT)
+        job.report_phase("g", NodePhase.LEFT)
         job.wait(2)
         assert job.plan.reasons == (
             Code.LOST(names=("node 2 (c)", "node 3 (d)", "2 others"), number=4),
@@ -634,7 +635,7 @@ def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, Me
     members = tuple(Member(f"n{n}", "1", f"host{n}", 1) for n in range(nodes))
     plan = Plan(epoch=1, phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members, reasons=sentence("x"))
     present = {}
-    for n, seat in enumerate(rank_assignments(plan).values()):
+    for n, ranks in enumerate(rank_assignments(plan).values()):
         phase = phases[n] if n < len(phases) else NodePhase.RUNNING
         failure = Failure(n, f"host{n}", "failed") if phase is NodePhase.FAILED else None
         status = NodeReport(
@@ -645,7 +646,7 @@ def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, Me
             port=n + 1,
             workers=1,
             phase=phase,
-            ranks=seat,
+            ranks=ranks,
             known_round=plan.key,
             epoch=1,
             failure=failure,
@@ -700,7 +701,7 @@ def test_any_order_of_events_keeps_the_rules(steps: list[tuple[str, int]], least
         elif step == "succeed" and known and job.statuses[name].phase is NodePhase.RUNNING:
             job.succeed(name)
         elif step == "leave" and known:
-            job.say(name, NodePhase.LEAVING)
+            job.report_phase(name, NodePhase.LEAVING)
         elif step == "wait":
             job.wait(3.0**number / 3)
         assert job.plan.restart_count <= min(failures, budget)

@@ -18,7 +18,7 @@ from check_world import (
     check_world,
     draw_odd_world,
     draw_world,
-    to_be_told,
+    expected_statuses,
     whole,
     with_nodes,
 )
@@ -61,11 +61,13 @@ def worlds(first: int, cases: int, odd: bool) -> list[tuple[World, int]]:
 
 
 def all_mistakes(
-    drawn: Sequence[tuple[World, int]], judge: Callable[[HealthCheck, float], Diagnosis] = diagnose
+    drawn: Sequence[tuple[World, int]], diagnose_with: Callable[[HealthCheck, float], Diagnosis] = diagnose
 ) -> Iterator[str]:
     """Lazily: a planted defect is found at the first of them."""
     for world, seed in drawn:
-        for mistake in mistakes(world, check_world(world, seed, measure_links=seed % 10 == 0, judge=judge)):
+        for mistake in mistakes(
+            world, check_world(world, seed, measure_links=seed % 10 == 0, diagnose_with=diagnose_with)
+        ):
             yield f"seed {seed}, {len(world.nodes)} nodes: {mistake}"
 
 
@@ -94,7 +96,7 @@ def check(
     )
 
 
-def verdicts(answer: Diagnosis) -> list[str]:
+def statuses(answer: Diagnosis) -> list[str]:
     return [finding.status.value for finding in answer.findings]
 
 
@@ -116,14 +118,14 @@ class TestThousandsOfCases:
         assert mistakes(world, check_world(world, seed)) == []
 
     def test_the_cases_have_something_to_recognise_of_each_kind(self) -> None:
-        told = [
-            (verdict, truth.computing, truth.cut, truth.slower > 1, truth.drag > 1)
+        kinds = [
+            (status, truth.computing, truth.cut, truth.slower > 1, truth.drag > 1)
             for world, _ in worlds(0, 300, False)
-            for node, verdict in to_be_told(world).items()
+            for node, status in expected_statuses(world).items()
             for truth in [world.nodes[node]]
         ]
-        assert len(set(told)) == len(Kind) - len(LINKS)
-        assert len(told) > 500
+        assert len(set(kinds)) == len(Kind) - len(LINKS)
+        assert len(kinds) > 500
 
 
 class TestBrokenRulesAreCaught:
@@ -240,17 +242,17 @@ class TestFewNodes:
     def test_of_three_nodes_one_that_was_without_a_network_for_a_moment_is_not_blamed(self, works: int) -> None:
         failed = [LinkFact(0, other, problem="connection refused") for other in (1, 2)]
         once = diagnose(check(3, linked=[*quick((1, 2)), *failed]), THRESHOLD)
-        assert verdicts(once) == ["passed"] * 3
+        assert statuses(once) == ["passed"] * 3
         assert once.link_again == ((0, 1), (0, 2))
         half = diagnose(check(3, linked=[*quick((1, 2)), *failed, failed[0]]), THRESHOLD)
-        assert (verdicts(half), half.link_again) == (["passed"] * 3, ((0, 2),))
+        assert (statuses(half), half.link_again) == (["passed"] * 3, ((0, 2),))
         again = diagnose(check(3, linked=[*quick((1, 2)), *failed, *quick((0, works))]), THRESHOLD)
-        assert (verdicts(again), again.link_again, again.unresolved) == (["passed"] * 3, (), ())
+        assert (statuses(again), again.link_again, again.unresolved) == (["passed"] * 3, (), ())
 
     def test_three_who_agree_need_not_try_again(self) -> None:
         failed = [LinkFact(0, other, problem="connection refused") for other in (1, 2, 3)]
         answer = diagnose(check(4, linked=[*quick((1, 2), (2, 3)), *failed]), THRESHOLD)
-        assert (verdicts(answer)[0], answer.link_again) == ("fault", ())
+        assert (statuses(answer)[0], answer.link_again) == ("fault", ())
 
     def test_of_three_nodes_the_one_with_a_slow_network_stands_out_and_both_its_links_are_tried_again(self) -> None:
         outcome = check_world(World((NodeTruth(), NodeTruth(), SLOW_NETWORK)))
@@ -302,13 +304,13 @@ class TestWhoIsSpared:
         assert [tasks.compute for tasks in outcome.held] == [(0,)] * again
 
     def test_of_one_that_was_slow_in_most_of_its_tries_that_is_reported(self) -> None:
-        said = [
+        notes = [
             check_world(World((NodeTruth(computing=accident), NodeTruth(), NodeTruth()))).diagnosis.notes
             for accident in (Computing.SLOW_ONCE, Computing.SLOW_TWICE)
         ]
-        assert said[0] == ()
-        assert len(said[1]) == 1
-        assert said[1][0].startswith("node0 computed slowly in 2 of 3 tries, at 0.0")
+        assert notes[0] == ()
+        assert len(notes[1]) == 1
+        assert notes[1][0].startswith("node0 computed slowly in 2 of 3 tries, at 0.0")
 
     def test_a_slow_node_is_named_after_three_tries_and_no_other_node_computes_again(self) -> None:
         outcome = check_world(World((SLOW, NodeTruth(), NodeTruth())))
@@ -350,12 +352,12 @@ def on(*devices: str, tries: int = 1) -> list[ComputeFact]:
 class TestKindsOfDevice:
     """Nodes are compared with those that have the same device."""
 
-    def judged(self, facts: Sequence[ComputeFact], trusted: Sequence[int] = ()) -> Diagnosis:
+    def diagnosis(self, facts: Sequence[ComputeFact], trusted: Sequence[int] = ()) -> Diagnosis:
         return diagnose(check(max(fact.node for fact in facts) + 1, computed=facts, trusted=trusted), THRESHOLD)
 
     def test_a_minority_with_another_model_is_not_slow_and_that_is_reported(self) -> None:
-        answer = self.judged(on(*[H100] * 6, A100, A100, tries=SLOW_TRIES))
-        assert verdicts(answer) == ["passed"] * 8
+        answer = self.diagnosis(on(*[H100] * 6, A100, A100, tries=SLOW_TRIES))
+        assert statuses(answer) == ["passed"] * 8
         assert answer.compute_again == ()
         assert answer.notes == (
             "node6 and node7 have another kind of device (NVIDIA A100) than the others (NVIDIA H100): "
@@ -364,35 +366,35 @@ class TestKindsOfDevice:
 
     @pytest.mark.parametrize("others", [1, 7])
     def test_one_that_is_alone_with_its_model_is_compared_with_none(self, others: int) -> None:
-        answer = self.judged(on(A100, *[H100] * others, tries=SLOW_TRIES))
-        assert verdicts(answer) == ["passed"] * (1 + others)
+        answer = self.diagnosis(on(A100, *[H100] * others, tries=SLOW_TRIES))
+        assert statuses(answer) == ["passed"] * (1 + others)
         (note,) = answer.notes
         assert "(NVIDIA A100)" in note
         assert "(NVIDIA H100)" in note
 
     def test_a_slow_one_among_those_of_its_model_is_named(self) -> None:
         slow = [ComputeFact(8, 100.0, device=A100)] * SLOW_TRIES
-        answer = self.judged([*on(*[H100] * 6, A100, A100), *slow])
-        assert verdicts(answer) == [*["passed"] * 8, "straggler"]
+        answer = self.diagnosis([*on(*[H100] * 6, A100, A100), *slow])
+        assert statuses(answer) == [*["passed"] * 8, "straggler"]
         assert answer.findings[8].reason == "computes at 100 TFLOP/s where the others reach 300"
 
     def test_of_several_models_in_one_node_the_one_that_it_waits_for_counts(self) -> None:
         mixed = ComputeResult(devices=(DeviceSpeed(0, H100, 800.0), DeviceSpeed(1, A100, 300.0)))
         slowest_first = msgspec.structs.replace(mixed, devices=mixed.devices[::-1])
-        answer = self.judged([*on(H100, H100, A100, A100), computed_fact(4, slowest_first, 30.0)])
-        assert verdicts(answer) == ["passed"] * 5
+        answer = self.diagnosis([*on(H100, H100, A100, A100), computed_fact(4, slowest_first, 30.0)])
+        assert statuses(answer) == ["passed"] * 5
         assert answer.compute_again == ()
 
     def test_the_best_try_says_which_model_a_node_waits_for(self) -> None:
         # In the first try something had slowed a card of the quicker kind.
         disturbed = [ComputeFact(3, 100.0, device=H100), ComputeFact(3, 300.0, device=A100)]
-        answer = self.judged([*on(H100, H100, H100), *disturbed])
-        assert (verdicts(answer), answer.compute_again) == (["passed"] * 4, ())
+        answer = self.diagnosis([*on(H100, H100, H100), *disturbed])
+        assert (statuses(answer), answer.compute_again) == (["passed"] * 4, ())
 
     def test_an_unknown_device_counts_as_the_usual_one(self) -> None:
         newcomer = [ComputeFact(3, 200.0, device=H100)] * SLOW_TRIES
-        answer = self.judged([*on("", "", H100), *newcomer], trusted=[0, 1])
-        assert verdicts(answer)[3] == "straggler"
+        answer = self.diagnosis([*on("", "", H100), *newcomer], trusted=[0, 1])
+        assert statuses(answer)[3] == "straggler"
         assert answer.notes == ()
 
 
@@ -401,13 +403,13 @@ class TestLostAccelerator:
 
     H200 = "NVIDIA H200"
 
-    def judged(self, *devices: str, trusted: Sequence[int] = (), tries: int = CPU_TRIES) -> Diagnosis:
+    def diagnosis(self, *devices: str, trusted: Sequence[int] = (), tries: int = CPU_TRIES) -> Diagnosis:
         return diagnose(check(len(devices), computed=on(*devices, tries=tries), trusted=trusted), THRESHOLD)
 
     @pytest.mark.parametrize("others", [1, 2, 3, 7])
     def test_it_is_named_at_its_second_try_and_with_the_reason(self, others: int) -> None:
-        answer = self.judged("cpu", *[self.H200] * others)
-        assert verdicts(answer) == ["fault", *["passed"] * others]
+        answer = self.diagnosis("cpu", *[self.H200] * others)
+        assert statuses(answer) == ["fault", *["passed"] * others]
         assert answer.findings[0].reason == "computes on the CPU where the others have NVIDIA H200"
         assert 0 not in answer.compute_again
         assert answer.notes == ()
@@ -417,13 +419,13 @@ class TestLostAccelerator:
         others = on("", self.H200, self.H200)[1:]
         tries = [ComputeFact(0, 400.0 if device != "cpu" else 0.5, device=device) for device in (*before, "cpu")]
         once = diagnose(check(3, computed=[*others, *tries]), THRESHOLD)
-        assert (verdicts(once), once.compute_again, once.notes) == (["passed"] * 3, (0,), ())
+        assert (statuses(once), once.compute_again, once.notes) == (["passed"] * 3, (0,), ())
         assert once.failing == {0}
         back = ComputeFact(0, 790.0, device=self.H200)
         again = diagnose(check(3, computed=[*others, *tries, back]), THRESHOLD)
-        assert (verdicts(again), again.compute_again, again.notes) == (["passed"] * 3, (), ())
+        assert (statuses(again), again.compute_again, again.notes) == (["passed"] * 3, (), ())
         gone = diagnose(check(3, computed=[*others, *tries, tries[-1]]), THRESHOLD)
-        assert (verdicts(gone), gone.compute_again) == (["fault", "passed", "passed"], ())
+        assert (statuses(gone), gone.compute_again) == (["fault", "passed", "passed"], ())
 
     def test_it_links_only_when_it_has_computed_again(self) -> None:
         asked = check(4, computed=on("cpu", *[self.H200] * 3))
@@ -441,14 +443,14 @@ class TestLostAccelerator:
     def test_whose_accelerator_is_lost(
         self, devices: tuple[str, ...], trusted: tuple[int, ...], faults: list[int]
     ) -> None:
-        found = verdicts(self.judged(*devices, trusted=trusted))
-        assert [node for node, verdict in enumerate(found) if verdict == "fault"] == faults
+        found = statuses(self.diagnosis(*devices, trusted=trusted))
+        assert [node for node, status in enumerate(found) if status == "fault"] == faults
 
     def test_links_with_it_blame_no_node(self) -> None:
         facts = [*quick((1, 2)), *(LinkFact(0, other, problem="no such backend") for other in (1, 2))]
         computed = on("cpu", self.H200, self.H200, tries=CPU_TRIES)
         answer = diagnose(check(3, computed=computed, linked=facts), THRESHOLD)
-        assert verdicts(answer) == ["fault", "passed", "passed"]
+        assert statuses(answer) == ["fault", "passed", "passed"]
         assert answer.unresolved == ()
         assert answer.notes == ()
 
@@ -467,7 +469,7 @@ class TestNewcomers:
                 assert check_world(World((*old, NodeTruth())), beside=beside).named == {}
 
     @pytest.mark.parametrize(("truth", "expected"), [(SLOW, {3: STRAGGLER}), (CRASHES, {3: FAULT}), (NodeTruth(), {})])
-    def test_beside_training_it_is_judged_by_its_computing(
+    def test_beside_training_only_its_computing_counts(
         self, truth: NodeTruth, expected: dict[int, HealthStatus]
     ) -> None:
         outcome = check_world(World((*(OLD,) * 3, truth)), beside=True)
@@ -544,8 +546,8 @@ class TestWhatIsSaid:
 
     def test_a_threshold_is_what_it_takes(self) -> None:
         facts = [*[ComputeFact(0, 0.03)] * SLOW_TRIES, *[ComputeFact(node, 0.084) for node in (1, 2)]]
-        assert verdicts(diagnose(check(3, computed=facts), 2.0))[0] == "straggler"
-        assert verdicts(diagnose(check(3, computed=facts), 3.0))[0] == "passed"
+        assert statuses(diagnose(check(3, computed=facts), 2.0))[0] == "straggler"
+        assert statuses(diagnose(check(3, computed=facts), 3.0))[0] == "passed"
 
 
 def _node_fields(node: CheckedNode) -> dict[str, object]:

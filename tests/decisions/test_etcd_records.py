@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from master_node import status
-from scripted_agent import seat
+from scripted_agent import rank_assignment
 
 from dlrover_run.coordination.model import (
     Assignment,
@@ -46,7 +46,7 @@ def test_each_kind_of_record_comes_back_as_it_was() -> None:
         RULES,
         Assignment(epoch=3, failure=failure),
         Waiting(sentence("2 more nodes"), 3.5),
-        (("a", "1", NodeView(ranks=seat())),),
+        (("a", "1", NodeView(ranks=rank_assignment())),),
     )
     assert decode_record(encode_record(word), BucketMessage) == word
     assert decode_record(encode_record(status("a")), NodeReport) == status("a")
@@ -96,7 +96,7 @@ def test_what_would_fill_the_memory_is_not_unpacked(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_node_finds_its_own_ranks_and_without_any_what_it_waits_for() -> None:
-    first, second = seat(node_rank=0), seat(node_rank=1)
+    first, second = rank_assignment(node_rank=0), rank_assignment(node_rank=1)
     waiting = Waiting(sentence("a place"))
     word = BucketMessage(
         RULES, Assignment(epoch=3), waiting, (("a", "1", NodeView(ranks=first)), ("b", "1", NodeView(ranks=second)))

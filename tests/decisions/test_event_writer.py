@@ -97,6 +97,30 @@ def test_only_failures_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(synced) == 1
 
 
+def test_all_that_waits_is_written_before_the_disk_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced_at: list[int] = []
+    opened_at, may_open = threading.Event(), threading.Event()
+
+    class SlowToOpen(EventFile):
+        def append(self, event: Event) -> None:
+            opened_at.set()
+            assert may_open.wait(60)
+            super().append(event)
+
+    path = tmp_path / FILE_NAME
+    monkeypatch.setattr("dlrover_run.events.writer.os.fsync", lambda fd: synced_at.append(os.fstat(fd).st_size))
+    log = EventWriter(SlowToOpen(path, opened()), print)
+    log.emit(FAILED)
+    assert opened_at.wait(60)
+    for event in (FAILED, *steps(3)):
+        log.emit(event)
+    may_open.set()
+    assert log.close(timeout=60)
+    assert synced_at == [path.stat().st_size], "once, with every line written"
+
+
 class DiskFullFor(EventFile):
     """A disk that is full while some steps are written."""
 

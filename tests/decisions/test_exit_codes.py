@@ -101,7 +101,7 @@ def test_the_page_has_the_same_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "schedulers.md").read_text()
     _, _, section = page.partition("## Operators that decide by exit code")
     rows = [line.split("|")[1:-1] for line in section.split("\n## ")[0].splitlines() if line.startswith("| `")]
-    told = {ExitReason(name.strip(" `")): int(code) for name, _, code in rows if code.strip().isdigit()}
+    documented = {ExitReason(name.strip(" `")): int(code) for name, _, code in rows if code.strip().isdigit()}
     fixed = set(ExitReason) - {ExitReason.SUCCESS, ExitReason.WORKER_FAILED, ExitReason.STOPPED, ExitReason.PEER_FAILED}
-    assert set(told) == fixed
-    assert told == {reason: in_scheme(reason, PRECISE[reason], "kubernetes") for reason in fixed}
+    assert set(documented) == fixed
+    assert documented == {reason: in_scheme(reason, PRECISE[reason], "kubernetes") for reason in fixed}

@@ -6,12 +6,12 @@ import asyncio
 import re
 import signal
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from scripted_agent import seat
+from msgspec.structs import replace
+from scripted_agent import rank_assignment
 from virtual_loop import run_virtually
 
 from dlrover_run.console.console import REFRESH_SECONDS, REPEAT_SECONDS, Console
@@ -304,14 +304,14 @@ def test_a_restart_that_counts_in_a_window_names_it() -> None:
 
 def test_a_round_that_costs_nothing_has_a_text_of_its_own() -> None:
     assert (
-        render_membership_change("node-b was lost", seat(3, nodes=2), 185)
+        render_membership_change("node-b was lost", rank_assignment(3, nodes=2), 185)
         == "3 min 5 s into the round, node-b was lost; round 3 with 2 nodes"
     )
 
 
 @pytest.mark.parametrize(("workers", "ranks"), [(1, "rank 2"), (4, "ranks 2 to 5")])
 def test_ranks_are_one_line_where_each_node_reports_its_own(workers: int, ranks: str) -> None:
-    place = seat(
+    place = rank_assignment(
         3, node_rank=1, nodes=2, first_rank=2, workers=workers, world_size=6, store_address="::1", store_port=4711
     )
     assert render_rank_assignment(place) == f"round 3: {ranks} of 6, as node rank 1 of 2; the store is at [::1]:4711"

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from dlrover_run.agent.worker_round import collect_exit_info
 from dlrover_run.coordination.text import format_bytes

@@ -331,7 +331,7 @@ def test_the_real_limit_of_open_files_is_read() -> None:
         "print([found.text for found in find_node_problems(1, None, {}) if 'files open' in found.text])"
     )
 
-    def said(limit: int) -> str:
+    def warnings(limit: int) -> str:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -342,8 +342,8 @@ def test_the_real_limit_of_open_files_is_read() -> None:
         )
         return done.stdout.strip()
 
-    assert "may have 300 files open" in said(300)
-    assert said(2000) == "[]"
+    assert "may have 300 files open" in warnings(300)
+    assert warnings(2000) == "[]"
 
 
 def test_a_full_disk_is_reported_once_for_each_file_system(tmp_path: Path) -> None:

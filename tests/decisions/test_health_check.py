@@ -21,7 +21,7 @@ import psutil
 import pytest
 from harness import WAIT, WORKERS
 from policy_parts import check_part, check_report, fold, with_part
-from scripted_agent import FINISHED, Play, Played, gathering, seat, training
+from scripted_agent import FINISHED, Play, Played, gathering, rank_assignment, training
 
 from dlrover_run import exit_codes
 from dlrover_run.agent import health_check, node_problems, torch_adapter
@@ -100,7 +100,7 @@ class Stage:
         noted = self.path / "orders"
         return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
 
-    def told(self, what: str) -> list[dict[str, Any]]:
+    def orders_to(self, what: str) -> list[dict[str, Any]]:
         return [order for order in self.orders if order["do"] == what]
 
 
@@ -144,12 +144,12 @@ class TestComputing:
         assert [device.tflops for device in last(played, "compute_result").devices] == [1.0, 2.0]
 
     def test_no_node_computes_without_a_check(self, stage: Stage) -> None:
-        played = stage.play(check=CHECK_NEVER).on(WAITING, training(seat())).on(SUCCEEDED, FINISHED).run()
+        played = stage.play(check=CHECK_NEVER).on(WAITING, training(rank_assignment())).on(SUCCEEDED, FINISHED).run()
         assert stage.orders == []
         assert {check_report(status).check_port for status in played.statuses} == {0}
 
     def test_static_ranks_of_several_nodes_are_not_checked(self, stage: Stage) -> None:
-        play = stage.play(backend="static", rules={"max_nodes": 2}).on(WAITING, training(seat(), 1))
+        play = stage.play(backend="static", rules={"max_nodes": 2}).on(WAITING, training(rank_assignment(), 1))
         play.on(SUCCEEDED, FINISHED).run()
         assert stage.orders == []
 
@@ -175,7 +175,7 @@ class TestComputing:
         monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "compute_result").problem == ""
-        assert played.said == "dlrover-run: warning: the limit on files is 64\n"
+        assert played.output == "dlrover-run: warning: the limit on files is 64\n"
 
     def test_a_look_that_fails_is_reported_in_one_line_and_no_problem(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +186,7 @@ class TestComputing:
         monkeypatch.setattr(node_problems, "find_node_problems", fail)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "compute_result").problem == ""
-        assert played.said == (
+        assert played.output == (
             "dlrover-run: warning: the look at this machine failed: "
             "AttributeError: module 'pynvml' has no attribute 'nvmlDeviceGetRemappedRows'\n"
         )
@@ -216,17 +216,17 @@ class TestComputing:
         play = stage.play(workers=3).on(has_computed(), task(1, compute=True))
         played = play.on(has_computed(1), FINISHED).run()
         assert last(played, "compute_result").devices[0] == DeviceSpeed(2, "fake", 0.25)
-        assert len(stage.told("compute")) == 3 * 4
+        assert len(stage.orders_to("compute")) == 3 * 4
         words = "local rank 2 (fake) computes at 0.25 TFLOP/s where the others of this node reach 1 TFLOP/s"
-        assert played.said == f"dlrover-run: warning: {words}\n"
+        assert played.output == f"dlrover-run: warning: {words}\n"
 
     def test_a_device_that_is_slow_once_is_tried_again_without_a_word(self, stage: Stage) -> None:
         stage.behave("1 compute speed 0.25")
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
         assert last(played, "compute_result") == ComputeResult(CheckKey(), devices)
-        assert len(stage.told("compute")) == 4
-        assert played.said == ""
+        assert len(stage.orders_to("compute")) == 4
+        assert played.output == ""
 
     def test_ranks_that_share_a_cpu_are_not_compared(self) -> None:
         speeds = [DeviceSpeed(rank, "cpu", tflops) for rank, tflops in enumerate((0.01, 1.0, 1.0))]
@@ -237,10 +237,10 @@ class TestComputing:
     def test_without_torch_it_ends_with_one_line(self, stage: Stage) -> None:
         stage.behave(f"0 compute problem {health_check.NO_TORCH}")
         played = stage.play(entrypoint=Entrypoint("script", "x.py", python=sys.executable)).run()
-        assert played.verdict.exit_code == exit_codes.BAD_COMMAND_LINE
-        assert played.verdict.error is not None
-        assert played.verdict.error.startswith(f"--network-check needs torch in {sys.executable}, which has none: ")
-        assert "\n" not in played.verdict.error
+        assert played.result.exit_code == exit_codes.BAD_COMMAND_LINE
+        assert played.result.error is not None
+        assert played.result.error.startswith(f"--network-check needs torch in {sys.executable}, which has none: ")
+        assert "\n" not in played.result.error
 
     def test_the_real_check_process_reports_it_with_the_same_text(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
@@ -249,8 +249,8 @@ class TestComputing:
         (stage.path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
         monkeypatch.setenv("PYTHONPATH", str(stage.path))
         played = stage.play().run()
-        assert played.verdict.exit_code == exit_codes.BAD_COMMAND_LINE
-        assert "--network-check needs torch in" in str(played.verdict.error)
+        assert played.result.exit_code == exit_codes.BAD_COMMAND_LINE
+        assert "--network-check needs torch in" in str(played.result.error)
 
 
 class TestTasks:
@@ -277,9 +277,9 @@ class TestTasks:
         wanted = task(1, (own, PEER), (LinkEnd(1, "10.0.0.1", 1, 1), own))
         played = stage.play(workers=2).on(has_computed(), wanted).on(has_linked(1), FINISHED).run()
         assert last(played, "link_result") == LinkResults(key(1), (LinkResult(5, 7.0), LinkResult(1, 7.0)))
-        names = [order["name"] for order in stage.told("link") if order["local_rank"] == 0]
+        names = [order["name"] for order in stage.orders_to("link") if order["local_rank"] == 0]
         assert names == ["1/1/0/2-5", "1/1/0/1-2"]
-        assert len(stage.told("compute")) == 2, "it was not asked to compute again"
+        assert len(stage.orders_to("compute")) == 2, "it was not asked to compute again"
         assert len({order["pid"] for order in stage.orders}) == 2, "the same processes did all of it"
 
     def test_a_task_is_carried_out_once_however_often_it_is_assigned(self, stage: Stage) -> None:
@@ -288,7 +288,7 @@ class TestTasks:
         play = stage.play().on(has_computed(), first).on(has_linked(1), again)
         play.on(lambda status: status.epoch == 2, msgspec.structs.replace(second, epoch=2))
         play.on(has_linked(1, 1), FINISHED).run()
-        assert [order["name"] for order in stage.told("link")] == ["1/1/0/2-5", "1/1/1/2-5"]
+        assert [order["name"] for order in stage.orders_to("link")] == ["1/1/0/2-5", "1/1/1/2-5"]
 
     def test_it_computes_again_when_asked_to_and_reports_for_which_task(self, stage: Stage) -> None:
         play = stage.play().on(has_computed(), task(1, (SELF, PEER), compute=True)).on(has_computed(1))
@@ -393,7 +393,7 @@ class Scene:
         self._word = Assignment()
         self._hung = os.open("hung", os.O_RDWR | os.O_NONBLOCK)
 
-    def tell(self, word: Assignment) -> None:
+    def assign(self, word: Assignment) -> None:
         self._word = word
         self._follow()
 
@@ -410,9 +410,9 @@ class Scene:
 
     async def until_it_hangs(self) -> None:
         loop = asyncio.get_running_loop()
-        heard = loop.create_future()
-        loop.add_reader(self._hung, heard.set_result, None)
-        await asyncio.wait_for(heard, WAIT)
+        hung = loop.create_future()
+        loop.add_reader(self._hung, hung.set_result, None)
+        await asyncio.wait_for(hung, WAIT)
         loop.remove_reader(self._hung)
         os.read(self._hung, 1)
 
@@ -452,14 +452,14 @@ class TestReplacing:
 
         async def act(scene: Scene) -> None:
             await scene.until(has_computed())
-            scene.tell(task(1, (SELF, PEER)))
+            scene.assign(task(1, (SELF, PEER)))
             await scene.until_it_hangs()
-            scene.tell(task(2, (SELF, PEER)))
+            scene.assign(task(2, (SELF, PEER)))
             status = await scene.until(has_linked(2))
             assert check_report(status).link_result == LinkResults(key(2), (LinkResult(5, 8.0),))
             assert len(scene.workers.started) == 2
             running = asyncio.all_tasks()
-            scene.tell(task(1, (SELF, PEER), round=3))
+            scene.assign(task(1, (SELF, PEER), round=3))
             assert asyncio.all_tasks() == running, "an earlier one is none that counts"
 
         play(act)
@@ -472,7 +472,7 @@ class TestReplacing:
         async def act(scene: Scene) -> None:
             scene.part.update(None)
             await scene.until_it_hangs()
-            scene.tell(task(1, (SELF, PEER)))
+            scene.assign(task(1, (SELF, PEER)))
             assert check_report(await scene.until(has_linked(1))).compute_result is None
             assert check_report(await scene.until(has_computed())).link_result is not None
 
@@ -489,7 +489,7 @@ class TestReplacing:
                 await asyncio.Event().wait()
 
             monkeypatch.setattr(scene.workers, "prestarted", never)
-            scene.tell(task(1, (SELF, PEER), compute=True, timeout=0.2))
+            scene.assign(task(1, (SELF, PEER), compute=True, timeout=0.2))
             status = await scene.until(has_linked(1))
             problem = (
                 "the processes of the node check could not be started in {} s; where starting takes longer, as from a "
@@ -498,38 +498,40 @@ class TestReplacing:
             assert check_report(status).compute_result == ComputeResult(key(1), problem=problem.format("0.2"))
             assert check_report(status).link_result is not None
             # Nothing is left of the time, and of that a link has a quarter.
-            said = re.sub("in .* s;", "in {} s;", check_report(status).link_result.problem)
-            assert (said, check_report(status).link_result.results) == (
+            cleaned = re.sub("in .* s;", "in {} s;", check_report(status).link_result.problem)
+            assert (cleaned, check_report(status).link_result.results) == (
                 problem,
                 (LinkResult(5, problem=check_report(status).link_result.problem),),
             )
 
         play(act)
 
-    def test_the_crew_ends_with_its_rest_and_a_later_task_finds_another(self, play: Playing) -> None:
+    def test_the_check_processes_end_with_their_pause_and_a_later_task_finds_others(self, play: Playing) -> None:
         async def act(scene: Scene) -> None:
             await scene.until(has_computed())
             assert scene.part.pids == set(scene.workers.started)
             await scene.part.suspend()
             assert scene.part.pids == set()
             assert not psutil.pid_exists(scene.workers.started[0])
-            scene.tell(task(1, (SELF, PEER)))
+            scene.assign(task(1, (SELF, PEER)))
             await scene.until(has_linked(1))
             assert scene.part.pids == {scene.workers.started[1]}
 
         play(act)
 
-    def test_the_crew_ends_once_its_node_has_passed_and_a_later_task_finds_another(self, play: Playing) -> None:
+    def test_the_check_processes_end_once_their_node_has_passed_and_a_later_task_finds_others(
+        self, play: Playing
+    ) -> None:
         async def act(scene: Scene) -> None:
             own = dismissed(HealthStatus.PASSED, leaves=False)
             await scene.until(has_computed())
-            scene.tell(with_part(task(1, (SELF, PEER)), HealthAssignment, health=own))
+            scene.assign(with_part(task(1, (SELF, PEER)), HealthAssignment, health=own))
             await scene.until(has_linked(1))
             assert scene.part.pids == {scene.workers.started[0]}, "its task stands"
-            scene.tell(Assignment(policy=HealthAssignment(health=own)))
+            scene.assign(Assignment(policy=HealthAssignment(health=own)))
             await scene.until(lambda status: not scene.part.pids)
             assert not psutil.pid_exists(scene.workers.started[0])
-            scene.tell(with_part(task(1, (SELF, PEER), round=1), HealthAssignment, health=own))
+            scene.assign(with_part(task(1, (SELF, PEER), round=1), HealthAssignment, health=own))
             await scene.until(has_linked(1, 1))
             assert scene.part.pids == {scene.workers.started[1]}
             assert len(scene.workers.started) == 2
@@ -541,7 +543,7 @@ class TestReplacing:
             await scene.until(has_computed())
             await killed(scene.workers.started[0])
             assert scene.part.pids == set()
-            scene.tell(task(1, (SELF, PEER)))
+            scene.assign(task(1, (SELF, PEER)))
             assert check_report(await scene.until(has_linked(1))).link_result == LinkResults(
                 key(1), (LinkResult(5, 8.0),)
             )
@@ -563,20 +565,24 @@ class TestReplacing:
 class TestRounds:
     """The check and the workers share their devices, so that one is over before the other begins."""
 
-    NOBODY_CHECKS = "for pid in $(grep -o 'pid\": [0-9]*' orders | cut -d' ' -f2); do [ -e /proc/$pid ] && exit 9; done"
+    NO_CHECK_PROCESS_LIVES = (
+        "for pid in $(grep -o 'pid\": [0-9]*' orders | cut -d' ' -f2); do [ -e /proc/$pid ] && exit 9; done"
+    )
     UNTIL_RELEASED = 'trap : TERM; echo x > up; until read word < gate; do :; done; echo \'{"do": "ended"}\' >> orders'
 
-    def test_the_crew_has_ended_before_workers_start(self, stage: Stage) -> None:
-        play = stage.play(f"{self.NOBODY_CHECKS}; exit 0", workers=2).on(has_computed(), training(seat(workers=2)))
-        assert play.on(SUCCEEDED, FINISHED).run().verdict.exit_code == 0
+    def test_the_check_processes_have_ended_before_workers_start(self, stage: Stage) -> None:
+        play = stage.play(f"{self.NO_CHECK_PROCESS_LIVES}; exit 0", workers=2).on(
+            has_computed(), training(rank_assignment(workers=2))
+        )
+        assert play.on(SUCCEEDED, FINISHED).run().result.exit_code == 0
 
     def test_ranks_that_come_while_it_computes_end_that(self, stage: Stage) -> None:
         stage.behave("0 start hang")
-        play = stage.play().on(WAITING, training(seat())).on(SUCCEEDED, FINISHED)
-        assert play.run().verdict.exit_code == 0
+        play = stage.play().on(WAITING, training(rank_assignment())).on(SUCCEEDED, FINISHED)
+        assert play.run().result.exit_code == 0
 
     @pytest.mark.parametrize(("check", "templates"), [(CHECK_ONCE, 2), (CHECK_ALWAYS, 1)])
-    def test_a_later_task_finds_a_crew_and_its_template_stays_where_every_round_is_checked(
+    def test_a_later_task_finds_check_processes_and_their_template_stays_where_every_round_is_checked(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch, check: int, templates: int
     ) -> None:
         def noted(spec: JobSpec, *rest: Any) -> Any:
@@ -586,7 +592,7 @@ class TestRounds:
 
         real = health_check.Starter
         monkeypatch.setattr(health_check, "Starter", noted)
-        play = stage.play(check=check).on(has_computed(), training(seat()))
+        play = stage.play(check=check).on(has_computed(), training(rank_assignment()))
         play.on(
             SUCCEEDED,
             with_part(gathering(1), HealthAssignment, check_task=check_part(task(1, (SELF, PEER))).check_task),
@@ -606,12 +612,12 @@ class TestRounds:
         def release() -> None:
             (stage.path / "gate").write_text("go\n")
 
-        play = stage.play(self.UNTIL_RELEASED).on(has_computed(), training(seat())).on(RUNNING, withdrawn)
+        play = stage.play(self.UNTIL_RELEASED).on(has_computed(), training(rank_assignment())).on(RUNNING, withdrawn)
         play.on(WAITING, release).on(has_linked(1), FINISHED).run()
         assert [order["do"] for order in stage.orders] == ["compute", "ended", "link"]
 
     @pytest.mark.parametrize(("needed", "templates"), [("json", "x"), ("msgspec", "xx")])
-    def test_the_crew_is_forked_from_the_template_that_the_workers_have_where_that_has_what_it_needs(
+    def test_check_processes_are_forked_from_the_template_of_the_workers_where_that_has_what_they_need(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch, needed: str, templates: str
     ) -> None:
         monkeypatch.setattr(health_check, "PRELOAD", (needed,))
@@ -623,15 +629,17 @@ class TestRounds:
 
         real = Template.start
         monkeypatch.setattr(Template, "start", noted)
-        (stage.path / "x.py").write_text(f"import os, json; assert os.system({self.NOBODY_CHECKS + '; exit 0'!r}) == 0")
+        (stage.path / "x.py").write_text(
+            f"import os, json; assert os.system({self.NO_CHECK_PROCESS_LIVES + '; exit 0'!r}) == 0"
+        )
         entrypoint = Entrypoint("script", "x.py", python=sys.executable)
         play = stage.play(start_method="forkserver", entrypoint=entrypoint, workers=2)
-        play.on(has_computed(), training(seat(workers=2))).on(SUCCEEDED, FINISHED)
+        play.on(has_computed(), training(rank_assignment(workers=2))).on(SUCCEEDED, FINISHED)
         played = play.run()
-        assert played.verdict.exit_code == 0
+        assert played.result.exit_code == 0
         assert last(played, "compute_result").problem == ""
         assert (stage.path / "templates").read_text() == templates
-        assert "--start-method=forkserver: " not in played.said
+        assert "--start-method=forkserver: " not in played.output
 
 
 class TestLeaving:
@@ -650,17 +658,19 @@ class TestLeaving:
         word = Assignment(epoch=1, policy=HealthAssignment(health=dismissed(found)))
         played = stage.play().on(has_computed(), word).run()
         assert played.phases == [WAITING, NodePhase.LEFT]
-        assert played.verdict.exit_code == code
-        assert played.verdict.error is not None
-        first, second = played.verdict.error.split("\n")
+        assert played.result.exit_code == code
+        assert played.result.error is not None
+        first, second = played.result.error.split("\n")
         assert first == line
         assert "its links with a and b failed" in second
         assert "another machine in its place" in second
 
     def test_a_straggler_that_is_not_dismissed_stays(self, stage: Stage) -> None:
-        word = with_part(training(seat()), HealthAssignment, health=dismissed(HealthStatus.STRAGGLER, leaves=False))
+        word = with_part(
+            training(rank_assignment()), HealthAssignment, health=dismissed(HealthStatus.STRAGGLER, leaves=False)
+        )
         played = stage.play().on(has_computed(), word).on(SUCCEEDED, FINISHED).run()
-        assert (played.verdict.exit_code, played.verdict.error) == (0, None)
+        assert (played.result.exit_code, played.result.error) == (0, None)
 
     def test_a_signal_ends_a_check_that_hangs(self, stage: Stage) -> None:
         stage.behave("0 compute hang")
@@ -673,7 +683,7 @@ class TestLeaving:
 
         # In a thread: the agent goes on meanwhile, and starts the check process.
         played = play.on(NodePhase.WAITING, threading.Thread(target=end_what_hangs).start).run()
-        assert played.verdict.exit_code == 128 + signal.SIGTERM
+        assert played.result.exit_code == 128 + signal.SIGTERM
         assert played.phases[-1] is NodePhase.LEFT
 
     def test_no_process_outlives_an_agent_that_is_killed(self, stage: Stage) -> None:

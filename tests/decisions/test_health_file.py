@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from policy_parts import with_part
-from scripted_agent import seat
+from scripted_agent import rank_assignment
 
 from dlrover_run.coordination.model import Assignment, PlanPhase
 from dlrover_run.output.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
@@ -30,7 +30,7 @@ LINKS = (LinkRow(0, 0, 9.5), LinkRow(0, 1, 0, "it timed out"))
 DEVICES = (DeviceSpeed(1, "H200", 0.084), DeviceSpeed(0, "H200", 0.5))
 FIRST = Assignment(
     phase=PlanPhase.TRAINING,
-    ranks=seat(nodes=2, world_size=2),
+    ranks=rank_assignment(nodes=2, world_size=2),
     policy=HealthAssignment(health=OWN, health_table=(OWN, OTHER)),
 )
 
@@ -45,13 +45,13 @@ def content(directory: Path) -> dict[str, object]:
     return found
 
 
-def follow(directory: Path, *told: Assignment) -> list[str]:
+def follow(directory: Path, *assignments: Assignment) -> list[str]:
     """The warnings."""
-    said: list[str] = []
-    file = HealthFile(kept(directory), said.append)
-    for assignment in told:
+    lines: list[str] = []
+    file = HealthFile(kept(directory), lines.append)
+    for assignment in assignments:
         file.follow(assignment, DEVICES)
-    return said
+    return lines
 
 
 def test_a_node_writes_what_it_receives_of_itself(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_nothing_that_a_node_says_steers_the_terminal_of_who_reads_the_file(tmp_
 
 
 def test_only_news_is_written(tmp_path: Path) -> None:
-    said: list[str] = []
-    file = HealthFile(kept(tmp_path), said.append)
+    lines: list[str] = []
+    file = HealthFile(kept(tmp_path), lines.append)
     file.follow(FIRST, DEVICES)
     (tmp_path / FILE_NAME).unlink()
     for repeated in (FIRST, Assignment(policy=HealthAssignment(health=OWN)), FIRST):
@@ -113,7 +113,7 @@ def test_only_news_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / FILE_NAME).exists()
     file.follow(with_part(FIRST, HealthAssignment, health_table=(OWN,)), DEVICES)
     assert content(tmp_path)["nodes"] == [content(tmp_path)["node"]]
-    assert said == []
+    assert lines == []
 
 
 def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
 
 def test_where_it_cannot_be_written_one_line_says_so_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = follow(tmp_path / "file", FIRST, with_part(FIRST, HealthAssignment, health_table=()), FIRST)
+    lines = follow(tmp_path / "file", FIRST, with_part(FIRST, HealthAssignment, health_table=()), FIRST)
     where = tmp_path / "file" / FILE_NAME
-    assert len(said) == 1
-    assert said[0].startswith(f"warning: {where} cannot be written (")
+    assert len(lines) == 1
+    assert lines[0].startswith(f"warning: {where} cannot be written (")
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -165,8 +165,8 @@ def test_a_disk_that_is_full_leaves_the_last_file_as_it_was(tmp_path: Path) -> N
     follow(tmp_path, FIRST)
     before = (tmp_path / FILE_NAME).read_bytes()
     os.symlink("/dev/full", tmp_path / f"{FILE_NAME}.new")
-    said = follow(tmp_path, with_part(FIRST, HealthAssignment, health_table=()))
-    assert len(said) == 1
-    assert "No space left on device" in said[0]
+    lines = follow(tmp_path, with_part(FIRST, HealthAssignment, health_table=()))
+    assert len(lines) == 1
+    assert "No space left on device" in lines[0]
     assert (tmp_path / FILE_NAME).read_bytes() == before
     assert os.listdir(tmp_path) == [FILE_NAME]

@@ -9,7 +9,7 @@ import re
 import msgspec
 import pytest
 from screens import Screen
-from scripted_agent import seat
+from scripted_agent import rank_assignment
 from virtual_loop import run_virtually
 
 from dlrover_run.agent.progress_reporter import ProgressReporter
@@ -41,7 +41,7 @@ KILLED = "the check process of local rank 0 was killed by SIGKILL"
 
 
 def node(
-    host: str, verdict: HealthStatus = PASSED, tflops: float = 0.084, gigabytes: float = 1.25, **more: str
+    host: str, status: HealthStatus = PASSED, tflops: float = 0.084, gigabytes: float = 1.25, **more: str
 ) -> NodeHealth:
     incarnation = more.pop("incarnation", host)
     safe = re.sub(r"\W", "-", incarnation)
@@ -49,7 +49,7 @@ def node(
         node_id=safe,
         incarnation=safe,
         host=host,
-        status=verdict,
+        status=status,
         tflops=tflops,
         gigabytes=gigabytes,
         reason=more.get("reason", ""),
@@ -218,13 +218,13 @@ def checking(*rows: NodeHealth) -> Assignment:
 def passed(*others: NodeHealth, links: tuple[LinkRow, ...] = (), own: NodeHealth = FOUR[0]) -> Assignment:
     return Assignment(
         phase=PlanPhase.TRAINING,
-        ranks=seat(nodes=3, world_size=3),
+        ranks=rank_assignment(nodes=3, world_size=3),
         policy=HealthAssignment(health=own, health_table=others, link_table=links),
     )
 
 
 def narrated(
-    columns: int | None, *told: Assignment, lines: int = 24, worker: str = "", rules: JobRules | None = None
+    columns: int | None, *assignments: Assignment, lines: int = 24, worker: str = "", rules: JobRules | None = None
 ) -> list[str]:
     """What is written when each of these is told, and told again, and some time goes by. A worker that has not ended
     yet has last words after the first of them."""
@@ -241,7 +241,7 @@ def narrated(
     async def run() -> None:
         console = Console(written.append, lambda: columns, lambda: lines, color=color)
         narration = ProgressReporter(spec, console)
-        for number, assignment in enumerate(told):
+        for number, assignment in enumerate(assignments):
             narration.update(assignment)
             await asyncio.sleep(2.5 * REFRESH_SECONDS)
             if number == 0:
@@ -318,7 +318,7 @@ class TestElsewhere:
         assert sum("straggler" in line for line in shown) == 2
 
 
-def told(*assignments: Assignment, rules: JobRules | None = None) -> list[str]:
+def lines_of(*assignments: Assignment, rules: JobRules | None = None) -> list[str]:
     """The lines in a file, but those of waiting."""
     lines = "".join(narrated(None, *assignments, rules=rules)).splitlines()
     return [line for line in lines if "waiting" not in line]
@@ -333,7 +333,7 @@ class TestBetweenTwoRounds:
     CHECKED = msgspec.structs.replace(passed(*DONE, node("d")), restart_count=1, failure=FAILED.failure)
 
     def test_the_failure_is_reported_once_before_the_check(self) -> None:
-        lines = told(
+        lines = lines_of(
             passed(*DONE),
             self.FAILED,
             self.CHECKED,
@@ -347,16 +347,16 @@ class TestBetweenTwoRounds:
         ]
 
     def test_on_one_node_its_name_is_no_news(self) -> None:
-        assert told(self.FAILED, rules=JobRules(policy=HealthRules(check=CHECK_ALWAYS))) == [
+        assert lines_of(self.FAILED, rules=JobRules(policy=HealthRules(check=CHECK_ALWAYS))) == [
             "dlrover-run: rank 3 exited with code 1; a node check comes before restart 1"
         ]
 
     def test_where_no_check_comes_the_line_of_the_restart_reports_it(self) -> None:
-        assert told(self.FAILED, rules=JobRules(policy=HealthRules(check=CHECK_ONCE))) == []
+        assert lines_of(self.FAILED, rules=JobRules(policy=HealthRules(check=CHECK_ONCE))) == []
 
     def test_the_failure_of_a_round_that_trains_again_is_old(self) -> None:
         spare = msgspec.structs.replace(self.FAILED, phase=PlanPhase.TRAINING)
-        assert told(spare, rules=JobRules(policy=HealthRules(check=CHECK_ALWAYS))) == []
+        assert lines_of(spare, rules=JobRules(policy=HealthRules(check=CHECK_ALWAYS))) == []
 
 
 class TestOnceForEachCheck:
@@ -365,27 +365,27 @@ class TestOnceForEachCheck:
     )
 
     def test_a_restart_of_the_workers_reports_nothing_again(self) -> None:
-        assert told(passed(*DONE), self.GATHERING, passed(*DONE)) == told(passed(*DONE))
+        assert lines_of(passed(*DONE), self.GATHERING, passed(*DONE)) == lines_of(passed(*DONE))
 
     def test_a_node_that_is_gone_or_has_another_rank_is_no_news(self) -> None:
         links = (LinkRow(0, 1, 2.0), LinkRow(0, 2, 1.0), LinkRow(1, 2, 1.5))
         fewer = passed(DONE[2], DONE[0], links=(LinkRow(0, 1, 1.0),))
-        assert told(passed(*DONE, links=links), self.GATHERING, fewer) == told(passed(*DONE, links=links))
+        assert lines_of(passed(*DONE, links=links), self.GATHERING, fewer) == lines_of(passed(*DONE, links=links))
 
     def test_links_are_reported_once_after_the_nodes(self) -> None:
         links = (LinkRow(0, 1, 2.0), LinkRow(0, 2, 0.5), LinkRow(1, 2, 2.0))
-        lines = told(passed(*DONE, links=links), self.GATHERING, passed(*DONE, links=links))
+        lines = lines_of(passed(*DONE, links=links), self.GATHERING, passed(*DONE, links=links))
         assert [line for line in lines if line.startswith("dlrover-run: ")] == [
             "dlrover-run: node check of 3 nodes: 2 passed, 1 straggler",
             "dlrover-run: bandwidth of 3 links, median 2 GB/s",
         ]
 
     def test_links_of_nodes_that_are_not_named_are_left_out(self) -> None:
-        assert told(passed(*DONE, links=(LinkRow(0, 7, 2.0),))) == told(passed(*DONE))
+        assert lines_of(passed(*DONE, links=(LinkRow(0, 7, 2.0),))) == lines_of(passed(*DONE))
 
     @pytest.mark.parametrize("others", [(), (FOUR[0],)])
     def test_a_node_that_receives_only_its_own_row_has_one_line(self, others: tuple[NodeHealth, ...]) -> None:
-        assert told(passed(*others), self.GATHERING, passed(*others)) == [
+        assert lines_of(passed(*others), self.GATHERING, passed(*others)) == [
             "dlrover-run: node check: 0.084 TFLOP/s, 1.25 GB/s: passed"
         ]
 
@@ -393,10 +393,10 @@ class TestOnceForEachCheck:
         dismissed = NodeHealth(
             node_id="c", incarnation="c", host="c", status=FAULT, reason=KILLED, dismissed=True
         )  # fmt: skip
-        assert told(Assignment(policy=HealthAssignment(health=dismissed))) == []
+        assert lines_of(Assignment(policy=HealthAssignment(health=dismissed))) == []
 
     def test_what_is_still_open_is_not_reported(self) -> None:
-        assert told(Assignment(policy=HealthAssignment(health=OPEN[0]))) == []
+        assert lines_of(Assignment(policy=HealthAssignment(health=OPEN[0]))) == []
 
 
 def test_a_tick_without_news_draws_the_same_table() -> None:

@@ -139,10 +139,10 @@ def test_damage_is_reported_with_the_file_the_line_and_a_remedy_and_the_file_is_
     data = bytearray(one.path.read_bytes())
     data[data.index(b"round 1")] = ord("R")
     one.path.write_bytes(data)
-    with pytest.raises(JournalDamaged) as told:
+    with pytest.raises(JournalDamaged) as raised:
         Journal(tmp_path, "job").take_over(RULES, 9)
-    assert str(one.path) in str(told.value)
-    assert "line 2: the checksum is wrong. Move it away" in str(told.value)
+    assert str(one.path) in str(raised.value)
+    assert "line 2: the checksum is wrong. Move it away" in str(raised.value)
     assert one.path.read_bytes() == bytes(data)
 
 

@@ -8,11 +8,11 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from virtual_loop import run_virtually
 
 from dlrover_run.agent.result import JobResult
@@ -100,7 +100,7 @@ def test_a_module_in_the_working_directory_does_not_take_the_place_of_one_of_pyt
 
 
 @pytest.mark.parametrize(
-    ("code", "verdict", "kind"),
+    ("code", "result", "kind"),
     [
         (0, JobResult(0, ExitReason.SUCCESS, "all workers succeeded"), EndKind.DONE),
         (-9, JobResult(0, ExitReason.SUCCESS, "all workers succeeded"), EndKind.DONE),
@@ -127,8 +127,8 @@ def test_a_module_in_the_working_directory_does_not_take_the_place_of_one_of_pyt
         (71, None, EndKind.FAILED),
     ],
 )
-def test_each_end_of_a_node_is_of_one_kind(code: int, verdict: JobResult | None, kind: EndKind) -> None:
-    end = end_of(1, code, verdict)
+def test_each_end_of_a_node_is_of_one_kind(code: int, result: JobResult | None, kind: EndKind) -> None:
+    end = end_of(1, code, result)
     assert (end.number, end.kind, end.by_peer) == (1, kind, False)
     assert end.code == (0 if kind is EndKind.DONE else 128 + 9 if code < 0 else code)
 
@@ -155,18 +155,18 @@ def test_half_a_result_is_none() -> None:
 
 def test_the_command_reports_the_node_that_has_the_failed_worker() -> None:
     failure = Failure(3, "node 1", "exited with code 7")
-    heard = JobResult(1, ExitReason.PEER_FAILED, "heard", ends=(worker_end(0, 0),), failure=failure)
+    of_peer = JobResult(1, ExitReason.PEER_FAILED, "of the peer", ends=(worker_end(0, 0),), failure=failure)
     has = JobResult(7, ExitReason.WORKER_FAILED, "has", ends=(FAILED,), root=FAILED)
     dismissed = JobResult(73, ExitReason.FAULTY_NODE, "dismissed", error="The node network is breakdown.")
-    verdict = job_result(7, [dismissed, heard, has], "node 1 failed with exit code 7")
-    assert (verdict.exit_code, verdict.root, verdict.error) == (7, FAILED, None)
-    assert [end.rank for end in verdict.ends] == [0, 3]
+    result = job_result(7, [dismissed, of_peer, has], "node 1 failed with exit code 7")
+    assert (result.exit_code, result.root, result.error) == (7, FAILED, None)
+    assert [end.rank for end in result.ends] == [0, 3]
 
 
-def test_the_command_says_its_last_sentence_where_no_node_could_say_anything() -> None:
+def test_the_command_reports_the_end_itself_where_no_node_could() -> None:
     left = JobResult(143, ExitReason.STOPPED, "SIGTERM stopped the job", stopped=True)
-    verdict = job_result(137, [left], "node 1 was killed by SIGKILL, so no node is left")
-    assert (verdict.exit_code, verdict.error) == (137, "node 1 was killed by SIGKILL, so no node is left")
+    result = job_result(137, [left], "node 1 was killed by SIGKILL, so no node is left")
+    assert (result.exit_code, result.error) == (137, "node 1 was killed by SIGKILL, so no node is left")
 
 
 def test_a_job_that_succeeded_has_no_error() -> None:

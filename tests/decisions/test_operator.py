@@ -80,7 +80,7 @@ class TestStatus:
 
     def test_a_node_that_leaves_is_draining(self) -> None:
         job = trio()
-        job.say("b", NodePhase.LEAVING)
+        job.report_phase("b", NodePhase.LEAVING)
         assert node(job, "b").state is NodeCondition.DRAINING
 
     def test_a_node_that_is_checked_is_not_shown_as_waiting(self) -> None:
@@ -128,8 +128,8 @@ class TestDrain:
     def test_a_spare_replaces_it_and_it_costs_no_restart(self) -> None:
         job = trio()
         request(job, Action.DRAIN, "b")
-        job.say("b", NodePhase.LEAVING)
-        job.say("b", NodePhase.LEFT)
+        job.report_phase("b", NodePhase.LEAVING)
+        job.report_phase("b", NodePhase.LEFT)
         assert (job.ranks, job.plan.restart_count, codes(job.plan.reasons)) == (["a", "c"], 0, ("left_on_request",))
 
     def test_a_spare_can_be_drained(self) -> None:
@@ -218,7 +218,7 @@ class TestDrainOfTooFew:
 
     def test_a_node_that_leaves_already_does_not_count(self) -> None:
         job = trio()
-        job.say("c", NodePhase.LEAVING)
+        job.report_phase("c", NodePhase.LEAVING)
         assert drain_problem(status(job), "1") is not None
 
 

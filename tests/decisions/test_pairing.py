@@ -108,8 +108,8 @@ def test_what_lies_between_two_racks_is_reported_and_no_node_is_blamed(slower: f
     racks = range(6), range(6, 12)
     outcome = check_world(World(whole(12).nodes, dict.fromkeys(itertools.product(*racks), slower)))
     assert outcome.named == {}
-    said = [note for note in outcome.diagnosis.notes if words in note]
-    assert [note.partition(words)[0] for note in said] == [
+    notes = [note for note in outcome.diagnosis.notes if words in note]
+    assert [note.partition(words)[0] for note in notes] == [
         f"the link between node{one} and node{one + 6} " for one in racks[0]
     ]
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from dlrover_run.progress.page import (
     AREA_BYTES,
+    LAYOUT,
     MAX_COUNT,
+    MAX_FIRST_STEPS,
     PAGE_BYTES,
     SLOT_BYTES,
     Area,
@@ -35,6 +37,8 @@ progresses = st.builds(
     at=st.integers(0, MAX_COUNT),
     source=st.sampled_from(StepSource),
     phase=st.sampled_from(Phase),
+    first=st.integers(0, MAX_COUNT),
+    first_steps=st.integers(0, MAX_FIRST_STEPS),
 )
 
 
@@ -68,7 +72,7 @@ def test_bytes_that_are_no_record_are_none(data: bytes) -> None:
 
 def test_a_record_of_another_layout_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(1, 2, 3.0, 4, StepSource.REPORT, Phase.TRAINING)
-    monkeypatch.setattr("dlrover_run.progress.page.LAYOUT", 2)
+    monkeypatch.setattr("dlrover_run.progress.page.LAYOUT", LAYOUT + 1)
     of_tomorrow = slot(1, progress)
     monkeypatch.undo()
     assert decode(of_tomorrow) is None
@@ -150,6 +154,73 @@ def test_a_count_has_an_end() -> None:
     found = shown(memory)
     assert found is not None
     assert found[:2] == (MAX_COUNT, MAX_COUNT)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_the_first_steps_keep_their_time_until_another_source_counts() -> None:
+    memory, clock = anonymous(), Clock()
+    writer = Writer(memory, Area.WORKER, now=clock)
+    firsts = []
+    for source, steps in (
+        (StepSource.OPTIMIZER, 0),
+        (StepSource.OPTIMIZER, 3),
+        (StepSource.OPTIMIZER, 1),
+        (StepSource.REPORT, 1),
+        (StepSource.OPTIMIZER, 1),
+        (StepSource.REPORT, 9),
+    ):
+        clock.now += 10
+        writer.add(source, steps, 0, 0.0)
+        found = shown(memory)
+        assert found is not None
+        firsts.append((found.at, found.first, found.first_steps))
+    assert firsts == [(1010, 0, 0), (1020, 1020, 3), (1030, 1020, 3), (1040, 1040, 1), (1040, 1040, 1), (1060, 1040, 1)]
+
+
+def test_short_steps_are_counted_at_once_and_stored_at_intervals() -> None:
+    memory, clock = anonymous(), Clock()
+    writer = Writer(memory, Area.WORKER, interval=100, now=clock)
+
+    def counted() -> tuple[int, int]:
+        found = shown(memory)
+        assert found is not None
+        return found.steps, found.at
+
+    stored = []
+    for _ in range(8):
+        writer.add(StepSource.SAMPLER, 1, 0, 0.0)
+        stored.append(counted())
+        clock.now += 40
+    # The first one at once; a record is never older than an interval and a step.
+    assert stored == [(1, 1000), (1, 1000), (1, 1000), (4, 1120), (4, 1120), (4, 1120), (7, 1240), (7, 1240)]
+    writer.flush()
+    assert counted() == (8, 1280)
+    number = memory[:]
+    writer.flush()
+    assert memory[:] == number, "there is nothing to store"
+    writer.add(StepSource.REPORT, 1, 0, 0.0)
+    assert counted() == (1, 1320), "another source is stored at once"
+    writer.add(StepSource.REPORT, 1, 0, 0.0)
+    writer.enter(Phase.SAVING)
+    assert counted() == (2, 1320)
+
+
+def test_a_step_as_long_as_the_interval_is_stored_at_once() -> None:
+    memory, clock = anonymous(), Clock()
+    writer = Writer(memory, Area.WORKER, interval=100, now=clock)
+    for steps in range(1, 9):
+        writer.add(StepSource.REPORT, 1, 0, 0.0)
+        found = shown(memory)
+        assert found is not None
+        assert found.steps == steps
+        clock.now += 100
 
 
 def rhythm_of(*steps: tuple[int, float]) -> Rhythm:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
+from command_lines import run_python
 
 from dlrover_run.coordination import reasons
 from dlrover_run.coordination.reasons import (
@@ -19,6 +22,7 @@ from dlrover_run.coordination.reasons import (
 )
 from dlrover_run.policies.health.text import HealthCode
 from dlrover_run.policies.parameter_servers.text import ClusterCode
+from dlrover_run.stall.guilt import GuiltCode
 
 TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ((Code.NODES_HERE(number=2),), "2 nodes are here"),
@@ -207,6 +211,17 @@ def test_no_two_codes_are_the_same() -> None:
 
 def test_a_reason_of_another_version_is_shown_by_its_code() -> None:
     assert render((Reason("unheard_of", {"number": 3}), Code.LOST())) == "unheard_of (number=3); lost"
+
+
+def test_a_reader_that_has_imported_no_policy_shows_the_texts_of_all() -> None:
+    """`why` printed "health.passed" of a job that is over."""
+    reasons = (HealthCode.PASSED(), ClusterCode.NODES_HERE(number=2), GuiltCode.STOPPED())
+    script = (
+        "import json, sys; from dlrover_run.coordination.reasons import Reason, render\n"
+        "print(json.dumps([render((Reason(**one),)) for one in json.loads(sys.argv[1])]))"
+    )
+    done = run_python("-c", script, json.dumps([msgspec.to_builtins(one) for one in reasons]))
+    assert json.loads(done.stdout) == [render((one,)) for one in reasons]
 
 
 def test_a_long_chain_keeps_its_cause_and_its_last_reasons() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +26,9 @@ from dlrover_run.stall.detector import (
     StallCode,
     Stalled,
 )
-from dlrover_run.stall.guilt import Finding, GuiltCode, Suspect, find_guilty
+from dlrover_run.stall.guilt import Finding, GuiltCode, find_guilty, find_stall, ranks_to_restart
 from dlrover_run.stall.stacks import Frame, Stack, Thread, fold, is_complete, parse, render
+from dlrover_run.stall.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, describe_worker
 
 INTERVAL = 0.5
 
@@ -177,6 +179,37 @@ def test_a_worker_that_does_not_reach_the_store() -> None:
     assert (found.code, found.ranks) == (StallCode.START, (2,))
 
 
+def test_workers_that_do_not_reach_the_store_of_another_node() -> None:
+    trace = Trace(2, Detector(elsewhere=True))
+    for worker in trace.workers:
+        worker.at_store = False
+    assert trace.run(STARTUP_LIMIT - 1, idle) is None
+    found = trace.run(STARTUP_LIMIT, idle)
+    assert found is not None
+    assert (found.code, found.ranks) == (StallCode.START, (0, 1))
+
+
+def test_a_worker_that_still_loads_is_not_late() -> None:
+    trace = Trace(3)
+    trace.workers[2].at_store = False
+
+    def loads(workers: Sequence[Worker], _: float) -> None:
+        workers[2].read += 1_000_000
+
+    assert trace.run(3 * STARTUP_LIMIT, loads) is None
+
+
+def test_a_worker_alone_on_its_node_trains_with_others() -> None:
+    trace = Trace(1, Detector(elsewhere=True))
+    trace.train()
+    assert trace.detector.knows_limit
+    exchanged_at = trace.detector.exchanged_at
+    found = trace.run(20, idle)
+    assert found is not None
+    assert found.limit < UNLEARNED_LIMIT
+    assert trace.detector.exchanged_at == exchanged_at
+
+
 def checkpoint(workers: Sequence[Worker], _: float) -> None:
     workers[0].written += 10_000_000
 
@@ -307,7 +340,10 @@ def suspects(count: int, guilty: int, **facts: object) -> list[Suspect]:
         sent_age = age if rank == guilty else 3.0
         evidence = Evidence(rank, 10, Traffic(sent_age=sent_age), figures)  # type: ignore[arg-type]
         more = facts if rank == guilty else {}
-        found.append(Suspect(rank, evidence, **{"stack": WAITS, **more}))  # type: ignore[arg-type]
+        if more.get("ended"):
+            found.append(Suspect(rank, ended=True))
+        else:
+            found.append(describe_worker(rank, evidence, **{"stack": WAITS, **more}))  # type: ignore[arg-type]
     return found
 
 
@@ -317,6 +353,7 @@ GUILT: dict[GuiltCode, dict[str, Any]] = {
     GuiltCode.STOPPED: {"state": "T", "stack": None},
     GuiltCode.BLOCKED_IN_KERNEL: {"state": "D", "stack": None},
     GuiltCode.ENDED: {"ended": True, "stack": None},
+    GuiltCode.LATE: {"late": True, "stack": None},
     GuiltCode.SPINNING: {"stack": ELSEWHERE, "share": 0.99},
     GuiltCode.ELSEWHERE: {"stack": ELSEWHERE},
     GuiltCode.LOCKED: {"stack": at("/usr/lib/python3.11/threading.py:324:wait", "/home/u/train.py:7:load")},
@@ -342,24 +379,14 @@ def test_the_guilty_rank_and_the_reason(code: GuiltCode, count: int, guilty: int
         assert found.line == stack.user_line
 
 
-@pytest.mark.parametrize(
-    "balances", [(-192, 192), (192, -192), (-250_192, -250_000, 96, -96), (96, -96, -250_192, -250_000)]
-)
-def test_measured_balances(balances: tuple[int, ...]) -> None:
-    """Balances of four jobs of gloo that were measured."""
-    guilty = next(rank for rank, balance in enumerate(balances) if balance > 0)
-    found = find_guilty([Suspect(rank, None, balance=balance) for rank, balance in enumerate(balances)])
-    assert (found.code, found.ranks) == (GuiltCode.OWES_DATA, (guilty,))
-
-
 def test_one_of_several_collectives() -> None:
     other = at("/x/site-packages/torch/distributed/distributed_c10d.py:9:barrier", "/home/u/train.py:44:<module>")
     stacks = [WAITS, WAITS, other]
-    found = find_guilty([Suspect(rank, None, stack) for rank, stack in enumerate(stacks)])
+    found = find_guilty([describe_worker(rank, None, stack) for rank, stack in enumerate(stacks)])
     assert (found.code, found.ranks) == (GuiltCode.OTHER_COLLECTIVE, (2,))
     assert found.line is not None
     assert found.line.line == 44
-    two = find_guilty([Suspect(rank, None, stack) for rank, stack in enumerate([WAITS, other])])
+    two = find_guilty([describe_worker(rank, None, stack) for rank, stack in enumerate([WAITS, other])])
     assert two == Finding(GuiltCode.UNKNOWN)
 
 
@@ -369,8 +396,8 @@ def test_the_evidence_of_several_rules_agrees() -> None:
 
 
 def test_nothing_is_claimed_without_evidence() -> None:
-    assert find_guilty([Suspect(rank, None) for rank in range(4)]) == Finding(GuiltCode.UNKNOWN)
-    assert find_guilty([Suspect(rank, None, WAITS) for rank in range(4)]) == Finding(GuiltCode.UNKNOWN)
+    assert find_guilty([describe_worker(rank, None) for rank in range(4)]) == Finding(GuiltCode.UNKNOWN)
+    assert find_guilty([describe_worker(rank, None, WAITS) for rank in range(4)]) == Finding(GuiltCode.UNKNOWN)
     assert find_guilty([]) == Finding(GuiltCode.UNKNOWN)
 
 
@@ -378,6 +405,46 @@ def test_nothing_is_claimed_without_evidence() -> None:
 def test_the_order_means_nothing(order: list[int], code: GuiltCode) -> None:
     known = suspects(4, 1, **GUILT[code])
     assert find_guilty([known[place] for place in order]) == find_guilty(known)
+
+
+WAITING, IDLE = Suspect(0, Place.COLLECTIVE), Suspect(0, Place.ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "trains", "code"),
+    [
+        (WAITING, False, GuiltCode.ENDED),
+        (IDLE, False, None),
+        (IDLE, True, None),
+        (Suspect(0, state="T"), False, GuiltCode.STOPPED),
+        (Suspect(0, ended=True), True, None),
+    ],
+)
+def test_a_rank_that_has_ended_counts_while_another_one_waits(
+    remaining: Suspect, trains: bool, code: GuiltCode | None
+) -> None:
+    suspects = [remaining, Suspect(1, ended=True)]
+    found = find_stall(suspects, trains=trains)
+    assert (None if found is None else found.code) == code
+    if found is not None:
+        assert found.ranks == ((1,) if code is GuiltCode.ENDED else (0,))
+        assert ranks_to_restart(found, suspects) == (0,), "the one that runs"
+
+
+def test_workers_that_need_not_train_are_stalled_only_if_they_do() -> None:
+    idle = [Suspect(rank, Place.ELSEWHERE) for rank in (0, 1)]
+    assert find_stall(idle, trains=False) is None
+    found = find_stall(idle, trains=True)
+    assert found == Finding(GuiltCode.UNKNOWN)
+    assert ranks_to_restart(found, idle) == (0,)
+
+
+def test_the_record_of_a_worker_is_bounded() -> None:
+    frame = Frame("/" + "d" * 300 + "/a\x1b\n.py", 10**9, "f" * 300)
+    found = describe_worker(0, None, Stack((Thread("0x1", (frame,)),)))
+    assert (len(found.file), len(found.function)) == (MAX_FILE, MAX_FUNCTION)
+    assert found.file.endswith("/a??.py")
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Suspect) == found
 
 
 # Stacks.

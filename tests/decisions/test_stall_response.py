@@ -47,7 +47,8 @@ class Kept(Events):
 
 def report(*guilty: int) -> StallReport:
     finding = Finding(GuiltCode.LOCKED, guilty, LINE) if guilty else Finding(GuiltCode.UNKNOWN)
-    return StallReport(Stalled(StallCode.TRAINING, (4, 5), 100.0, 3.0), finding, 4.0, STACKS)
+    stalled = Stalled(StallCode.TRAINING, (4, 5), 100.0, 3.0)
+    return StallReport(stalled, guilty, finding.reasons, 4.0, STACKS, guilty or (4,))
 
 
 def respond(
@@ -103,7 +104,7 @@ def test_the_exit_of_a_worker_that_was_killed_names_the_flag() -> None:
     assert "--stall-action" in describe_exit(end)
 
 
-@pytest.mark.parametrize(("guilty", "killed"), [((5,), [5]), ((), [4])])
-def test_a_restart_kills_the_guilty_worker_or_the_first(guilty: tuple[int, ...], killed: list[int]) -> None:
+@pytest.mark.parametrize(("guilty", "killed"), [((5,), [5]), ((), [4]), ((9,), [])])
+def test_a_restart_kills_workers_on_their_own_node_only(guilty: tuple[int, ...], killed: list[int]) -> None:
     workers, _, _ = respond("restart", report(*guilty))
     assert workers.killed == killed

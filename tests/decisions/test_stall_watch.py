@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
+from unittest.mock import patch
 
 import pytest
 
-from dlrover_run.agent.stall_watch import StallReport, StallWatch
+from dlrover_run.agent.stall_watch import QUIET_INTERVAL, TRAINING_INTERVAL, QuietNode, StallReport, StallWatch
 from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
 from dlrover_run.evidence.records import Evidence, Traffic
-from dlrover_run.stall.detector import PROBES, Detector
+from dlrover_run.stall.detector import PAUSES_TO_LEARN, PROBES, Detector
 from dlrover_run.stall.guilt import GuiltCode
 from dlrover_run.stall.stacks import Frame, Stack, Thread
 
@@ -33,6 +35,7 @@ class Workers:
         self.hung = False
         self.closed = False
         self.idle = False
+        self.ranks = [0, 1]
         self.stacks = {0: WAITS, 1: SPINS}
         self.requests: list[int] = []
 
@@ -40,11 +43,14 @@ class Workers:
         self.now += 0.5
         self.bytes += 0 if self.hung else 1000
         self.cpu += 0.0 if self.idle else 0.5
-        return [self._evidence(rank, full) for rank in (0, 1)]
+        return [self._evidence(rank, full) for rank in self.ranks]
 
     def _evidence(self, rank: int, full: bool) -> Evidence:
         own = ProcessFigures(rank + 9, "python", "S", 1, self.cpu if rank else 0.0, 0, 0, 0)
         return Evidence(rank, self.now, Traffic(self.bytes, self.bytes), WorkerFigures(own) if full else None)
+
+    def forget(self, rank: int) -> None:
+        self.ranks.remove(rank)
 
     def close(self) -> None:
         self.closed = True
@@ -77,8 +83,8 @@ def test_a_stall_is_reported_once_with_rank_and_line_and_then_its_end() -> None:
 
     asyncio.run(scenario())
     assert len(reports) == 1
-    found = reports[0].finding
-    assert (found.code, found.ranks) == (GuiltCode.SPINNING, (1,))
+    assert GuiltCode.SPINNING.within(reports[0].reasons)
+    assert reports[0].guilty == reports[0].to_restart == (1,)
     assert "rank 1" in reports[0].line
     assert "/u/train.py:10" in reports[0].line
     assert reports[0].text.startswith("rank 0:")
@@ -131,3 +137,80 @@ def test_workers_that_need_not_make_progress_are_not_reported(
 
     asyncio.run(scenario())
     assert bool(reports) == reported
+
+
+def test_a_rank_that_left_the_loop_is_named_while_another_one_waits_for_it() -> None:
+    workers = Workers()
+    workers.idle = True
+    reports: list[StallReport] = []
+    watch = StallWatch(Detector(), workers, workers, reports.append, lambda _: None)
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await watch.step()
+        workers.hung = True
+        watch.note_end(1)
+        for _ in range(30):
+            await watch.step()
+
+    asyncio.run(scenario())
+    assert len(reports) == 1
+    assert GuiltCode.ENDED.within(reports[0].reasons)
+    assert (reports[0].guilty, reports[0].to_restart) == ((1,), (0,))
+
+
+def test_a_node_of_several_reports_what_it_sees_and_waits_for_the_others() -> None:
+    workers = Workers()
+    quiet: list[QuietNode | None] = []
+    reports: list[StallReport] = []
+    resumed: list[float] = []
+    watch = StallWatch(
+        Detector(elsewhere=True), workers, workers, reports.append, resumed.append, on_quiet=quiet.append
+    )
+    reasons = (GuiltCode.LOCKED(),)
+
+    async def steps(count: int) -> None:
+        for _ in range(count):
+            await watch.step()
+
+    async def scenario() -> None:
+        await steps(20)
+        watch.confirm((7,), reasons, (7,), ("node-b",))
+        assert reports == [], "its workers make progress"
+        workers.hung = True
+        await steps(30)
+        assert reports == []
+        watch.confirm((7,), reasons, (7,), ("node-b",))
+        workers.hung = False
+        await steps(1)
+        watch.confirm((7,), reasons, (7,), ("node-b",))
+
+    asyncio.run(scenario())
+    first, last = quiet
+    assert first is not None
+    assert last is None
+    assert first.number == 1
+    assert [one.rank for one in first.suspects] == [0, 1]
+    assert len(reports) == len(resumed) == 1
+    assert "rank 7 on node-b" in reports[0].line
+    assert set(reports[0].stacks) == {0, 1}, "those of this node"
+
+
+def test_samples_are_taken_often_until_the_rhythm_is_known() -> None:
+    workers = Workers()
+    waits: list[float] = []
+    detector = Detector()
+    watch = StallWatch(detector, workers, workers, lambda _: None, lambda _: None)
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) > PAUSES_TO_LEARN + 10:
+            raise asyncio.CancelledError
+
+    async def scenario() -> None:
+        with patch("dlrover_run.agent.stall_watch.asyncio.sleep", wait), suppress(asyncio.CancelledError):
+            await watch.run()
+
+    asyncio.run(scenario())
+    assert set(waits[:PAUSES_TO_LEARN]) == {QUIET_INTERVAL}
+    assert waits[-1] == TRAINING_INTERVAL

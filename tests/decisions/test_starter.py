@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dlrover_run.agent import starter
 from dlrover_run.agent.starter import Starter
@@ -67,41 +67,41 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, *stubs: Stub) -> None:
 
 
 def test_what_preload_could_not_have_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
 
     async def run() -> None:
         first, second = (Stub(("nothing: no installed module has this name", "more: not asked for")) for _ in range(2))
         stubbed(monkeypatch, first, second)
-        workers = Starter(replace(SPEC, preload=("os", "nothing")), told.append)
+        workers = Starter(replace(SPEC, preload=("os", "nothing")), warnings.append)
         await workers.prepare([{}])
         first.closed.set_result(None)
         await workers.prepare([{}])
 
     asyncio.run(run())
-    assert told == ["--preload nothing: no installed module has this name; it is left to the workers"]
+    assert warnings == ["--preload nothing: no installed module has this name; it is left to the workers"]
 
 
-def test_workers_that_meet_a_dead_template_together_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+def test_workers_that_meet_a_dead_template_together_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
 
     async def run() -> list[int]:
         stubbed(monkeypatch, Stub())
-        workers = Starter(SPEC, told.append)
+        workers = Starter(SPEC, warnings.append)
         await workers.prepare([{}])
         return list(await asyncio.gather(workers.start(START), workers.start(START)))
 
     assert asyncio.run(run()) == [1, 1]
-    assert told == ["--start-method=forkserver: it cannot fork; workers are spawned instead"]
+    assert warnings == ["--start-method=forkserver: it cannot fork; workers are spawned instead"]
 
 
 def test_a_round_waits_for_an_import_and_its_cancellation_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
     monkeypatch.setattr(starter, "IMPORT_DELAY", 0.0)
 
     async def run() -> None:
         stub = Stub()
         stubbed(monkeypatch, stub)
-        workers = Starter(SPEC, told.append)
+        workers = Starter(SPEC, warnings.append)
         await workers.prepare([{}])
         workers.import_later()
         await asyncio.wait_for(stub.asked.wait(), PATIENCE)
@@ -117,7 +117,7 @@ def test_a_round_waits_for_an_import_and_its_cancellation_does_not_stop_it(monke
         assert await workers.start(START) == 1
 
     asyncio.run(run())
-    assert told == ["--start-method=forkserver: a thread was left; workers are spawned instead"]
+    assert warnings == ["--start-method=forkserver: a thread was left; workers are spawned instead"]
 
 
 def test_workers_that_start_one_after_the_other_have_one_import_and_none_after_the_end(
@@ -172,13 +172,13 @@ def test_a_node_that_waits_for_its_place_has_a_template_ready_when_it_comes(monk
 def test_a_defect_while_a_template_is_prestarted_gives_forking_up_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, by_round: bool
 ) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
     unseen: list[dict[str, Any]] = []
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         stubbed(monkeypatch)
-        workers = Starter(SPEC, told.append)
+        workers = Starter(SPEC, warnings.append)
         workers.prestart({})
         await asyncio.sleep(0)
         if by_round:
@@ -190,9 +190,9 @@ def test_a_defect_while_a_template_is_prestarted_gives_forking_up_with_a_sentenc
 
     asyncio.run(run())
     assert not unseen
-    assert len(told) == 1
-    assert told[0].startswith("--start-method=forkserver: internal error: ")
-    assert told[0].endswith("; please report it; workers are spawned instead")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("--start-method=forkserver: internal error: ")
+    assert warnings[0].endswith("; please report it; workers are spawned instead")
 
 
 def test_nothing_is_prestarted_where_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class Node:
 
     def status(self, plan: Plan) -> NodeReport:
         cluster = cluster_of(plan) or Cluster()
-        told = tuple(
+        statuses = tuple(
             msgspec.structs.replace(
                 TaskStatus(key=task.key, stage=TaskStage.READY, port=1000 + number, step=7, saved=5, restored=0),
                 **self.changes.get(task.role, {}),
@@ -58,7 +58,7 @@ class Node:
         rooms = tuple(Capacity(role, number) for role, number in self.rooms.items())
         hosting = NodeTasks(
             capacity=rooms,
-            tasks=told,
+            tasks=statuses,
             scale_request=self.scale_request,
             scale_request_number=int(self.scale_request is not None),
         )
@@ -125,9 +125,9 @@ def test_with_fixed_servers_a_request_for_another_number_is_refused_before_anyth
     assert answer(refused) == (1, True)
     known = step_of(refused).server_bounds
     assert known is not None
-    said = with_answer(NodeOrder(version=1), step_of(refused), NodeKey("a", "1")).scale_answer
-    assert said == (bounded(known),)
-    assert "'users'" in render(said)
+    answered = with_answer(NodeOrder(version=1), step_of(refused), NodeKey("a", "1")).scale_answer
+    assert answered == (bounded(known),)
+    assert "'users'" in render(answered)
 
 
 def test_of_a_refused_request_nothing_is_granted() -> None:

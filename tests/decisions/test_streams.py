@@ -156,11 +156,11 @@ def test_run_dir_without_a_log_dir(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run = create_run_dir(LogSpec(redirects=redirects), "job")
     assert run.keep is keep
-    told: list[str] = []
+    removed: list[str] = []
     if not keep:
         assert list(tmp_path.iterdir()) == [], "nobody would remove it if the watchdog were killed now"
-        assert make_temp_dir(run, told.append) == run
-        assert told == [run.path]
+        assert make_temp_dir(run, removed.append) == run
+        assert removed == [run.path]
     assert [entry.name.startswith("dlrover_run_") for entry in tmp_path.iterdir()] == [True]
 
 

@@ -158,7 +158,7 @@ def test_a_job_that_was_done_is_a_success_whatever_else_was_lost(history: Histor
 @given(histories())
 def test_the_message_is_a_clause_on_one_line_and_names_the_failing_process(history: History) -> None:
     for step in history.steps:
-        assert all(said and "\n" not in said and not said.endswith(".") for said in step.lines)
+        assert all(line and "\n" not in line and not line.endswith(".") for line in step.lines)
     for step in history.steps[1:]:
         assert all(f"node {node.number} " in "".join(step.lines) for node in step.start)
 
@@ -187,8 +187,8 @@ def test_a_node_that_was_lost_is_replaced_in_its_place_while_restarts_are_left(k
 
 def test_without_restarts_the_last_node_to_go_leaves_none() -> None:
     history = History.of(LocalSpec(2, 3, restarts=0))
-    said = "node 0 was killed; no node is replaced in this job, so the others go on without it"
-    assert history.end(0, clause="was killed").lines == (said,)
+    line = "node 0 was killed; no node is replaced in this job, so the others go on without it"
+    assert history.end(0, clause="was killed").lines == (line,)
     assert history.end(1, EndKind.EXCLUDED, exit_codes.FAULTY_NODE).lines[0].endswith("so no node is left")
     assert history.cluster.over
     assert not history.cluster.more_to_come

@@ -212,8 +212,8 @@ def test_importing_stops_at_the_first_reason() -> None:
         loaded.append(name)
         return "b: no" if name == "b" else None
 
-    told = import_modules(load, ["a", "b", "c", "d"], lambda: "a thread" if "c" in loaded else None)
-    assert told == (["a", "c"], ["b: no"], "a thread", "c")
+    outcome = import_modules(load, ["a", "b", "c", "d"], lambda: "a thread" if "c" in loaded else None)
+    assert outcome == (["a", "c"], ["b: no"], "a thread", "c")
     assert loaded == ["a", "b", "c"]
 
 

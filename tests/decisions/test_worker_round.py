@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import time
 from collections.abc import Collection
@@ -50,6 +51,7 @@ class Bed(Events):
     reported: list[tuple[float, int]] = field(default_factory=list)
     emitted: list[Event] = field(default_factory=list)
     pages: dict[int, Progress] = field(default_factory=dict)
+    is_closed: bool = False
 
     def __post_init__(self) -> None:
         stream = SimpleNamespace(path=None)
@@ -58,12 +60,17 @@ class Bed(Events):
             ranks=SimpleNamespace(round=1, nodes=1, first_rank=0, workers=len(self.workers)),
             workers=[],
             streams=SimpleNamespace(ranks=placed),
-            startup_probe=SimpleNamespace(has_trained=lambda: True, read_marks=lambda: None, close=lambda: None),
+            startup_probe=SimpleNamespace(has_trained=lambda: True, read_marks=self._read_marks, close=lambda: None),
             progress=SimpleNamespace(read=self.pages.get, close=lambda: None),
             results=None,
+            stacks=None,
         )
         self.round = WorkerRound(specs, None, self, lambda worker: None, self._note, self)  # type: ignore[arg-type]
         self.round.group = self  # type: ignore[assignment]
+
+    def _read_marks(self) -> None:
+        if self.is_closed:
+            raise OSError(errno.EBADF, "Bad file descriptor")
 
     # What the round uses of its process group and of the relay.
 
@@ -122,13 +129,30 @@ def test_the_loss_of_a_peer_waits_for_the_failure_that_explains_it() -> None:
     run_virtually(run())
 
 
+def test_the_end_of_a_stuck_worker_after_its_round_was_closed_changes_nothing() -> None:
+    """It was a traceback: the round reads its pipe and its pages at the end of a worker, and both were closed."""
+
+    async def run() -> None:
+        bed = Bed()
+        bed.stop(1)
+        bed.end(0, 0)
+        bed.round.close()
+        before = len(bed.emitted)
+        bed.is_closed = True
+        bed.end(1, -9)
+        assert len(bed.emitted) == before
+
+    run_virtually(run())
+
+
 def test_the_event_log_has_each_exit_and_the_root_cause() -> None:
     async def run() -> None:
         bed = Bed()
         bed.end(0, 1, LOST)
         await asyncio.sleep(LOST_PEER_DELAY / 2)
         assert [type(event) for event in bed.emitted] == [WorkerExited]
-        bed.pages[1] = Progress(1, 8, 0.5, time.monotonic_ns(), StepSource.REPORT, Phase.TRAINING)
+        now = time.monotonic_ns()
+        bed.pages[1] = Progress(1, 8, 0.5, now, StepSource.REPORT, Phase.TRAINING, now, 1)
         bed.end(1, 1, OWN)
         await asyncio.sleep(LOST_PEER_DELAY)
         _, ready, figures, exited, failed = bed.emitted

@@ -1,4 +1,4 @@
-"""A skipped test fails a run in CI, unless it is named."""
+"""A skipped test fails a run in CI, unless the test is listed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pytest_configure(config):
     [
         ("test_needs_a_tool", "1", pytest.ExitCode.TESTS_FAILED),
         ("test_needs_a_tool", "", pytest.ExitCode.OK),
-        ("test_a_shell_completes_by_the_printed_script[zsh]", "1", pytest.ExitCode.OK),
+        ("test_a_shell_completes_with_the_printed_script[zsh]", "1", pytest.ExitCode.OK),
     ],
 )
 def test_a_skip_fails_ci_unless_it_is_allowed_by_name(tmp_path: Path, name: str, ci: str, code: int) -> None:

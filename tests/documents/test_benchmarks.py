@@ -1,8 +1,10 @@
-"""The arithmetic of `benchmarks/`: ratios, targets, and what counts as recovered or lost. One test starts processes."""
+"""The arithmetic of `benchmarks/`: ratios, targets, and what counts as recovered or lost. Two tests start processes."""
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import random
 import re
 import sys
@@ -20,21 +22,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import check_cost
 import check_decide
 import launch
+import ledger
 import node_check
 import progress_cost
 import recovery
 import rendezvous
+import stalls
 import tf_recovery
-from core import processes, report
+from core import kept, processes, report, truth
 from core.cases import Case, Limits, run_case
 from core.launchers import SPAWN, Job
 from core.meetings import crowd_sizes
 from core.processes import Process
-from core.ratios import Late, Measured, Reading, Row, Sample, pair_ratios, summarise
+from core.ratios import Late, Lost, Measured, Reading, Row, Sample, pair_ratios, summarise
 from core.run import Report, Run, all_ranks, until_last
 from core.steps import Step, effective_share, kept_steps, longest_pause, read_steps, step_rate
 from recovery import NEW_WORLD, OLD_ENDED
 from tf_recovery import OF_WORKER
+
+from dlrover_run.events.ledger import Ledger, PlaceTimes, TimePhase, TimeSegment
+from dlrover_run.events.reader import AgentLog
+from dlrover_run.events.records import CheckpointSeen, LogOpened, WorkerExited, WorkerReady, WorkerStalled
+from dlrover_run.stall.guilt import GuiltCode
 
 ROOT = Path(__file__).resolve().parents[2]
 SECOND = 1_000_000_000
@@ -60,12 +69,12 @@ def reports(*lines: str) -> list[Report]:
 
 def test_a_ratio_is_the_median_over_pairs_and_not_the_ratio_of_medians() -> None:
     row = rows_of(runs("ours", 1.0, 10.0, 3.0) + runs("theirs", 10.0, 20.0, 5.0))["ours"]
-    assert row.ratio == pytest.approx(0.5)  # of 0.1, 0.5 and 0.6; the medians alone would give 0.3
+    assert row.ratio == pytest.approx(0.5)  # The median of 0.1, 0.5 and 0.6; the ratio of the medians would be 0.3.
     assert row.spread == pytest.approx((0.1, 0.6))
     assert (row.median, row.low, row.high) == (3.0, 1.0, 10.0)
 
 
-def test_a_pair_whose_baseline_was_lost_is_left_out() -> None:
+def test_a_pair_whose_baseline_was_lost_is_ignored() -> None:
     ours = {1: Reading(1.0), 2: Reading(4.0)}
     assert pair_ratios(ours, {1: Reading(None), 2: Reading(8.0)}) == [0.5]
 
@@ -79,7 +88,7 @@ def test_a_lost_run_counts_as_infinite_and_misses_the_target() -> None:
     assert (rows["ours, a part"].reached, rows["ours, a part"].lost) == (False, 1)
 
 
-def test_a_target_is_reached_on_its_edge_and_unknown_without_a_baseline() -> None:
+def test_a_target_is_reached_at_its_limit_and_unknown_without_a_baseline() -> None:
     targets = {("ours", ""): 0.25}
     assert rows_of(runs("ours", 1.0) + runs("theirs", 4.0), targets)["ours"].reached is True
     assert rows_of(runs("ours", 1.1) + runs("theirs", 4.0), targets)["ours"].reached is False
@@ -92,11 +101,11 @@ def test_a_baseline_that_did_not_end_gives_an_upper_bound() -> None:
     assert (rows["theirs"].limit, rows["theirs"].lost, rows["theirs"].ratio) == (90.0, 1, None)
 
 
-def test_a_run_that_did_not_end_is_no_better_than_a_lost_one() -> None:
+def test_a_run_that_did_not_end_is_as_bad_as_a_lost_one() -> None:
     row = rows_of([hung("ours", 1, 2.0), *runs("theirs", 90.0)], {("ours", ""): 1.0})["ours"]
     assert (row.ratio, row.reached) == ("lost", False)
     neither = rows_of([hung("ours", 1, 2.0), hung("theirs", 1, 90.0)], {("ours", ""): 1.0})["ours"]
-    assert neither.reached is None, "there is nothing to compare"
+    assert neither.reached is None, "there is no value to compare"
 
 
 def test_a_part_is_compared_with_the_same_part_or_else_with_the_whole_or_within_its_run() -> None:
@@ -109,7 +118,7 @@ def test_a_part_is_compared_with_the_same_part_or_else_with_the_whole_or_within_
     assert summarise(samples, "theirs", {}, {"": ", less"})[0].ratio == 2.0
 
 
-def test_a_rival_takes_as_many_turns_as_its_case_allows_beside_a_known_baseline() -> None:
+def test_a_compared_program_gets_as_many_turns_as_its_case_allows_beside_a_known_baseline() -> None:
     case = Case(
         "cut", "cut", "s", (SPAWN, replace(SPAWN, name="absent", prefix=("/nowhere",))), "known",
         lambda rival, run, limits: Measured({"": 18.0}), warm_up=False, known_baseline=9.0, max_turns=2,
@@ -123,7 +132,7 @@ def test_a_rival_takes_as_many_turns_as_its_case_allows_beside_a_known_baseline(
 CASES = (*launch.CASES, *recovery.cases(recovery.Storm()), *tf_recovery.cases("python"), *check_cost.CASES)
 
 
-def test_every_target_names_a_rival_of_its_case() -> None:
+def test_every_target_names_a_compared_program_of_its_case() -> None:
     for case in CASES:
         names = {rival.name for rival in case.rivals}
         assert len(names) == len(case.rivals)
@@ -152,7 +161,7 @@ def test_the_first_report_of_each_rank_counts_or_the_first_complete_attempt() ->
     assert all_ranks(up, "up", 2, first_attempt=3) is None
 
 
-def test_a_worker_is_known_by_its_report_and_a_launcher_by_not_descending_from_one() -> None:
+def test_a_worker_is_found_by_its_report_and_a_launcher_by_its_ancestors() -> None:
     tree = [
         Process(10, 1, "python -m dlrover_run train.py"),
         Process(12, 10, "python -c template"),
@@ -170,13 +179,13 @@ RECOVERY = reports(
 )  # fmt: skip
 
 
-def test_a_recovery_ends_with_the_first_step_of_the_slowest_rank_in_the_world_that_did_it() -> None:
+def test_a_recovery_ends_with_the_first_step_of_the_slowest_rank_in_the_recovered_world() -> None:
     measured = recovery.recovery_parts(RECOVERY, {10: 190, 12: 150, 13: 101}, 100, 2, [10, 12], limit=9.0)
     assert measured.values == pytest.approx({OLD_ENDED: 50e-9, NEW_WORLD: 500e-9, "": 700e-9})
     assert not measured.unended
 
 
-def test_a_part_of_a_recovery_that_has_not_come_by_the_limit_takes_longer() -> None:
+def test_a_part_of_a_recovery_that_is_missing_at_the_limit_takes_longer() -> None:
     measured = recovery.recovery_parts(RECOVERY[:7], {10: 150}, 100, 2, [10], limit=9.0)
     assert measured.values == pytest.approx({OLD_ENDED: 50e-9, NEW_WORLD: 100e-9, "": 9.0})
     assert (measured.unended, measured.note) == ({""}, "no step in 9 s")
@@ -184,18 +193,18 @@ def test_a_part_of_a_recovery_that_has_not_come_by_the_limit_takes_longer() -> N
 
 
 def every_second(first: int, count: int, done: int = 0, saved: int = 0) -> list[Step]:
-    """Steps at the seconds from `first` on, the first of them after `done` others."""
+    """Steps at the seconds from `first` on; `done` steps precede the first of them."""
     return [Step((first + at) * SECOND, done + at + 1, saved) for at in range(count)]
 
 
-def test_steps_are_read_from_all_leaders_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+def test_steps_are_read_from_all_leaders_and_a_truncated_line_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "steps-20").write_text("51 50 700\n52 50 800\n53 5")
     (tmp_path / "steps-10").write_text("1 0 100\n2 0 200\n")
     (tmp_path / "steps-30").write_text("53 5")
     assert [step.count for step in read_steps(tmp_path)] == [1, 2, 51, 52]
 
 
-def test_a_pause_counts_that_began_before_or_goes_on_after() -> None:
+def test_a_pause_that_began_before_or_continues_after_counts() -> None:
     steps = [Step(at * SECOND, at, 0) for at in (1, 2, 5, 6)]
     assert longest_pause(steps, 3 * SECOND, 6 * SECOND) == pytest.approx(3.0)
     assert longest_pause(steps, 5 * SECOND, 16 * SECOND) == pytest.approx(10.0)
@@ -239,7 +248,7 @@ def test_a_chief_that_continues_with_the_live_model_has_lost_no_step() -> None:
     assert tf_recovery.steps_lost(live[:2], 100, planned=False) is None
 
 
-def test_what_the_check_adds_is_the_difference_of_each_turn_against_the_task_of_that_turn() -> None:
+def test_the_cost_of_the_check_is_the_difference_of_each_turn_to_the_task_of_that_turn() -> None:
     samples = [*runs(check_cost.WITH, 4.0, 9.0), *runs(check_cost.WITHOUT, 1.0), hung(check_cost.WITHOUT, 2, 60.0)]
     samples = check_cost.add_difference(samples + runs(check_cost.TASK, 2.0, 2.0))
     rows = {row.title: row for row in summarise(samples, check_cost.TASK, {(check_cost.ADDED, ""): 1.5})}
@@ -268,22 +277,22 @@ def test_rendezvous_are_compared_at_the_same_number_of_nodes_and_lost_ones_miss_
     assert (rows["dlrover-run, 8 nodes"].lost, rows["c10d, 8 nodes"].limit) == (1, 45.0)
 
 
-def test_torch_is_not_tried_again_with_a_size_that_it_did_not_bring_together() -> None:
+def test_torch_is_not_run_again_with_a_size_at_which_it_failed() -> None:
     def attempt(rival: rendezvous.Rival, nodes: int, turn: int) -> rendezvous.Trial:
         return trial(rival.name, nodes, turn, 45.0 if nodes >= 8 else 1.0)
 
     tried, absent = rendezvous.take_turns((rendezvous.OURS, rendezvous.C10D), (2, 8, 32), 2, attempt)
     assert [one.nodes for one in tried if one.rival == "c10d"] == [2, 8, 2]
-    assert len(tried) == 3 + 6, "ours is always tried"
+    assert len(tried) == 3 + 6, "ours always runs again"
     assert absent == {"c10d, 32 nodes": "it did not bring 8 together"}
 
 
-def test_renewals_of_leases_are_shown_and_in_no_sum() -> None:
+def test_renewals_of_leases_are_shown_and_not_added() -> None:
     measured = rendezvous.per_node(Counter({"Txn": 6, "LeaseKeepAlive": 9, "LeaseGrant": 3}), 3)
     assert measured.values == {"": 3.0, ", LeaseGrant": 1.0, ", LeaseKeepAlive": 3.0, ", Txn": 2.0}
 
 
-def test_every_node_but_the_last_is_in_a_crowd_and_none_twice() -> None:
+def test_every_node_is_in_one_crowd_and_the_last_node_is_alone() -> None:
     for nodes in range(2, 40):
         sizes = crowd_sizes(nodes)
         assert (sum(sizes), sizes[-1], min(sizes)) == (nodes, 1, 1)
@@ -344,13 +353,13 @@ CRASH = NodeTruth(computing=Computing.FAILS)
         (CRASH, 4, {0}),
     ],
 )
-def test_the_published_rule_names_what_was_seen_of_it(truth: NodeTruth, nodes: int, named: set[int]) -> None:
+def test_the_published_rule_names_the_observed_figures(truth: NodeTruth, nodes: int, named: set[int]) -> None:
     world = World((truth, *whole(nodes - 1).nodes), noise=0.0)
     assert node_check.published(world, random.Random(0), node_check.CPU_SHARE) == named
 
 
 def test_the_manual_has_the_ranges_of_the_results() -> None:
-    """Of each kind of fault, over all sizes."""
+    """For each kind of fault, over all sizes."""
     results = (ROOT / "benchmarks/results/node-check/rates.md").read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in results if re.match(r"\| +\d", line)]
     manual = (ROOT / "docs/node-check.md").read_text().splitlines()
@@ -400,3 +409,263 @@ def test_the_cost_of_a_report_is_a_ratio_within_four_blocks() -> None:
     cost = progress_cost.cost_of(3, "0 0.2\n1 0.202\n1 0.404\n0 0.4\n")
     assert cost.ratios == pytest.approx((1.01,))
     assert cost.seconds == pytest.approx((0.006 / (2 * progress_cost.BLOCK),))
+
+
+def test_a_quantile_is_a_value_that_the_share_does_not_exceed() -> None:
+    values = [float(value) for value in range(20, 0, -1)]
+    assert [kept.quantile(values, share) for share in (0.05, 0.5, 0.95, 1.0)] == [1.0, 10.0, 19.0, 20.0]
+    assert (kept.quantile([7.0], 0.5), kept.percent(1, 3), kept.percent(0, 0)) == (7.0, "33 %", "-")
+    assert kept.share_within([0.01, -0.02, 0.011], 0.01) == "33 %"
+
+
+NOTES = [
+    *(truth.Note(rank, 0, what, at) for rank in (0, 1) for what, at in (("begins", 10.0), ("works", 12.0))),
+    *(truth.Note(0, 0, "saved", at) for at in (13.0, 15.0)),
+    truth.Note(1, 0, "fails", 16.0),
+    *(truth.Note(rank, 1, what, at) for rank in (0, 1) for what, at in (("begins", 16.5), ("works", 18.0))),
+    truth.Note(0, 1, "succeeds", 20.0),
+    truth.Note(1, 1, "succeeds", 21.0),
+]
+
+
+def test_the_truth_of_a_rank_ends_with_the_failure_of_any_and_loses_the_work_since_the_checkpoint() -> None:
+    first, second = truth.truth_of(NOTES, 2, 2)
+    assert first == truth.Truth(start=2.0 + 1.5, train=3.0 + 2.0, lost=1.0, restart=0.5)
+    assert second == replace(first, train=3.0 + 3.0)
+
+
+def seconds(*phases: tuple[TimePhase, float]) -> tuple[TimeSegment, ...]:
+    found, at = [], 0
+    for phase, long in phases:
+        found.append(TimeSegment(at, at + round(1e6 * long), phase))
+        at = found[-1].end
+    return tuple(found)
+
+
+OPENED = LogOpened(schema=1, job="j", host="h", node_id="n", pid=1, workers=1, began=0.0, program="p")
+ACCOUNT = Ledger((
+    PlaceTimes(OPENED, 0, seconds(
+        (TimePhase.IMPORT, 3.5), (TimePhase.TRAIN, 4.0), (TimePhase.LOST, 1.0), (TimePhase.TRAIN, 1.5),
+    )),
+))  # fmt: skip
+
+
+def test_a_figure_of_the_ledger_is_compared_over_all_ranks() -> None:
+    pairs = truth.compare(ACCOUNT, [truth.Truth(start=3.5, train=5.0, lost=1.25, restart=0.0)], wall=10.0)
+    errors = {name: pair.error for name, pair in pairs.items()}
+    assert errors == pytest.approx(
+        {"start": 0.0, "train": 0.1, "lost": -0.2, "restart": None, "wall": 0.0, "sum": 0.0, "ettr": 0.1}
+    )
+    assert ledger.share_between(ACCOUNT, 7.0, 10.0) == pytest.approx(100 * 2.0 / 3.0)
+
+
+def test_errors_of_the_ledger_come_from_moments_that_the_agent_sees_later() -> None:
+    def left(rank: int, mono: float, code: int) -> WorkerExited:
+        return WorkerExited(round=1, rank=rank, local_rank=rank, pid=1, code=code, mono=mono)
+
+    def ready(rank: int, since: float) -> WorkerReady:
+        return WorkerReady(round=1, rank=rank, local_rank=rank, stage="step", since=since, mono=99.0)
+
+    events = (
+        ready(0, 12.5), ready(0, 18.0), ready(1, 12.0), CheckpointSeen(mono=13.25), CheckpointSeen(mono=15.0),
+        left(0, 16.5, -15), left(1, 16.25, -9), left(0, 20.5, 0), left(1, 21.0, 0),
+    )  # fmt: skip
+    assert truth.delays(AgentLog(OPENED, events), NOTES, 2) == {
+        "first step": [0.5, 0.0],  # One of rank 1 is missing, so its others cannot be paired.
+        "checkpoint": [0.25, 0.0],
+        "failure": [0.25],
+        "success": [0.5, 0.0],
+    }
+
+
+PLANS = [(2, 28, 85), (1, 58, 165), (1, 57, 128)]
+
+
+def test_the_plan_of_a_seed_stays_what_it_was() -> None:
+    assert [(one.workers, one.save_every, one.rounds[-1].steps) for one in map(truth.plan_of, range(3))] == PLANS
+    assert [one.steps for one in truth.plan_of(1, scale=3).rounds] == [3 * one.steps for one in truth.plan_of(1).rounds]
+
+
+def outcome(case: str, number: int, ledger_: float) -> ledger.Outcome:
+    late = {"first step": [0.001], "checkpoint": [0.002], "failure": [0.03], "success": [-0.001]}
+    figures = {name: truth.Pair(ledger_, 1.0) for name in ledger.TARGETS} if case == ledger.CHAOS else {}
+    return ledger.Outcome(case, 1, number, 4, figures or {"ettr": truth.Pair(ledger_, 90.0)}, late, 0.5, "abc")
+
+
+def test_runs_are_kept_merged_and_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measured: list[int] = []
+
+    def measure(key: ledger.Key, machine: report.Machine) -> ledger.Outcome:
+        measured.append(key.number)
+        if key.number == 2:
+            raise Lost("killed")
+        return outcome(key.case, key.number, 1.02)
+
+    series = kept.Series("x.json", ledger.Outcome, measure, ledger.markdown, ledger.line,
+                         absent=lambda key: "no seven" if key.number == 7 else None)  # fmt: skip
+    parser = argparse.ArgumentParser()
+    kept.Series.add_options(parser)
+
+    def take(*numbers: int, options: Sequence[str] = ()) -> list[int]:
+        measured.clear()
+        arguments = parser.parse_args([f"--output={tmp_path}", *options])
+        assert series.run(parser, arguments, [ledger.Key(ledger.CHAOS, 1, number) for number in numbers]) == 0
+        return list(measured)
+
+    assert take(1, 2, 7) == [1, 2]
+    assert "left out: no seven" in capsys.readouterr().err
+    assert take(1, 2, 3) == [2, 3]
+    assert take(4, options=["--budget=0"]) == []
+    assert take(4, options=["--redraw"]) == []
+    other = tmp_path / "other" / "x.json"
+    kept.write(other, kept.Stored(MACHINE, [outcome(ledger.CHAOS, 3, 1.5), outcome("spawn", 1, 91.0)]), ledger.markdown)
+    assert take(options=[f"--merge={other}"]) == []
+    found = kept.read(tmp_path / "x.json", ledger.Outcome)
+    assert [(*one.key, one.figures["ettr"].ledger) for one in found] == [
+        (ledger.CHAOS, 1, 1, 1.02), (ledger.CHAOS, 1, 3, 1.5), ("spawn", 1, 1, 91.0),
+    ]  # fmt: skip
+    text = (tmp_path / "x.md").read_text()
+    assert "| ettr | 2 | 1 % | 0 % | 26.00 % | 50.00 % | 50.00 % |" in re.sub(r" +", " ", text)
+    assert "| train | 2 | 5 % | 50 % |" in re.sub(r" +", " ", text)
+    assert "+1.11 %" in text
+    assert take(1, options=["--fresh"]) == [1]
+    assert len(kept.read(tmp_path / "x.json", ledger.Outcome)) == 1
+    other.write_text('{"runs": 3}')
+    with pytest.raises(SystemExit):
+        take(1, options=[f"--merge={other}"])
+
+
+def stalled(rank: int, mono: float, since: float, *, guilty: bool = False, function: str = "spin") -> WorkerStalled:
+    place = GuiltCode.PLACE(file="/a/benchmarks/workers/stalling.py", line=7, function=function)
+    reasons = (GuiltCode.SPINNING(), place) if guilty else ()
+    return WorkerStalled(round=1, rank=rank, local_rank=rank, since=since, mono=mono, guilty=guilty, reasons=reasons)
+
+
+SPIN = stalls.Key("spin", 2, 1)
+
+
+def test_a_hang_is_judged_by_the_first_report_after_it() -> None:
+    events = [
+        *(stalled(rank, 80.0, 76.0) for rank in (0, 1)),
+        *(stalled(rank, 104.0, 99.9, guilty=rank == 1) for rank in (0, 1)),
+        *(stalled(rank, 130.0, 120.0, guilty=rank == 0) for rank in (0, 1)),
+    ]
+    trial = stalls.trial_of(SPIN, 1, 100.0, events, watched=20.0)
+    assert (trial.seconds, trial.named, trial.code, trial.function) == (4.0, (1,), "spinning", "spin")
+    assert (trial.right_rank, trial.right_line, trial.wrong_reports, trial.reported) == (True, True, 1, "spinning")
+    assert not stalls.trial_of(SPIN, 0, 100.0, events, watched=20.0).right_rank
+    elsewhere = stalls.trial_of(SPIN, 1, 100.0, [stalled(1, 104.0, 99.9, guilty=True, function="train")], 20.0)
+    assert (elsewhere.right_rank, elsewhere.right_line) == (True, False)
+
+
+def test_an_innocent_job_has_only_wrong_reports_and_a_silent_hang_has_none() -> None:
+    events = [stalled(rank, 80.0, 76.0) for rank in (0, 1)]
+    pause = stalls.trial_of(stalls.Key("checkpoint", 2, 1, 60.0), 0, math.inf, events, watched=90.0)
+    assert (pause.seconds, pause.wrong_reports, pause.right_rank) == (None, 1, False)
+    silent = stalls.trial_of(SPIN, 0, 100.0, [], watched=20.0)
+    assert (silent.seconds, silent.reported, silent.wrong_reports) == (None, stalls.NO_REPORT, 0)
+    nobody = stalls.trial_of(SPIN, 0, 100.0, [stalled(0, 104.0, 99.9)], watched=20.0)
+    assert (nobody.seconds, nobody.reported, nobody.named) == (4.0, stalls.NO_RANK, ())
+
+
+@pytest.mark.parametrize(
+    ("fault", "ranks", "named", "right"),
+    [
+        ("spin", 2, (0, 1), False),
+        ("mismatch", 2, (0, 1), True),
+        ("mismatch", 4, (0, 1), False),
+        ("mismatch", 4, (1,), True),
+        ("cut-node", 4, (2, 3), True),
+        ("cut-node", 4, (), False),
+    ],
+)
+def test_of_two_that_wait_for_each_other_both_may_be_named(
+    fault: str, ranks: int, named: tuple[int, ...], right: bool
+) -> None:
+    events = [stalled(rank, 104.0, 99.9, guilty=rank in named) for rank in range(ranks)]
+    assert stalls.trial_of(stalls.Key(fault, ranks, 1), 1, 100.0, events, 20.0).right_rank is right
+
+
+def test_the_runs_of_the_matrix_are_even_over_the_kinds_and_drawn_from_their_key() -> None:
+    found = stalls.keys(stalls.FAULTS, [one.name for one in stalls.FAULTS], (2, 4), 20, 60.0)
+    assert Counter(Counter(key[:2] for key in found).values()) == {20: 2 * (len(stalls.FAULTS) - 1), 2: 2}
+    assert {key.fault for key in found[:28]} >= {one.name for one in stalls.FAULTS if not one.cuts}
+    for ranks in (2, 4):
+        drawn = {key.draw.randrange(ranks) for key in found if key[:2] == ("spin", ranks)}
+        assert drawn == set(range(ranks))
+    pauses = stalls.keys(stalls.INNOCENTS, ["checkpoint"], (2,), 2, 5.0)
+    assert pauses == [stalls.Key("checkpoint", 2, turn, 5.0) for turn in (1, 2)]
+    assert pauses[0].draw.random() == pauses[0]._replace(pause=60.0).draw.random()
+
+
+def test_the_confusion_matrices_count_each_run_once(tmp_path: Path) -> None:
+    right = [stalled(rank, 104.0, 99.9, guilty=rank == 1) for rank in (0, 1)]
+    both = [stalled(rank, 110.0, 99.9, guilty=True) for rank in (0, 1)]
+    trials = [
+        stalls.trial_of(SPIN, 1, 100.0, right, watched=20.0),
+        stalls.trial_of(SPIN._replace(turn=2), 1, 100.0, both, watched=20.0),
+        stalls.trial_of(SPIN._replace(turn=3), 0, 100.0, [], watched=20.0),
+        stalls.trial_of(stalls.Key("stopped", 2, 1), 0, 100.0, [stalled(0, 104.0, 99.9)], watched=20.0),
+        stalls.trial_of(stalls.Key("debugger", 2, 1, 60.0), 0, math.inf, right, watched=3520.0),
+    ]
+    kept.write(tmp_path / "stalls.json", kept.Stored(MACHINE, trials), stalls.markdown)
+    assert kept.read(tmp_path / "stalls.json", stalls.Trial) == trials
+    lines = [re.sub(r" +", " ", line) for line in (tmp_path / "stalls.md").read_text().splitlines()]
+    spins = "spins in Python"
+    assert f"| 2 | {spins} | 3 | 67 % | 7.0 s | 10.0 s | 10.0 s | 33 % | 33 % | 33 % | 33 % | 0 |" in lines
+    assert "| the guilty rank | runs | spinning | no rank | no report |" in lines
+    assert f"| {spins} | 3 | 2 | | 1 |" in lines
+    assert "| stopped by SIGSTOP | 1 | | 1 | |" in lines
+    assert "| 2 | 0 | 2 | | | | 2 |" in lines
+    assert "| 2 | 1 | 2 | | 1 | 1 | |" in lines
+    assert "| 2 | one rank is in pdb | 60 s | 1 | 1 |" in lines
+    assert "Jobs without a fault, or before it, were watched for 3600 s (1.00 hours): 1 false reports." in lines
+
+
+def test_a_kind_is_chosen_in_its_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stalls.main([f"--output={tmp_path}", "--only=spin", "--budget=0", "--repetitions=3"]) == 0
+    assert "6 of 6 are missing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        stalls.main([f"--output={tmp_path}", "--only=spin", "--innocent"])
+    assert "spin is no innocent pause" in capsys.readouterr().err
+
+
+def test_each_kind_is_one_of_the_worker_or_is_done_from_outside() -> None:
+    worker = (ROOT / "benchmarks/workers/stalling.py").read_text()
+    for kind in stalls.BY_NAME.values():
+        assert kind.cuts or kind.outside is not None or f'"{kind.name}": ' in worker, kind.name
+        assert all(f"def {function}(" in worker for function in kind.functions)
+    assert len(stalls.BY_NAME) == len(stalls.FAULTS) + len(stalls.INNOCENTS)
+
+
+def test_of_steps_that_sleep_the_cost_is_a_share_of_the_clock() -> None:
+    cost = progress_cost.cost_of(0, "0 0.2\n1 0.202\n1 0.404\n0 0.4\n", step=0.001)
+    assert cost.ratios == pytest.approx((1 + 0.006 / (2 * progress_cost.BLOCK * 0.001),))
+
+
+def test_what_everything_costs_is_the_difference_within_four_jobs() -> None:
+    times = [("off", 0.001, 0.005), ("on", 0.006, 0.007), ("on", 0.008, 0.008), ("off", 0.003, 0.006)]
+    turns = [progress_cost.JobTimes(mode, one, two, 500.0) for mode, one, two in times]
+    cost = progress_cost.job_cost(turns, rate=1000.0)
+    assert (cost.launcher, cost.step) == pytest.approx((0.005, 0.004))
+    assert [mode for mode, *_ in times] == list(progress_cost.TURNS)
+
+
+def test_the_processor_time_of_another_process_is_read() -> None:
+    began = processes.processor_time(os.getpid())
+    sum(range(1_000_000))
+    assert processes.processor_time(os.getpid()) > began > 0
+    assert processes.processor_time(2**22 + 1) == 0
+
+
+def test_what_a_job_prints_is_waited_for() -> None:
+    with Run() as run:
+        run.ends_by_itself = False
+        run.start(["sh", "-c", "echo first; sleep 0.1; echo second; exec sleep 60"])
+        assert run.wait_output("first", 60.0)
+        assert run.wait_output("second", 60.0, after=len("first\n"))
+        assert not run.wait_output("first", 0.0, after=len("first\n"))
+    with Run() as run:
+        run.start(["true"])
+        with pytest.raises(Lost):
+            run.wait_output("first", 60.0)

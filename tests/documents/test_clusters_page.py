@@ -1,4 +1,4 @@
-"""docs/clusters.md: in each cluster its command for torchrun and its command for dlrover-run start the same job."""
+"""docs/clusters.md: the commands of each cluster for torchrun and for dlrover-run start the same job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STAND_INS = {
     "torchrun": 'printf "%s\\n" torchrun "$@"',
     "dlrover-run": 'printf "%s\\n" dlrover-run "$@"',
 }
-"""Stand-ins: what starts launchers does it once, and a launcher prints its arguments."""
+"""Stand-ins: a program that starts launchers starts one, and a launcher prints its arguments."""
 
 
 def started(block: re.Match[str], recorded: Recorded, directory: Path) -> list[str]:
@@ -74,10 +74,10 @@ def test_both_commands_of_a_cluster_start_the_same_job(
         (found.rules.min_nodes, found.rules.max_nodes) == (by_hand.rules.min_nodes, by_hand.rules.max_nodes) == (4, 4)
     )
     assert found.workers_per_node == by_hand.workers_per_node == 8
-    if recorded is not OPEN_MPI:  # It gives the address of n01.
+    if recorded is not OPEN_MPI:  # It prints the address of n01.
         assert place(found).partition(".")[0] == place(by_hand).partition(".")[0]
     assert found.node_rank == 2
-    assert by_hand.node_rank in (2, None), "c10d of torchrun gives ranks by arrival"
+    assert by_hand.node_rank in (2, None), "c10d of torchrun assigns ranks by arrival"
     assert len(ours) < len(theirs) or theirs[1:] == ours[1:]
 
 

@@ -1,7 +1,7 @@
-"""Every command that README.md, docs/ and the pages of the examples show is accepted by the program that it starts.
+"""Every command in README.md, docs/ and the pages of the examples is accepted by the program that it starts.
 
-Command lines are parsed in this process by the parsers of the programs. A few are run as they stand there. What is not
-run says why in `NOT_RUN`.
+The parsers of the programs parse the command lines in this process. A few commands are run unchanged. `NOT_RUN` has the
+reason for each program that is not run.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ NOT_RUN = {
     "exit": "a word of the shell",
     "done": "a word of the shell",
 }
-"""Programs whose command lines are not looked at, and why."""
+"""Programs whose command lines are not checked, and why."""
 
 LANGUAGES = {"bash", "console", "yaml", "toml", "python", ""}
 
 STARTERS = {"srun": SLURM, "mpirun": OPEN_MPI}
-"""What the programs that start a launcher on each node set for it."""
+"""The variables that programs set for the launchers that they start on each node."""
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def job_of(words: list[str], environ: dict[str, str]) -> JobSpec | CommandLine:
     line = parse_argv(words)
     if line.request is not None:
         return line
-    # A flag behind the script is the script's, which is seldom what the page means.
+    # A flag after the script belongs to the script, which is rarely what the page means.
     assert not {word.partition("=")[0] for word in line.script_args} & set(DLROVER_RUN.by_spelling)
     warnings: list[str] = []
     spec = parse(words, environ, count_workers=lambda kind, environ: 8, warn=warnings.append)
@@ -112,14 +112,14 @@ def check_subcommand(path: str, words: list[str]) -> None:
 
 def check_dlrover_run(words: list[str], environ: dict[str, str]) -> None:
     if words[0] in DLROVER_RUN.subcommands:
-        check_subcommand(DLROVER_RUN.subcommands[words[0]], words)
+        check_subcommand(DLROVER_RUN.subcommands[words[0]].function, words)
     else:
         job_of(words, environ)
 
 
 def check_tf_ps_run(words: list[str], environ: dict[str, str]) -> None:
     if words[0] in TF_PS_RUN.subcommands:
-        check_subcommand(TF_PS_RUN.subcommands[words[0]], words)
+        check_subcommand(TF_PS_RUN.subcommands[words[0]].function, words)
     elif parse_argv(words, TF_PS_RUN).request is None:
         tf_ps_run.parse(words, environ)
 
@@ -177,16 +177,16 @@ CHECKS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
 }
 
 VALUES = {"$head": "gpu07", "$SLURM_JOB_ID": "4711", "$SLURM_NNODES": "4"}
-"""What the variables of the shell hold that stand in arguments."""
+"""The values of the shell variables in arguments."""
 
 
 def check(command: Command) -> str | None:
-    """Check a command, also behind a program that starts it; None where there is nothing to check."""
+    """Check a command, also after a program that starts it. Return None if there is nothing to check."""
     words = command.words
     for at, word in enumerate(words):
         if word in CHECKS:
             arguments = [re.sub(r"\$\w+", lambda name: VALUES[name[0]], word) for word in words[at + 1 :]]
-            assert at == 0 or words[0] in NOT_RUN, f"what is {words[0]}?"
+            assert at == 0 or words[0] in NOT_RUN, f"unknown program {words[0]!r}"
             started_by = STARTERS.get(words[0])
             CHECKS[word](arguments, {**(started_by.environ if started_by else {}), **command.variables})
             return word
@@ -236,7 +236,7 @@ def test_each_command_in_the_prose_names_what_exists(page: Path) -> None:
 
 
 def test_the_commands_are_found() -> None:
-    """A change of the pages' form must not leave this file with nothing to check."""
+    """A change in the format of the pages must not leave this file with nothing to check."""
     checked = [check(command) for command in shell_commands()]
     counts = {program: checked.count(program) for program in CHECKS}
     assert counts["dlrover-run"] > 12, counts
@@ -256,7 +256,7 @@ def test_the_commands_are_found() -> None:
         "bash scripts/start_chaos.sh kill",
     ],
 )
-def test_a_wrong_command_is_found(line: str) -> None:
+def test_a_wrong_command_is_detected(line: str) -> None:
     with pytest.raises(Exception, match=r".*"):
         check(Command("page.md:1", {}, line.split()))
 
@@ -268,11 +268,11 @@ def test_each_block_names_its_language_and_is_fenced(page: Path) -> None:
     assert re.findall(r"\n\n {4}\S.*", prose(page)) == []
 
 
-# --- run as they stand there
+# --- Commands that are run unchanged.
 
 
 def normalized(text: str) -> list[str]:
-    """The lines of a console without what differs from run to run: numbers, the host and the directory."""
+    """The lines of a console without what differs between runs: numbers, the host and the directory."""
     text = re.sub(r"\d+(\.\d+)?", "N", text)
     text = re.sub(r"(host +:) \S+", r"\1 HOST", text)
     text = re.sub(r'"[^"]*/(\w+\.py)"', r'"\1"', text)
@@ -307,13 +307,13 @@ def test_the_console_of_the_readme_is_what_the_launcher_prints(tmp_path: Path) -
     shown = normalized("\n".join(line for line in block.text.splitlines()[1:] if line != "..."))
     printed = normalized(ended.out)
     assert [line for line in shown if line not in printed] == []
-    # What workers print and what the launcher prints reach the console on two ways.
+    # The output of workers and that of the launcher reach the console on two paths.
     in_order = [line for line in shown if not line.startswith("step")]
     rest = iter(printed)
     assert all(line in rest for line in in_order), ended.out
 
 
-def test_the_script_for_ci_kills_a_node_and_ends_well(tmp_path: Path) -> None:
+def test_the_script_for_ci_kills_a_node_and_succeeds(tmp_path: Path) -> None:
     """The block at the end of docs/local-nodes.md, run by bash."""
     (block,) = blocks(DOCS / "local-nodes.md", "bash")
     (tmp_path / "train.py").write_text(
@@ -327,7 +327,7 @@ def test_the_script_for_ci_kills_a_node_and_ends_well(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/bash\nexec {sys.executable} -m dlrover_run "$@"\n')
     program.chmod(0o755)
     environ = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
-    # A session of its own, so that a job which does not end can be killed as a whole.
+    # In its own session, so that a job that does not end can be killed completely.
     script = subprocess.Popen(
         ["bash", "-c", block.text],
         cwd=tmp_path,
@@ -346,7 +346,7 @@ def test_the_script_for_ci_kills_a_node_and_ends_well(tmp_path: Path) -> None:
     assert "takes its place (1 of 3 node restarts)" in printed
 
 
-def test_each_target_of_the_readme_can_be_made() -> None:
+def test_each_target_of_the_readme_exists() -> None:
     if shutil.which("make") is None:
         pytest.skip("there is no make")
     targets = [word for command in commands_of(README) if command.words[0] == "make" for word in command.words[1:]]

@@ -25,7 +25,7 @@ def modules(root: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, Path]
 
 
 def imported(name: str, file: Path, known: dict[str, Path]) -> Iterator[str]:
-    """The modules that one imports, be it inside a function; those for the type checker alone are left out."""
+    """The modules that a module imports, also inside functions; imports for the type checker alone are ignored."""
     tree = ast.parse(file.read_text())
     unread = {id(each) for node in ast.walk(tree) if _for_types_only(node) for each in ast.walk(node)}
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
@@ -79,7 +79,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 @pytest.mark.parametrize(
     "text", ["from .two import x", "from sample import two", "import sample.two", "def f():\n    from . import two"]
 )
-def test_a_circle_is_found_however_it_is_written(tmp_path: Path, text: str) -> None:
+def test_a_circle_is_found_in_any_syntax(tmp_path: Path, text: str) -> None:
     package = tmp_path / "sample"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -98,7 +98,7 @@ def test_the_core_imports_no_policy_but_the_registry() -> None:
     assert found == {(f"{core}coordinator", "dlrover_run.policies.registry")}
 
 
-def test_what_a_cluster_says_is_read_below_the_command_line() -> None:
+def test_cluster_environments_are_read_below_the_command_line() -> None:
     below = "dlrover_run.cluster_environment"
     assert [each for name, each in edges(ROOT) if name.startswith(below) and ".command_line" in each] == []
 

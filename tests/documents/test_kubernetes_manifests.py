@@ -46,10 +46,10 @@ OF_KUBEDL["elasticPolicy"] = {
         "nProcPerNode": {"type": "integer"},
     },
 }
-"""No release of KubeDL has these fields of the published torchelastic-resnet.yaml; they are as its text has them."""
+"""No release of KubeDL has these fields of the published torchelastic-resnet.yaml; their schemas follow its text."""
 
 GRACE = 30
-"""Seconds of a pod that has no terminationGracePeriodSeconds."""
+"""The grace period in seconds of a pod without terminationGracePeriodSeconds."""
 
 Manifest = dict[str, Any]
 
@@ -59,7 +59,7 @@ def documents(file: Path) -> list[Manifest]:
 
 
 def problems(document: Manifest) -> list[str]:
-    """What the API server would refuse a document for."""
+    """The reasons for which the API server would reject a document."""
     kind = f"{document['apiVersion']}/{document['kind']}"
     schema = {**SCHEMAS["kinds"][kind], "$defs": SCHEMAS["$defs"]}
     found = jsonschema.Draft202012Validator(schema).iter_errors(document)
@@ -96,7 +96,7 @@ def test_a_manifest_is_valid(document: Manifest) -> None:
         (("spec", "podFailurePolicy", "rules", 1, "onExitCodes", "values"), ["1"]),
     ],
 )
-def test_a_mistake_is_found(path: tuple[str | int, ...], value: object) -> None:
+def test_an_invalid_manifest_is_detected(path: tuple[str | int, ...], value: object) -> None:
     _, job = documents(ROOT / "examples" / "kubernetes" / "job.yaml")
     inner: Any = job
     for step in path[:-1]:
@@ -109,7 +109,7 @@ def test_a_mistake_is_found(path: tuple[str | int, ...], value: object) -> None:
 
 
 def parts_with(key: str, document: Any) -> Iterator[Manifest]:
-    """The parts of a manifest that have this key, at whatever depth."""
+    """The parts of a manifest that have this key, at any depth."""
     if isinstance(document, dict):
         if key in document:
             yield document
@@ -170,7 +170,7 @@ OPERATORS: dict[str, dict[str, str]] = {
     "JobSet": {"JOB_COMPLETION_INDEX": "1", "JOBSET_NAME": "train", "REPLICATED_JOB_NAME": "node", "JOB_INDEX": "0"},
 }
 OPERATORS["ClusterTrainingRuntime"] = OPERATORS["TrainJob"]
-"""What the controllers set in a pod; the kubelet adds KUBERNETES_SERVICE_HOST."""
+"""The variables that the controllers set in a pod; the kubelet adds KUBERNETES_SERVICE_HOST."""
 
 KUBEDL = [
     "--rdzv_backend=c10d",
@@ -179,7 +179,7 @@ KUBEDL = [
     "--nproc_per_node=1",
     "--nnodes=1:3",
 ]
-"""What KubeDL puts before the arguments; with c10d in place of etcd, whose client not every environment has."""
+"""The arguments that KubeDL prepends; with c10d in place of etcd, whose client not every environment has."""
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +230,7 @@ def test_the_command_of_a_pod_starts_the_whole_job(group: str, document: Manifes
 
 
 @pytest.mark.parametrize("made", GROUPS.values(), ids=GROUPS)
-def test_what_a_manifest_names_is_there(made: list[Manifest]) -> None:
+def test_what_a_manifest_refers_to_exists(made: list[Manifest]) -> None:
     """Services select pods of the group, subdomains are those of services, and `checkpoints.yaml` makes the claims."""
     services = {service["metadata"]["name"]: service["spec"] for service in made if service["kind"] == "Service"}
     labels = [{"job-name": one["metadata"]["name"], **_labels(one)} for one in made]

@@ -1,4 +1,4 @@
-"""What `make` tells a person who runs it for the first time."""
+"""The output of `make` for a user who runs it for the first time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_download_is_announced_with_its_size(target: str, tmp_path: Path) -> N
         announced += bool(re.match(r"echo .*about \d+ MB to download", line))
         if " -m venv " in line:
             venvs = plan[: plan.index(line)].count(" -m venv ") + 1
-            assert announced >= venvs, f"nothing was said before {line}"
+            assert announced >= venvs, f"nothing was printed before {line}"
     assert announced == 2
     assert "bin/dlrover-run" not in plan, "another package may have replaced that script"
 
@@ -59,7 +59,7 @@ else:
     assert "no build for Python 3.14.0" in printed
 
 
-def test_the_tests_that_it_names_exist() -> None:
+def test_the_tests_that_the_makefile_names_exist() -> None:
     text = (ROOT / "Makefile").read_text()
     named = re.findall(r"tests/[\w/]+(?:\.py)?", text)
     assert len(named) > 4

@@ -1,5 +1,6 @@
-"""The tables of docs/failures.md, docs/published-experiments.md and docs/events.md say what is in the code: tests that
-exist, times, lines, verbs of the script, events and their fields."""
+"""The tables of docs/failures.md, docs/published-experiments.md and docs/events.md agree with the code: existing tests,
+times, lines, actions of the script, events and their fields.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def rows_of(text: str, heading: str) -> list[str]:
 
 
 def file_of(named: str, test: str) -> Path:
-    """The file of that name with that test."""
+    """The file of that name that has that test."""
     files = [path for path in (ROOT / "tests").rglob(named) if test in names_in(path)]
     assert files, f"{named}::{test}"
     return files[0]
@@ -56,7 +57,7 @@ ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in rows
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_each_experiment_names_a_test_and_a_line_that_it_looks_for(row: list[str]) -> None:
+def test_each_experiment_names_a_test_and_a_line_that_it_waits_for(row: list[str]) -> None:
     assert (len(ROWS), len(row)) == (16, 5)
     named = re.fullmatch(r"`(test_\w+\.py)::(test_\w+)`", row[4])
     assert named is not None
@@ -75,7 +76,7 @@ def test_each_verb_and_setting_of_the_script_exists() -> None:
 
 
 def value_of(rule: str, backend: str) -> float:
-    """The value of a rule in a job for which no time is given."""
+    """The value of a rule in a job without given times."""
     command = ["--nnodes=2", f"--rdzv-backend={backend}", "--rdzv-endpoint=a", __file__]
     rules = parse(command, {}, warn=print).rules
     value: float = getattr(rules if hasattr(rules, rule) else HealthRules.get(rules.policy), rule)

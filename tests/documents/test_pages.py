@@ -1,4 +1,4 @@
-"""What the pages say: the figures are those of the benchmarks, each page has its place, and no link is broken."""
+"""The content of the pages: the figures are those of the benchmarks, each page is in the index, and links work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows_of(case: str) -> dict[str, Any]:
     ],
 )
 def test_the_seconds_in_the_readme_are_those_of_the_benchmark(fault: str, case: str) -> None:
-    """Within a half: repeating the benchmark needs no change of the README as long as the figures stay similar."""
+    """Within 50 %: repeating the benchmark needs no change of the README while the figures stay similar."""
     rows = rows_of(case)
     (row,) = [line for line in README.read_text().splitlines() if line.startswith(f"| {fault}")]
     _, _, ours, theirs, _ = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:])
@@ -125,7 +125,7 @@ def test_the_index_has_every_page() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES[1:] if page.name != "README.md"], ids=name_of)
-def test_each_page_begins_with_its_readers(page: Path) -> None:
+def test_each_page_begins_with_its_audience(page: Path) -> None:
     assert re.match(r"# .+\n\nFor ", page.read_text())
 
 
@@ -133,7 +133,7 @@ LINKING = [*PAGES, *EXAMPLES, ROOT / "benchmarks" / "README.md"]
 
 
 @pytest.mark.parametrize("page", LINKING, ids=name_of)
-def test_each_link_leads_somewhere(page: Path) -> None:
+def test_each_link_has_a_target(page: Path) -> None:
     for link in links(page):
         if link.startswith(("http://", "https://")):
             continue

@@ -1,5 +1,5 @@
-"""The published experiments with this kind of system, each as a test: a local cluster trains the real MNIST example, a
-fault is put in, and what was trained is compared with what a run without any fault would have trained.
+"""Published experiments with systems of this kind, each as a test: a local cluster trains the real MNIST example, a
+test injects a fault, and the training is compared with a run without faults.
 
-`recorded_mnist` is the worker, `history` checks what it reports, `experiment` runs it.
+`recorded_mnist` is the worker, `history` checks its reports, `experiment` runs it.
 """

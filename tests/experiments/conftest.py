@@ -1,4 +1,4 @@
-"""What the experiments share: the digits, and the one cluster that each of them starts."""
+"""The fixtures of the experiments: the digits, and the one cluster that each of them starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ else:
 
     @pytest.fixture(scope="session")
     def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
-        """Some of the digits, equally many of each as far as they go."""
+        """Some of the digits, with equal numbers of each as far as possible."""
         directory = tmp_path_factory.mktemp("digits")
         script = Path(__file__).parents[2] / "examples" / "mnist" / "write_digits.py"
         subprocess.run([sys.executable, script, directory / "all"], check=True)
@@ -39,7 +39,7 @@ else:
 
     @pytest.fixture
     def experiment(request: pytest.FixtureRequest, tmp_path: Path, digits: Digits) -> Iterator[Experiment]:
-        """The experiment of one test, in which the nodes meet at a master, unless the test names etcd."""
+        """The experiment of one test. Its nodes rendezvous at a master, unless the test names etcd."""
         on_etcd = getattr(request, "param", "master") == "etcd"
         place = InEtcd(request.getfixturevalue("shared_etcd")) if on_etcd else None
         with contextlib.closing(Experiment(tmp_path, digits, place)) as one:

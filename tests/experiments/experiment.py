@@ -1,7 +1,7 @@
-"""One experiment: a supervisor with its nodes, their workers' records as they come, and the faults that a test puts in.
+"""One experiment: a supervisor with its nodes, the records of their workers, and the faults that a test injects.
 
-All that a test waits for wakes it: records come through a FIFO, words through a pipe. Where a fault falls is settled by
-making a worker stand still before a chosen step.
+No wait polls: records arrive through a FIFO, lines through a pipe. A test selects the moment of a fault by holding a
+worker before a chosen step.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ SCRIPT = Path(__file__).with_name("recorded_mnist.py")
 CHAOS = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"
 
 ALSO_ON_ETCD = pytest.mark.parametrize("experiment", ["master", *only_long("etcd")], indirect=True)
-"""For experiments in which another backend has most to do."""
+"""For experiments in which the backend matters most."""
 
 EPOCHS, BATCH_SIZE, CHECKPOINT_STEPS, SEED = 2, 8, 3, 1
 
 NEVER = 10_000
-"""Seconds of a time-out that an experiment must not need."""
+"""A timeout in seconds that no experiment may reach."""
 
 PIPE_SIZE = 1 << 20
-"""More than all records of an experiment, so that no worker ever waits for the test to read them."""
+"""More bytes than all records of an experiment, so that no worker waits for the test to read them."""
 
 Found = TypeVar("Found")
 
@@ -57,7 +57,7 @@ class Digits:
     size: int
 
     def order(self, epoch: int) -> list[int]:
-        """The samples of an epoch as the ranks use them up (as torch's DistributedSampler shuffles)."""
+        """The samples of an epoch in the order of use by the ranks (torch's DistributedSampler shuffles them)."""
         return _permutation(self.size, epoch)
 
 
@@ -70,11 +70,11 @@ def _permutation(size: int, epoch: int) -> list[int]:
 
 
 class Hold:
-    """A step before which some ranks stand still."""
+    """A step before which some ranks wait."""
 
     def __init__(self, file: Path, ranks: Collection[int]) -> None:
         self._file = file
-        # Locked before it has its name, so that nobody slips through.
+        # It is locked before it gets its name, so that no worker passes it.
         unnamed = file.with_name(f".{file.name}")
         self._lock = unnamed.open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -83,15 +83,15 @@ class Hold:
         unnamed.rename(file)
 
     def release(self) -> None:
-        """Let them go on, and hold nobody there any more."""
+        """Release the waiting ranks, and hold no further ones."""
         self._file.unlink(missing_ok=True)
         self._lock.close()
 
 
 class Experiment:
-    """Starts one supervisor, and takes all that lives below this process on its account for its own.
+    """Starts one supervisor. All processes below this one that did not exist before belong to it.
 
-    Its nodes meet at a master of the supervisor's, or at a `place`.
+    Its nodes rendezvous at a master of the supervisor, or at a `place`.
     """
 
     def __init__(self, directory: Path, digits: Digits, place: MeetingPlace | None = None) -> None:
@@ -106,10 +106,10 @@ class Experiment:
         self._before = {child.pid for child in psutil.Process().children(recursive=True)}
         (directory / "holds").mkdir()
         os.mkfifo(directory / "records")
-        # For writing as well, so that there is always a writer and always a reader.
+        # Opened for writing as well, so that there is always a writer and always a reader.
         self._fifo = os.open(directory / "records", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.fcntl(self._fifo, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-        # Several write to the console: the command, and the chaos.
+        # Several processes write to the console: the command, and the chaos script.
         self._pipe = os.pipe()
         tree.become_subreaper()
 
@@ -141,37 +141,37 @@ class Experiment:
         self._end = os.pidfd_open(self._supervisor.pid)
 
     def begin(self, *flags: str, held: int = 1, **options: Any) -> tuple[Hold, Round]:
-        """Start four nodes, and wait until all wait for the held rank in step 5; that hold, and the round."""
+        """Start four nodes, and wait until all wait for the held rank in step 5. Return the hold and the round."""
         middle = self.hold(5, held)
         self.start("--local-nodes=4", *flags, **options)
         before = self.until_held(5, held)
         assert before.nodes == {0: 0, 1: 1, 2: 2, 3: 3}
         return middle, before
 
-    # What a test does.
+    # Actions of a test.
 
     def hold(self, step: int, *ranks: int) -> Hold:
-        """Have these ranks stand still before a step; the others then wait for them in the middle of it."""
+        """Hold these ranks before a step; the others then wait for them in the middle of it."""
         self._holds.append(Hold(self.directory / "holds" / str(step), ranks))
         return self._holds[-1]
 
     def print(self, words: str) -> None:
-        """Print a line on the console of the command, which may be waited for like any other."""
+        """Print a line on the console of the command; a test can wait for it as for any other line."""
         os.write(self._pipe[1], f"{words}\n".encode())
 
-    def tell_supervisor(self, number: signal.Signals) -> None:
+    def signal_supervisor(self, number: signal.Signals) -> None:
         """Send a signal to the command alone."""
         self.supervisor.send_signal(number)
 
     def kill_nodes(self, *numbers: int) -> None:
-        """Kill all of these nodes in one moment, as when machines lose their power."""
+        """Kill all of these nodes at once, as when machines lose power."""
         processes = [process for number in numbers for process in self.processes_of(number)]
-        # The agents first, for they would find the words to say goodbye.
+        # The agents first: otherwise they would report that they leave.
         _signal(sorted(processes, key=lambda process: not _is_agent(process)), signal.SIGKILL)
 
     @contextlib.contextmanager
     def stopped(self, number: int) -> Iterator[None]:
-        """Let all of a node stand still, as when a virtual machine is moved; at the end of the block it goes on."""
+        """Stop a node, as when a virtual machine is migrated. They continue at the end of the block."""
         processes = self.processes_of(number)
         _signal(processes, signal.SIGSTOP)
         try:
@@ -181,10 +181,9 @@ class Experiment:
 
     @contextlib.contextmanager
     def chaos(self, verb: str, words: str, **settings: str) -> Iterator[None]:
-        """Have `scripts/start_chaos.sh` bring trouble over node 1, and go on inside when it has printed these words.
+        """Run `scripts/start_chaos.sh` against node 1, and enter the block when it has printed these words.
 
-        It has the console of the command, as when both are started in one line. What it did is undone at the end of the
-        block.
+        It has the console of the command, as when both are started in one line. The end of the block reverts its fault.
         """
         process = subprocess.Popen(
             ["bash", CHAOS, verb],
@@ -206,7 +205,7 @@ class Experiment:
         return master
 
     def processes_of(self, number: int) -> list[psutil.Process]:
-        """The watchdog of a node, its agent and whatever these have started."""
+        """The watchdog of a node, its agent and their descendants."""
         mark = f"DLROVER_LOCAL_NODE={number}".encode()
         found = []
         for process in self._below():
@@ -216,10 +215,10 @@ class Experiment:
         assert found, f"there is no node {number}{self.report()}"
         return found
 
-    # What a test waits for.
+    # Conditions that a test waits for.
 
     def until(self, find: Callable[[], Found | None], what: str, timeout: float = WAIT) -> Found:
-        """Wait until something is found in what has come so far, and return it."""
+        """Wait until something is found in the output so far, and return it."""
         deadline = time.monotonic() + timeout
         while (found := find()) is None:
             if not self._listen(deadline):
@@ -227,7 +226,7 @@ class Experiment:
         return found
 
     def until_printed(self, words: str) -> None:
-        """Wait for a line with these words that comes after those that were waited for before."""
+        """Wait for a line with these words after the last line that was waited for."""
 
         def look() -> re.Match[str] | None:
             return re.compile(f"{re.escape(words)}.*\n").search(self.console, self._read)
@@ -235,7 +234,7 @@ class Experiment:
         self._read = self.until(look, repr(words)).end()
 
     def until_held(self, step: int, *ranks: int) -> Round:
-        """Wait until these ranks of the newest round stand still before a step, and all others wait in it."""
+        """Wait until these ranks of the newest round are held before a step, and all others wait in it."""
 
         def look() -> Round | None:
             newest = self.rounds[-1:]
@@ -249,7 +248,7 @@ class Experiment:
         return self.until(look, f"ranks {ranks} to stand before step {step}")
 
     def until_world(self, nodes: Collection[int], after: Round | None = None) -> Round:
-        """Wait for a round of these nodes that begins later than another; all its workers have met."""
+        """Wait for a round of these nodes that begins after another; its process group must be complete."""
 
         def look() -> Round | None:
             found = [each for each in self.rounds if each.is_whole and set(each.nodes.values()) == set(nodes)]
@@ -258,7 +257,9 @@ class Experiment:
         return self.until(look, f"a world of the nodes {sorted(nodes)}")
 
     def finish(self) -> list[Round]:
-        """See the command succeed, and that two whole epochs were trained and nothing is left. Gives the rounds."""
+        """Check that the command succeeds, that two whole epochs were trained, and that nothing is left. Return the
+        rounds.
+        """
         for hold in self._holds:
             hold.release()
         deadline = time.monotonic() + WAIT
@@ -286,18 +287,18 @@ class Experiment:
         return self._supervisor
 
     def place_taken_by(self, number: int) -> int:
-        """The number of the node whose place a node has taken, as the supervisor prints it."""
+        """The number of the node that a node has replaced, as the supervisor prints it."""
         (place,) = re.findall(rf"node (\d+) .*; node {number} takes its place", self.console)
         return int(place)
 
     def report(self) -> str:
-        """All that is known, for the message of a test that fails."""
+        """All records and output, for the message of a failed test."""
         self._read_records()
         records = [str(record) for record in self.records if not isinstance(record, Done)]
         return "\n".join(["", "--- console", self.console, "--- records", *records])
 
     def close(self) -> None:
-        """End whatever is left."""
+        """Kill all processes that are left."""
         while processes := self._below():
             with watched_processes(processes) as pidfds:
                 kill_leftovers(pidfds)
@@ -313,7 +314,7 @@ class Experiment:
             os.close(fd)
 
     def _listen(self, deadline: float) -> bool:
-        """Take what comes next, from workers or launchers; whether anything did before the deadline or the end."""
+        """Receive the next data from workers or launchers. Whether any arrived before the deadline or the end."""
         wait = max(0.0, deadline - time.monotonic())
         ready = select.select([self._fifo, self._pipe[0], self._end], [], [], wait)[0]
         if self._fifo in ready:
@@ -329,7 +330,7 @@ class Experiment:
                 self.records += map(read, lines)
 
     def _below(self) -> list[psutil.Process]:
-        """What lives below this process on account of the experiment. Orphans that have ended are collected."""
+        """The processes of the experiment below this one. Orphans that have exited are reaped."""
         living = []
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,11 +1,11 @@
-"""What was trained in the end, and whether that is what a run without any fault would have trained.
+"""What was trained in the end, and whether a run without faults would have trained the same.
 
-A checkpoint undoes what was trained after it: of a step that was taken in two rounds the later one counts. What is left
-is the effective history, and each epoch of it must be the epoch's permutation of all samples, dealt out from its front
-to the ranks that there were: nothing lost, nothing twice.
+A restore undoes what was trained after the checkpoint: of a step that was taken in two rounds the later one counts. The
+rest is the effective history. Each epoch of it must be the epoch's permutation of all samples, distributed in order to
+the ranks of the round: no sample is lost or used twice.
 
-The records are what each worker reports, one line of JSON each. Times are of the monotonic clock, which all processes
-of a machine share. `round` is a name that the workers of one round have in common and no others.
+Each worker reports records, one line of JSON each. Times are of the monotonic clock, which all processes of a machine
+share. `round` is a name that the workers of one round, and no others, share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Report(msgspec.Struct, frozen=True, tag=str.lower, kw_only=True):
 
 
 class Began(Report, frozen=True):
-    """It has met all others of its round."""
+    """It has met all other workers of its round."""
 
     world: int
     pid: int
@@ -34,8 +34,9 @@ class Began(Report, frozen=True):
 
 
 class Resumed(Report, frozen=True):
-    """It goes on after `step` steps, when `completed` samples of `epoch` are done; all of these are 0 without a
-    checkpoint."""
+    """It resumes after `step` steps, when `completed` samples of `epoch` are done; all of these are 0 without a
+    checkpoint.
+    """
 
     step: int
     epoch: int
@@ -43,7 +44,7 @@ class Resumed(Report, frozen=True):
 
 
 class Held(Report, frozen=True):
-    """It stands still before a step until the test lets it go on."""
+    """It is held before a step until the test releases it."""
 
     step: int
 
@@ -58,7 +59,7 @@ class Step(Report, frozen=True):
 
 
 class Done(Report, frozen=True):
-    """It has taken the step, which needs all workers of the round."""
+    """It has finished the step, which needs all workers of the round."""
 
     step: int
 
@@ -70,7 +71,7 @@ class Saving(Report, frozen=True):
 
 
 class Saved(Report, frozen=True):
-    """That checkpoint is written."""
+    """It has written that checkpoint."""
 
     step: int
 
@@ -81,7 +82,7 @@ _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Began | Resumed | 
 
 
 def read(line: bytes) -> Record:
-    """The record in one line. Raises msgspec.ValidationError for a line that is none."""
+    """The record in one line. Raises msgspec.ValidationError for an invalid line."""
     return _DECODER.decode(line)
 
 
@@ -91,8 +92,9 @@ Order = Callable[[int], Sequence[int]]
 
 @dataclass
 class Round:
-    """What the workers of one round have reported. `members` are their process and node by rank; `worked` is where the
-    last step or checkpoint that came to its end stands among all records, and `began` the round itself."""
+    """The records of the workers of one round. `members` are their process and node by rank; `worked` is the index of
+    the last completed step or checkpoint among all records, and `began` that of the round.
+    """
 
     name: str
     world: int
@@ -120,39 +122,39 @@ class Round:
 
     @property
     def start(self) -> int | None:
-        """The steps that were done when it began, None when nobody came so far."""
+        """The steps that were done when it began, None if no worker reported it."""
         return next((resumed.step for resumed in self.resumed.values()), None)
 
     @property
     def end(self) -> int:
-        """The steps that are done after the last one of which rank 0 has reported."""
+        """The steps that are done after the last one that rank 0 has reported."""
         return max((step + 1 for step, ranks in self.done.items() if 0 in ranks), default=self.start or 0)
 
 
 def rounds_of(records: Sequence[Record]) -> list[Round]:
-    """The rounds, in the order in which they began."""
+    """The rounds in the order in which they began."""
     rounds: dict[str, Round] = {}
     for number, record in enumerate(records):
         if isinstance(record, Began):
             known = rounds.setdefault(record.round, Round(record.round, record.world, number))
             known.members[record.rank] = (record.pid, record.node)
             continue
-        told_by = rounds.get(record.round)
-        if told_by is None:
+        current = rounds.get(record.round)
+        if current is None:
             raise ValueError(f"rank {record.rank} tells of the round {record.round}, which it has not begun")
         if isinstance(record, Resumed):
-            told_by.resumed[record.rank] = record
+            current.resumed[record.rank] = record
         elif isinstance(record, Step):
-            told_by.steps.setdefault(record.step, {})[record.rank] = record
+            current.steps.setdefault(record.step, {})[record.rank] = record
         elif isinstance(record, Done):
-            told_by.done.setdefault(record.step, set()).add(record.rank)
+            current.done.setdefault(record.step, set()).add(record.rank)
         if isinstance(record, (Done, Saved)):
-            told_by.worked = number
+            current.worked = number
     return list(rounds.values())
 
 
 def effective_steps(rounds: Sequence[Round]) -> Iterator[tuple[Round, int]]:
-    """The steps that no later round has gone back from, with the round that took them."""
+    """The steps that no later round has undone, with the round that took them."""
     keep = None
     kept: list[tuple[Round, int]] = []
     for each in reversed(rounds):
@@ -165,7 +167,7 @@ def effective_steps(rounds: Sequence[Round]) -> Iterator[tuple[Round, int]]:
 
 
 def find_faults(records: Sequence[Record], size: int, epochs: int, order: Order) -> list[str]:
-    """What is wrong with a history that should be `epochs` whole epochs of `size` samples; nothing when all is well."""
+    """What is wrong with a history that should be `epochs` whole epochs of `size` samples; empty if nothing is."""
     rounds = rounds_of(records)
     return [*_in_two_worlds(rounds), *_resumed_wrongly(records, rounds), *_trained_wrongly(rounds, size, epochs, order)]
 
@@ -183,7 +185,7 @@ def _resumed_wrongly(records: Sequence[Record], rounds: Sequence[Round]) -> Iter
             yield f"the workers of the round {each.name} went on from different places: {sorted(places)}"
         before = records[: each.began]
         saved = max((record.step for record in before if isinstance(record, Saved)), default=0)
-        # One that was killed between the end of its writing and the telling of it has saved all the same.
+        # A worker that was killed after it wrote a checkpoint and before it reported it has saved it all the same.
         possible = {saved, *(record.step for record in before if isinstance(record, Saving) and record.step > saved)}
         if each.start is not None and each.start not in possible:
             yield f"the round {each.name} went on from step {each.start}, and the newest checkpoint was of step {saved}"
@@ -222,7 +224,7 @@ def _step_wrong(each: Round, step: int, epoch: int, completed: int, order: Seque
             return f"rank {rank} trained {share.samples}, and {due} were due"
     resumed = each.resumed.get(0)
     if resumed is not None and resumed.step == step and (resumed.epoch, resumed.completed) != (epoch, completed):
-        # At the end of an epoch the checkpoint still speaks of that epoch.
+        # At the end of an epoch the checkpoint still names that epoch.
         if (resumed.epoch, resumed.completed) == (epoch - 1, len(order)) and completed == 0:
             return None
         return f"it was resumed with {resumed.completed} samples of epoch {resumed.epoch}, {completed} of {epoch} were"

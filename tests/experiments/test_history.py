@@ -1,4 +1,4 @@
-"""The judge of the experiments finds nothing wrong with a history that is right, and something with a spoiled one."""
+"""The checks of the experiments find no fault in a correct history, and each fault in a modified one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def order(size: int, epoch: int) -> Sequence[int]:
 
 @dataclass
 class Trainer:
-    """Trains as the example does, and tells it as its workers do."""
+    """Trains as the example does, and records it as its workers do."""
 
     size: int
     batch_size: int
@@ -44,7 +44,7 @@ class Trainer:
     checkpoint: tuple[int, int, int] = (0, 0, 0)
 
     def train(self, world: int, steps: int, last_words: int = 0) -> None:
-        """One round, which is killed after so many steps, when so many ranks have begun the next one."""
+        """One round that is killed after this many steps, when this many ranks have begun the next one."""
         name = f"round-{len(self.records)}"
         step, epoch, completed = self.checkpoint
         self.records += [Began(at=0, round=name, rank=r, world=world, pid=r, node=r) for r in range(world)]
@@ -74,9 +74,9 @@ class Trainer:
                 self.checkpoint = step, epoch, completed
 
     def faults(self) -> list[str]:
-        return self.judge(self.records)
+        return self.violations(self.records)
 
-    def judge(self, records: Sequence[Record]) -> list[str]:
+    def violations(self, records: Sequence[Record]) -> list[str]:
         return find_faults(records, self.size, self.epochs, lambda epoch: order(self.size, epoch))
 
 
@@ -93,7 +93,7 @@ def trainings(draw: st.DrawFn) -> Trainer:
 
 
 @given(trainings())
-def test_a_history_of_kills_and_changes_of_the_world_is_right(trainer: Trainer) -> None:
+def test_a_history_of_kills_and_changes_of_the_world_size_is_correct(trainer: Trainer) -> None:
     assert trainer.faults() == []
 
 
@@ -110,7 +110,7 @@ def test_each_sample_of_each_epoch_is_effective_once(trainer: Trainer) -> None:
 
 @given(trainings(), st.data())
 def test_a_change_of_any_effective_share_is_found(trainer: Trainer, data: st.DataObject) -> None:
-    """A sample is left out, is another one, comes twice; or the share is of another epoch, or was never reported."""
+    """A sample is missing, different or repeated; or the share is of another epoch, or was never reported."""
     counted = {(each.name, step) for each, step in effective_steps(rounds_of(trainer.records))}
     places = [
         number
@@ -130,12 +130,13 @@ def test_a_change_of_any_effective_share_is_found(trainer: Trainer, data: st.Dat
         [msgspec.structs.replace(share, world=share.world + 1)],
     ]
     records = [*trainer.records[:place], *data.draw(st.sampled_from(spoiled)), *trainer.records[place + 1 :]]
-    assert trainer.judge(records) != []
+    assert trainer.violations(records) != []
 
 
 def interrupted() -> Trainer:
-    """Two epochs of 10 samples, a checkpoint after steps 2, 4 and so on; four nodes, then three. The first round was
-    killed in its fourth step."""
+    """Two epochs of 10 samples, a checkpoint after every second step; four nodes, then three. The first round was
+    killed in its fourth step.
+    """
     trainer = Trainer(size=10, batch_size=1, every=2, epochs=2)
     trainer.train(world=4, steps=4, last_words=2)
     trainer.train(world=3, steps=1000)
@@ -151,7 +152,7 @@ def test_the_rounds_of_a_history_show_which_nodes_took_part() -> None:
 
 def changed(change: Callable[[Record], Record | None]) -> list[str]:
     trainer = interrupted()
-    return trainer.judge([new for record in trainer.records if (new := change(record)) is not None])
+    return trainer.violations([new for record in trainer.records if (new := change(record)) is not None])
 
 
 def resumed_at(record: Record, rank: int | None, **place: int) -> Record:
@@ -170,27 +171,27 @@ def resumed_at(record: Record, rank: int | None, **place: int) -> Record:
         (lambda r: None if isinstance(r, Saved | Saving) and r.step == 4 else r, "the newest checkpoint was of step 3"),
     ],
 )
-def test_each_way_to_go_on_wrongly_is_named(change: Callable[[Record], Record | None], fault: str) -> None:
+def test_each_wrong_way_to_resume_is_reported(change: Callable[[Record], Record | None], fault: str) -> None:
     assert any(fault in each for each in changed(change)), changed(change)
 
 
-def test_a_checkpoint_whose_writer_died_before_it_reported_it_may_be_used() -> None:
+def test_a_checkpoint_whose_writer_died_before_reporting_it_may_be_used() -> None:
     assert changed(lambda r: None if isinstance(r, Saved) and r.step == 4 else r) == []
 
 
-def test_an_older_round_that_still_trains_is_found() -> None:
+def test_an_older_round_that_still_trains_is_reported() -> None:
     trainer = interrupted()
     late = next(record for record in trainer.records if isinstance(record, Done))
-    assert any("still trained" in each for each in trainer.judge([*trainer.records, late]))
+    assert any("still trained" in each for each in trainer.violations([*trainer.records, late]))
 
 
-def test_a_training_that_ends_early_is_found() -> None:
+def test_a_training_that_ends_early_is_reported() -> None:
     assert replace(interrupted(), epochs=3).faults() == [
         "the training ended in epoch 1 after 10 of 10 samples, and 3 epochs were due"
     ]
 
 
-def test_a_line_that_is_no_record_is_refused() -> None:
+def test_an_invalid_record_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         read(b'{"type": "done", "at": 1.0, "round": "a"}')
     assert read(b'{"type": "done", "at": 1.0, "round": "a", "rank": 2, "step": 3}') == Done(

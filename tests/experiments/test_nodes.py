@@ -1,4 +1,4 @@
-"""Nodes are lost, replaced, cut off, slow or broken, come and go; training goes on from the checkpoint."""
+"""Nodes are lost, replaced, cut off, slow, faulty, added or removed; training resumes from the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ isolated = pytest.mark.skipif(WHY_NOT is not None, reason=f"nodes cannot have ne
 
 @ALSO_ON_ETCD
 def test_preempted(experiment: Experiment) -> None:
-    """A node is taken away, and its replacement joins."""
+    """A node is killed, and its replacement joins."""
     later = experiment.hold(7, 0)
     middle, before = experiment.begin("--nnodes=3:4")
 
@@ -34,12 +34,12 @@ def test_preempted(experiment: Experiment) -> None:
     assert "node 1 was killed by SIGKILL; node 4 takes its place (1 of 3 node restarts)" in experiment.console
     assert after.nodes == {0: 0, 1: 4, 2: 2, 3: 3}
     assert (rounds[-1].name, rounds[-1].start) == (after.name, 3)
-    # The others may have trained without it, until the replacement came.
+    # The others may have trained without it until the replacement joined.
     assert [set(each.nodes.values()) for each in rounds[1:-1]] in ([], [{0, 2, 3}])
 
 
 def test_all_nodes_killed(experiment: Experiment) -> None:
-    """As many others take their places."""
+    """The same number of new nodes replaces them."""
     middle, before = experiment.begin("--nnodes=4", "--node-restarts=4")
 
     experiment.kill_nodes(0, 1, 2, 3)
@@ -53,7 +53,7 @@ def test_all_nodes_killed(experiment: Experiment) -> None:
 
 @ALSO_ON_ETCD
 def test_scale_down(experiment: Experiment) -> None:
-    """A node is lost and never replaced, and the others share what is left of its samples."""
+    """A node is lost and not replaced, and the others share its remaining samples."""
     middle, _ = experiment.begin("--nnodes=3:4", "--node-restarts=0", held=3)
 
     experiment.kill_nodes(3)
@@ -76,7 +76,7 @@ def test_scale_up(experiment: Experiment) -> None:
     experiment.start("--local-nodes=3:4", "--nnodes=3:4", f"--node-join-after={NEVER}", conf={"last_call_timeout": 0.1})
     assert experiment.until_held(5, 1).nodes == {0: 0, 1: 1, 2: 2}
 
-    experiment.tell_supervisor(signal.SIGUSR1)
+    experiment.signal_supervisor(signal.SIGUSR1)
     after = experiment.until_world({0, 1, 2, 3})
     middle.release()
 
@@ -88,7 +88,7 @@ def test_scale_up(experiment: Experiment) -> None:
 
 @isolated
 def test_network_breakdown(experiment: Experiment) -> None:
-    """The others go on without the node whose network is cut, and it comes back with the network."""
+    """The others continue without the node whose network is cut, and it rejoins when the network is restored."""
     later = experiment.hold(8, 0)
     middle, before = experiment.begin("--nnodes=3:4", "--isolate-nodes", conf=CUT)
 
@@ -125,7 +125,7 @@ def test_a_node_that_stays_cut_off_is_replaced(experiment: Experiment) -> None:
 
 
 def test_hang_of_a_node(experiment: Experiment) -> None:
-    """With its agent it sends nothing any more, so the others go on without it."""
+    """The agent is stopped too, so the node sends nothing, and the others continue without it."""
     later = experiment.hold(8, 0)
     middle, before = experiment.begin("--nnodes=3:4", conf={"keep_alive_interval": 1})
 
@@ -163,11 +163,11 @@ def test_straggler(experiment: Experiment, gate: Gate) -> None:
 
 
 def test_faulty_machine(experiment: Experiment, gate: Gate) -> None:
-    """So is a machine on which no process of the node check lives long."""
+    """A node on which no process of the node check survives is replaced in the same way."""
     gate.together = 4
     gate.rules["1"] = lambda _: experiment.print("a check process of node 1 is held")
     experiment.start(*CHECKED, env=gate.env)
-    # Nodes compute only when all have come to do so, and one whose process was killed before that has not.
+    # Nodes compute only after all are ready for it; a node whose process was killed before that has not computed.
     experiment.until_printed("a check process of node 1 is held")
     with experiment.chaos("kill-process", "node 1: killed local rank 0"):
         experiment.until_printed("node 1 was found broken by the node check; node 4 takes its place")

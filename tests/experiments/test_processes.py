@@ -1,4 +1,4 @@
-"""A worker is killed or hangs, or the master is killed; all nodes stay."""
+"""A worker is killed or hangs, or the master is killed; no node is lost."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def test_process_killed(experiment: Experiment) -> None:
 
 
 def test_hang(experiment: Experiment) -> None:
-    """A worker that hangs cannot be told from a long step, so the others wait for it, and go on when it does.
+    """A hanging worker cannot be distinguished from a long step, so the others wait until it continues.
 
-    They start again from the checkpoint when it is killed.
+    If it is killed, they restart from the checkpoint.
     """
     later = experiment.hold(9, 1)
     middle, before = experiment.begin("--nnodes=3:4")
     worker = before.pids[1]
 
     with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {worker}"):
-        # It takes the signal before it takes the next step, however busy the machine is.
+        # It handles the signal before the next step, however busy the machine is.
         middle.release()
         assert experiment.rounds[-1].end == 5
-    # It goes on now, and so do the others that waited for it.
+    # It continues now, and so do the workers that waited for it.
     meanwhile = experiment.until_held(9, 1)
     assert (meanwhile.name, meanwhile.pids) == (before.name, before.pids)
 
@@ -58,13 +58,13 @@ def test_hang(experiment: Experiment) -> None:
     assert "rank 1 was killed by SIGKILL" in experiment.console
 
 
-def test_hang_that_the_script_has_no_patience_with(experiment: Experiment) -> None:
-    """The time-out of the script's own process group ends a step that is too long."""
+def test_hang_beyond_the_timeout_of_the_script(experiment: Experiment) -> None:
+    """The timeout of the script's own process group ends a step that is too long."""
     middle, before = experiment.begin("--nnodes=3:4", env={"EXPERIMENT_PATIENCE": "10"})
 
     with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {before.pids[1]}"):
         middle.release()
-        # The worker that stands still has to end too, and is made to go on for that.
+        # The worker that hangs has to exit too, and is released for that.
         after = experiment.until_world({0, 1, 2, 3}, after=before)
 
     rounds = experiment.finish()
@@ -75,17 +75,17 @@ def test_hang_that_the_script_has_no_patience_with(experiment: Experiment) -> No
 
 
 def test_master_killed(experiment: Experiment) -> None:
-    """Training does not stop, and the next failure is handled as ever."""
+    """Training does not stop, and the next failure is handled as usual."""
     later = experiment.hold(9, 2)
     middle, before = experiment.begin("--nnodes=3:4")
 
-    # The supervisor would start it again at once; here it is away for four steps.
-    experiment.tell_supervisor(signal.SIGSTOP)
+    # The supervisor would restart it at once; here it is absent for four steps.
+    experiment.signal_supervisor(signal.SIGSTOP)
     experiment.master().kill()
     middle.release()
     meanwhile = experiment.until_held(9, 2)
     assert (meanwhile.name, meanwhile.pids) == (before.name, before.pids)
-    experiment.tell_supervisor(signal.SIGCONT)
+    experiment.signal_supervisor(signal.SIGCONT)
     experiment.until_printed("the master has ended; it is started again, and training goes on meanwhile")
 
     os.kill(before.pids[2], signal.SIGKILL)

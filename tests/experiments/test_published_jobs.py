@@ -24,12 +24,12 @@ pytestmark = pytest.mark.long
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist" / "cnn_train.py"
 
 COPIES = 8
-"""How often each image is there, so that the five epochs of the line take long enough to do something meanwhile."""
+"""The number of copies of each image. The five epochs of the line then last long enough to inject a fault."""
 
 
 @pytest.fixture
 def data(digits: Digits, tmp_path: Path) -> Path:
-    """The digits as the line has them, in `training/` and `testing/`."""
+    """The digits in the folders of the command line, `training/` and `testing/`."""
     for part, folder in (("training", digits.training), ("testing", digits.validation)):
         for image in folder.glob("*/*.png"):
             target = tmp_path / "data" / part / image.parent.name
@@ -41,7 +41,7 @@ def data(digits: Digits, tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def shell(text: str, data: Path, **env: str) -> Iterator[Talker]:
-    """The container's command, in a session of its own."""
+    """The container's command, in its own session."""
     line = typed(
         text,
         {
@@ -73,19 +73,19 @@ def test_the_first_pod_of_document_001_is_preempted(data: Path) -> None:
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(master()).address
         pods = [stack.enter_context(shell(line, data, **torch_pod(each, master=address))) for each in range(4)]
-        pods[0].until_says("group_world_size=4")
-        pods[0].until_says("step = 20\n")
+        pods[0].until_prints("group_world_size=4")
+        pods[0].until_prints("step = 20\n")
         # What `kubectl delete pod` does.
         pods[0].signal(signal.SIGTERM)
         successor = stack.enter_context(shell(line, data, **torch_pod(4, rank=0, master=address)))
         assert pods[0].finish() == 128 + signal.SIGTERM
-        successor.until_says("group_rank=0")
-        successor.until_says("group_world_size=4")
+        successor.until_prints("group_rank=0")
+        successor.until_prints("group_world_size=4")
         assert [pod.finish() for pod in (*pods[1:], successor)] == [0] * 4
-    # The line names no place for checkpoints, and training goes on from one.
-    assert successor.has_said("Load epoch = ")
-    assert not successor.has_said("step = 0 ")
-    assert successor.has_said("final accuracy = ")
+    # The command line names no directory for checkpoints, and training resumes from one.
+    assert successor.has_printed("Load epoch = ")
+    assert not successor.has_printed("step = 0 ")
+    assert successor.has_printed("final accuracy = ")
 
 
 def test_a_machine_of_document_002_is_faulty(data: Path) -> None:
@@ -99,4 +99,4 @@ def test_a_machine_of_document_002_is_faulty(data: Path) -> None:
         "group_world_size=4",
         "final accuracy = ",
     ):
-        assert job.has_said(words), job.said
+        assert job.has_printed(words), job.output

@@ -1,6 +1,7 @@
-"""The agent that decides for a job in etcd dies, hangs, is replaced, or finds what it did not write. Real processes.
+"""The elected agent of a job in etcd is killed, hangs, is replaced, or finds records that it did not write. Real
+processes.
 
-No two worlds share a round: each round has a port of its own, and every place in it has one worker.
+No two worlds share a round: each round has its own port, and each of its ranks has one worker.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
-from cluster import NEVER, SOON, Cluster, Node, World, leave, places, succeed, tell
+from cluster import NEVER, SOON, Cluster, Node, World, leave, places, send_signal, succeed
 from etcd_server import Etcd
 from harness import WAIT, WORKERS, only_long, still_alive, watched
 from links import Links
@@ -20,12 +21,12 @@ from meeting_places import InEtcd
 
 @pytest.fixture
 def place(shared_etcd_cluster: Etcd) -> InEtcd:
-    """Keys in a cluster of three, to which nothing is done."""
+    """Keys in a cluster of three members, which all stay up."""
     return InEtcd(shared_etcd_cluster)
 
 
 class Job:
-    """Nodes that have their names for ids, each with ways of its own to etcd, and all that their workers have said."""
+    """Nodes with their names as ids, each with its own links to etcd, and all reports of their workers."""
 
     def __init__(self, cluster: Cluster, place: InEtcd, *flags: str, **options: Any) -> None:
         self.cluster = cluster
@@ -34,7 +35,7 @@ class Job:
         self._place = place
         self._flags = flags
         self._options = options
-        self._said: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
 
     def start(self, *names: str) -> None:
         """Start nodes. The first of all is elected."""
@@ -45,22 +46,22 @@ class Job:
                 name, *self._flags, endpoint=self.links[name].ports, env={"NODE_ID": name}, **self._options
             )
             if begins:
-                self.nodes[name].until_says("waiting: ")
+                self.nodes[name].until_prints("waiting: ")
 
     def lose(self, name: str) -> None:
-        """Have a node lose its power."""
+        """Kill all processes of a node."""
         self.nodes.pop(name).lose()
         self.links.pop(name).close()
 
     def world(self) -> World:
-        """The next world that has a worker of each node and nobody else.
+        """Return the next world that has exactly one worker of each node.
 
-        There may be rounds before it that came too early for some and too late for others.
+        Earlier rounds may have started too early for some nodes and too late for others.
         """
         latest: dict[str, dict[str, Any]] = {}
         while True:
             message = self.cluster.mailbox.receive()
-            self._said.append(message)
+            self._messages.append(message)
             latest[message["node"]] = message
             here = [latest[name] for name in self.nodes if name in latest]
             if len(here) == len(self.nodes) and {(m["port"], m["world"]) for m in here} == {
@@ -69,9 +70,9 @@ class Job:
                 return sorted(here, key=lambda m: int(m["rank"]))
 
     def check(self) -> None:
-        """Fail when there were two worlds in one round."""
+        """Fail if one round had two worlds."""
         rounds: dict[str, list[dict[str, Any]]] = {}
-        for message in self._said:
+        for message in self._messages:
             rounds.setdefault(message["port"], []).append(message)
         for members in rounds.values():
             ranks = [m["rank"] for m in members]
@@ -86,7 +87,7 @@ class Job:
 
 @contextlib.contextmanager
 def followed(cluster: Cluster, place: InEtcd, *flags: str, **options: Any) -> Iterator[Job]:
-    """A job that is checked at its end."""
+    """A job that is checked when the test ends."""
     job = Job(cluster, place, *flags, **options)
     try:
         yield job
@@ -96,7 +97,7 @@ def followed(cluster: Cluster, place: InEtcd, *flags: str, **options: Any) -> It
 
 
 FAILING: dict[str, Any] = {"conf": {**SOON, "early_failure_limit": 0}}
-"""For a job whose workers fail on and on."""
+"""Settings of a job whose workers fail repeatedly."""
 
 
 @pytest.fixture
@@ -108,20 +109,20 @@ def job(cluster: Cluster, place: InEtcd) -> Iterator[Job]:
 
 @pytest.fixture
 def training(cluster: Cluster, place: InEtcd) -> Iterator[Job]:
-    """The same, with workers of torch that count their steps. Each node imports torch once for all its rounds."""
+    """The same, with torch workers that count their steps. Each node imports torch once for all its rounds."""
     flags = ("--max-restarts=99", "--start-method=forkserver")
     with followed(cluster, place, "2:3", *flags, script=WORKERS / "count.py", **FAILING) as job:
         yield job
 
 
 LOSE = pytest.mark.parametrize("lose", ["request", *only_long("answer")])
-"""Whether the elected agent dies just before it has written what it decided, or just after."""
+"""Whether the elected agent dies just before it has written its decision, or just after."""
 
 
 @pytest.mark.long
 @pytest.mark.torchrun
 @LOSE
-def test_the_elected_agent_dies_when_it_begins_the_next_round(
+def test_the_elected_agent_is_killed_while_it_starts_the_next_round(
     training: Job, place: InEtcd, lose: Literal["request", "answer"]
 ) -> None:
     job = training
@@ -130,12 +131,12 @@ def test_the_elected_agent_dies_when_it_begins_the_next_round(
     assert place.elected() == "a"
     step = job.cluster.step_of(before, 0)
     job.links["a"].set_trap(b'"phase":"training"', lose)
-    tell([member for member in before if member["node"] == "b"], signal.SIGKILL)
+    send_signal([member for member in before if member["node"] == "b"], signal.SIGKILL)
     job.links["a"].until_sprung()
     job.lose("a")
     after = job.world()
     assert sorted(places(after)) == ["b", "c"]
-    assert after[0]["restart"] <= 1, "it costs a restart at most once"
+    assert after[0]["restart"] <= 1, "it costs at most one restart"
     assert after[0]["step"] >= step
     step = job.cluster.step_of(after, after[0]["step"])
     job.start("a")
@@ -147,7 +148,7 @@ def test_the_elected_agent_dies_when_it_begins_the_next_round(
 
 
 @LOSE
-def test_the_elected_agent_dies_when_it_ends_a_round_that_has_lost_a_node(
+def test_the_elected_agent_is_killed_while_it_ends_a_round_that_has_lost_a_node(
     cluster: Cluster, place: InEtcd, lose: Literal["request", "answer"]
 ) -> None:
     with followed(cluster, place, "3", "--max-restarts=1") as job:
@@ -167,7 +168,7 @@ def test_the_elected_agent_dies_when_it_ends_a_round_that_has_lost_a_node(
 
 @pytest.mark.long
 @pytest.mark.torchrun
-def test_an_elected_agent_that_was_stopped_decides_no_more(cluster: Cluster, place: InEtcd) -> None:
+def test_an_elected_agent_that_was_stopped_makes_no_more_decisions(cluster: Cluster, place: InEtcd) -> None:
     with followed(cluster, place, "2:3", conf=SOON, script=WORKERS / "count.py") as job:
         job.start("a", "b", "c")
         before = job.world()
@@ -213,7 +214,7 @@ def test_an_agent_that_was_stopped_while_another_took_its_id_stops_its_workers(j
 
 
 def key_of(place: InEtcd, name: str) -> str:
-    """The whole name of a key."""
+    """The full name of a key."""
     (key,) = [key for key in place.all_keys() if key.endswith(f"/{name}")]
     return key
 
@@ -224,7 +225,7 @@ def undo_the_election(place: InEtcd) -> None:
 
 def revoke_all_leases(place: InEtcd) -> None:
     leases = place.leases()
-    assert len(leases) == 3, "one of each node, and one of the job"
+    assert len(leases) == 3, "one lease of each node, and one of the job"
     for lease in leases:
         place.etcd.ctl("lease", "revoke", lease)
 
@@ -235,7 +236,7 @@ def delete_all_keys(place: InEtcd) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("undo", [undo_the_election, revoke_all_leases, delete_all_keys])
-def test_what_another_client_undoes_is_done_again_and_ends_no_worker(
+def test_keys_that_another_client_removed_are_restored_and_no_worker_ends(
     cluster: Cluster, place: InEtcd, undo: Callable[[InEtcd], None]
 ) -> None:
     conf = {**SOON, "lost_after": NEVER}
@@ -251,7 +252,7 @@ def test_what_another_client_undoes_is_done_again_and_ends_no_worker(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["plan", "messages", "a"])
-def test_rubbish_under_a_key_of_the_job_is_reported_in_one_line_and_ends_no_worker(
+def test_an_invalid_record_of_the_job_is_reported_in_one_line_and_ends_no_worker(
     cluster: Cluster, place: InEtcd, name: str
 ) -> None:
     nodes = {name: cluster.node(name, "2:3", env={"NODE_ID": name}, conf=SOON) for name in "ab"}
@@ -262,17 +263,17 @@ def test_rubbish_under_a_key_of_the_job_is_reported_in_one_line_and_ends_no_work
     for key in wrong:
         place.etcd.ctl("put", key, "{rubbish}")
     if name == "plan":
-        # Whoever is elected next has to read it.
+        # The next elected agent has to read it.
         place.etcd.ctl("del", key_of(place, "leader"))
         sentence = "/plan in etcd is "
     else:
         sentence = {"messages": " in etcd is ignored: ", "a": "warning: the report in etcd under "}[name]
-        nodes[elected].until_says(sentence)
+        nodes[elected].until_prints(sentence)
     nodes["c"] = cluster.node("c", "2:3", env={"NODE_ID": "c"}, conf=SOON)
     after = cluster.world(3)
     assert places(after) == {**places(before), "c": 2}
     assert {m["restart"] for m in after} == {0}
     succeed(after, *nodes.values())
-    told = [node.said.count(sentence) for node in nodes.values()]
-    assert sum(told) >= 1, told
-    assert max(told) <= 1, told
+    counts = [node.output.count(sentence) for node in nodes.values()]
+    assert sum(counts) >= 1, counts
+    assert max(counts) <= 1, counts

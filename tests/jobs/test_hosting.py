@@ -1,4 +1,6 @@
-"""The master that a node starts for its job: there is one, it outlives whoever started it, and it ends with the job."""
+"""The master that a node starts for its job: there is only one, it outlives the agent that started it, and it ends with
+the job.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,11 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 post(world=os.environ["WORLD_SIZE"])
 signal.sigwait([signal.SIGUSR1])
 """
-"""A worker that reports itself and succeeds as soon as SIGUSR1 comes."""
+"""A worker that reports itself and exits with success at SIGUSR1."""
 
 
 class Job:
-    """Launches of one job that meet at an endpoint on this machine, and the masters that they start."""
+    """Launches of one job with an endpoint on this machine, and the masters that they start."""
 
     def __init__(self, mailbox: Mailbox, port: int, *flags: str) -> None:
         self.mailbox = mailbox
@@ -81,7 +83,7 @@ def job(mailbox: Mailbox, free_port: int) -> Iterator[Callable[..., Job]]:
 
 @contextmanager
 def following(process: psutil.Process) -> Iterator[Callable[[float], bool]]:
-    """Whether a process lives on after at most so many seconds."""
+    """Whether a process is still alive after at most this many seconds."""
     with watched(process.pid) as pidfds:
         try:
             yield lambda timeout: still_alive(pidfds, timeout) > 0
@@ -90,14 +92,14 @@ def following(process: psutil.Process) -> Iterator[Callable[[float], bool]]:
 
 
 def read_until(node: subprocess.Popen[str], text: str) -> str:
-    """What a launch says on its standard error up to a line that has `text` in it."""
+    """Read the standard error of a launch up to a line that contains `text`."""
     assert node.stderr is not None
-    said = ""
+    output = ""
     for line in node.stderr:
-        said += line
+        output += line
         if text in line:
-            return said
-    raise AssertionError(f"the launch ended before it said {text!r}:\n{said}")
+            return output
+    raise AssertionError(f"the launch ended before it said {text!r}:\n{output}")
 
 
 def let_succeed(workers: list[dict[str, int]]) -> None:
@@ -106,7 +108,7 @@ def let_succeed(workers: list[dict[str, int]]) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", *only_long("forkserver")])
-def test_three_agents_that_start_at_once_have_one_master_which_ends_with_the_job(
+def test_three_agents_that_start_at_once_have_one_master_that_exits_with_the_job(
     job: Callable[..., Job], method: str
 ) -> None:
     three = job("--nnodes=3", f"--start-method={method}")
@@ -115,19 +117,20 @@ def test_three_agents_that_start_at_once_have_one_master_which_ends_with_the_job
     masters = three.masters()
     assert [master.name() for master in masters] == [tree.MASTER_NAME]
     for node in nodes:
-        assert "grpc" not in Path(f"/proc/{node.pid}/maps").read_text(), "the watchdog needs none of it"
+        assert "grpc" not in Path(f"/proc/{node.pid}/maps").read_text(), "the watchdog has no gRPC"
         assert "grpc" in Path(f"/proc/{agent_of(node).pid}/maps").read_text()
     with following(masters[0]) as lives:
         let_succeed(workers)
         ended = [finish(node) for node in nodes]
         assert not lives(WAIT)
     assert [end.code for end in ended] == [0, 0, 0]
-    # No warning of gRPC's, of Python's or of ours; what a round says of itself is tested elsewhere.
+    # The test compares the whole output, so gRPC, Python and the launcher print no warning. Other tests cover what a
+    # round prints.
     assert not [line for end in ended for line in end.err.splitlines() if re.search(r"warning|[EWI]\d{4} |fork", line)]
 
 
 @pytest.mark.parametrize("method", ["spawn", *only_long("forkserver")])
-def test_a_worker_has_nothing_of_grpc(mailbox: Mailbox, free_port: int, method: str) -> None:
+def test_a_worker_does_not_load_grpc(mailbox: Mailbox, free_port: int, method: str) -> None:
     meeting = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--rdzv-id=job")
     nodes = [launch(mailbox, *meeting, f"--start-method={method}", WORKERS / "observe.py") for _ in range(2)]
     seen = mailbox.gather(2)
@@ -151,9 +154,9 @@ def test_the_master_outlives_the_launcher_that_started_it(job: Callable[..., Job
             host.terminate()
         else:
             (agent_of(host) if end == "kill the agent" else psutil.Process(host.pid)).kill()
-        # It is at the end of both its pipes, so nobody holds them who is still alive.
+        # Both its pipes are at their end, so no living process holds them.
         assert finish(host).code == {"signal": 143, "kill the agent": 137, "kill the watchdog": -9}[end]
-        # The other node goes on alone, by a decision that only the master can have made.
+        # The other node continues alone, a decision that only the master can have made.
         (worker,) = elastic.mailbox.gather(1)
         assert worker["world"] == "1"
         assert lives(0)
@@ -163,64 +166,64 @@ def test_the_master_outlives_the_launcher_that_started_it(job: Callable[..., Job
 
 
 class Outcome(NamedTuple):
-    """How many masters a node started, why it could not, and what it said."""
+    """How many masters a node started, why it could not, and what it printed."""
 
     started: int
     problem: str | None
-    said: list[str]
+    lines: list[str]
 
 
 def host_alone(spec: MasterSpec) -> Outcome:
-    """Have a node look once whether it has to start a master, and kill what it started."""
+    """Have a node check once whether it has to start a master, and kill what it started."""
 
     async def look() -> Outcome:
-        said: list[str] = []
-        host = MasterLauncher(spec, said.append)
+        lines: list[str] = []
+        host = MasterLauncher(spec, lines.append)
         with contextlib.suppress(CannotLaunchMaster):
             await host.ensure(await resolve(spec.host, spec.port))
         pids = tuple(host.pids)
         with watched(*pids) as pidfds:
             kill_leftovers(pidfds)
             assert still_alive(pidfds, WAIT) == 0
-        return Outcome(len(pids), host.problem, said)
+        return Outcome(len(pids), host.problem, lines)
 
     return asyncio.run(look())
 
 
-def test_where_a_process_listens_nothing_is_started() -> None:
+def test_no_master_is_started_where_a_process_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         outcome = host_alone(MasterSpec("127.0.0.1", server.getsockname()[1], is_host=True))
     assert outcome == (0, None, [])
 
 
 @pytest.mark.parametrize("is_host", [None, False])
-def test_a_node_that_is_not_the_host_starts_nothing(free_port: int, is_host: bool | None) -> None:
+def test_a_node_that_is_not_the_host_starts_no_master(free_port: int, is_host: bool | None) -> None:
     place = "192.0.2.1" if is_host is None else "127.0.0.1"
     outcome = host_alone(MasterSpec(place, free_port, is_host=is_host))
     assert outcome == (0, None, [])
 
 
-def test_a_host_that_has_not_the_address_says_what_to_do(free_port: int) -> None:
-    started, problem, said = host_alone(MasterSpec("192.0.2.1", free_port, is_host=True))
-    assert (started, said) == (0, [problem])
-    assert "192.0.2.1 is no address of this machine" in said[0]
-    assert "bind=" in said[0]
+def test_a_host_without_the_address_reports_what_to_do(free_port: int) -> None:
+    started, problem, lines = host_alone(MasterSpec("192.0.2.1", free_port, is_host=True))
+    assert (started, lines) == (0, [problem])
+    assert "192.0.2.1 is no address of this machine" in lines[0]
+    assert "bind=" in lines[0]
 
 
-def test_a_bind_address_takes_the_place_of_the_endpoints_own(free_port: int) -> None:
-    started, problem, said = host_alone(MasterSpec("192.0.2.1", free_port, is_host=True, bind="127.0.0.1"))
-    assert (started, problem, said) == (1, None, [])
+def test_a_bind_address_replaces_the_address_of_the_endpoint(free_port: int) -> None:
+    started, problem, lines = host_alone(MasterSpec("192.0.2.1", free_port, is_host=True, bind="127.0.0.1"))
+    assert (started, problem, lines) == (1, None, [])
 
 
 def test_why_a_master_cannot_start_is_reported_once(free_port: int, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    _, problem, said = host_alone(MasterSpec("127.0.0.1", free_port, state_dir=str(tmp_path / "file")))
-    assert said == [problem]
-    assert said[0].startswith("no master can be started on this node: ")
-    assert str(tmp_path / "file") in said[0]
+    _, problem, lines = host_alone(MasterSpec("127.0.0.1", free_port, state_dir=str(tmp_path / "file")))
+    assert lines == [problem]
+    assert lines[0].startswith("no master can be started on this node: ")
+    assert str(tmp_path / "file") in lines[0]
 
 
-def test_a_master_that_never_says_that_it_listens_is_killed(
+def test_a_master_that_never_reports_that_it_listens_is_killed(
     free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(master_launcher, "READY_TIMEOUT", 0.5)
@@ -229,24 +232,24 @@ def test_a_master_that_never_says_that_it_listens_is_killed(
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
 
     async def look() -> None:
-        said: list[str] = []
-        host = MasterLauncher(MasterSpec("127.0.0.1", free_port), said.append)
+        lines: list[str] = []
+        host = MasterLauncher(MasterSpec("127.0.0.1", free_port), lines.append)
         await host.ensure(await resolve("127.0.0.1", free_port))
         with watched(*host.pids) as pidfds:
             assert still_alive(pidfds, WAIT) == 0
-        assert said == ["no master can be started on this node: it did not listen within 0.5 s and was killed"]
+        assert lines == ["no master can be started on this node: it did not listen within 0.5 s and was killed"]
 
     asyncio.run(look())
 
 
-def test_a_listener_that_all_can_reach_and_nothing_protects_is_warned_of(free_port: int) -> None:
-    said = host_alone(MasterSpec("127.0.0.1", free_port, bind="0.0.0.0")).said
-    assert [line for line in said if line.startswith("warning: the master listens on 0.0.0.0:")] == said != []
-    said = host_alone(MasterSpec("127.0.0.1", free_port, bind="0.0.0.0", token="secret")).said
-    assert said == []
+def test_a_public_listener_without_protection_gives_a_warning(free_port: int) -> None:
+    lines = host_alone(MasterSpec("127.0.0.1", free_port, bind="0.0.0.0")).lines
+    assert [line for line in lines if line.startswith("warning: the master listens on 0.0.0.0:")] == lines != []
+    lines = host_alone(MasterSpec("127.0.0.1", free_port, bind="0.0.0.0", token="secret")).lines
+    assert lines == []
 
 
-def test_addresses_of_this_machine_are_known() -> None:
+def test_addresses_of_this_machine_are_recognized() -> None:
     async def look() -> None:
         (loopback,) = await resolve("127.0.0.1", 29400)
         (elsewhere,) = await resolve("192.0.2.1", 29400)

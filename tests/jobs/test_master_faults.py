@@ -1,4 +1,4 @@
-"""A master that is killed, stopped, replaced, robbed of its disk or its clock, while a job needs it. Real processes."""
+"""A master that is killed, stopped or replaced, or whose disk or clock fails, while a job needs it. Real processes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster import SOON, Cluster, Node, Talker, places, quiet_port, succeed, tell
+from cluster import SOON, Cluster, Node, Talker, places, quiet_port, send_signal, succeed
 from harness import only_long, still_alive, watched
 from links import Link
 from meeting_places import AtMaster
 
 ALERT = AtMaster.alert
-"""Settings under which silence is found soon."""
+"""Settings with short heartbeat timeouts."""
 
 
 @pytest.fixture(params=["journal", *only_long("no journal")])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """The directory in which masters keep their journals, or none."""
+    """The directory in which masters keep their journals, if any."""
     return tmp_path / "state" if request.param == "journal" else None
 
 
@@ -38,18 +38,20 @@ def kill(master: Talker) -> None:
 
 def until_back(*nodes: Node) -> None:
     for node in nodes:
-        node.until_says("the master at 127.0.0.1:")
-        node.until_says("is back")
+        node.until_prints("the master at 127.0.0.1:")
+        node.until_prints("is back")
 
 
 def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | None) -> None:
-    """The node that hosted it starts another, which goes on in the same round; a newcomer shows that it knows it."""
+    """The node that started it starts another, which continues the same round; a new node shows that the round is
+    known.
+    """
     conf = settings(journal, **SOON)
     nodes = cluster.nodes("ab", "2:3", conf=conf)
     before = cluster.world(2)
     cluster.master().kill()
     for node in nodes:
-        node.until_says("; the workers train on")
+        node.until_prints("; the workers train on")
     until_back(*nodes)
     with watched(*(member["pid"] for member in before)) as workers:
         assert still_alive(workers, 0) == 2
@@ -62,7 +64,7 @@ def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | 
 
 
 def test_a_master_that_dies_right_after_a_worker(cluster: Cluster, journal: Path | None) -> None:
-    """In whatever state of the round's change that finds it, the failure counts once."""
+    """Whatever the state of the round change at that moment, the failure counts once."""
     nodes = cluster.nodes("ab", "2", "--max-restarts=9", conf=settings(journal))
     world = cluster.world(2)
     for restart in (1, 2):
@@ -75,13 +77,13 @@ def test_a_master_that_dies_right_after_a_worker(cluster: Cluster, journal: Path
 
 
 @pytest.mark.long
-def test_a_stopped_master_changes_nothing_for_the_workers(cluster: Cluster) -> None:
+def test_a_stopped_master_does_not_affect_the_workers(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2", conf=ALERT)
     world = cluster.world(2)
     master = cluster.master()
     master.suspend()
     for node in nodes:
-        node.until_says("; the workers train on")
+        node.until_prints("; the workers train on")
     master.resume()
     until_back(*nodes)
     assert cluster.mailbox.pending() == []
@@ -89,7 +91,9 @@ def test_a_stopped_master_changes_nothing_for_the_workers(cluster: Cluster) -> N
 
 
 @pytest.mark.long
-def test_a_master_that_was_replaced_while_it_slept_decides_no_more(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_master_that_was_replaced_while_it_was_stopped_makes_no_more_decisions(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     link = Link(cluster.port)
     directory = flags(tmp_path / "state")
     old = cluster.stand_alone_master(*directory)
@@ -98,15 +102,15 @@ def test_a_master_that_was_replaced_while_it_slept_decides_no_more(cluster: Clus
     before = cluster.world(2)
     old.signal(signal.SIGSTOP)
     for node in nodes:
-        node.until_says("; the workers train on")
+        node.until_prints("; the workers train on")
     # Its address now leads to another machine, which shares the directory.
     link.target = cluster.port + 1
     new = cluster.stand_alone_master(*directory, port=link.target)
     link.cut()
     until_back(*nodes)
     old.signal(signal.SIGCONT)
-    # It takes the nodes for lost, and finds that this is not for it to write down.
-    old.until_says("this master no longer decides for the job")
+    # It declares the nodes lost, and finds that it may not write this to the journal.
+    old.until_prints("this master no longer decides for the job")
     assert cluster.mailbox.pending() == []
     nodes.append(cluster.node("c", "2:3", endpoint=link.port, conf=conf))
     after = cluster.world(3)
@@ -130,8 +134,8 @@ def test_a_damaged_journal_is_reported_and_ends_no_running_worker(cluster: Clust
     content[20] ^= 1
     journal.write_bytes(content)
     master = cluster.stand_alone_master(f"--state-dir={state}")
-    for teller in (master, *nodes):
-        teller.until_says(f"the journal {journal} is damaged, line 1: the checksum is wrong. Move it away")
+    for process in (master, *nodes):
+        process.until_prints(f"the journal {journal} is damaged, line 1: the checksum is wrong. Move it away")
     journal.rename(tmp_path / "damaged")
     until_back(*nodes)
     assert cluster.mailbox.pending() == []
@@ -140,19 +144,19 @@ def test_a_damaged_journal_is_reported_and_ends_no_running_worker(cluster: Clust
     assert master.finish() == 0
 
 
-def test_nothing_is_decided_while_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
+def test_no_decision_is_made_while_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
     master = cluster.stand_alone_master(f"--state-dir={tmp_path / 'state'}")
     nodes = cluster.nodes("ab", "2", "--max-restarts=1", conf={"is_host": 0})
     before = cluster.world(2)
-    # No file of the master may have more than a byte, which is as good as a full disk.
+    # A file of the master may have at most one byte, which has the effect of a full disk.
     resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-    tell(before[:1], signal.SIGKILL)
-    master.until_says("no decision is made until it can")
+    send_signal(before[:1], signal.SIGKILL)
+    master.until_prints("no decision is made until it can")
     with watched(before[1]["pid"]) as other:
         assert still_alive(other, 0) == 1
     assert cluster.mailbox.pending() == []
     resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    master.until_says("the journal is written again")
+    master.until_prints("the journal is written again")
     after = cluster.world(2)
     assert after[0]["restart"] == 1
     succeed(after, *nodes)
@@ -160,22 +164,22 @@ def test_nothing_is_decided_while_the_disk_is_full(cluster: Cluster, tmp_path: P
     assert master.finish() == 0
 
 
-def test_a_node_that_finds_no_master_gives_up_and_says_where_it_looked(cluster: Cluster) -> None:
+def test_a_node_that_finds_no_master_fails_and_reports_where_it_searched(cluster: Cluster) -> None:
     node = cluster.node("a", "2", conf={"is_host": 0, "join_timeout": 1})
     assert node.finish() == 72
-    assert node.has_said(f"the master at 127.0.0.1:{cluster.port} was not found within 1 s")
+    assert node.has_printed(f"the master at 127.0.0.1:{cluster.port} was not found within 1 s")
 
 
-def test_a_node_goes_on_under_a_master_that_knows_nothing_of_its_rounds(cluster: Cluster, tmp_path: Path) -> None:
-    """As when a link heals and a new master, without a journal, has begun the job anew on the other side."""
+def test_a_node_continues_with_a_master_that_does_not_know_its_rounds(cluster: Cluster, tmp_path: Path) -> None:
+    """As when a network partition heals and a new master without a journal has restarted the job on the other side."""
     logs = tmp_path / "logs"
     first = cluster.stand_alone_master()
     link = Link(cluster.port)
     a = cluster.node(
         "a", "1:2", "--max-restarts=1", f"--log-dir={logs}", "--redirects=1", conf=SOON, endpoint=link.port
     )
-    tell(cluster.world(1), signal.SIGUSR2)
-    a.until_says("restart 1 of 1")
+    send_signal(cluster.world(1), signal.SIGUSR2)
+    a.until_prints("restart 1 of 1")
     cluster.world(1)
     elsewhere = quiet_port()
     second = cluster.stand_alone_master(port=elsewhere)
@@ -184,9 +188,9 @@ def test_a_node_goes_on_under_a_master_that_knows_nothing_of_its_rounds(cluster:
     link.target = elsewhere
     link.cut()
     succeed(cluster.world(2), a, c)
-    # Its third round is the second of that master, and nothing of an earlier one was written over.
+    # Its third round is the second of that master, and no file of an earlier round was overwritten.
     assert {path.name for path in logs.glob("*/attempt_*")} == {f"attempt_{number}" for number in range(3)}
-    assert a.has_said("; round 2 with 2 nodes")
+    assert a.has_printed("; round 2 with 2 nodes")
     link.close()
     for master in (first, second):
         master.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The MNIST example on real digits: it learns, and kills and changes of the world size leave no trace in the result."""
+"""The MNIST example on real digits: it learns, and kills and changes of the world size do not change the result."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist"
 
 
 def load_script(path: Path) -> Any:
-    """The script as a module; the examples are no package."""
+    """Import the script as a module; the examples are no package."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up there.
+    # Dataclasses look up their module there.
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
@@ -56,7 +56,7 @@ STEPS_PER_EPOCH = -(-TRAINING_SAMPLES // (WORKERS * BATCH_SIZE))
 
 @dataclass
 class Run:
-    """What one run of the example printed, up to now while it is running."""
+    """The output of one run of the example, so far while it is running."""
 
     lines: list[str] = field(default_factory=list)
     pids: dict[int, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def losses(self) -> dict[int, set[float]]:
-        """By step; more than one loss where a repeated step came out differently."""
+        """The losses by step; more than one loss where a repeated step gave a different one."""
         losses: dict[int, set[float]] = {}
         for loss, step in self.found(LOSS.pattern):
             losses.setdefault(int(step), set()).add(float(loss))
@@ -117,7 +117,7 @@ def run_example(
 
 
 def stop(process: subprocess.Popen[str], run: Run) -> None:
-    """Kill the launcher and then the workers it last had, which keep the output open."""
+    """Kill the launcher and then its last workers, which keep the output open."""
     process.kill()
     for pid in run.pids.values():
         with contextlib.suppress(ProcessLookupError):
@@ -148,7 +148,7 @@ def bytes_of(state: Any) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
-    """A run without any trouble, and the directory that it ran in."""
+    """A run without faults, and its directory."""
     directory = tmp_path_factory.mktemp("undisturbed")
     return directory, run_example(OURS, WORKERS, directory, "--checkpoint_dir", "checkpoints")
 
@@ -164,7 +164,7 @@ def test_learns_the_digits(undisturbed: tuple[Path, Run]) -> None:
     assert run.final_accuracy >= 0.95
     assert [int(epoch) for epoch, _ in run.found(r"^epoch = (\d+), accuracy = (0\.\d+)$")] == list(range(5))
     assert sorted(run.losses) == list(range(0, 5 * STEPS_PER_EPOCH, 20))
-    assert 2.2 < run.losses[0].pop() < 2.5  # untrained: about the logarithm of 10
+    assert 2.2 < run.losses[0].pop() < 2.5  # Untrained: about the logarithm of 10.
 
 
 def test_writes_the_digits_as_directories_of_images(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_writes_the_digits_as_directories_of_images(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["digits"]
         return tmp_path / "digits"
 
-    # What a killed writer has left does not matter.
+    # Files that a killed writer has left have no effect.
     left_over = tmp_path / ".digits.unfinished" / "training" / "0"
     left_over.mkdir(parents=True)
     (left_over / "9999.png").write_bytes(b"half an ima")
@@ -182,7 +182,7 @@ def test_writes_the_digits_as_directories_of_images(tmp_path: Path) -> None:
     for part, count in {"training": TRAINING_SAMPLES, "testing": 1797 - TRAINING_SAMPLES}.items():
         assert sorted(os.listdir(digits / part)) == list("0123456789")
         assert len(list((digits / part).glob("*/*.png"))) == count
-    # Another writer gives the same, byte for byte.
+    # Another writer creates the same files, byte for byte.
     before = contents(digits)
     assert contents(write()) == before
 
@@ -209,7 +209,7 @@ def test_two_kills_change_nothing(launcher: Launcher, undisturbed: tuple[Path, R
     )
     resumed_at = [int(step) for (step,) in run.found(r"^resume at step = (\d+)$")]
     assert len(set(pids_killed)) == len(kills) == len(resumed_at)
-    # A checkpoint is written before its step is printed, so nothing before the kill is done again.
+    # A checkpoint is written before its step is printed, so no step before the kill is repeated.
     assert all(step >= kill for step, (kill, _) in zip(resumed_at, kills, strict=True))
     positions = run.found(r"^Load epoch = (\d+), completed num = (\d+), num_samples = (\d+)$")
     assert [position_after(step) for step in resumed_at] == [tuple(map(int, each)) for each in positions]
@@ -220,7 +220,7 @@ def test_two_kills_change_nothing(launcher: Launcher, undisturbed: tuple[Path, R
 
 
 def position_after(step: int) -> tuple[int, int, int]:
-    """Epoch, samples completed and samples left for a rank, as a checkpoint after `step` steps must hold them."""
+    """Epoch, samples completed and samples left for a rank, as a checkpoint after `step` steps must contain them."""
     # The checkpoint at the end of an epoch is written before the next epoch begins.
     epoch = (step - 1) // STEPS_PER_EPOCH
     completed = min((step - epoch * STEPS_PER_EPOCH) * WORKERS * BATCH_SIZE, TRAINING_SAMPLES)
@@ -228,8 +228,10 @@ def position_after(step: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.long
-def test_another_number_of_workers_goes_on_with_the_same_samples(undisturbed: tuple[Path, Run], tmp_path: Path) -> None:
-    """One worker with the whole global batch takes over in the middle of an epoch, and comes to the same weights."""
+def test_another_number_of_workers_continues_with_the_same_samples(
+    undisturbed: tuple[Path, Run], tmp_path: Path
+) -> None:
+    """One worker with the whole global batch continues in the middle of an epoch, and computes the same weights."""
     directory, baseline = undisturbed
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
@@ -242,14 +244,14 @@ def test_another_number_of_workers_goes_on_with_the_same_samples(undisturbed: tu
     assert f"Load epoch = 4, completed num = 512, num_samples = {TRAINING_SAMPLES - 512}" in run.lines
     ours, theirs = newest_state(checkpoints), newest_state(directory / "checkpoints")
     assert ours["sampler"] == theirs["sampler"] == {"epoch": 4, "completed_num": TRAINING_SAMPLES}
-    # Not bit for bit: one worker adds the gradients up in another order than two do.
+    # Not bit for bit: one worker adds the gradients in another order than two do.
     assert_close(ours["model"], theirs["model"])
     assert abs(run.final_accuracy - baseline.final_accuracy) < 0.01
 
 
 @pytest.mark.long
 def test_a_rank_without_samples_in_the_last_step_takes_part(undisturbed: tuple[Path, Run], tmp_path: Path) -> None:
-    """33 images are a global batch of 32 and one of a single image: two workers must do what a plain loop does."""
+    """33 images are a global batch of 32 and one of a single image: two workers must compute what a plain loop does."""
     training = tmp_path / "training"
     digits = undisturbed[0] / "mnist_digits"
     for image in sorted((digits / "training").glob("*/*.png"))[:: TRAINING_SAMPLES // 33][:33]:
@@ -291,9 +293,7 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
         (["--num_epochs", "0"], "--num_epochs must be at least 1, not 0"),
     ],
 )
-def test_refuses_arguments_that_make_no_sense(
-    args: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refuses_invalid_arguments(args: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cnn_train.parse_arguments(args)
     assert exit_.value.code == 2
@@ -313,4 +313,4 @@ def test_the_demo_kills_a_worker_and_continues(tmp_path: Path) -> None:
     assert step is not None
     assert int(step[1]) >= 60
     assert "was killed by SIGKILL, not by the launcher; restart 1 of 3" in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"demo"}, "nothing is left beside the directory"
+    assert {path.name for path in tmp_path.iterdir()} == {"demo"}, "nothing is left next to the directory"

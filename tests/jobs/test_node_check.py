@@ -1,6 +1,7 @@
-"""Nodes are checked before they train, each once: real launchers, and check processes that use torch.
+"""Each node is checked once before it trains: real launchers, and check processes that use torch.
 
-A launch that ends meanwhile leaves nothing behind."""
+A launcher that ends during the check leaves no process.
+"""
 
 from __future__ import annotations
 
@@ -47,36 +48,36 @@ def test_nodes_that_pass_train_and_are_not_checked_again_for_a_restart(
     assert len(checked.gate.of("a", "b")) == len(visits)
     assert [check_processes(node) for node in nodes] == [[], []]
     succeed(again, *nodes)
-    assert nodes[0].said.count("node check of 2 nodes: 2 passed") == 1
-    assert nodes[1].said.count("TFLOP/s") == 1
+    assert nodes[0].output.count("node check of 2 nodes: 2 passed") == 1
+    assert nodes[1].output.count("TFLOP/s") == 1
 
 
 class TestOneNode:
-    """A node that is alone computes, and its workers link with each other."""
+    """A single node computes, and its workers link with each other."""
 
     def test_it_passes(self, checked: CheckedCluster, cluster: Cluster) -> None:
         node = checked.node("a", "1", "--standalone", "--nproc-per-node=2", endpoint=0)
         world = cluster.world(2)
         assert sorted(visit.stage for visit in checked.gate.of("a")) == ["compute", "compute", "link", "link"]
         succeed(world, node)
-        node.until_says("node check: ")
+        node.until_prints("node check: ")
 
-    def test_it_trains_when_one_was_killed_once(self, checked: CheckedCluster, cluster: Cluster) -> None:
+    def test_it_trains_when_a_check_process_was_killed_once(self, checked: CheckedCluster, cluster: Cluster) -> None:
         checked.gate.rules["a"] = kill_once()
         node = checked.node("a", "1", "--standalone", endpoint=0)
         succeed(cluster.world(1), node)
 
-    def test_it_needs_torch_and_says_so(self, cluster: Cluster, tmp_path: Path) -> None:
+    def test_it_needs_torch_and_reports_it(self, cluster: Cluster, tmp_path: Path) -> None:
         (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
         node = cluster.node("a", "1", "--standalone", "--network-check", endpoint=0, env={"PYTHONPATH": str(tmp_path)})
         assert node.finish() == exit_codes.BAD_COMMAND_LINE
-        lines = [line for line in node.said.splitlines() if "torch" in line]
-        assert len(lines) == 1, node.said
+        lines = [line for line in node.output.splitlines() if "torch" in line]
+        assert len(lines) == 1, node.output
         assert "--network-check needs torch in " in lines[0]
 
 
 class TestNewcomer:
-    """One that comes while others train is checked beside that."""
+    """A node that joins while others train is checked during the training."""
 
     @pytest.mark.parametrize(
         ("act", "code", "line"),
@@ -86,7 +87,7 @@ class TestNewcomer:
             pytest.param(Visit.slow, exit_codes.STRAGGLER, STRAGGLER_LINE, id="slow", marks=pytest.mark.long),
         ],
     )
-    def test_one_that_does_not_pass_leaves_and_the_others_never_stop(
+    def test_a_node_that_fails_the_check_leaves_and_the_others_never_stop(
         self, checked: CheckedCluster, cluster: Cluster, act: Act, code: int, line: str
     ) -> None:
         checked.gate.rules["c"] = act
@@ -95,8 +96,8 @@ class TestNewcomer:
         world = cluster.world(2)
         third = checked.node("c", "2:3", "--exclude-straggler", conf=SOON)
         assert third.finish() == code
-        assert line in third.said
-        # Workers of another round would not be these.
+        assert line in third.output
+        # In another round there would be other workers.
         succeed(world, *pair)
         assert cluster.mailbox.pending() == []
 
@@ -126,7 +127,7 @@ def test_a_signal_ends_a_node_that_is_being_checked(
 
 @pytest.mark.parametrize("victim", [watchdog, agent])
 @pytest.mark.parametrize("stage", ["link", *only_long("compute")])
-def test_a_launcher_that_is_killed_leaves_no_check_process(
+def test_a_killed_launcher_leaves_no_check_process(
     checked: CheckedCluster, victim: Callable[[Node], psutil.Process], stage: str, tmp_path: Path
 ) -> None:
     checked.gate.rules["a"] = at(stage, hold)
@@ -141,7 +142,7 @@ def test_a_launcher_that_is_killed_leaves_no_check_process(
 
 @pytest.mark.long
 @pytest.mark.parametrize("stage", ["compute", "link"])
-def test_a_node_that_goes_in_the_middle_of_a_check_is_no_news_of_the_others(
+def test_a_node_that_leaves_during_a_check_gives_no_result_for_the_others(
     checked: CheckedCluster, cluster: Cluster, stage: str
 ) -> None:
     checked.gate.rules["b"] = at(stage, hold)

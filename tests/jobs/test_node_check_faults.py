@@ -1,4 +1,4 @@
-"""One node fails its check or is slow, and leaves; another takes its place, and no healthy one ever leaves."""
+"""A node that fails its check or is slow leaves; another node replaces it, and no healthy node leaves."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from dlrover_run import exit_codes
 pytest.importorskip("torch")
 
 SHORT = {"check_timeout": 30}
-"""For links to which one end never comes: the other end waits for a fifth of that."""
+"""For links that one peer never joins: the other one waits for a fifth of that."""
 
 
 def leaves(node: Node, code: int, line: str) -> None:
-    """See that a node leaves for what its check has found."""
-    assert node.finish() == code, node.said
-    assert line in node.said
+    """Check that a node leaves because of its check."""
+    assert node.finish() == code, node.output
+    assert line in node.output
 
 
 def is_replaced(checked: CheckedCluster, cluster: Cluster, others: list[Node], name: str) -> None:
-    """Start a node in place of the one with rank 1, and see that all train with it and were checked once."""
+    """Start a node in place of the one with rank 1. Check that all train with it and were checked once."""
     count = len(others) + 1
     checked.gate.rules.pop("b")
     others.append(checked.node(name, str(count), "--exclude-straggler", rank=1))
@@ -58,34 +58,34 @@ def test_a_node_whose_check_process_is_killed_each_time_leaves_and_is_replaced(
 
 @pytest.mark.long
 @EVERYWHERE
-def test_the_console_of_a_node_has_the_lines_that_people_grep_for(checked: CheckedCluster, cluster: Cluster) -> None:
+def test_the_console_of_a_node_has_the_lines_that_users_grep_for(checked: CheckedCluster, cluster: Cluster) -> None:
     checked.gate.rules["b"] = Visit.kill
     nodes = [checked.node(name, "2:3") for name in "abc"]
     leaves(nodes.pop(1), exit_codes.FAULTY_NODE, FAULT_LINE)
     succeed(cluster.world(2), *nodes)
-    said = cluster.told()
-    # Nobody has linked with the broken one, so that its neighbours have one number each.
+    outputs = cluster.outputs()
+    # No node has linked with the faulty one, so its neighbours have only one number each.
     assert re.search(
-        r"^\d\d:\d\d:\d\d dlrover-run: Round 0: The node elapsed time are \{0: \d+\.\d+, 2: \d+\.\d+\}$", said, re.M
+        r"^\d\d:\d\d:\d\d dlrover-run: Round 0: The node elapsed time are \{0: \d+\.\d+, 2: \d+\.\d+\}$", outputs, re.M
     )
-    assert said.count("dlrover-run: Round 0: The node status are {0: True, 1: False, 2: True}.\n") == 1
-    assert said.count("dlrover-run: Fault nodes are: [1] and stragglers are: [].\n") == 1
+    assert outputs.count("dlrover-run: Round 0: The node status are {0: True, 1: False, 2: True}.\n") == 1
+    assert outputs.count("dlrover-run: Fault nodes are: [1] and stragglers are: [].\n") == 1
 
 
 @pytest.mark.long
-def test_one_that_computes_wrongly_leaves_at_once(checked: CheckedCluster, cluster: Cluster) -> None:
+def test_a_node_that_computes_wrong_results_leaves_at_once(checked: CheckedCluster, cluster: Cluster) -> None:
     checked.gate.rules["b"] = Visit.spoil
     nodes = checked.nodes(3, "--exclude-straggler")
     broken = nodes.pop(1)
     leaves(broken, exit_codes.FAULTY_NODE, FAULT_LINE)
-    assert broken.has_said("rows of a product are wrong")
+    assert broken.has_printed("rows of a product are wrong")
     assert len(checked.gate.of("b", stage="compute")) == 1
     is_replaced(checked, cluster, nodes, "x")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("misses", ["once", "twice"])
-def test_a_device_that_is_missing_is_looked_for_again_by_another_process(
+def test_another_process_looks_again_for_a_missing_device(
     checked: CheckedCluster, cluster: Cluster, tmp_path: Path, misses: str
 ) -> None:
     missing = tmp_path / "missing"
@@ -98,5 +98,5 @@ def test_a_device_that_is_missing_is_looked_for_again_by_another_process(
     succeed(cluster.world(len(nodes)), *nodes)
     visits = checked.gate.of("b", stage="compute")
     assert len({visit.pid for visit in visits}) == len(visits) == 2
-    said = "computes on the CPU where the others have abacus" in cluster.told()
-    assert said is (misses == "twice")
+    is_named = "computes on the CPU where the others have abacus" in cluster.outputs()
+    assert is_named is (misses == "twice")

@@ -1,4 +1,4 @@
-"""Nodes in network namespaces of their own, whose links among each other are cut while the master can be reached."""
+"""Nodes in their own network namespaces, whose links to each other are cut while they can reach the master."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Job:
                 f"--node-rank={rank}",
                 script=self.script,
                 conf={"check_timeout": 20},
-                # By the name of the host gloo would find loopback.
+                # For the name of the host gloo would resolve a loopback address.
                 env={"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
             )
 
     def end(self) -> None:
-        """End the master, when all nodes have left."""
+        """End the master after all nodes have left."""
         self.master.process.terminate()
         assert self.master.finish() == 0
 
@@ -52,29 +52,29 @@ class Job:
 def test_a_node_that_reaches_the_master_and_no_other_node_leaves(
     cluster: Cluster, network: Network, count: int, replaced: bool
 ) -> None:
-    """The others train without it, or with another one in its place where they are too few."""
+    """The others train without it, or with a replacement where they are too few."""
     namespaces = [network.connect(number) for number in range(count)]
     for other in range(count):
         if other != 1:
             network.cut(1, other)
     job = Job(cluster, network, namespaces, str(count) if replaced else f"{count - 1}:{count}")
     broken = job.nodes.pop(1)
-    assert broken.finish() == exit_codes.FAULTY_NODE, cluster.told()
-    assert FAULT_LINE in broken.said
-    job.master.until_says("Fault nodes are: [1] and stragglers are: [")
+    assert broken.finish() == exit_codes.FAULTY_NODE, cluster.outputs()
+    assert FAULT_LINE in broken.output
+    job.master.until_prints("Fault nodes are: [1] and stragglers are: [")
     if replaced:
         job.nodes.append(job.node(1, network.connect(count)))
     for node in job.nodes:
-        assert node.finish() == 0, cluster.told()
-        node.until_says(f"trains as one of {len(job.nodes)}")
+        assert node.finish() == 0, cluster.outputs()
+        node.until_prints(f"trains as one of {len(job.nodes)}")
     job.end()
 
 
-def test_of_two_nodes_that_do_not_reach_each_other_no_node_is_blamed(cluster: Cluster, network: Network) -> None:
+def test_of_two_nodes_that_cannot_reach_each_other_neither_is_faulty(cluster: Cluster, network: Network) -> None:
     namespaces = [network.connect(number) for number in range(2)]
     network.cut(0, 1)
     job = Job(cluster, network, namespaces, "1:2")
-    assert [node.finish() for node in job.nodes] == [0, 0], cluster.told()
-    job.master.until_says("Fault nodes are: [] and stragglers are: [")
-    job.master.until_says("which of them is at fault cannot be decided")
+    assert [node.finish() for node in job.nodes] == [0, 0], cluster.outputs()
+    job.master.until_prints("Fault nodes are: [] and stragglers are: [")
+    job.master.until_prints("which of them is at fault cannot be decided")
     job.end()

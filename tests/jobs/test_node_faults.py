@@ -1,4 +1,4 @@
-"""What the others make of a node that is lost, stopped, cut off or imitated. Real processes."""
+"""How the other nodes react when a node is lost, stopped or cut off, or when its id is used twice. Real processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def worker_on(world: World, node: str) -> int:
     return next(int(member["pid"]) for member in world if member["node"] == node)
 
 
-def test_a_workers_death_is_a_new_round_on_all_nodes(cluster: Cluster) -> None:
+def test_the_death_of_a_worker_starts_a_new_round_on_all_nodes(cluster: Cluster) -> None:
     nodes = cluster.nodes("abc", "3", "--max-restarts=1")
     before = cluster.world(3)
     os.kill(before[1]["pid"], signal.SIGKILL)
@@ -33,29 +33,29 @@ def test_a_workers_death_is_a_new_round_on_all_nodes(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, *only_long(0)])
-def test_the_others_go_on_without_a_node_that_is_lost(cluster: Cluster, rank: int) -> None:
-    """torchrun 2.13 makes no step again within 150 s."""
+def test_the_other_nodes_continue_without_a_lost_node(cluster: Cluster, rank: int) -> None:
+    """torchrun 2.13 trains no further step within 150 s."""
     nodes = {name: cluster.node(name, "1:2") for name in "ab"}
     before = cluster.world(2)
     nodes.pop(before[rank]["node"]).lose()
     after = cluster.world(1)
     assert (after[0]["node"], after[0]["restart"]) == (before[1 - rank]["node"], 0)
     (survivor,) = nodes.values()
-    survivor.until_says("was lost")
+    survivor.until_prints("was lost")
     succeed(after, survivor)
 
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize("rank", [1, *only_long(0)])
-def test_training_goes_on_in_a_smaller_world(cluster: Cluster, rank: int) -> None:
+def test_training_continues_in_a_smaller_world(cluster: Cluster, rank: int) -> None:
     nodes = {name: cluster.node(name, "1:2", script=WORKERS / "train.py") for name in "ab"}
     before = cluster.world(2)
     nodes.pop(before[rank]["node"]).lose()
     succeed(cluster.world(1), *nodes.values())
 
 
-def test_a_killed_agent_takes_its_workers_along_and_the_others_go_on(cluster: Cluster) -> None:
-    """torchrun never notices, and the worker trains on without anybody."""
+def test_a_killed_agent_ends_its_workers_and_the_other_nodes_continue(cluster: Cluster) -> None:
+    """torchrun does not detect it, and the worker trains on alone."""
     nodes = {name: cluster.node(name, "1:2") for name in "ab"}
     before = cluster.world(2)
     with watched(worker_on(before, "b")) as worker:
@@ -69,20 +69,20 @@ def test_a_killed_agent_takes_its_workers_along_and_the_others_go_on(cluster: Cl
 
 
 @pytest.mark.long
-def test_a_node_whose_watchdog_was_killed_says_that_it_leaves(cluster: Cluster) -> None:
-    # It says so, for nobody would have found it lost in this time.
+def test_a_node_whose_watchdog_was_killed_reports_that_it_leaves(cluster: Cluster) -> None:
+    # It reports it: the timeout that declares a node lost is longer than this test.
     nodes = {name: cluster.node(name, "1:2", conf={"lost_after": NEVER}) for name in "ab"}
     cluster.world(2)
     nodes["b"].signal(signal.SIGKILL)
     assert nodes["b"].finish() == -signal.SIGKILL
     after = cluster.world(1)
     assert after[0]["node"] == "a"
-    nodes["a"].until_says("was ended by SIGKILL")
+    nodes["a"].until_prints("was ended by SIGKILL")
     succeed(after, nodes["a"])
 
 
 @pytest.mark.long
-def test_a_stopped_agent_is_lost_and_comes_back_as_a_newcomer(cluster: Cluster) -> None:
+def test_a_stopped_agent_is_lost_and_rejoins_as_a_new_node(cluster: Cluster) -> None:
     nodes = {name: cluster.node(name, "1:2", conf=cluster.place.alert) for name in "ab"}
     before = cluster.world(2)
     agent = nodes["b"].agent
@@ -90,7 +90,7 @@ def test_a_stopped_agent_is_lost_and_comes_back_as_a_newcomer(cluster: Cluster) 
     alone = cluster.world(1)
     assert alone[0]["node"] == "a"
     with watched(worker_on(before, "b")) as worker:
-        assert still_alive(worker, 0) == 1, "whoever is stopped can stop nobody"
+        assert still_alive(worker, 0) == 1, "a stopped agent cannot stop its worker"
         agent.resume()
         assert still_alive(worker, WAIT) == 0
     together = cluster.world(2)
@@ -103,8 +103,8 @@ def test_a_second_process_with_the_id_of_a_living_node_is_refused_with_the_reaso
     nodes = [cluster.node(name, "1:2", env={"NODE_ID": f"node-{name}"}) for name in "ab"]
     world = cluster.world(2)
     imitator = cluster.node("x", "1:2", env={"NODE_ID": "node-b"})
-    imitator.until_says(f"{cluster.place.refusal}node id node-b is in use by another process, on ")
-    imitator.until_says(", that is alive")
+    imitator.until_prints(f"{cluster.place.refusal}node id node-b is in use by another process, on ")
+    imitator.until_prints(", that is alive")
     leave(imitator)
     assert cluster.mailbox.pending() == []
     succeed(world, *nodes)
@@ -112,22 +112,22 @@ def test_a_second_process_with_the_id_of_a_living_node_is_refused_with_the_reaso
 
 @pytest.fixture
 def links(cluster: Cluster) -> Iterator[Links]:
-    """Ways to where the nodes meet that can fail."""
+    """Links to the meeting place, which can fail."""
     ways = Links(cluster.place.ports)
     yield ways
     ways.close()
 
 
 def behind_the_links(cluster: Cluster, links: Links, *flags: str, conf: Mapping[str, object]) -> dict[str, Node]:
-    """Two nodes, of which b reaches their meeting place by the links."""
+    """Two nodes, of which b reaches the meeting place through the links."""
     near = cluster.node("a", "1:2", *flags, conf=conf)
-    near.until_says("waiting: ")
+    near.until_prints("waiting: ")
     far = cluster.node("b", "1:2", *flags, endpoint=links.ports, conf={**conf, **cluster.place.guest})
     return {"a": near, "b": far}
 
 
 @pytest.mark.parametrize("silent", ["both ways", *only_long("up", "down")])
-def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster, links: Links, silent: str) -> None:
+def test_a_node_that_a_link_has_cut_off_is_lost_and_rejoins(cluster: Cluster, links: Links, silent: str) -> None:
     nodes = behind_the_links(cluster, links, conf=cluster.place.alert)
     before = cluster.world(2)
     gates = {"up": [links.up], "down": [links.down]}.get(silent, [links.up, links.down])
@@ -135,9 +135,9 @@ def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster,
         gate.clear()
     alone = cluster.world(1)
     assert alone[0]["node"] == "a"
-    nodes["b"].until_says(f"lost {cluster.place.name}")
+    nodes["b"].until_prints(f"lost {cluster.place.name}")
     with watched(worker_on(before, "b")) as worker:
-        assert still_alive(worker, 0) == 1, "who is cut off trains on, for he cannot know better"
+        assert still_alive(worker, 0) == 1, "a node that is cut off trains on, because it has no new plan"
         for gate in gates:
             gate.set()
         assert still_alive(worker, WAIT) == 0

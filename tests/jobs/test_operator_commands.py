@@ -1,4 +1,4 @@
-"""The operator's commands on a job of several nodes on this machine, from its first round to after its end."""
+"""The operator's commands for a job of several nodes on this machine, from its first round until after its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def operate(here: Path, *words: str) -> Finished:
 
 
 def until(here: Path, rounds: int, **counts: int) -> dict[str, object]:
-    """The status of the job, once it is in that round and counts its nodes so."""
+    """Return the status of the job once it is in that round and has these numbers of nodes."""
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
         asked = operate(here, "status", "--json", f"--rdzv-id={NAME}")
@@ -72,9 +72,51 @@ def test_a_job_is_watched_drained_stopped_and_explained(tmp_path: Path) -> None:
     assert [event["event"] for event in drained] == ["dlrover.stop.requested"]
 
 
+COUNTS = """
+import os, time
+from dlrover_run.training import report
+for step in range(100_000):
+    report()
+    if os.environ["RANK"] == "1" and step >= 20:
+        time.sleep(1000)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.long
+def test_the_steps_and_the_stacks_of_all_nodes(tmp_path: Path) -> None:
+    script = tmp_path / "count.py"
+    script.write_text(COUNTS)
+    name = f"{NAME}-stacks"
+    flags = ["--local-nodes=2", "--nnodes=2", "--nproc-per-node=1", "--stall-action=report", f"--rdzv-id={name}"]
+    job = start(OURS, [*flags, script], cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + WAIT
+        steps: list[int] = []
+        while sum(steps) < 60 or len(steps) < 2:
+            assert time.monotonic() < deadline, "the steps of both nodes are not shown"
+            asked = operate(tmp_path, "status", "--json", f"--rdzv-id={name}")
+            nodes = json.loads(asked.out)["nodes"] if asked.out else []
+            steps = [node["progress"]["steps"] for node in nodes if node["progress"]]
+            time.sleep(0.5)
+        found = json.loads(operate(tmp_path, "stacks", "--json", f"--rdzv-id={name}").out)
+        assert (found["missing"], found["silent"]) == ([], [])
+        lines = {tuple(stack["workers"]): stack["frames"][-1]["line"] for stack in found["stacks"]}
+        assert lines == {(0,): 8, (1,): 7}
+        one = operate(tmp_path, "stacks", "--rank=1", f"--rdzv-id={name}")
+        assert (one.code, "rank 1:" in one.out, "rank 0" in one.out) == (exit_codes.SUCCESS, True, False)
+        assert operate(tmp_path, "stacks", "--rank=2", f"--rdzv-id={name}").code == REFUSED
+        assert operate(tmp_path, "stop", "--wait", f"--rdzv-id={name}").code == exit_codes.SUCCESS
+        finish(job)
+    finally:
+        if job.poll() is None:
+            job.send_signal(signal.SIGKILL)
+            job.wait()
+
+
 @pytest.mark.long
 def test_the_only_job_here_is_found_without_flags(tmp_path: Path) -> None:
-    """In a network namespace of its own, where no other job can be seen."""
+    """In its own network namespace, where no other job is visible."""
     script = tmp_path / "wait.py"
     script.write_text("import time\ntime.sleep(1000)\n")
     words = " ".join(map(str, OURS.command))
@@ -90,9 +132,7 @@ def test_the_only_job_here_is_found_without_flags(tmp_path: Path) -> None:
     assert "training" in (tmp_path / "status.txt").read_text()
 
 
-def test_the_failures_of_each_node_are_printed_for_programs_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_failures_of_each_node_are_printed_as_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = LogOpened(time=datetime.now(UTC), schema=1, job="j", host="n1", node_id="a", pid=1, workers=1, began=1)
     log = EventFile(tmp_path / FILE_NAME, head)
     log.append(WorkerFailed(round=1, rank=0, local_rank=0, pid=9, code=1, cause="exception", what="raised KeyError: 1"))

@@ -1,4 +1,4 @@
-"""Launching from Python: results, failures and what the caller's process is left with."""
+"""Launching from Python: results, failures and the state of the caller's process afterwards."""
 
 from __future__ import annotations
 
@@ -51,27 +51,27 @@ def test_a_failing_function_raises_with_the_first_failure(capfd: pytest.CaptureF
     assert "rank 1 raised ValueError: the reason" in capfd.readouterr().err
 
 
-def test_a_command_returns_nothing_for_each_rank_as_in_torch(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_returns_no_result_for_each_rank_as_in_torch(capfd: pytest.CaptureFixture[str]) -> None:
     assert dlrover_run.elastic_launch(config(2), "echo")("hello", "$local_rank") == {0: None, 1: None}
     assert sorted(capfd.readouterr().out.split("\n")) == ["", "hello 0", "hello 1"]
 
 
 @pytest.fixture
 def no_cloudpickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if cloudpickle was not installed, here and in programs that are started."""
+    """Make cloudpickle unimportable, here and in programs that are started."""
     (tmp_path / "cloudpickle.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
 
 
 @pytest.mark.usefixtures("no_cloudpickle")
-def test_a_function_that_cannot_be_pickled_is_one_sentence() -> None:
+def test_a_function_that_cannot_be_pickled_is_reported_in_one_sentence() -> None:
     with pytest.raises(dlrover_run.SpecError, match=r"install cloudpickle, .* put a top-level function into a file"):
         dlrover_run.elastic_launch(config(), lambda: None)()
 
 
-def test_what_only_cloudpickle_can_send_runs_on_every_rank() -> None:
-    """A closure, and what Ray makes of a function of its driver: one of a main module that does not have it."""
+def test_a_function_that_only_cloudpickle_can_pickle_runs_on_every_rank() -> None:
+    """A closure, and what Ray makes of a function of its driver: a function of a main module that does not have it."""
     base = 40
     assert dlrover_run.elastic_launch(config(2), lambda more: base + more)(2) == {0: 42, 1: 42}
     space: dict[str, Any] = {"__name__": "__main__"}
@@ -79,13 +79,13 @@ def test_what_only_cloudpickle_can_send_runs_on_every_rank() -> None:
     assert [answer.rank for answer in dlrover_run.elastic_launch(config(2), space["work"])().values()] == [7, 7]
 
 
-def test_what_nothing_can_send_is_one_sentence() -> None:
+def test_a_function_that_nothing_can_pickle_is_reported_in_one_sentence() -> None:
     with pytest.raises(dlrover_run.SpecError, match=r"an argument cannot be pickled \(.*lock"):
         dlrover_run.elastic_launch(config(), print)(threading.Lock())
 
 
 class Hostile:
-    """What a worker can pickle and the caller cannot unpickle."""
+    """A result that a worker can pickle and the caller cannot unpickle."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, ("no number",)
@@ -103,14 +103,14 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def test_a_result_that_cannot_be_unpickled_is_one_sentence() -> None:
+def test_a_result_that_cannot_be_unpickled_is_reported_in_one_sentence() -> None:
     with pytest.raises(
         dlrover_run.SpecError, match=r"the return value of rank 0 cannot be unpickled here \(ValueError"
     ):
         dlrover_run.elastic_launch(config(1), give_hostile)()
 
 
-def test_a_result_that_cannot_be_pickled_is_reported_and_the_error_can_be_passed_on() -> None:
+def test_a_result_that_cannot_be_pickled_is_reported_and_the_error_can_be_pickled() -> None:
     with pytest.raises(dlrover_run.ChildFailedError, match="what the function returned cannot be pickled") as failed:
         dlrover_run.elastic_launch(config(1), give_lambda)()
     copy = pickle.loads(pickle.dumps(failed.value))
@@ -148,8 +148,8 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 @pytest.mark.torchrun
-def test_a_failure_is_torchs_own_exception_where_that_is_imported(tmp_path: Path) -> None:
-    """It has what torch's `@record`, which reads it, and people's code want of it."""
+def test_a_failure_is_torchs_exception_where_torch_is_imported(tmp_path: Path) -> None:
+    """It has the attributes that torch's `@record`, which reads it, and the code of users need."""
     (tmp_path / "program.py").write_text(CATCH_TORCHS)
     done = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=WAIT
@@ -159,7 +159,7 @@ def test_a_failure_is_torchs_own_exception_where_that_is_imported(tmp_path: Path
     assert "During handling" not in done.stderr
 
 
-def test_an_exception_brings_no_torch_with_it() -> None:
+def test_an_exception_does_not_import_torch() -> None:
     source = "import sys, dlrover_run\ntry:\n    dlrover_run.main(['--no-python', 'false'])\n"
     source += "except dlrover_run.ChildFailedError as error:\n    print(error.exit_code, 'torch' in sys.modules)\n"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=WAIT)
@@ -177,7 +177,7 @@ def test_the_steps_of_a_function_s_optimizer_are_counted() -> None:
 
 
 @pytest.mark.parametrize("end", [sys.exit, leave])
-def test_a_function_that_ends_its_process_well_returned_nothing(end: Any) -> None:
+def test_a_function_that_exits_its_process_with_success_returns_none(end: Any) -> None:
     assert dlrover_run.elastic_launch(config(2), end)(0) == {0: None, 1: None}
 
 
@@ -221,7 +221,7 @@ def test_a_function_of_the_main_module_is_found_sent_by_its_code_or_refused(
     assert second == "[0]"
 
 
-def test_a_main_module_that_launches_while_it_is_imported_is_reported(tmp_path: Path) -> None:
+def test_a_main_module_that_launches_during_its_import_is_reported(tmp_path: Path) -> None:
     shown = run_program(WAYS["file"], NONE, tmp_path)
     assert "RuntimeError" in shown
     assert GUARD in shown
@@ -236,7 +236,7 @@ def run_program(words: list[str], guard: str, directory: Path) -> str:
 
 
 def test_two_programs_are_one_job_of_two_nodes(tmp_path: Path, free_port: int) -> None:
-    """Each gets the results of its own ranks, and the job's secret stays with the launchers."""
+    """Each gets the results of its own ranks, and only the launchers have the job's secret."""
     (tmp_path / "program.py").write_text(
         "import os, dlrover_run\n"
         "def work():\n"
@@ -282,7 +282,7 @@ def test_logs_specs_redirect_and_name_ranks(tmp_path: Path, whose: str) -> None:
     assert logs == ["attempt_0/1/stdout.log"]
 
 
-def test_main_takes_a_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_accepts_a_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('ran')")
     dlrover_run.main(["--rdzv-conf=unheard_of=1", str(script), str(tmp_path / "out")])
@@ -302,7 +302,7 @@ def test_main_takes_a_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[
         (["--nproc-per-node=none", "x.py"], 2, "--nproc-per-node 'none'"),
     ],
 )
-def test_main_leaves_as_argparse_does_where_no_job_starts(
+def test_main_exits_as_argparse_does_where_no_job_starts(
     words: list[str], code: int, shown: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
@@ -342,13 +342,13 @@ def test_the_end_of_the_caller_ends_the_job(mailbox: Mailbox, number: signal.Sig
     assert json.dumps(mailbox.pending()) == "[]"
 
 
-def test_a_configuration_does_not_obey_the_variables_of_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_ignores_the_variables_of_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "none")
     monkeypatch.setenv("PET_STANDALONE", "none")
     assert dlrover_run.elastic_launch(config(1), len)("one") == {0: 3}
 
 
-def test_a_rendezvous_timeout_is_one_of_its_settings_as_in_torch() -> None:
+def test_a_rendezvous_timeout_is_a_setting_as_in_torch() -> None:
     assert config(rdzv_timeout=7, rdzv_configs={"rank": 0}).rdzv_configs == {"rank": 0, "timeout": 7}
     assert config().rdzv_configs == {}
 
@@ -377,7 +377,7 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(mailbox: Mailbox, tmp_pa
     with watched(mailbox.receive()["pid"]) as workers:
         try:
             process.send_signal(signal.SIGHUP)
-            # Opened both ways it waits for nobody, even if the worker is gone.
+            # Opened for reading and writing it does not block, even if the worker is gone.
             turn = os.open(tmp_path / "turn", os.O_RDWR)
             assert process.communicate(timeout=WAIT)[0] == "{0: 'worked'}\n"
             assert process.returncode == 0

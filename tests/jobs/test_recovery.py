@@ -1,4 +1,4 @@
-"""After a worker is killed the group is back at the first restart: every time, in both start methods."""
+"""After a worker is killed the group recovers with one restart: each time, with both start methods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ pytestmark = pytest.mark.torchrun
 
 
 def kill_and_recover(mailbox: Mailbox, method: str, kills: int, workers: int = 2) -> None:
-    """Kill one worker after each recovery. A restart that failed would show as a count that jumps by more than one."""
+    """Kill one worker after each recovery. A restart that failed would appear as a count that increases by more than
+    one.
+    """
     choose = random.Random(kills)
     job = launch(
         mailbox,
@@ -57,7 +59,7 @@ def test_a_hundred_kills_a_hundred_recoveries(mailbox: Mailbox, method: str) -> 
     kill_and_recover(mailbox, method, 100)
 
 
-def test_a_budget_that_is_used_up_ends_the_job(mailbox: Mailbox) -> None:
+def test_a_restart_budget_that_is_used_up_ends_the_job(mailbox: Mailbox) -> None:
     script = mailbox.directory / "fail.py"
     script.write_text("raise SystemExit(9)")
     journal = mailbox.directory / "journal"
@@ -77,15 +79,15 @@ def test_a_budget_that_is_used_up_ends_the_job(mailbox: Mailbox) -> None:
     assert build_ledger(logs).totals()[TimePhase.UNKNOWN] == 0
 
 
-def test_a_script_that_never_gets_to_work_stops_early_and_says_so(mailbox: Mailbox) -> None:
+def test_a_script_that_never_starts_to_work_ends_early_with_the_reason(mailbox: Mailbox) -> None:
     script = mailbox.directory / "fail.py"
     script.write_text("raise SystemExit(9)")
     ended = finish(start(OURS, ["--max-restarts=10", script], cwd=mailbox.directory))
     assert ended.code == 9
     assert ended.err.count("exited with code 9; restart ") == 4
-    told = " ".join(ended.err.split())
-    assert "4 of 10 restarts were used. 5 rounds in succession failed before any worker had got through" in told
-    assert "--rdzv-conf early_failure_limit=0 goes on" in told
+    message = " ".join(ended.err.split())
+    assert "4 of 10 restarts were used. 5 rounds in succession failed before any worker had got through" in message
+    assert "--rdzv-conf early_failure_limit=0 goes on" in message
 
 
 @pytest.mark.long
@@ -97,7 +99,9 @@ def test_a_script_that_never_gets_to_work_stops_early_and_says_so(mailbox: Mailb
     ],
     ids=["checkpoint", "no limit"],
 )
-def test_who_got_to_work_or_wants_it_uses_all_restarts(mailbox: Mailbox, work: str, flags: list[str]) -> None:
+def test_a_script_that_worked_or_disabled_the_limit_uses_all_restarts(
+    mailbox: Mailbox, work: str, flags: list[str]
+) -> None:
     script = mailbox.directory / "fail.py"
     script.write_text(f"import sys\n{work}\nraise SystemExit(9)\n")
     ended = finish(start(OURS, ["--max-restarts=5", *flags, script], cwd=mailbox.directory))
@@ -105,11 +109,11 @@ def test_who_got_to_work_or_wants_it_uses_all_restarts(mailbox: Mailbox, work: s
 
 
 @pytest.mark.long
-def test_a_world_of_one_that_met_itself_uses_all_restarts(mailbox: Mailbox) -> None:
+def test_a_world_of_one_worker_with_a_process_group_uses_all_restarts(mailbox: Mailbox) -> None:
     kill_and_recover(mailbox, "forkserver", 6, workers=1)
 
 
-def test_a_restart_does_not_need_what_a_cleaner_took_from_tmp(mailbox: Mailbox) -> None:
+def test_a_restart_does_not_need_files_that_a_cleaner_removed_from_tmp(mailbox: Mailbox) -> None:
     script = mailbox.directory / "clean.py"
     script.write_text(
         "import os, pathlib, shutil\n"
@@ -123,7 +127,7 @@ def test_a_restart_does_not_need_what_a_cleaner_took_from_tmp(mailbox: Mailbox) 
     assert list(temporary.iterdir()) == []
 
 
-def test_the_template_may_die_unnoticed(mailbox: Mailbox) -> None:
+def test_the_loss_of_the_template_is_harmless(mailbox: Mailbox) -> None:
     flags = ["--start-method=forkserver", "--nproc-per-node=2", "--max-restarts=1"]
     job = launch(mailbox, *flags, WORKERS / "initialise.py")
     first = mailbox.gather(2)
@@ -137,8 +141,10 @@ def test_the_template_may_die_unnoticed(mailbox: Mailbox) -> None:
     assert finish(job).code == 128 + signal.SIGTERM
 
 
-def test_a_fixed_port_is_had_again_although_a_child_of_rank_0_still_listens(mailbox: Mailbox, free_port: int) -> None:
-    """A forked child, as a data loader's are, inherits the store's socket and outlives its parent by a moment."""
+def test_a_fixed_port_is_available_again_although_a_child_of_rank_0_still_listens(
+    mailbox: Mailbox, free_port: int
+) -> None:
+    """A forked child, such as a data loader, inherits the store's socket and outlives its parent for a moment."""
     script = mailbox.script(
         "listen.py",
         "import os, signal, socket\n"
@@ -160,8 +166,8 @@ def test_a_fixed_port_is_had_again_although_a_child_of_rank_0_still_listens(mail
     assert finish(job).code == 128 + signal.SIGTERM
 
 
-def test_a_signal_to_a_worker_that_has_just_ended_does_not_make_it_a_victim() -> None:
-    """The kernel takes a signal for a process that nobody has collected yet, and does nothing with it."""
+def test_a_signal_to_a_worker_that_has_just_exited_does_not_make_it_a_victim() -> None:
+    """The kernel accepts a signal for a zombie, and it has no effect."""
 
     async def scenario() -> ManagedProcess[ProcessSpec]:
         given = ProcessSpec(name="rank 0", argv=("sh", "-c", "exit 7"), environment=os.environ)
@@ -199,8 +205,8 @@ finally:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["by itself", "closed first", "slow exit"])
-def test_the_worker_with_an_error_of_its_own_is_named_and_not_the_one_that_lost_it(how: str, tmp_path: Path) -> None:
-    """Its connections close before its peer can see why, and its peer may exit first."""
+def test_the_worker_with_an_error_of_its_own_is_the_root_cause_and_not_its_peer(how: str, tmp_path: Path) -> None:
+    """Its connections close before its peer can see the reason, and its peer may exit first."""
     pytest.importorskip("torch")
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -1,4 +1,4 @@
-"""A worker that makes no progress and does not die: it is named with the line of the script, and the job goes on."""
+"""A worker that makes no progress and does not exit: it is named with the line of the script, and the job continues."""
 
 from __future__ import annotations
 
@@ -69,3 +69,17 @@ def test_the_worker_that_the_others_wait_for_is_named_and_restarted(
     else:
         (place,) = where
         assert (place.params["file"], place.params["function"]) == (str(script), fault)
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_two_nodes_name_the_worker_and_its_node(mailbox: Mailbox, guilty: int) -> None:
+    script = mailbox.script("stall.py", SCRIPT)
+    journal = mailbox.directory / "journal"
+    flags = ["--local-nodes=2", "--nproc-per-node=1", "--max-restarts=1", f"--journal={journal}"]
+    ended = finish(launch(mailbox, *flags, "--stall-action=restart", script, "sleep", str(guilty)))
+    assert ended.code == 0, ended.err
+    assert [(m["restart"], m["rank"]) for m in mailbox.gather(2)] == [(1, 0), (1, 1)]
+    stalls = [entry.event for entry in merged(read_logs(journal)) if isinstance(entry.event, WorkerStalled)]
+    assert sorted(event.rank for event in stalls) == [0, 1], "each node about its own worker"
+    assert [event.rank for event in stalls if event.guilty] == [guilty]
+    assert ended.err.count(f"rank {guilty} on ") >= 2

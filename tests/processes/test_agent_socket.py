@@ -1,4 +1,6 @@
-"""The socket by which an agent answers this user's programs: who gets an answer, and that nothing is left of it."""
+"""The socket on which an agent answers programs of the same user: which clients get an answer, and that the socket
+leaves no trace.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_it_is_found_answers_and_leaves_no_name() -> None:
         bed = Bed()
         await bed.socket.open()
         (name,) = await own_names()
-        assert bed.asked == [], "to be found asks the coordinator nothing"
+        assert bed.asked == [], "finding the socket sends no request to the coordinator"
         job = JobHere([(name, INFO)])
         assert (await job.ask()).job == INFO.job
         with pytest.raises(AskFailed, match="no node"):
@@ -90,7 +92,7 @@ def test_nothing_is_left_of_an_agent_that_was_killed() -> None:
 
 
 @pytest.mark.parametrize("line", [b"\n", b"{}" * sockets.MAX_REQUEST + b"\n", b'{"status": "yes"}\n', b""])
-def test_what_is_no_question_ends_the_connection(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_request_closes_the_connection(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_socket, "READ_TIMEOUT", 0.05)
 
     async def work() -> None:
@@ -102,13 +104,13 @@ def test_what_is_no_question_ends_the_connection(line: bytes, monkeypatch: pytes
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
         writer.close()
-        assert await own_names() == [name], "it goes on for others"
+        assert await own_names() == [name], "the socket still serves other clients"
         bed.socket.close()
 
     bounded(work())
 
 
-def test_a_coordinator_that_does_not_answer_is_reported_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_socket, "ASK_TIMEOUT", 0.05)
 
     async def forever(request: OperatorRequest | None) -> JobStatus:
@@ -127,12 +129,12 @@ def test_a_coordinator_that_does_not_answer_is_reported_to(monkeypatch: pytest.M
     bounded(work())
 
 
-def test_a_question_is_small() -> None:
+def test_the_size_of_a_request_is_limited() -> None:
     longest = AgentRequest(status=True, request=OperatorRequest(Action.DRAIN, "n" * 255, by="b" * 255))
     assert len(msgspec.json.encode(longest)) < sockets.MAX_REQUEST
 
 
-def test_an_interrupt_of_top_gives_the_terminal_back() -> None:
+def test_an_interrupt_of_top_restores_the_terminal() -> None:
     async def work() -> None:
         bed = Bed()
         await bed.socket.open()

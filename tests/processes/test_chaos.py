@@ -1,6 +1,6 @@
-"""`scripts/start_chaos.sh`: it meets the chosen node and nobody else, and undoes what it did.
+"""`scripts/start_chaos.sh`: it affects only the chosen node, and reverts what it did.
 
-Nodes of clusters are stand-ins (`workers/stand_in_node.py`), those in containers are launches of ours.
+Nodes of clusters are stand-ins (`workers/stand_in_node.py`); those in containers are real launchers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ HOLD = str(WORKERS / "hold.py")
 NODE = str(WORKERS / "stand_in_node.py")
 
 ROLES = ("chief", "worker", "ps")
-"""Of the tasks of a stand-in for a node of tf-ps-run."""
+"""The roles of the tasks of a stand-in node of tf-ps-run."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount, or cut a network")
 
 
 class StandIn:
-    """A node that plays a part: its watchdog, agent and workers, as they said in the order of their ranks."""
+    """A stand-in node: its watchdog, agent and workers, as they reported in rank order."""
 
     def __init__(self, watchdog: subprocess.Popen[bytes], begun: list[dict[str, Any]]) -> None:
         self.watchdog = watchdog
@@ -55,31 +55,31 @@ class StandIn:
 
 
 class Chaos:
-    """What one test starts: nodes that play a part, and the script."""
+    """The processes that a test starts: stand-in nodes and the script."""
 
     def __init__(self, mailbox: Mailbox, stack: contextlib.ExitStack) -> None:
         self.mailbox = mailbox
         self._stack = stack
 
     def node(self, workers: int = 1, *prefix: str, program: str = "dlrover_run", **env: str) -> StandIn:
-        """A node that has begun; `prefix` is in front of its command."""
+        """Start a node and wait for it; `prefix` precedes its command."""
         variables = environment({"TEST_MAILBOX": self.mailbox.name, "PYTHONPATH": str(SCRIPT.parent.parent), **env})
         command = [*prefix, sys.executable, NODE, program, str(workers)]
         watchdog = subprocess.Popen(command, env=variables, cwd=self.mailbox.directory, stdin=subprocess.PIPE)
         self._stack.enter_context(watchdog)
         node = StandIn(watchdog, self.mailbox.gather(workers))
-        # Whoever is started again from now on reads to the end of what the watchdog was given.
+        # A worker that is restarted after this exits at the end of the watchdog's standard input.
         self._stack.callback(kill_leftovers, self._stack.enter_context(watched(watchdog.pid, node.agent)))
         return node
 
     def cluster_node(self, number: int, workers: int = 1, *prefix: str, **env: str) -> StandIn:
-        """A node of a local cluster, of which this process is the supervisor."""
+        """Start a node of a local cluster, of which this process is the supervisor."""
         return self.node(
             workers, *prefix, DLROVER_LOCAL_NODE=str(number), DLROVER_LOCAL_CLUSTER=str(os.getpid()), **env
         )
 
     def script(self, verb: str, alone: bool = False, **env: str) -> Talker:
-        """The script, in the cluster of this process unless `env` says otherwise; `alone` in a session of a command."""
+        """Start the script, in the cluster of this process unless `env` has another; `alone` in its own session."""
         variables = environment({"CHAOS_CLUSTER": str(os.getpid()), "WORKER_ID": None, **env})
         process = subprocess.Popen(
             ["bash", "-c", f"bash {SCRIPT} {verb}; exit"] if alone else ["bash", str(SCRIPT), verb],
@@ -106,7 +106,7 @@ def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def stops(pid: int) -> bool:
-    """Whether a process is stopped, or will be as soon as it is given a processor."""
+    """Whether a process is stopped, or will be as soon as it is scheduled."""
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
     return status["State"].startswith("T") or bool(pending >> (signal.SIGSTOP - 1) & 1)
@@ -117,19 +117,19 @@ def stops(pid: int) -> bool:
 
 @pytest.mark.parametrize("shell", [("bash",), ("sh",), ("bash", "--posix")])
 def test_it_runs_under_each_shell(shell: tuple[str, ...]) -> None:
-    """`sh start_chaos.sh` is how it is typed in published commands, and `sh` is dash on Debian."""
+    """Published command lines have `sh start_chaos.sh`, and `sh` is dash on Debian."""
     done = subprocess.run([*shell, str(SCRIPT), "no-chaos"], capture_output=True, text=True, timeout=WAIT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "start_chaos: no chaos\n", "")
 
 
 def test_the_verbs_are_named() -> None:
     verbs = "no-chaos kill-process kill-node stop-process cpu-overload memory-overload network-loss disk-full"
-    told = run("--help")
-    assert (told.returncode, [verb for verb in verbs.split() if verb not in told.stdout]) == (0, [])
+    shown = run("--help")
+    assert (shown.returncode, [verb for verb in verbs.split() if verb not in shown.stdout]) == (0, [])
 
 
 @pytest.mark.parametrize(
-    ("words", "settings", "said"),
+    ("words", "settings", "message"),
     [
         ("", {}, "it takes one verb; start_chaos.sh --help names them"),
         ("kill-nodes", {}, "there is no 'kill-nodes'; start_chaos.sh --help names what there is"),
@@ -140,16 +140,16 @@ def test_the_verbs_are_named() -> None:
         ("kill-process", {"CHAOS_ROLE": "pss"}, "CHAOS_ROLE is 'pss'; it takes one of:  chief worker ps evaluator"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(words: str, settings: dict[str, str], said: str) -> None:
+def test_an_impossible_request_is_reported_in_one_line(words: str, settings: dict[str, str], message: str) -> None:
     refused = run(*words.split(), **settings)
-    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", f"start_chaos: {said}\n")
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", f"start_chaos: {message}\n")
 
 
-def test_it_does_not_wait_for_ever_for_a_node(chaos: Chaos) -> None:
+def test_it_waits_for_a_node_with_a_timeout(chaos: Chaos) -> None:
     chaos.cluster_node(0)
     waiting = chaos.script("kill-node", CHAOS_WAIT="0.3", WORKER_ID="7")
     assert waiting.finish() == 1
-    assert waiting.has_said(
+    assert waiting.has_printed(
         f"nothing was done within CHAOS_WAIT=0.3 s: the dlrover-run of process {os.getpid()} has no node 7"
     )
 
@@ -180,19 +180,17 @@ def in_front(
         job.communicate()
 
 
-# The template of one worker has the environment of that worker.
+# The template of a single worker has the environment of that worker.
 @pytest.mark.parametrize(("method", "workers"), [("spawn", 2), ("forkserver", 1)])
-def test_in_front_of_a_launch_it_kills_a_worker_and_all_start_again(
-    mailbox: Mailbox, method: str, workers: int
-) -> None:
+def test_in_front_of_a_launch_it_kills_a_worker_and_all_restart(mailbox: Mailbox, method: str, workers: int) -> None:
     env = {"CHAOS_LOCAL_RANK": str(workers - 1), "WORKER_ID": "1", "PET_START_METHOD": method}
-    # It may come before the worker has begun, which is why not every worker of the first round has to report.
+    # The kill may precede the start of a worker, so not every worker of the first round has to report.
     with in_front(mailbox, "kill-process", f"--standalone --nproc-per-node={workers}", **env) as job:
-        job.until_says(f"start_chaos: node 1: killed local rank {workers - 1}, process ")
+        job.until_prints(f"start_chaos: node 1: killed local rank {workers - 1}, process ")
         until_restarted(mailbox, workers)
         job.signal(signal.SIGTERM)
         assert job.finish() == 128 + signal.SIGTERM
-        assert job.has_said("(1 of 1)")
+        assert job.has_printed("(1 of 1)")
 
 
 def until_restarted(mailbox: Mailbox, workers: int) -> None:
@@ -200,33 +198,33 @@ def until_restarted(mailbox: Mailbox, workers: int) -> None:
         workers -= mailbox.receive()["restart"] == 1
 
 
-def test_in_a_container_that_is_not_chosen_nothing_is_done(mailbox: Mailbox) -> None:
+def test_in_a_container_that_is_not_chosen_it_does_nothing(mailbox: Mailbox) -> None:
     with in_front(mailbox, "kill-process", WORKER_ID="2") as job:
-        job.until_says("start_chaos: this is node 2, and the chaos is for node 1: nothing is done here")
+        job.until_prints("start_chaos: this is node 2, and the chaos is for node 1: nothing is done here")
         mailbox.gather(2)
         job.signal(signal.SIGTERM)
         assert job.finish() == 128 + signal.SIGTERM
         assert mailbox.pending() == []
 
 
-def test_with_its_job_it_ends(mailbox: Mailbox) -> None:
+def test_it_exits_with_its_job(mailbox: Mailbox) -> None:
     with in_front(mailbox, "stop-process", CHAOS_DELAY="0") as job:
-        job.until_says("start_chaos: node 1: stopped 2 workers: ")
-        # Workers that are stopped hear nothing of the first one; the second kills them.
+        job.until_prints("start_chaos: node 1: stopped 2 workers: ")
+        # Stopped workers do not handle the first signal; the second one kills them.
         job.signal(signal.SIGINT)
-        job.until_says("SIGINT")
+        job.until_prints("SIGINT")
         job.signal(signal.SIGINT)
-        # The end of what is said: the script holds the other end too.
+        # The end of the output: the script has the other end open too.
         assert job.finish() == 128 + signal.SIGINT
-        assert job.has_said("have gone")
+        assert job.has_printed("have gone")
 
 
-def test_a_job_of_another_session_is_left_alone_and_named(chaos: Chaos) -> None:
+def test_a_job_of_another_session_is_not_touched_and_is_named(chaos: Chaos) -> None:
     node = chaos.node(1, "setsid")
     waiting = chaos.script("kill-node", CHAOS_WAIT="0.3", CHAOS_CLUSTER="", alone=True)
     assert waiting.finish() == 1
-    assert waiting.has_said("waits for a dlrover-run of this session; CHAOS_CLUSTER=")
-    assert waiting.has_said("there is no dlrover-run")
+    assert waiting.has_printed("waits for a dlrover-run of this session; CHAOS_CLUSTER=")
+    assert waiting.has_printed("there is no dlrover-run")
     chosen = chaos.script("kill-node", CHAOS_CLUSTER=str(node.watchdog.pid))
     with watched(*node.all) as all_of_it:
         assert chosen.finish() == 0
@@ -234,8 +232,8 @@ def test_a_job_of_another_session_is_left_alone_and_named(chaos: Chaos) -> None:
 
 
 @needs_root
-def test_in_a_container_a_process_that_is_brought_in_meets_the_job_and_no_other_command_does(mailbox: Mailbox) -> None:
-    """The job has the session of process 1, as where it is the container's command."""
+def test_in_a_container_a_process_started_from_outside_finds_the_job_and_no_other_does(mailbox: Mailbox) -> None:
+    """The job has the session of process 1, as when it is the container's command."""
     node = f"{sys.executable} {NODE} dlrover_run 1"
     script = f"bash {SCRIPT} kill-node"
     others = f"CHAOS_WAIT=0.3 setsid --wait bash -c '{script}; exit'"
@@ -255,16 +253,16 @@ def test_in_a_container_a_process_that_is_brought_in_meets_the_job_and_no_other_
         mailbox.gather(1)
         command.write(f"{others}\necho ended with $?\n{script.replace('bash', 'setsid --wait bash', 1)}\nexit\n")
         command.flush()
-        said = Talker("the container", container)
-        said.until_says("nothing was done within CHAOS_WAIT=0.3 s: there is no dlrover-run\nended with 1\n")
-        said.until_says("start_chaos: node 1: killed with all its processes")
+        output = Talker("the container", container)
+        output.until_prints("nothing was done within CHAOS_WAIT=0.3 s: there is no dlrover-run\nended with 1\n")
+        output.until_prints("start_chaos: node 1: killed with all its processes")
 
 
-def test_it_waits_for_no_job_that_was_refused(mailbox: Mailbox) -> None:
+def test_it_does_not_wait_for_a_job_that_was_refused(mailbox: Mailbox) -> None:
     with in_front(mailbox, "kill-process", "--nnodes=none") as job:
-        # Both hold the other end of the pipe.
+        # The launcher and the script have the other end of the pipe open.
         assert job.finish() == exit_codes.BAD_COMMAND_LINE
-    assert job.has_said("start_chaos: whoever was to start the job has ended; nothing was done")
+    assert job.has_printed("start_chaos: whoever was to start the job has ended; nothing was done")
 
 
 # ---- in front of a cluster on this machine
@@ -274,10 +272,10 @@ TWO_NODES = "--local-nodes=2 --nproc-per-node=1"
 
 def test_in_a_cluster_a_killed_node_is_replaced(mailbox: Mailbox) -> None:
     with in_front(mailbox, "kill-node", TWO_NODES, WORKER_ID="0") as job:
-        job.until_says("start_chaos: node 0: killed with all its processes")
-        job.until_says("node 2 takes its place")
-        job.until_says("[node 2] ")
-        job.until_says(" dlrover-run: round ")
+        job.until_prints("start_chaos: node 0: killed with all its processes")
+        job.until_prints("node 2 takes its place")
+        job.until_prints("[node 2] ")
+        job.until_prints(" dlrover-run: round ")
         job.signal(signal.SIGTERM)
         assert job.finish() == 128 + signal.SIGTERM
 
@@ -285,50 +283,50 @@ def test_in_a_cluster_a_killed_node_is_replaced(mailbox: Mailbox) -> None:
 # ---- processes of the chosen node
 
 
-def test_it_kills_one_node_whole_and_touches_no_other(chaos: Chaos) -> None:
+def test_it_kills_a_whole_node_and_no_other(chaos: Chaos) -> None:
     other, chosen = chaos.cluster_node(0, 2), chaos.cluster_node(1, 2)
     with watched(*other.all) as others, watched(*chosen.all) as doomed:
         killer = chaos.script("kill-node")
         assert killer.finish() == 0
         assert still_alive(doomed, WAIT) == 0
         assert still_alive(others, 0) == len(others)
-    assert killer.has_said("start_chaos: node 1: killed with all its processes")
-    # Nobody of it could do anything more.
+    assert killer.has_printed("start_chaos: node 1: killed with all its processes")
+    # No process of the node could act any more.
     assert chosen.watchdog.wait() == -signal.SIGKILL
     assert chaos.mailbox.pending() == []
 
 
-def test_it_kills_the_worker_of_one_local_rank_again_and_again(chaos: Chaos) -> None:
+def test_it_kills_the_worker_of_one_local_rank_repeatedly(chaos: Chaos) -> None:
     node = chaos.cluster_node(3, 2)
     killer = chaos.script("kill-process", WORKER_ID="3", CHAOS_LOCAL_RANK="1", CHAOS_TIMES="2", CHAOS_PERIOD="0")
-    killer.until_says(f"node 3: killed local rank 1, process {node.workers[1]} (1 of 2)")
-    killer.until_says("node 3: killed local rank 1, process ")
-    killer.until_says(" (2 of 2)")
+    killer.until_prints(f"node 3: killed local rank 1, process {node.workers[1]} (1 of 2)")
+    killer.until_prints("node 3: killed local rank 1, process ")
+    killer.until_prints(" (2 of 2)")
     assert killer.finish() == 0
-    # The second one may have been killed before it had begun.
-    heard = chaos.mailbox.gather(3)
-    while heard[-1]["what"] != "begun" or [message["what"] for message in heard].count("ended") < 2:
-        heard.append(chaos.mailbox.receive())
-    assert {message["rank"] for message in heard} == {-1, 1, 11}
+    # The second worker may have been killed before it started.
+    messages = chaos.mailbox.gather(3)
+    while messages[-1]["what"] != "begun" or [message["what"] for message in messages].count("ended") < 2:
+        messages.append(chaos.mailbox.receive())
+    assert {message["rank"] for message in messages} == {-1, 1, 11}
 
 
-def test_a_local_rank_that_the_node_has_not_is_one_line(chaos: Chaos) -> None:
+def test_a_local_rank_that_the_node_does_not_have_is_reported_in_one_line(chaos: Chaos) -> None:
     chaos.cluster_node(1, 2)
     killer = chaos.script("kill-process", CHAOS_LOCAL_RANK="2")
     assert killer.finish() == 1
-    assert killer.said == "start_chaos: node 1 has no local rank 2, for it has 2 of them\n"
+    assert killer.output == "start_chaos: node 1 has no local rank 2, for it has 2 of them\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, None])
-def test_it_stops_the_workers_until_it_is_ended_or_its_time_is_over(
+def test_it_stops_the_workers_until_it_is_terminated_or_its_time_is_over(
     chaos: Chaos, number: signal.Signals | None
 ) -> None:
     node = chaos.cluster_node(1, 2)
     stopper = chaos.script("stop-process", **({} if number else {"CHAOS_DURATION": "0.1"}))
     stopped = chaos.mailbox.gather(2)
-    # The data loaders, the services and the agent are none of it.
+    # The data loaders, the services and the agent are not stopped.
     assert [(message["what"], message["of"]) for message in stopped] == [("stopped", pid) for pid in node.workers]
-    stopper.until_says("start_chaos: node 1: stopped 2 workers")
+    stopper.until_prints("start_chaos: node 1: stopped 2 workers")
     if number:
         stopper.signal(number)
     assert stopper.finish() == (128 + number if number else 0)
@@ -336,32 +334,32 @@ def test_it_stops_the_workers_until_it_is_ended_or_its_time_is_over(
     assert [(message["what"], message["of"]) for message in continued] == [("continued", pid) for pid in node.workers]
 
 
-def test_a_hang_is_over_when_the_process_that_hangs_was_killed(chaos: Chaos) -> None:
+def test_a_hang_ends_when_the_hanging_process_is_killed(chaos: Chaos) -> None:
     node = chaos.cluster_node(1)
     stopper = chaos.script("stop-process")
     assert chaos.mailbox.receive()["what"] == "stopped"
     os.kill(node.workers[0], signal.SIGKILL)
     assert stopper.finish() == 0
-    # Those that were started in their place are let be.
+    # The workers that replaced it are not stopped.
     assert [chaos.mailbox.receive()["what"] for _ in range(2)] == ["ended", "begun"]
 
 
-def test_it_ends_when_its_node_does(chaos: Chaos) -> None:
+def test_it_exits_when_its_node_does(chaos: Chaos) -> None:
     node = chaos.cluster_node(1)
     stopper = chaos.script("stop-process")
-    stopper.until_says("stopped")
+    stopper.until_prints("stopped")
     os.kill(node.agent, signal.SIGKILL)
     assert stopper.finish() == 0
-    assert stopper.has_said("start_chaos: node 1 has gone")
+    assert stopper.has_printed("start_chaos: node 1 has gone")
 
 
 @pytest.mark.long
 @pytest.mark.torchrun
 def test_a_node_whose_check_processes_are_killed_is_faulty(mailbox: Mailbox) -> None:
-    """As published: the command line of the script says nothing of the check, and the launcher's does."""
+    """As published: the command line of the script does not mention the check, and that of the launcher does."""
     with in_front(mailbox, "kill-process", PET_NETWORK_CHECK="1") as job:
         assert job.finish() == exit_codes.FAULTY_NODE
-        assert job.has_said("start_chaos: node 1: killed local rank 0, process ")
+        assert job.has_printed("start_chaos: node 1: killed local rank 0, process ")
     assert mailbox.pending() == []
 
 
@@ -369,8 +367,8 @@ def test_it_kills_the_processes_of_a_node_check_and_no_worker(chaos: Chaos) -> N
     node = chaos.cluster_node(1, STAND_IN_CHECKS="2")
     killer = chaos.script("kill-process")
     assert killer.finish() == 0
-    assert killer.said.startswith(f"start_chaos: node 1: killed local rank 0, process {node.workers[0]} (1)\n")
-    assert killer.said.endswith(" (2)\nstart_chaos: node 1: its check is over\n")
+    assert killer.output.startswith(f"start_chaos: node 1: killed local rank 0, process {node.workers[0]} (1)\n")
+    assert killer.output.endswith(" (2)\nstart_chaos: node 1: its check is over\n")
 
 
 # ---- tasks of tf-ps-run
@@ -385,22 +383,22 @@ def test_it_kills_the_task_of_a_role_and_without_one_a_worker(chaos: Chaos, role
     killed = role or "worker"
     ended = chaos.mailbox.receive()
     assert (ended["what"], ended["of"]) == ("ended", node.tasks[killed])
-    assert killer.said == f"start_chaos: node 1: killed {killed}-4, process {node.tasks[killed]} (1 of 1)\n"
+    assert killer.output == f"start_chaos: node 1: killed {killed}-4, process {node.tasks[killed]} (1 of 1)\n"
 
 
-def test_a_role_that_no_task_has_is_one_line(chaos: Chaos) -> None:
+def test_a_role_without_a_task_is_reported_in_one_line(chaos: Chaos) -> None:
     tensorflow, torch = chaos.node(len(ROLES), program="tf_ps_run"), chaos.node()
-    for node, said in (
+    for node, message in (
         (tensorflow, "node 1 does not run worker 7"),
         (torch, "there is no tf-ps-run"),
     ):
         env = {"CHAOS_WAIT": "0.3", "CHAOS_RANK": "7", "CHAOS_CLUSTER": str(node.watchdog.pid)}
         waiting = chaos.script("kill-process", CHAOS_ROLE="worker", **env)
         assert waiting.finish() == 1
-        assert waiting.said == f"start_chaos: nothing was done within CHAOS_WAIT=0.3 s: {said}\n"
+        assert waiting.output == f"start_chaos: nothing was done within CHAOS_WAIT=0.3 s: {message}\n"
 
 
-def test_memory_is_taken_from_the_limit_of_one_task_until_it_is_killed(chaos: Chaos) -> None:
+def test_it_allocates_memory_in_the_limit_of_one_task_until_the_task_is_killed(chaos: Chaos) -> None:
     parent = find_cgroup_parent()
     if parent is None:
         pytest.skip("no control group can be made here, of version 1 or 2: that takes root, or a delegated group")
@@ -408,17 +406,19 @@ def test_memory_is_taken_from_the_limit_of_one_task_until_it_is_killed(chaos: Ch
     load = {"CHAOS_ROLE": "chief", "CHAOS_CLUSTER": str(node.watchdog.pid)}
     refused = chaos.script("memory-overload", **load)
     assert refused.finish() == 2
-    assert refused.has_said("start_chaos: chief-4 has no control group of its own: give --worker-memory or --ps-memory")
+    assert refused.has_printed(
+        "start_chaos: chief-4 has no control group of its own: give --worker-memory or --ps-memory"
+    )
 
     with contextlib.closing(TaskCgroup(parent, "chief-4", 64)) as group, watched(node.tasks["chief"]) as chief:
         group.add(node.tasks["chief"])
-        # What it took before it was in the group is not counted there.
+        # The memory that it allocated before it joined the group is not counted there.
         os.kill(node.tasks["chief"], signal.SIGUSR1)
         taken = chaos.mailbox.receive()
         assert taken["what"] == "taken"
         overload = chaos.script("memory-overload", **load)
         assert overload.finish() == 0
-        assert overload.has_said("start_chaos: node 1: chief-4 has ended")
+        assert overload.has_printed("start_chaos: node 1: chief-4 has ended")
         assert still_alive(chief, 0) == 0
         assert group.kills
     ended = chaos.mailbox.receive()
@@ -428,16 +428,16 @@ def test_memory_is_taken_from_the_limit_of_one_task_until_it_is_killed(chaos: Ch
 # ---- load
 
 
-def test_a_node_of_a_cluster_is_slow_and_the_others_are_not(chaos: Chaos) -> None:
+def test_one_node_of_a_cluster_is_slowed_down_and_no_other(chaos: Chaos) -> None:
     other, chosen = chaos.cluster_node(0), chaos.cluster_node(1)
     load = chaos.script("cpu-overload", CHAOS_CPU_LEFT="50")
-    load.until_says("start_chaos: node 1: runs for 50 % of the time")
+    load.until_prints("start_chaos: node 1: runs for 50 % of the time")
     held = {chosen.workers[0], chosen.services[0]}
-    to_hear = {(pid, what) for pid in held for what in ("stopped", "continued")}
-    while to_hear:
+    expected = {(pid, what) for pid in held for what in ("stopped", "continued")}
+    while expected:
         message = chaos.mailbox.receive()
         assert message["of"] in held
-        to_hear.discard((message["of"], message["what"]))
+        expected.discard((message["of"], message["what"]))
     load.signal(signal.SIGTERM)
     assert load.finish() == 128 + signal.SIGTERM
     for pid in (*held, *chosen.below, *other.workers):
@@ -458,22 +458,22 @@ def memory_holder(children: list[psutil.Process]) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize(
-    ("verb", "said", "look"),
+    ("verb", "text", "look"),
     [
         ("cpu-overload", "loops keep its CPUs busy", busy_loops),
         ("memory-overload", "start_chaos: node 1: 24 of ", memory_holder),
     ],
 )
-def test_a_machine_is_loaded_until_the_script_ends(
+def test_a_machine_is_loaded_until_the_script_exits(
     chaos: Chaos,
     verb: str,
-    said: str,
+    text: str,
     look: Callable[[list[psutil.Process]], list[psutil.Process]],
     number: signal.Signals,
 ) -> None:
     chaos.cluster_node(1)
     load = chaos.script(verb, CHAOS_CPU="machine", CHAOS_SIZE="24", PATH="/usr/bin:/bin")
-    load.until_says(said)
+    load.until_prints(text)
     with watched(*(process.pid for process in look(psutil.Process(load.pid).children()))) as loads:
         load.signal(number)
         load.finish()
@@ -482,7 +482,7 @@ def test_a_machine_is_loaded_until_the_script_ends(
 
 @pytest.fixture
 def tools(chaos: Chaos) -> Path:
-    """A folder of programs that note how they were called, in front of the others."""
+    """A folder of programs that record their arguments, first in PATH."""
     folder = chaos.mailbox.directory / "tools"
     folder.mkdir()
     return folder
@@ -501,7 +501,7 @@ def add_tool(folder: Path, name: str, body: str) -> None:
         ("network-loss", "blade create network loss --percent 100 --interface none0 --timeout 60"),
     ],
 )
-def test_chaosblade_is_used_where_it_is(chaos: Chaos, tools: Path, verb: str, created: str) -> None:
+def test_chaosblade_is_used_where_it_is_installed(chaos: Chaos, tools: Path, verb: str, created: str) -> None:
     add_tool(tools, "blade", """echo '{"code":200,"success":true,"result":"3286ba7ef4cf6c89"}'""")
     node = chaos.node()
     load = chaos.script(
@@ -511,30 +511,32 @@ def test_chaosblade_is_used_where_it_is(chaos: Chaos, tools: Path, verb: str, cr
         CHAOS_INTERFACE="none0",
         PATH=f"{tools}:{os.environ['PATH']}",
     )
-    load.until_says(f"start_chaos: node 1: {created.removesuffix(' --timeout 60')}")
+    load.until_prints(f"start_chaos: node 1: {created.removesuffix(' --timeout 60')}")
     load.signal(signal.SIGTERM)
     assert load.finish() == 128 + signal.SIGTERM
     assert (tools / "called").read_text() == f"{created}\nblade destroy 3286ba7ef4cf6c89\n"
 
 
-def test_what_chaosblade_refuses_is_reported(chaos: Chaos, tools: Path) -> None:
+def test_an_error_of_chaosblade_is_reported(chaos: Chaos, tools: Path) -> None:
     add_tool(tools, "blade", """echo '{"code":40001,"success":false,"error":"no chaos_os"}'""")
     chaos.cluster_node(1)
     load = chaos.script("cpu-overload", CHAOS_CPU="machine", PATH=f"{tools}:{os.environ['PATH']}")
     assert load.finish() == 1
-    assert load.has_said('blade create cpu fullload: {"code":40001,"success":false,"error":"no chaos_os"}')
+    assert load.has_printed('blade create cpu fullload: {"code":40001,"success":false,"error":"no chaos_os"}')
 
 
 @pytest.mark.parametrize(
     ("verb", "called"), [("cpu-overload", "--cpu 0"), ("memory-overload", "--vm 1 --vm-keep --vm-bytes 24M")]
 )
-def test_stress_ng_is_used_where_it_is_and_ended(chaos: Chaos, tools: Path, verb: str, called: str) -> None:
+def test_stress_ng_is_used_where_it_is_installed_and_terminated(
+    chaos: Chaos, tools: Path, verb: str, called: str
+) -> None:
     os.mkfifo(tools / "begun")
     add_tool(tools, "stress-ng", f"echo $$ >{tools}/begun; exec tail -f /dev/null")
     chaos.cluster_node(1)
     load = chaos.script(verb, CHAOS_CPU="machine", CHAOS_SIZE="24", PATH=f"{tools}:/usr/bin:/bin")
     with watched(int((tools / "begun").read_text())) as stress:
-        load.until_says("node 1: ")
+        load.until_prints("node 1: ")
         load.signal(signal.SIGTERM)
         load.finish()
         assert still_alive(stress, 0) == 0
@@ -546,7 +548,7 @@ def test_stress_ng_is_used_where_it_is_and_ended(chaos: Chaos, tools: Path, verb
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """A small separate disk."""
     folder = tmp_path / "disk"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "chaos-test", folder], check=True)
@@ -556,10 +558,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @needs_root
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_disk_of_a_node_is_full_until_the_script_ends(chaos: Chaos, disk: Path, number: signal.Signals) -> None:
+def test_the_disk_of_a_node_is_full_until_the_script_exits(chaos: Chaos, disk: Path, number: signal.Signals) -> None:
     chaos.cluster_node(1, TMPDIR=str(disk))
     filler = chaos.script("disk-full", CHAOS_LEAVE="1")
-    filler.until_says(f"start_chaos: node 1: 15 MiB of {disk} are taken")
+    filler.until_prints(f"start_chaos: node 1: 15 MiB of {disk} are taken")
     with pytest.raises(OSError, match="No space") as refused:
         (disk / "checkpoint").write_bytes(bytes(2 << 20))
     assert refused.value.errno == errno.ENOSPC
@@ -569,33 +571,34 @@ def test_the_disk_of_a_node_is_full_until_the_script_ends(chaos: Chaos, disk: Pa
     assert os.listdir(disk) == ["checkpoint"]
 
 
-def test_the_disk_of_the_machine_is_filled_only_where_it_is_named(chaos: Chaos, tmp_path: Path) -> None:
+def test_the_disk_of_the_machine_is_filled_only_if_a_directory_is_given(chaos: Chaos, tmp_path: Path) -> None:
     if os.stat(tmp_path).st_dev != os.stat("/").st_dev:
         pytest.skip("temporary files are on a disk of their own")
     chaos.cluster_node(1, TMPDIR=str(tmp_path))
     refused = chaos.script("disk-full")
     assert refused.finish() == 2
     assert (
-        refused.said == f"start_chaos: {tmp_path} is on the disk of /; CHAOS_PATH={tmp_path} fills that nevertheless\n"
+        refused.output
+        == f"start_chaos: {tmp_path} is on the disk of /; CHAOS_PATH={tmp_path} fills that nevertheless\n"
     )
     filler = chaos.script("disk-full", CHAOS_PATH=str(tmp_path), CHAOS_SIZE="2", CHAOS_DURATION="0")
     assert filler.finish() == 0
-    assert filler.has_said(f"node 1: 2 MiB of {tmp_path} are taken")
+    assert filler.has_printed(f"node 1: 2 MiB of {tmp_path} are taken")
 
 
 # ---- the network
 
 
-def test_a_node_without_a_network_of_its_own_is_refused(chaos: Chaos) -> None:
+def test_a_node_without_its_own_network_is_refused(chaos: Chaos) -> None:
     chaos.cluster_node(1)
     refused = chaos.script("network-loss")
     assert refused.finish() == 2
-    assert refused.has_said("start the job with --isolate-nodes")
+    assert refused.has_printed("start the job with --isolate-nodes")
 
 
 ROUTES = "default via 10.77.0.1 dev eth0 \n10.77.0.0/16 dev eth0 proto kernel scope link src 10.77.1.101 \n"
 
-# A mailbox is not heard from in another network, so this says what there is to say on its standard output.
+# A mailbox cannot be reached from another network namespace, so the node prints its messages.
 ISOLATED_AGENT = f"""
 ip link set lo up && ip link add eth0 type veth peer name far && ip link set far up &&
 ip addr add 10.77.1.101/16 dev eth0 && ip link set eth0 up && ip route add default via 10.77.0.1 &&
@@ -611,7 +614,7 @@ sys.stdin.read()
 
 @needs_root
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip")
-def test_the_network_of_a_node_is_cut_and_is_as_it_was_afterwards(chaos: Chaos) -> None:
+def test_the_network_of_a_node_is_cut_and_then_restored(chaos: Chaos) -> None:
     node = {"DLROVER_LOCAL_NODE": "1", "DLROVER_LOCAL_CLUSTER": str(os.getpid())}
     process = subprocess.Popen(
         ["unshare", "-n", "bash", "-c", ISOLATED_AGENT],
@@ -629,14 +632,14 @@ def test_the_network_of_a_node_is_cut_and_is_as_it_was_afterwards(chaos: Chaos) 
 
     with process:
         try:
-            Talker("the agent", process).until_says("begun")
+            Talker("the agent", process).until_prints("begun")
             assert ip("route") == ROUTES
             cutter = chaos.script("network-loss", CHAOS_WHEN="start")
-            cutter.until_says("start_chaos: node 1: eth0 is down")
+            cutter.until_prints("start_chaos: node 1: eth0 is down")
             assert "state DOWN" in ip("link", "show", "eth0")
             cutter.signal(signal.SIGTERM)
             assert cutter.finish() == 128 + signal.SIGTERM
-            assert cutter.said == "start_chaos: node 1: eth0 is down\n"
+            assert cutter.output == "start_chaos: node 1: eth0 is down\n"
             assert ip("route") == ROUTES
         finally:
             process.kill()

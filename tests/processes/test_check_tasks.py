@@ -1,4 +1,4 @@
-"""The check process is driven over its pipes, as an agent does it; faults come from a plug-in for an accelerator."""
+"""The check process, controlled through its pipes as by an agent. A plug-in for an accelerator injects faults."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ class CheckProcess:
         return answer
 
     def compute(self, seconds: float = 0.1) -> dict[str, Any]:
-        """The answer to an order to compute."""
+        """Order a computation, and return the answer."""
         self.order(do="compute", seconds=seconds)
         return self.answer()
 
     def end(self) -> tuple[int, str, str]:
-        """The exit code, what is left of the answers, and the error output, after the end of orders."""
+        """Close the orders. Return the exit code, the remaining answers, and the error output."""
         rest, _ = self.process.communicate(timeout=TIMEOUT)
         return self.process.returncode, rest.decode(), self.errors.read_text()
 
 
 class Starter:
-    """Starts check processes, and sees to it that none is left."""
+    """Starts check processes, and ends them after the test."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -90,7 +90,7 @@ class Starter:
         return process
 
     def start_faulty(self, fault: str, **env: str) -> CheckProcess:
-        """One whose plug-in is installed for it alone."""
+        """Start a process with a plug-in that only it can import."""
         place = self.directory / "site"
         if not place.exists():
             info = place / "abacus-1.0.dist-info"
@@ -101,14 +101,14 @@ class Starter:
         return self.start(PYTHONPATH=str(place), CHECK_FAULT=fault, **env)
 
     def start_without_torch(self) -> CheckProcess:
-        """One that cannot import torch."""
+        """Start a process that cannot import torch."""
         place = self.directory / "site"
         place.mkdir()
         (place / "torch.py").write_text("raise ImportError('libtorch.so is missing')\n")
         return self.start(PYTHONPATH=str(place))
 
     def link(self, name: str, *processes: CheckProcess, timeout: float = 60.0, world: int | None = None) -> None:
-        """Order a link between processes, the first of which hosts the store; `world` when not all of it is here."""
+        """Order a link between processes, the first of which hosts the store; `world` if some of them are not given."""
         for rank, process in enumerate(processes):
             process.order(**self.link_order(name, rank, world or len(processes), timeout))
 
@@ -154,7 +154,7 @@ def test_computing_reports_a_plausible_speed(starter: Starter, threads: str) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGRTMIN, *only_long(signal.SIGQUIT, signal.SIGXCPU)])
-def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(starter: Starter, number: int) -> None:
+def test_a_signal_of_a_scheduler_to_the_job_step_does_not_end_the_check(starter: Starter, number: int) -> None:
     process = starter.start()
     process.compute()
     process.process.send_signal(number)
@@ -170,14 +170,14 @@ def test_one_wrong_element_in_some_product_is_reported_as_wrong(starter: Starter
     assert re.fullmatch(r"abacus multiplied matrices wrongly: 1 of \d+ rows of a product are wrong", answer["problem"])
 
 
-def test_too_little_memory_is_a_problem_and_no_wrong_result(starter: Starter) -> None:
+def test_too_little_memory_is_a_problem_and_not_a_wrong_result(starter: Starter) -> None:
     process = starter.start_faulty("memory")
     problem = "abacus has too little free memory: tried to allocate 3 beads"
     assert process.compute() == {"done": "compute", "problem": problem, "wrong": False}
     assert process.end()[0] == 0
 
 
-def test_a_driver_that_fails_is_a_problem_of_each_order(starter: Starter) -> None:
+def test_a_failing_driver_is_a_problem_of_each_order(starter: Starter) -> None:
     process = starter.start_faulty("driver")
     words = "no device could be used: the accelerator plug-in abacus failed: the abacus does not answer"
     assert process.compute() == {"done": "compute", "problem": words, "wrong": False}
@@ -190,7 +190,7 @@ Gpus = Callable[[int], None]
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
-    """Has torch believe in so many GPUs."""
+    """Make torch report this number of GPUs."""
     import torch
 
     def show(count: int) -> None:
@@ -210,7 +210,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
 @pytest.mark.parametrize(
     ("present", "workers", "backend"), [(8, 8, "nccl"), (8, 2, "nccl"), (1, 4, "gloo"), (1, 1, "nccl")]
 )
-def test_ranks_that_share_the_one_gpu_of_a_machine_talk_through_its_memory(
+def test_ranks_that_share_the_one_gpu_of_a_machine_link_through_its_memory(
     gpus: Gpus, present: int, workers: int, backend: str
 ) -> None:
     gpus(present)
@@ -218,7 +218,7 @@ def test_ranks_that_share_the_one_gpu_of_a_machine_talk_through_its_memory(
     assert (found.device.index, found.backend) == ((workers - 1) % present, backend)
 
 
-def test_a_rank_for_which_none_of_several_gpus_is_left_is_reported(gpus: Gpus) -> None:
+def test_a_rank_without_a_gpu_of_several_is_reported(gpus: Gpus) -> None:
     gpus(7)
     assert find_accelerator(6, 8).device.index == 6
     with pytest.raises(RuntimeError, match="local rank 7 has no GPU: 7 are visible"):
@@ -227,7 +227,7 @@ def test_a_rank_for_which_none_of_several_gpus_is_left_is_reported(gpus: Gpus) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("own", [False, True])
-def test_a_rank_that_sees_its_own_device_alone_is_the_only_one_of_it(starter: Starter, own: bool) -> None:
+def test_a_rank_that_sees_only_its_own_device_does_not_share_it(starter: Starter, own: bool) -> None:
     entrypoint = Entrypoint("program", "/bin/true")
     spec = JobSpec(entrypoint, "job", 2, virtual_local_rank=own)
     environment = check_environments(spec, {"CUDA_VISIBLE_DEVICES": "4,5"})[1]
@@ -243,7 +243,7 @@ def test_the_store_of_links_listens_before_a_link_is_ordered(starter: Starter) -
     socket.create_connection(("127.0.0.1", starter.port.number)).close()
 
 
-def test_a_port_that_is_taken_is_a_problem_of_a_link_alone(starter: Starter) -> None:
+def test_a_port_that_is_in_use_is_a_problem_of_links_only(starter: Starter) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         process = starter.start(DLROVER_RUN_CHECK_STORE_PORT=str(port))
@@ -252,7 +252,7 @@ def test_a_port_that_is_taken_is_a_problem_of_a_link_alone(starter: Starter) -> 
         assert process.answer()["problem"].startswith(f"port {port} could not be listened on: ")
 
 
-def test_an_accelerator_of_a_plugin_is_used_and_what_libraries_print_is_no_answer(starter: Starter) -> None:
+def test_an_accelerator_of_a_plugin_is_used_and_output_of_libraries_is_not_an_answer(starter: Starter) -> None:
     process = starter.start_faulty("")
     assert process.compute()["device"] == "abacus"
     code, rest, errors = process.end()
@@ -261,14 +261,14 @@ def test_an_accelerator_of_a_plugin_is_used_and_what_libraries_print_is_no_answe
     assert "so does its C part" in errors
 
 
-def test_a_plugin_whose_accelerator_is_not_there_is_passed_over(starter: Starter) -> None:
+def test_a_plugin_without_its_accelerator_is_skipped(starter: Starter) -> None:
     process = starter.start_faulty("not there")
     assert process.compute()["device"] == "cpu"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("world", [3, *only_long(2, 4)])
-def test_links_in_turn_use_one_store_at_a_port_that_is_held(starter: Starter, world: int) -> None:
+def test_successive_links_use_one_store_at_a_held_port(starter: Starter, world: int) -> None:
     processes = [starter.start(rank % 2, 2) for rank in range(world)]
     for name in ("1/1/0/0-1", "1/1/1/0-1"):
         starter.link(name, *processes)
@@ -278,14 +278,14 @@ def test_links_in_turn_use_one_store_at_a_port_that_is_held(starter: Starter, wo
 
 
 @pytest.mark.long
-def test_an_end_that_never_comes_is_a_problem_and_the_next_link_works(starter: Starter) -> None:
+def test_a_peer_that_never_joins_is_a_problem_and_the_next_link_works(starter: Starter) -> None:
     one, other = starter.start(0, 2), starter.start(1, 2)
     other.order(**starter.link_order("a", 1, 2, 1.0))
     unreachable = f"no connection to 127.0.0.1:{starter.port.number} within 1 seconds: "
     assert other.answer()["problem"].startswith(unreachable)
-    # An order first, so that the time-out is not spent on importing torch.
+    # An order first, so that the timeout does not include the import of torch.
     one.compute()
-    # Long enough to make the store and to connect to it on a busy machine: else that would be the problem.
+    # Long enough to create the store and to connect to it on a busy machine: otherwise that would be the problem.
     starter.link("b", one, world=2, timeout=10.0)
     problem = "rank 1 of its 2 processes did not join within 10 seconds"
     assert one.answer() == {"done": "link", "name": "b", "problem": problem}
@@ -303,13 +303,13 @@ def test_an_end_that_never_comes_is_a_problem_and_the_next_link_works(starter: S
         ("stop in the link", "", 3.0),
     ],
 )
-def test_a_partner_that_is_lost_in_a_link_is_a_problem_and_the_next_link_works(
+def test_a_peer_that_is_lost_during_a_link_is_a_problem_and_the_next_link_works(
     starter: Starter, fault: str, own_fault: str, timeout: float
 ) -> None:
     one = starter.start_faulty(own_fault, CHECK_GIVE_UP_AFTER=str(TIMEOUT))
     other, third = starter.start_faulty(fault), starter.start(1, 2)
     for process in (one, other, third):
-        # Orders first, so that the time-out is not spent on importing torch.
+        # Orders first, so that the timeout does not include the import of torch.
         assert "tflops" in process.compute()
     starter.link("a", one, other, timeout=timeout)
     answer = one.answer()
@@ -323,7 +323,7 @@ def test_a_partner_that_is_lost_in_a_link_is_a_problem_and_the_next_link_works(
 
 
 @pytest.mark.long
-def test_data_that_arrives_wrong_is_a_problem_of_the_rank_that_it_came_from(starter: Starter) -> None:
+def test_corrupted_data_is_a_problem_of_the_rank_that_sent_it(starter: Starter) -> None:
     one, other = starter.start(0, 2), starter.start_faulty("bit")
     starter.link("a", one, other)
     passes("a", one)
@@ -334,7 +334,7 @@ def test_data_that_arrives_wrong_is_a_problem_of_the_rank_that_it_came_from(star
 
 
 @pytest.mark.long
-def test_a_library_of_an_accelerator_that_fails_ends_the_process_after_the_answer(starter: Starter) -> None:
+def test_a_failing_accelerator_library_ends_the_process_after_the_answer(starter: Starter) -> None:
     processes = [starter.start_faulty("", CHECK_BACKEND="beads") for _ in range(2)]
     starter.link("a", *processes)
     for process in processes:
@@ -345,7 +345,7 @@ def test_a_library_of_an_accelerator_that_fails_ends_the_process_after_the_answe
 
 
 @pytest.mark.long
-def test_processes_of_unlike_accelerators_talk_through_gloo(starter: Starter) -> None:
+def test_processes_with_different_accelerators_link_through_gloo(starter: Starter) -> None:
     one, other = starter.start_faulty("", CHECK_BACKEND="beads"), starter.start()
     starter.link("a", one, other)
     passes("a", one, other)
@@ -366,9 +366,11 @@ def test_processes_of_unlike_accelerators_talk_through_gloo(starter: Starter) ->
     ],
 )
 def test_an_invalid_request_ends_the_process_with_one_line(starter: Starter, line: bytes, why: str) -> None:
-    # Torch would be asked for nothing here, and takes the process long to import.
+    # This test does not use torch, whose import takes the process long.
     process = starter.start_without_torch()
-    with contextlib.suppress(BrokenPipeError):  # It may end before it has been given all of a line that is too long.
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # The process may exit before it has read all of a line that is too long.
         process.write(line)
     code, rest, errors = process.end()
     assert (code, rest) == (2, "")
@@ -377,7 +379,7 @@ def test_an_invalid_request_ends_the_process_with_one_line(starter: Starter, lin
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *only_long(signal.SIGINT)])
-def test_a_signal_ends_it_without_a_word(starter: Starter, number: signal.Signals) -> None:
+def test_a_signal_ends_it_without_output(starter: Starter, number: signal.Signals) -> None:
     process = starter.start()
     process.compute()
     process.order(do="compute", seconds=600)
@@ -386,7 +388,7 @@ def test_a_signal_ends_it_without_a_word(starter: Starter, number: signal.Signal
     assert process.errors.read_text() == ""
 
 
-def test_a_reader_of_answers_that_has_gone_ends_it_quietly(starter: Starter) -> None:
+def test_it_exits_silently_when_the_reader_of_answers_has_closed(starter: Starter) -> None:
     process = starter.start()
     assert process.process.stdout is not None
     process.process.stdout.close()
@@ -404,7 +406,7 @@ def test_without_torch_each_order_has_that_problem(starter: Starter) -> None:
 
 
 @pytest.mark.long
-def test_one_forked_from_a_template_works_with_one_that_was_spawned(starter: Starter, tmp_path: Path) -> None:
+def test_a_process_forked_from_a_template_works_with_a_spawned_one(starter: Starter, tmp_path: Path) -> None:
     spawned = starter.start(1, 2)
     orders = tmp_path / "orders"
     given = [{"do": "compute", "seconds": 0.2}, starter.link_order("a", 0, 2, 60.0)]
@@ -426,11 +428,11 @@ def test_one_forked_from_a_template_works_with_one_that_was_spawned(starter: Sta
         "steps": ["fork", "wait"],
         "line_fd": None,
     }
-    agent = [sys.executable, str(Path(__file__).parents[1] / "forkserver_agent.py")]
+    agent = [sys.executable, str(Path(__file__).with_name("forkserver_agent.py"))]
     done = subprocess.run(agent, input=json.dumps(job), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
-    said = json.loads(done.stdout)
-    assert "torch" in said["prepared"], said
-    assert said["workers"][0]["code"] == 0, (out / "0.err").read_text()
+    result = json.loads(done.stdout)
+    assert "torch" in result["prepared"], result
+    assert result["workers"][0]["code"] == 0, (out / "0.err").read_text()
     computed, linked = (json.loads(line) for line in (out / "0.out").read_text().splitlines())
     assert computed["tflops"] > 0
     assert linked["gigabytes"] > 0

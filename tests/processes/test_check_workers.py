@@ -1,4 +1,4 @@
-"""The check processes of a node: they do as they are told, and how one ends is known at once and in words."""
+"""The check processes of a node: they follow orders, and the exit of each is detected at once and described."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def spawned(start: ProcessSpec) -> int:
 
 
 def with_check_workers(scene: Callable[[CheckWorkers], Awaitable[None]], workers: int = 2) -> None:
-    """Start check workers, run `scene` with them and end them; nothing of them may be left."""
+    """Start check workers, run `scene` with them and close them; no process of them may be left."""
 
     async def play() -> None:
         group = CheckWorkers(ARGV, [{**os.environ, "LOCAL_RANK": str(rank)} for rank in range(workers)])
@@ -42,7 +42,8 @@ def with_check_workers(scene: Callable[[CheckWorkers], Awaitable[None]], workers
 
     before = set(os.listdir("/proc/self/fd"))
     asyncio.run(play())
-    # Only what was opened here counts: what an earlier test has left to the garbage collector may be closed meanwhile.
+    # Only descriptors that were opened here count: those of an earlier test may be closed by the garbage collector
+    # meanwhile.
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
@@ -52,7 +53,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_each_local_rank_answers_every_order_in_its_place() -> None:
+def test_each_local_rank_answers_every_order_in_rank_order() -> None:
     async def scene(group: CheckWorkers) -> None:
         computed = await group.run([COMPUTE] * 2, WAIT)
         assert [(answer.device, answer.tflops) for answer in computed] == [("fake", 1.0), ("fake", 2.0)]
@@ -71,7 +72,7 @@ def test_each_local_rank_answers_every_order_in_its_place() -> None:
         ("exit", "the check process of local rank 1 ended with code 1: LookupError: nothing there", False),
     ],
 )
-def test_the_end_of_one_is_reported_at_once_though_another_never_answers(
+def test_the_exit_of_one_is_reported_at_once_though_another_never_answers(
     stage: Path, behaviour: str, clause: str, own: bool
 ) -> None:
     (stage / "behave").write_text(f"0 compute hang\n1 compute {behaviour}\n")
@@ -94,7 +95,7 @@ def test_one_that_does_not_answer_in_time_is_named(stage: Path, monkeypatch: pyt
         loop = asyncio.get_running_loop()
         answers = asyncio.ensure_future(group.run([COMPUTE] * 2, limit))
         await asyncio.sleep(0)
-        # The time passes when the other one has answered, however long that takes on a busy machine.
+        # The time is over when the other process has answered, however long that takes on a busy machine.
         await asyncio.wait([group._processes[0].answer], timeout=WAIT)
         monkeypatch.setattr(loop, "time", lambda: time.monotonic() + limit)
         with pytest.raises(
@@ -107,7 +108,7 @@ def test_one_that_does_not_answer_in_time_is_named(stage: Path, monkeypatch: pyt
     with_check_workers(scene)
 
 
-def test_one_that_has_ended_between_requests_is_known_to_be_gone() -> None:
+def test_a_process_that_exited_between_requests_is_detected() -> None:
     async def scene(group: CheckWorkers) -> None:
         await group.run([COMPUTE] * 2, WAIT)
         assert group.idle
@@ -122,7 +123,7 @@ def test_one_that_has_ended_between_requests_is_known_to_be_gone() -> None:
     with_check_workers(scene)
 
 
-def test_what_is_no_answer_is_a_problem_of_that_rank(stage: Path) -> None:
+def test_an_invalid_answer_is_a_problem_of_that_rank(stage: Path) -> None:
     (stage / "behave").write_text("1 compute babble\n")
 
     async def scene(group: CheckWorkers) -> None:
@@ -132,7 +133,7 @@ def test_what_is_no_answer_is_a_problem_of_that_rank(stage: Path) -> None:
     with_check_workers(scene)
 
 
-def test_one_that_ends_with_its_answer_leaves_a_crew_of_no_use(stage: Path) -> None:
+def test_check_processes_of_which_one_exits_after_its_answer_are_not_reused(stage: Path) -> None:
     (stage / "behave").write_text("0 compute end\n")
 
     async def scene(group: CheckWorkers) -> None:
@@ -143,7 +144,7 @@ def test_one_that_ends_with_its_answer_leaves_a_crew_of_no_use(stage: Path) -> N
     with_check_workers(scene)
 
 
-def test_of_an_endless_complaint_the_last_line_is_kept(stage: Path) -> None:
+def test_the_last_line_of_a_long_error_output_is_kept(stage: Path) -> None:
     (stage / "behave").write_text("0 compute complain\n")
 
     async def scene(group: CheckWorkers) -> None:
@@ -154,7 +155,7 @@ def test_of_an_endless_complaint_the_last_line_is_kept(stage: Path) -> None:
     with_check_workers(scene, workers=1)
 
 
-def test_a_process_that_cannot_be_started_leaves_none_of_the_others() -> None:
+def test_a_process_that_cannot_be_started_leaves_no_other_process() -> None:
     started: list[int] = []
 
     async def second_fails(start: ProcessSpec) -> int:

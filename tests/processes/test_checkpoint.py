@@ -1,4 +1,6 @@
-"""The checkpoint directory: whole or not there, after a kill at any moment, and past any damage."""
+"""The checkpoint directory: a checkpoint is complete or absent after a kill at any moment, and damaged files are
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def name_of(step: int) -> str:
 
 
 def fork(function: Callable[[], object]) -> int:
-    """The pid of a child that runs `function`; forked, so that it need not import torch again."""
+    """Run `function` in a child and return its pid; forked, so that it need not import torch again."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -51,12 +53,12 @@ def fork(function: Callable[[], object]) -> int:
 
 
 def run_in_child(function: Callable[[], object]) -> int:
-    """The wait status of a child that ran `function`."""
+    """Run `function` in a child and return its wait status."""
     return os.waitpid(fork(function), 0)[1]
 
 
 class Watched(FileOperations):
-    """Calls `before` with the name of each operation, each write of the file among them, before it is done."""
+    """Calls `before` with the name of each operation before it is done, each write of the file included."""
 
     def __init__(self, before: Callable[[str], None]) -> None:
         self._before = before
@@ -83,7 +85,7 @@ class Watched(FileOperations):
 
 
 class WatchedFile:
-    """A file whose writes reach the kernel in two halves, so that a kill finds half of one there."""
+    """A file whose writes reach the kernel in two halves, so that a kill can find half of one."""
 
     def __init__(self, file: BinaryIO, before: Callable[[str], None]) -> None:
         self._file = file
@@ -110,12 +112,12 @@ class WatchedFile:
         self._file.close()
 
 
-def test_gives_back_what_was_saved(tmp_path: Path) -> None:
+def test_returns_what_was_saved(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path / "a" / "b")
     assert directory.load_latest() is None
     path = directory.save(20, state_of(20))
     check(directory.load_latest(), 20)
-    # It is still an ordinary file for torch, footer or not.
+    # torch can still read it as an ordinary file, with the footer or without.
     assert torch.equal(torch.load(path, weights_only=True)["weights"], state_of(20)["weights"])
 
 
@@ -127,7 +129,7 @@ def test_keeps_the_newest(tmp_path: Path) -> None:
     check(directory.load_latest(), 1000)
 
 
-def test_a_save_after_going_back_survives_the_later_steps(tmp_path: Path) -> None:
+def test_a_save_of_an_earlier_step_survives_the_later_steps(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path, keep=2)
     for step in (100, 200, 300):
         directory.save(step, state_of(step))
@@ -143,7 +145,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert file_names(tmp_path) == [name_of(20)]
 
 
-def test_the_data_reach_the_disk_before_the_name_does(tmp_path: Path) -> None:
+def test_the_data_is_on_disk_before_the_file_is_renamed(tmp_path: Path) -> None:
     operations: list[str] = []
     CheckpointDirectory(tmp_path, keep=1).save(1, state_of(1))
     CheckpointDirectory(tmp_path, keep=1, files=Watched(operations.append)).save(2, state_of(2))
@@ -152,7 +154,7 @@ def test_the_data_reach_the_disk_before_the_name_does(tmp_path: Path) -> None:
     assert "write" not in operations[operations.index("sync_file") :]
 
 
-def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(
+def test_a_save_killed_at_any_moment_leaves_a_complete_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def with_two_checkpoints(name: str) -> CheckpointDirectory:
@@ -178,7 +180,7 @@ def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(
 
 
 def killer(operations: int) -> Callable[[str], None]:
-    """Kills the process that calls it, once it has been called for so many operations."""
+    """Kills its own process after this many operations."""
     left = iter(range(operations))
 
     def kill_in_time(_: str) -> None:
@@ -203,7 +205,7 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
 )
 @given(data=st.data())
-def test_a_file_with_any_damage_is_passed_over(
+def test_a_file_with_any_damage_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, data: st.DataObject
 ) -> None:
     directory = CheckpointDirectory(tmp_path)
@@ -211,7 +213,7 @@ def test_a_file_with_any_damage_is_passed_over(
     path = directory.save(2, state_of(2))
     whole = path.read_bytes()
     damage = data.draw(st.sampled_from(["cut", "flip", "grow", "lose the middle"]))
-    # The footer is small, so half of the places are taken from there.
+    # The footer is small, so half of the positions are in it.
     place = data.draw(st.integers(0, len(whole) - 1) | st.integers(len(whole) - FOOTER_SIZE, len(whole) - 1))
     damaged = {
         "cut": whole[:place],
@@ -227,7 +229,7 @@ def test_a_file_with_any_damage_is_passed_over(
     assert message.startswith(f"Skip damaged checkpoint {path}: ")
 
 
-def test_passes_over_several_damaged_files_and_says_when_none_is_left(
+def test_skips_several_damaged_files_and_reports_when_none_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = CheckpointDirectory(tmp_path)
@@ -239,12 +241,12 @@ def test_passes_over_several_damaged_files_and_says_when_none_is_left(
     caplog.clear()
     assert directory.load_latest() is None
     assert len(caplog.messages) == 3
-    # The job goes on, and its next checkpoint takes the place of a damaged one.
+    # The job continues, and its next checkpoint replaces a damaged one.
     directory.save(2, state_of(2))
     check(directory.load_latest(), 2)
 
 
-def test_a_whole_file_with_more_than_plain_values_is_an_error_not_damage(tmp_path: Path) -> None:
+def test_a_complete_file_with_more_than_plain_values_is_an_error_not_damage(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path)
     directory.save(1, state_of(1))
     path = directory.save(2, {"when": Path("somewhere")})
@@ -252,11 +254,11 @@ def test_a_whole_file_with_more_than_plain_values_is_an_error_not_damage(tmp_pat
         directory.load_latest()
 
 
-def test_a_reader_at_the_same_time_always_finds_a_whole_checkpoint(
+def test_a_concurrent_reader_always_finds_a_complete_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     last = 300
-    # One file only is kept, so that the reader's file is taken away under its hands as often as possible.
+    # Only one file is kept, so that the reader's file is removed while it reads as often as possible.
     directory = CheckpointDirectory(tmp_path, keep=1)
     directory.save(0, state_of(0))
 
@@ -296,7 +298,7 @@ def test_a_reader_whose_file_is_removed_before_it_can_open_it_takes_the_newer_on
     check(directory.load_latest(), 2)
 
 
-def test_refuses_nonsense(tmp_path: Path) -> None:
+def test_refuses_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep must be at least 1"):
         CheckpointDirectory(tmp_path, keep=0)
     with pytest.raises(ValueError, match="must not be negative"):

@@ -1,4 +1,4 @@
-"""What workers meet on a console, and what a person there sees of them: order, terminals, questions, slow readers."""
+"""What workers find on a console and what a user sees there: order, terminals, prompts, slow readers."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ relay_client.RelayClient.end_round = tell_and_end_round
 from dlrover_run.cli import main
 sys.exit(main())
 """
-"""A launcher that waits for nobody while the job lasts, and posts when its workers have ended."""
+"""A launcher that does not wait for its console while the job runs, and posts when its workers have exited."""
 
 METHODS = ["spawn", "forkserver"]
 
 
 @contextmanager
 def terminal(rows: int = 24, columns: int = 80) -> Iterator[tuple[int, int]]:
-    """Both ends of a terminal that is nobody's controlling one."""
+    """Both ends of a terminal that is not the controlling terminal of any process."""
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     try:
@@ -73,7 +73,7 @@ def terminal(rows: int = 24, columns: int = 80) -> Iterator[tuple[int, int]]:
 
 
 def read_until(fd: int, pattern: str) -> str:
-    """What comes from `fd` up to and including `pattern`; a terminal's line ends are made plain."""
+    """Read from `fd` up to and including `pattern`; a terminal's line ends become plain ones."""
     seen = ""
     while not re.search(pattern, seen):
         assert select.select([fd], [], [], WAIT)[0], f"{pattern!r} did not come; there is only {seen!r}"
@@ -94,7 +94,7 @@ def _lines_of(text: str) -> list[str]:
 @pytest.mark.torchrun
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("sink", ["file", "pipe"])
-def test_a_workers_two_streams_keep_their_order_in_one_sink(
+def test_the_two_streams_of_a_worker_keep_their_order_in_one_sink(
     launcher: Launcher, tmp_path: Path, sink: str, method: str
 ) -> None:
     log = tmp_path / "log"
@@ -112,7 +112,7 @@ def test_a_workers_two_streams_keep_their_order_in_one_sink(
 
 
 @pytest.mark.torchrun
-def test_a_workers_two_streams_keep_their_order_on_a_terminal(launcher: Launcher, tmp_path: Path) -> None:
+def test_the_two_streams_of_a_worker_keep_their_order_on_a_terminal(launcher: Launcher, tmp_path: Path) -> None:
     with terminal() as (master, slave):
         path = script(tmp_path, ALTERNATE + "print('end of it')\n")
         process = start(launcher, [path], cwd=tmp_path, stdout=slave, stderr=slave)
@@ -128,7 +128,7 @@ def test_each_of_two_sinks_gets_its_own_stream(launcher: Launcher, tmp_path: Pat
 
 
 @pytest.mark.torchrun
-def test_a_worker_on_a_terminal_sees_a_terminal_of_its_size(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_worker_on_a_terminal_has_a_terminal_of_that_size(launcher: Launcher, tmp_path: Path) -> None:
     source = "import os\nprint([(os.isatty(n), *os.get_terminal_size(n)) for n in (0, 1, 2)])\n"
     with terminal(31, 117) as (master, slave):
         process = start(launcher, [script(tmp_path, source)], cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave)
@@ -149,7 +149,7 @@ else:
     print("from rank 1", file=out)
     open("other", "w").close()
 """
-"""What `print` does when rank 1 prints between the two writes of rank 0, which pass the word on by named pipes."""
+"""What `print` does when rank 1 prints between the two writes of rank 0; named pipes order the writes."""
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,10 @@ def test_lines_of_two_workers_stay_whole(tmp_path: Path, sink: str, stream: str)
 
 
 @pytest.mark.parametrize("args", [(), ("--nproc-per-node=2", "-t3"), *only_long(("-t3",), ("--nproc-per-node=2",))])
-def test_a_question_is_seen_on_a_terminal_before_its_line_has_ended(tmp_path: Path, args: tuple[str, ...]) -> None:
-    """Also where the output passes a log file, and where other workers write whole lines to the terminal."""
+def test_a_prompt_is_shown_on_a_terminal_before_its_line_has_ended(tmp_path: Path, args: tuple[str, ...]) -> None:
+    """Also where the output is written to a log file first, and where other workers write complete lines to the
+    terminal.
+    """
     source = "import os\nif os.environ['RANK'] == '0':\n    name = input('your name? ')\n    breakpoint()\n"
     source += "    print('hello', name)\n"
     with terminal() as (master, slave):
@@ -194,7 +196,7 @@ def test_a_question_is_seen_on_a_terminal_before_its_line_has_ended(tmp_path: Pa
 
 
 def _written_to_a_stuck_reader(mailbox: Mailbox) -> tuple[subprocess.Popen[bytes], str]:
-    """An impatient launcher whose worker has ended, and the output that nobody has begun to read."""
+    """A launcher with a short timeout whose worker has ended, and its output, of which nothing was read."""
     source = "import os\nos.write(1, b'x' * 500_000 + b'END')\n"
     process = subprocess.Popen(
         [sys.executable, "-c", IMPATIENT, script(mailbox.directory, source)],
@@ -226,7 +228,7 @@ def test_a_signal_ends_the_wait_for_a_slow_reader(mailbox: Mailbox) -> None:
 
 
 @pytest.mark.parametrize("gone", ["out", "both"])
-def test_a_reader_that_goes_away_ends_neither_job_nor_launcher_badly(tmp_path: Path, gone: str) -> None:
+def test_a_reader_that_closes_the_pipe_ends_neither_job_nor_launcher(tmp_path: Path, gone: str) -> None:
     process = start(
         OURS,
         [script(tmp_path, "import sys\nprint('first')\nprint('more', file=sys.stderr)\nsys.exit(3)\n")],
@@ -292,7 +294,7 @@ asyncio.run(main(relay))
 """
 
 
-def test_a_node_check_is_drawn_in_place_on_a_terminal(tmp_path: Path) -> None:
+def test_a_node_check_is_redrawn_in_place_on_a_terminal(tmp_path: Path) -> None:
     rows, columns = 8, 80
     screen = Screen(rows, columns)
     waiting = r"\r\x1b\[\d+Adlrover-run: waiting: round 1 of a node check"
@@ -319,7 +321,7 @@ def test_a_node_check_is_drawn_in_place_on_a_terminal(tmp_path: Path) -> None:
         assert [line[:1] for line in screen.lines[-3:]] == [" ", " ", "!"]
         go_on.write(b"x")
         screen.feed(read_until(master, f"and 26 more: 26 open{waiting}"))
-        # As much as there is room for, which is all but one line.
+        # As much as fits, which is all but one line.
         assert "waiting" in screen.lines[-rows + 1]
         go_on.write(b"x")
         screen.feed(read_until(master, "this is the end\n"))

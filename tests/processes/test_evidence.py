@@ -1,4 +1,4 @@
-"""What the kernel reports of real connections and processes."""
+"""What the kernel reports about real connections and processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_time_since_data_was_sent(diag: SockDiag) -> None:
         until(lambda: of(diag, client).sent_age < 0.2)
 
 
-def test_a_dump_has_a_limit_and_the_next_one_is_whole(diag: SockDiag, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dump_has_a_limit_and_the_next_one_is_complete(diag: SockDiag, monkeypatch: pytest.MonkeyPatch) -> None:
     client, server = pair()
     with client, server:
         with monkeypatch.context() as patch:
@@ -83,7 +83,7 @@ def test_a_dump_has_a_limit_and_the_next_one_is_whole(diag: SockDiag, monkeypatc
 
 
 @pytest.mark.parametrize("message", [b"", b"\0" * 71, b"\xff" * 72, b"\xff" * 75, b"\1" * 400])
-def test_a_message_that_is_no_connection(message: bytes) -> None:
+def test_a_message_that_describes_no_connection(message: bytes) -> None:
     assert parse(message) is None
 
 
@@ -136,14 +136,14 @@ def test_which_signals_a_process_catches() -> None:
         signal.signal(number, previous)
 
 
-def test_a_process_that_is_gone(tmp_path: Path) -> None:
+def test_a_process_that_has_exited(tmp_path: Path) -> None:
     assert processes.read_process(1, tmp_path) is None
     assert processes.read_worker(1, tmp_path) is None
     assert not processes.catches(1, 10, tmp_path)
     assert processes.socket_inodes(1, tmp_path) == set()
 
 
-def test_each_connection_belongs_to_the_worker_that_holds_it() -> None:
+def test_each_connection_belongs_to_the_worker_that_has_it_open() -> None:
     client, server = pair()
     store_client, store_server = pair()
     with client, server, store_client, store_server:
@@ -165,7 +165,7 @@ def test_each_connection_belongs_to_the_worker_that_holds_it() -> None:
         sampler.close()
 
 
-def test_the_last_time_is_that_of_connections_that_carry_much() -> None:
+def test_the_last_time_is_that_of_connections_with_much_data() -> None:
     def one(acked: int, sent_age: float, remote: int = 2) -> SocketCounters:
         return SocketCounters(1, 1, remote, acked, 0, sent_age, 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""A worker forked from a template is compared with `python -u` started afresh, in everything that a script can see."""
+"""A worker forked from a template is compared with a new `python -u` in everything that a script can observe."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from harness import only_long
 
 from dlrover_run.agent.template_client import BOOT, TEMPLATE_FOLDER
 
-AGENT = Path(__file__).parents[1] / "forkserver_agent.py"
+AGENT = Path(__file__).with_name("forkserver_agent.py")
 TIMEOUT = 240
 
 PYTHON = os.environ.get("DLROVER_TEST_PYTHON", sys.executable)
-"""The interpreter of the workers; another version than the launcher's must do as well."""
+"""The interpreter of the workers; it may have another version than the launcher's."""
 
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
 @dataclass
 class Case:
-    """One program, to be run afresh and forked."""
+    """One program, to be run in a new interpreter and in a forked one."""
 
     directory: Path
     kind: str = "script"
@@ -51,7 +51,7 @@ class Case:
         return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **self.env}
 
     def fresh(self) -> tuple[int, str, str]:
-        """The code, output and error output of a fresh interpreter."""
+        """The exit code, output and error output of a new interpreter."""
         middle = {"module": ["-m"], "script": []}[self.kind]
         env = {**self.environment, "RANK": "0", "TEMPLATE": "0", "FORKED_AT": "0"}
         with (
@@ -73,7 +73,7 @@ class Case:
         return code, texts[0], texts[1]
 
     def agent(self, *steps: str, line_fd: int | None = None) -> dict[str, Any]:
-        """What the agent of the tests says after these steps."""
+        """Run the agent of the tests with these steps and return its answer."""
         out = self.directory / "out"
         out.mkdir(exist_ok=True)
         job = {
@@ -108,9 +108,9 @@ class Case:
 
     def forked(self) -> tuple[int, str, str]:
         """The same as `fresh` for one forked worker."""
-        said = self.agent("fork", "wait")
-        assert "workers" in said, said
-        return said["workers"][0]["code"], *self.output()
+        result = self.agent("fork", "wait")
+        assert "workers" in result, result
+        return result["workers"][0]["code"], *self.output()
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ VIEWS = {
     " threading.active_count(), m.name, len(os.listdir('/proc/self/task')))\n",
     "signals": "import signal\nprint({s: str(signal.getsignal(s)).split(' at ')[0] for s in signal.valid_signals()})\n"
     "print(signal.pthread_sigmask(signal.SIG_BLOCK, []))\n"
-    # The C library's own two signals, 32 and 33, are left out: posix_spawn, with which a test may start, ignores them.
+    # The C library's own two signals, 32 and 33, are left out: posix_spawn, which may start a test, ignores them.
     "masks = [l.split() for l in open('/proc/self/status') if l.startswith('Sig') and 'SigQ' not in l]\n"
     "print({name: hex(int(mask, 16) & ~(3 << 31)) for name, mask in masks})\n",
     "open descriptors": "import os\nprint(sorted(fd for fd in os.listdir('/proc/self/fd') if int(fd) < 1000))\n",
@@ -186,11 +186,11 @@ VIEWS = {
     "print(p.name, p._identity, m.parent_process(), m.process.ORIGINAL_DIR, m.active_children(), len(p.authkey))\n",
     "collector": "import gc\nprint(gc.isenabled(), gc.get_threshold())\n",
 }
-"""Parts of one script, which prints all that a script can see of its process."""
+"""Parts of one script, which prints all that a script can observe of its process."""
 
 
 @pytest.mark.parametrize("source", [*SCRIPTS.values(), "".join(VIEWS.values())], ids=[*SCRIPTS, "all that it sees"])
-def test_a_forked_script_behaves_as_a_fresh_one(case: Case, source: str) -> None:
+def test_a_forked_script_behaves_as_a_spawned_one(case: Case, source: str) -> None:
     write(case, source)
     write(case, "print('own', __name__, __file__)\ndef g():\n    raise OSError(5, 'own')\ng()\n", "own_thing.py")
     case.args = ("--x", "", "two words", "--")
@@ -352,10 +352,10 @@ SLOW = ("torch.compile", "data loader", "torch as imported")
 @pytest.mark.parametrize("name", [*(name for name in TORCH if name not in SLOW), *only_long(*SLOW)])
 def test_torch(case: Case, name: str) -> None:
     write(case, TORCH[name])
-    # Headers that are compiled ahead are for many kernels, take a minute, and stay in /tmp.
+    # Precompiled headers cover many kernels, take a minute, and stay in /tmp.
     inductor = {"CACHE_DIR": str(case.directory / "cache"), "CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-    # Python's tracker of semaphores is now and then told of one that is gone only after it was asked to end. It then
-    # warns of a leak that is none, in a fresh interpreter as well.
+    # Python's tracker of semaphores sometimes receives a removal only after it was asked to exit. It then warns of a
+    # leak that does not exist, in a new interpreter as well.
     case.env = {
         "OMP_NUM_THREADS": "2",
         "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
@@ -365,13 +365,13 @@ def test_torch(case: Case, name: str) -> None:
 
 
 @pytest.mark.long
-def test_scikit_learn_and_pillow_leave_the_template_fit(case: Case) -> None:
+def test_scikit_learn_and_pillow_leave_the_template_usable(case: Case) -> None:
     write(case, "import sklearn.datasets, PIL.Image\nprint(sklearn.datasets.load_digits().data.shape)\n")
     assert case.forked() == case.fresh()
 
 
-def test_libraries_keep_what_they_set_up_while_they_were_imported(case: Case) -> None:
-    """Environment, search path, finders, exit handlers and C's output of an installed library reach the worker."""
+def test_libraries_keep_what_they_initialized_during_their_import(case: Case) -> None:
+    """The environment, search path, finders, exit handlers and C output of an installed library reach the worker."""
     site = case.directory / "lib" / "site-packages"
     write(
         case,
@@ -399,18 +399,18 @@ def test_libraries_keep_what_they_set_up_while_they_were_imported(case: Case) ->
     assert case.forked() == case.fresh()
 
 
-def test_a_library_reads_the_environment_that_the_script_made_for_it(case: Case) -> None:
+def test_a_library_reads_the_environment_that_the_script_set_for_it(case: Case) -> None:
     write(case, "import os\nread = os.environ.get('FOR_LIBRARY')\n", "lib/site-packages/installed.py")
     write(case, "import os\nos.environ['FOR_LIBRARY'] = 'x'\nimport installed\nprint(installed.read)\n")
     case.env = {"PYTHONPATH": str(case.directory / "lib" / "site-packages")}
-    said = case.agent("fork", "wait", "learn", "fork", "wait")
-    assert (said["prepared"], said["learned"]) == (["os"], [])
+    result = case.agent("fork", "wait", "learn", "fork", "wait")
+    assert (result["prepared"], result["learned"]) == (["os"], [])
     line = f"{case.directory}/script.py:2"
-    assert said["skipped"] == [f"what is imported after {line}, which changes os.environ or sys.path"]
+    assert result["skipped"] == [f"what is imported after {line}, which changes os.environ or sys.path"]
     assert [case.output(rank) for rank in (0, 1)] == [case.fresh()[1:]] * 2 == [("x\n", "")] * 2
 
 
-# What the agent relies on.
+# Assumptions of the agent.
 
 
 def test_a_worker_is_the_agents_child_and_dies_with_it(case: Case) -> None:
@@ -426,12 +426,12 @@ def test_a_worker_is_the_agents_child_and_dies_with_it(case: Case) -> None:
     os.close(reader)
     line_fd = os.open(fifo, os.O_RDWR)
     held = os.open(fifo, os.O_RDONLY)
-    said = case.agent("fork", "line", "die", line_fd=line_fd)
+    result = case.agent("fork", "line", "die", line_fd=line_fd)
     os.close(line_fd)
-    assert said["line"] == "up"
-    assert os.read(held, 1) == b"", "the end of the fifo comes with the end of its last writer"
+    assert result["line"] == "up"
+    assert os.read(held, 1) == b"", "the fifo ends when its last writer exits"
     os.close(held)
-    assert case.output()[0].split()[0] == str(said["agent"])
+    assert case.output()[0].split()[0] == str(result["agent"])
 
 
 def test_workers_outlive_their_template(case: Case) -> None:
@@ -441,17 +441,17 @@ def test_workers_outlive_their_template(case: Case) -> None:
         "try:\n    fd = os.pidfd_open(t)\n    select.select([fd], [], [], 60)\nexcept ProcessLookupError:\n    pass\n"
         "print('still here')\n",
     )
-    said = case.agent("fork", "fork", "kill template", "wait")
-    assert [w["code"] for w in said["workers"]] == [0, 0]
+    result = case.agent("fork", "fork", "kill template", "wait")
+    assert [w["code"] for w in result["workers"]] == [0, 0]
     assert [case.output(rank)[0] for rank in (0, 1)] == ["still here\n"] * 2
 
 
 def test_a_fork_after_an_abandoned_request_gets_its_own_answer(case: Case) -> None:
-    said = write(case, "import colorsys\n").agent("fork", "wait", "abandon learn", "fork", "wait")
-    assert [w["code"] for w in said["workers"]] == [0, 0]
+    result = write(case, "import colorsys\n").agent("fork", "wait", "abandon learn", "fork", "wait")
+    assert [w["code"] for w in result["workers"]] == [0, 0]
 
 
-def test_the_template_ends_with_its_socket(case: Case) -> None:
+def test_the_template_exits_when_its_socket_closes(case: Case) -> None:
     assert write(case, "").agent("close")["template_code"] == 0
 
 
@@ -474,14 +474,14 @@ def bare_template(case: Case, *requests: tuple[dict[str, Any], tuple[int, ...]])
 PREPARE: tuple[dict[str, Any], tuple[int, ...]] = ({"op": "prepare", "preload": [], "kind": None, "target": ""}, ())
 
 
-def test_a_template_whose_agent_stopped_listening_ends_quietly(case: Case) -> None:
+def test_a_template_whose_agent_stopped_listening_exits_silently(case: Case) -> None:
     template, ours = bare_template(case, PREPARE)
     ours.close()
     assert template.communicate(timeout=TIMEOUT) == ("", None)
     assert template.returncode == 0
 
 
-def test_a_worker_that_the_agent_does_not_know_of_never_begins(case: Case) -> None:
+def test_a_worker_that_the_agent_does_not_know_never_starts(case: Case) -> None:
     write(case, "open('began', 'w')\n")
     reader, go = os.pipe()
     program = {"argv_title": ["worker"], "kind": "script", "target": "script.py", "args": [], "env": case.environment}
@@ -491,7 +491,7 @@ def test_a_worker_that_the_agent_does_not_know_of_never_begins(case: Case) -> No
     os.close(reader)
     assert "imported" in json.loads(ours.recv(65536))
     worker = os.pidfd_open(json.loads(ours.recv(65536))["pid"])
-    # As if the template had died before it told us of the worker.
+    # As if the template had died before it reported the worker.
     template.kill()
     os.close(go)
     assert select.select([worker], [], [], TIMEOUT)[0]
@@ -502,14 +502,14 @@ def test_a_worker_that_the_agent_does_not_know_of_never_begins(case: Case) -> No
 
 
 def test_a_dead_template_is_reported(case: Case) -> None:
-    said = write(case, "").agent("kill template", "fork")
-    assert said["error"] == "the template was killed by SIGKILL"
+    result = write(case, "").agent("kill template", "fork")
+    assert result["error"] == "the template was killed by SIGKILL"
 
 
-def test_an_interpreter_that_is_not_there(case: Case) -> None:
+def test_an_interpreter_that_does_not_exist(case: Case) -> None:
     case.python = "/no/such/python"
-    said = write(case, "").agent()
-    assert said["error"] == "the template /no/such/python could not be started: No such file or directory"
+    result = write(case, "").agent()
+    assert result["error"] == "the template /no/such/python could not be started: No such file or directory"
 
 
 def test_an_interpreter_that_dies_while_it_imports(case: Case) -> None:
@@ -518,7 +518,7 @@ def test_an_interpreter_that_dies_while_it_imports(case: Case) -> None:
     assert write(case, "import fatal\n").agent("fork")["error"] == "the template ended with code 9"
 
 
-def test_a_signal_from_outside_interrupts_the_script(case: Case) -> None:
+def test_an_external_signal_interrupts_the_script(case: Case) -> None:
     fifo = case.directory / "fifo"
     os.mkfifo(fifo)
     write(
@@ -527,9 +527,9 @@ def test_a_signal_from_outside_interrupts_the_script(case: Case) -> None:
         "    os.write(fd, b'up')\n    while True: time.sleep(0.1)\nfinally:\n    print('cleaned up')\n",
     )
     line_fd = os.open(fifo, os.O_RDWR)
-    said = case.agent("fork", "line", "interrupt", "wait", line_fd=line_fd)
+    result = case.agent("fork", "line", "interrupt", "wait", line_fd=line_fd)
     os.close(line_fd)
-    assert said["workers"][0]["code"] == -2
+    assert result["workers"][0]["code"] == -2
     out, err = case.output()
     assert out == "cleaned up\n"
     assert err.splitlines()[0] == "Traceback (most recent call last):"
@@ -543,7 +543,7 @@ def test_a_large_environment(case: Case) -> None:
     assert case.forked() == (0, "1000000\n", "")
 
 
-# When not to fork.
+# Reasons not to fork.
 
 LIBRARIES = {
     "a thread": (
@@ -570,11 +570,11 @@ def test_an_unfit_template_is_refused_with_the_reason(case: Case, name: str) -> 
     write(case, "import installed\n")
     write(case, "", "mine.py")
     case.env = {"PYTHONPATH": str(case.directory / "lib" / "site-packages")}
-    said = case.agent("fork")
-    assert reason.format(case.directory) in said["unsafe"]
+    result = case.agent("fork")
+    assert reason.format(case.directory) in result["unsafe"]
 
 
-def test_a_module_of_the_user_that_hides_a_standard_one(case: Case) -> None:
+def test_a_module_of_the_user_that_shadows_a_standard_one(case: Case) -> None:
     write(case, "import random\n")
     write(case, "", "random.py")
     write(case, "import random\n", "lib/site-packages/installed.py")
@@ -582,20 +582,20 @@ def test_a_module_of_the_user_that_hides_a_standard_one(case: Case) -> None:
     assert f"your module {case.directory}/random.py takes the place of random" in case.agent("fork")["unsafe"]
 
 
-# What is imported ahead.
+# Preloaded modules.
 
 
-def test_the_users_own_modules_never_get_into_the_template(case: Case) -> None:
+def test_the_users_own_modules_are_never_imported_by_the_template(case: Case) -> None:
     write(case, "import mine.inner\nprint('script', mine.inner.pid)\n")
     write(case, "import os\nopen(os.environ['TRACE'], 'a').write(f'{os.getpid()}\\n')\n", "mine/__init__.py")
     write(case, "import os, colorsys\npid = os.getpid()\n", "mine/inner.py")
     case.env = {"TRACE": str(case.directory / "trace")}
     case.preload = ("mine",)
-    said = case.agent("fork", "wait", "learn", "fork", "wait")
-    assert "colorsys" in said["prepared"]
-    assert said["skipped"] == ["mine: no installed module has this name"]
+    result = case.agent("fork", "wait", "learn", "fork", "wait")
+    assert "colorsys" in result["prepared"]
+    assert result["skipped"] == ["mine: no installed module has this name"]
     pids = (case.directory / "trace").read_text().split()
-    assert pids == [str(worker["pid"]) for worker in said["workers"]]
+    assert pids == [str(worker["pid"]) for worker in result["workers"]]
 
 
 def test_learning_from_the_first_generation(case: Case) -> None:
@@ -610,11 +610,11 @@ def test_learning_from_the_first_generation(case: Case) -> None:
     )
     write(case, "", "near.py")
     case.env = {"PYTHONPATH": str(site)}
-    said = case.agent("fork", "wait", "learn", "fork", "wait")
-    assert said["learned"][-1] == "colorsys"
-    assert "threaded" not in said["learned"]
-    assert len(said["skipped"]) == 1
-    assert said["skipped"][0].startswith("threaded: the thread ")
+    result = case.agent("fork", "wait", "learn", "fork", "wait")
+    assert result["learned"][-1] == "colorsys"
+    assert "threaded" not in result["learned"]
+    assert len(result["skipped"]) == 1
+    assert result["skipped"][0].startswith("threaded: the thread ")
     assert case.output(0)[0].startswith("False False ImportRecorder")
     assert case.output(1)[0].startswith("True False ")
     assert "ImportRecorder" not in case.output(1)[0]
@@ -623,20 +623,20 @@ def test_learning_from_the_first_generation(case: Case) -> None:
 def test_preload_reports_what_it_cannot_import(case: Case) -> None:
     write(case, "")
     case.preload = ("colorsys", "no_such_module_at_all")
-    said = case.agent("fork", "wait")
-    assert said["prepared"] == ["colorsys"]
-    assert said["skipped"] == ["no_such_module_at_all: no installed module has this name"]
-    assert said["workers"][0]["code"] == 0
+    result = case.agent("fork", "wait")
+    assert result["prepared"] == ["colorsys"]
+    assert result["skipped"] == ["no_such_module_at_all: no installed module has this name"]
+    assert result["workers"][0]["code"] == 0
 
 
 @pytest.mark.long
 @pytest.mark.torchrun
 def test_eight_workers_at_once(case: Case) -> None:
     write(case, "import os, torch\nprint(os.environ['RANK'])\n")
-    said = case.agent("together", "wait")
-    assert [w["code"] for w in said["workers"]] == [0] * 8
+    result = case.agent("together", "wait")
+    assert [w["code"] for w in result["workers"]] == [0] * 8
     assert [case.output(rank)[0].strip() for rank in range(8)] == [str(rank) for rank in range(8)]
-    assert len({w["pid"] for w in said["workers"]}) == 8
+    assert len({w["pid"] for w in result["workers"]}) == 8
 
 
 def test_start_up_code_runs_before_the_program_and_leaves_no_trace(tmp_path: Path) -> None:
@@ -650,5 +650,5 @@ def test_start_up_code_runs_before_the_program_and_leaves_no_trace(tmp_path: Pat
     case = Case(tmp_path, start="optimizer-steps")
     code, printed, errors = case.fresh()
     assert (code, errors) == (0, "")
-    # A fresh interpreter of this test runs no start-up code, so the hook is the only difference.
+    # A new interpreter of this test runs no start-up code, so the hook is the only difference.
     assert case.forked() == (0, f"{printed}OptimizerHook\n", "")

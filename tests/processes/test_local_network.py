@@ -1,10 +1,12 @@
-"""Networks of their own for nodes on one machine: they reach each other, can be cut, and vanish with whoever holds
-them."""
+"""Separate networks for nodes on one machine: nodes reach each other, links can be cut, and all is removed with its
+owner.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -15,7 +17,14 @@ import pytest
 from harness import WAIT
 
 from dlrover_run.local_cluster import network as networks
-from dlrover_run.local_cluster.network import Namespace, Network, NetworkError, node_address, why_not
+from dlrover_run.local_cluster.network import (
+    ADDRESS_REQUESTS,
+    Namespace,
+    Network,
+    NetworkError,
+    node_address,
+    why_not,
+)
 
 RTM_DELLINK = 17
 RTMGRP_LINK = 1
@@ -42,7 +51,7 @@ def listening(namespace: Namespace, address: str) -> socket.socket:
 
 
 def datagrams(namespace: Namespace, address: str) -> socket.socket:
-    """A socket to send and receive datagrams there."""
+    """A socket to send and receive datagrams in that namespace."""
     with namespace.entered():
         there = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     there.settimeout(WAIT)
@@ -60,7 +69,9 @@ def connection(namespace: Namespace, server: socket.socket) -> tuple[socket.sock
 
 
 def watching_devices(namespace: Namespace) -> socket.socket:
-    """A socket that hears which devices vanish there, and that is in the namespace as a process would be."""
+    """A socket that receives the removals of devices in that namespace, and belongs to it as a socket of a process
+    would.
+    """
     with namespace.entered():
         watch = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
     watch.bind((0, RTMGRP_LINK))
@@ -69,7 +80,7 @@ def watching_devices(namespace: Namespace) -> socket.socket:
 
 
 def until_gone(watch: socket.socket, device: str) -> None:
-    """Wait until that device has vanished."""
+    """Wait until that device has been removed."""
     while True:
         message = watch.recv(65_536)
         (kind,) = struct.unpack_from("=H", message, 4)
@@ -88,7 +99,7 @@ def test_nodes_reach_each_other_and_the_master(network: Network) -> None:
                 assert far.recv(4) == b"word"
 
 
-def test_a_node_has_its_loopback_to_itself(network: Network) -> None:
+def test_a_node_has_its_own_loopback(network: Network) -> None:
     one, other = network.connect(0), network.connect(1)
     with listening(one, "127.0.0.1") as server:
         near, far = connection(one, server)
@@ -98,19 +109,19 @@ def test_a_node_has_its_loopback_to_itself(network: Network) -> None:
             socket.create_connection(server.getsockname(), WAIT)
 
 
-def test_what_cut_nodes_send_to_each_other_is_lost_in_silence(network: Network) -> None:
+def test_datagrams_between_cut_nodes_are_lost_without_an_error(network: Network) -> None:
     sockets = [datagrams(network.connect(number), node_address(number)) for number in range(3)]
     network.cut(0, 1)
     for near, far in ((0, 1), (1, 0)):
         sockets[near].sendto(b"lost", sockets[far].getsockname())
-        # What comes on the way that is not cut shows that nothing came on the one that is.
+        # The datagram on the path that is not cut shows that none arrived on the cut one.
         sockets[2].sendto(b"heard", sockets[far].getsockname())
         assert sockets[far].recv(16) == b"heard"
     for there in sockets:
         there.close()
 
 
-def test_a_link_that_comes_up_again_has_its_address_and_its_connections(network: Network) -> None:
+def test_a_link_that_is_restored_has_its_address_and_its_connections(network: Network) -> None:
     node, other = network.connect(0), network.connect(1)
     with listening(other, node_address(1)) as server:
         near, far = connection(node, server)
@@ -126,8 +137,8 @@ def test_a_link_that_comes_up_again_has_its_address_and_its_connections(network:
             end.close()
 
 
-def test_the_master_keeps_its_hardware_address_when_a_node_goes(network: Network) -> None:
-    """Nodes that remember it would talk to nobody for seconds."""
+def test_the_master_keeps_its_hardware_address_when_a_node_leaves(network: Network) -> None:
+    """Otherwise nodes with that address in their ARP cache could not reach it for seconds."""
 
     def of_the_switch() -> str:
         with network.switch.entered():
@@ -145,7 +156,7 @@ def test_the_master_keeps_its_hardware_address_when_a_node_goes(network: Network
     assert of_the_switch() == before
 
 
-def test_a_network_that_is_closed_leaves_nothing(network: Network) -> None:
+def test_a_closed_network_leaves_nothing(network: Network) -> None:
     there = Network()
     with watching_devices(there.connect(0)) as watch:
         there.close()
@@ -153,7 +164,7 @@ def test_a_network_that_is_closed_leaves_nothing(network: Network) -> None:
 
 
 @pytest.mark.usefixtures("network")
-def test_a_holder_that_is_killed_leaves_nothing() -> None:
+def test_an_owner_that_is_killed_leaves_nothing() -> None:
     ours, its = socket.socketpair()
     ours.settimeout(WAIT)
     command = [sys.executable, "-c", HOLDER, str(its.fileno()), *map(str, Path(__file__).parents[:2])]
@@ -170,7 +181,7 @@ def test_a_holder_that_is_killed_leaves_nothing() -> None:
         until_gone(watch, "eth0")
 
 
-def test_a_process_of_a_node_is_in_its_namespace_and_holds_no_other(network: Network) -> None:
+def test_a_process_of_a_node_is_in_its_namespace_and_keeps_no_other_open(network: Network) -> None:
     node = network.connect(0)
     with node.entered():
         namespace = subprocess.check_output([sys.executable, "-c", IN_NAMESPACE], text=True).strip()
@@ -179,7 +190,7 @@ def test_a_process_of_a_node_is_in_its_namespace_and_holds_no_other(network: Net
     assert "net:[" not in held
 
 
-def test_the_process_stays_where_it_was_and_has_no_more_threads(network: Network) -> None:
+def test_this_process_stays_in_its_namespace_and_has_no_more_threads(network: Network) -> None:
     def here() -> tuple[str, list[str]]:
         return os.readlink("/proc/thread-self/ns/net"), os.listdir("/proc/self/task")
 
@@ -192,6 +203,17 @@ def test_the_process_stays_where_it_was_and_has_no_more_threads(network: Network
     assert here() == before
 
 
+def test_a_busy_machine_has_time_to_find_the_hardware_address_of_a_node(network: Network) -> None:
+    """With the kernel's 3 requests, a connection over a new cable failed with "No route to host"."""
+    for namespace, device in ((network.connect(0), "eth0"), (network.switch, "switch")):
+        with namespace.entered():
+            shown = subprocess.run(
+                ["ip", "ntable", "show", "name", "arp_cache", "dev", device], capture_output=True, text=True, check=True
+            )
+        (probes,) = re.findall(r"mcast_probes (\d+)", shown.stdout)
+        assert int(probes) == ADDRESS_REQUESTS
+
+
 def test_a_node_cannot_be_connected_twice(network: Network) -> None:
     network.connect(0)
     with pytest.raises(NetworkError, match=r"^`ip link add eth0 .*node-0.*` failed: .*File exists$"):
@@ -201,7 +223,7 @@ def test_a_node_cannot_be_connected_twice(network: Network) -> None:
             end.close()
 
 
-def test_every_node_has_an_address_of_its_own() -> None:
+def test_every_node_has_its_own_address() -> None:
     everyone = [node_address(number) for number in range(networks.MAX_NODES)]
     assert everyone[7] == "10.77.1.107"
     assert everyone[250] == "10.77.3.150"
@@ -227,7 +249,7 @@ def test_without_the_program_ip_nodes_cannot_be_isolated(monkeypatch: pytest.Mon
     ],
     ids=["it knows no batch", "it says nothing", "it hangs"],
 )
-def test_what_ip_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, why: str) -> None:
+def test_an_error_of_ip_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, why: str) -> None:
     (tmp_path / "ip").write_text(f"#!/bin/sh\n{program}\n")
     (tmp_path / "ip").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

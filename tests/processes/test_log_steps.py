@@ -1,4 +1,4 @@
-"""Steps that a worker prints: what counts as a step, that the search stays bounded, and that the relay counts."""
+"""Steps that a worker prints: what counts as a step, that the search is bounded, and that the relay counts them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEP = r"step (\d+)"
 
 
 class Log:
-    """The output of a worker that is searched, and what its page shows."""
+    """The output of a worker that is searched, and what its progress page has."""
 
     def __init__(self, regex: str, budget: Budget | None = None) -> None:
         self.warnings: list[str] = []
@@ -43,7 +43,7 @@ class Log:
 
 
 def free() -> Budget:
-    """A budget from which nothing is used."""
+    """A budget of which nothing is used."""
     return Budget(lambda: 0.0, lambda: 0.0)
 
 
@@ -75,18 +75,18 @@ def test_a_match_without_a_number_is_a_step() -> None:
     assert log.steps == 2
 
 
-def test_a_line_may_come_in_pieces() -> None:
+def test_a_line_may_arrive_in_pieces() -> None:
     log = Log(STEP)
     for piece in (b"step 1\nst", b"ep", b" 1", b"7\n"):
         log.feed(piece)
     assert log.steps == 17
 
 
-def test_of_a_large_block_the_end_is_searched_from_a_whole_line_on() -> None:
+def test_only_the_end_of_a_large_block_is_searched_from_a_complete_line_on() -> None:
     log = Log(STEP)
     log.feed(b"step 1\n" + b"x" * BLOCK_BYTES + b"step 2\nstep 3\n")
     log.feed(b"step 4\n")
-    # The first two are not in the end, and the cut line is none.
+    # The first two lines are not in the end, and the cut line does not count.
     assert log.steps == 2
 
 
@@ -97,7 +97,7 @@ def test_the_beginning_of_a_line_is_searched() -> None:
 
 
 @pytest.mark.parametrize("regex", [r"(a+)+$", r"(a|aa)+$", r"(.*)(.*)(.*)(.*)[^a]x", r"a*a*a*c"])
-def test_a_search_without_an_end_is_interrupted_and_named_once(regex: str) -> None:
+def test_a_search_that_does_not_end_is_interrupted_and_named_once(regex: str) -> None:
     log = Log(regex)
     for _ in range(2):
         log.feed(b"a" * (LINE_BYTES - 1) + b"b\n")
@@ -105,7 +105,7 @@ def test_a_search_without_an_end_is_interrupted_and_named_once(regex: str) -> No
     assert regex in log.warnings[0]
 
 
-def test_what_was_found_before_an_interruption_counts() -> None:
+def test_steps_found_before_an_interruption_count() -> None:
     log = Log(r"(?:step|(a+)+$)")
     log.feed(b"step\nstep\n" + b"a" * 200 + b"b\nstep\n")
     assert log.steps == 2
@@ -113,11 +113,11 @@ def test_what_was_found_before_an_interruption_counts() -> None:
     assert log.steps == 3
 
 
-def test_searches_use_no_more_than_their_share() -> None:
+def test_searches_use_at_most_their_share() -> None:
     clock = {"now": 0.0, "used": 0.0}
 
     def search() -> bool:
-        """Whether there was credit for a search, which took the longest time."""
+        """Whether there was credit for a search, which took the maximum time."""
         if not budget.has_credit():
             return False
         with budget.charged():

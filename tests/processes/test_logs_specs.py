@@ -1,4 +1,4 @@
-"""`--logs-specs`: a plugin from the entry points `torchrun.logs_specs`, really installed, held against torchrun."""
+"""`--logs-specs`: a plugin from the entry points `torchrun.logs_specs`, really installed, compared with torchrun."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_plugin_places_the_output_of_every_round(
     assert "err 1" in ended.err
     assert "err 0" not in ended.err
     picked = (logs / "picked").read_text()
-    # Ours differs: what was picked in an earlier round is kept.
+    # Ours differs: the selection of an earlier round is kept.
     rounds = (1, 2) if launcher.is_ours else (2,)
     assert picked == "".join(f"[tiny0]:out 0 round {attempt} needle\n" for attempt in rounds)
     assert "the plugin speaks" in (ended.err if launcher.is_ours else ended.out)
@@ -197,7 +197,7 @@ def test_a_plugin_that_names_one_file_for_all_rounds_loses_nothing(
         ("dies", "--logs-specs 'dies': the plugin's process ended with code 7"),
     ],
 )
-def test_a_plugin_that_fails_is_reported_in_a_sentence_and_starts_nothing(
+def test_a_failing_plugin_is_reported_in_a_sentence_and_nothing_starts(
     tmp_path: Path, plugin: dict[str, str | None], name: str, sentence: str
 ) -> None:
     script = write(tmp_path / "script.py", "open('started', 'w')")
@@ -217,8 +217,8 @@ def test_the_plugins_process_lives_as_long_as_the_job(mailbox: Mailbox, plugin: 
             messages = [mailbox.receive() for _ in range(5)]
             assert [m["plugin"] for m in messages if "plugin" in m] == [first]
             for number in (signal.SIGQUIT, signal.SIGXCPU, signal.SIGRTMIN):
-                os.kill(first, number)  # As a scheduler does that signals every process of the job step.
-            # Longer than the grace of what dead workers leave behind: it is not killed as an orphan.
+                os.kill(first, number)  # As a scheduler that signals every process of the job step.
+            # Longer than the grace period of the processes that dead workers leave: it is not killed as an orphan.
             assert still_alive(pidfds, 1.0) == 1
             job.terminate()
             assert finish(job).code == 128 + signal.SIGTERM
@@ -242,7 +242,7 @@ def test_a_signal_ends_a_plugin_that_does_not_answer(
     assert mailbox.pending() == []
 
 
-def test_a_plugin_that_is_given_up_while_it_starts_is_closed_in_peace() -> None:
+def test_a_plugin_that_is_abandoned_while_it_starts_is_closed_without_an_error() -> None:
     async def run() -> None:
         plugin = LogsSpecsClient(LogSpec(plugin="tiny"))
         asked = asyncio.ensure_future(plugin.ask({}))

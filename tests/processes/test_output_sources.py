@@ -1,4 +1,4 @@
-"""The relay's sources in this process, with memory files, pipes and a console that a test makes take or refuse."""
+"""The relay's sources in this process, with memory files, pipes and a console that a test opens or blocks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dlrover_run.output.sources import READ_BYTES, PipeSource
 from dlrover_run.output.streams import TAIL_BYTES
 
 BLOCK = 512
-"""Bytes of one block in what `fstat` says."""
+"""Bytes of one block in the result of `fstat`."""
 
 SOME = 20 * READ_BYTES
-"""Bytes of output that are more than a source may keep in memory."""
+"""More bytes of output than a source may keep in memory."""
 
 
 class Console:
-    """Takes bytes while it is `open`, and fails once it has an `error`."""
+    """Accepts bytes while it is `open`, and fails once it has an `error`."""
 
     def __init__(self) -> None:
         self.shown = bytearray()
@@ -44,7 +44,7 @@ class Console:
 
 
 class Rig:
-    """What a relay has of its agent: marks, and a memory file and a pipe for each source."""
+    """What a relay gets from its agent: marks, and a memory file and a pipe for each source."""
 
     def __init__(self) -> None:
         self.poller = select.epoll()
@@ -90,8 +90,8 @@ def rig() -> Iterator[Rig]:
     rig.close()
 
 
-def _say(rig: Rig, pipe: PipeSource, text: bytes) -> None:
-    """Have a worker write `text`, and the relay take it from the pipe as far as its file does."""
+def _write_to_pipe(rig: Rig, pipe: PipeSource, text: bytes) -> None:
+    """Write `text` as a worker, and let the relay take it from the pipe up to the limit of its file."""
     view = memoryview(text)
     while view:
         view = view[os.write(rig.writers[pipe.number], view) :]
@@ -99,23 +99,23 @@ def _say(rig: Rig, pipe: PipeSource, text: bytes) -> None:
 
 
 def _copy(pipe: PipeSource) -> None:
-    """What the relay does with it until there is nothing to do."""
+    """Let the relay copy until nothing is left to do."""
     while pipe.can_copy:
         pipe.copy()
         if pipe.sink is not None:
             pipe.sink.flush()
 
 
-def test_what_a_source_shows_after_its_end_touches_no_file_that_has_its_number_then(rig: Rig) -> None:
+def test_output_after_the_end_of_a_source_does_not_touch_a_new_file_with_its_descriptor(rig: Rig) -> None:
     console = Console()
     pipe = rig.pipe(1, console.sink)
     first = pipe._fd
     console.open = False
-    _say(rig, pipe, b"x" * (2 * READ_BYTES))
+    _write_to_pipe(rig, pipe, b"x" * (2 * READ_BYTES))
     _copy(pipe)
     pipe.close()
     pipe.finish()
-    # The next worker's file gets the lowest number that is free.
+    # The next worker's file gets the lowest free descriptor.
     text = b"y" * (2 * READ_BYTES)
     spool = os.memfd_create("the next worker's")
     os.dup2(spool, first)
@@ -131,30 +131,30 @@ def test_what_a_source_shows_after_its_end_touches_no_file_that_has_its_number_t
 
 @pytest.mark.parametrize("prefix", [None, b"> "])
 @pytest.mark.parametrize("when", ["before the output", "while it waits"])
-def test_the_output_for_a_console_that_has_failed_fills_no_memory(rig: Rig, prefix: bytes | None, when: str) -> None:
+def test_output_for_a_console_that_has_failed_is_not_kept_in_memory(rig: Rig, prefix: bytes | None, when: str) -> None:
     console = Console()
     pipe = rig.pipe(1, console.sink, prefix)
     if when == "while it waits":
         console.open = False
-        _say(rig, pipe, b"a line\n" * (READ_BYTES // 7))
+        _write_to_pipe(rig, pipe, b"a line\n" * (READ_BYTES // 7))
         _copy(pipe)
     console.error = OSError(errno.EPIPE, "Broken pipe")
     for _ in range(SOME // READ_BYTES):
-        _say(rig, pipe, b"a line\n" * (READ_BYTES // 7))
+        _write_to_pipe(rig, pipe, b"a line\n" * (READ_BYTES // 7))
         _copy(pipe)
     kept = os.fstat(rig.spools[1]).st_blocks * BLOCK
     assert kept <= 2 * READ_BYTES
-    # What a worker wrote last is known all the same.
+    # The last output of a worker is known all the same.
     assert pipe.tail() == ((b"a line\n" * (READ_BYTES // 7))[-TAIL_BYTES:], True)
 
 
 LIMIT = 3 * READ_BYTES + 1000
-"""The most bytes of a file where there is a limit."""
+"""The maximum size of a file where there is a limit."""
 
 
 @pytest.fixture
 def small_files(rig: Rig) -> Iterator[None]:
-    """As `ulimit -f`, once the agent has made its own."""
+    """As `ulimit -f`, set after the agent has created its own files."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
     yield
@@ -167,7 +167,7 @@ def _numbered(count: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["as it is", "prefixed", "terminal", "shown nowhere"])
 @pytest.mark.usefixtures("small_files")
-def test_output_of_more_bytes_than_a_file_may_have_is_shown_in_full(rig: Rig, kind: str) -> None:
+def test_output_larger_than_the_file_limit_is_shown_completely(rig: Rig, kind: str) -> None:
     console = Console()
     prefix = b"> " if kind == "prefixed" else None
     pipe = rig.pipe(1, None if kind == "shown nowhere" else console.sink, prefix, terminal=kind == "terminal")
@@ -175,7 +175,7 @@ def test_output_of_more_bytes_than_a_file_may_have_is_shown_in_full(rig: Rig, ki
     assert len(text) > 5 * LIMIT
     left, refused = memoryview(text), 0
     while left:
-        # The console takes nothing now and then: then the file is full, and the worker waits.
+        # The console blocks now and then: then the file is full, and the worker waits.
         console.open = refused != 1
         try:
             left = left[os.write(rig.writers[1], left[: 64 * 1024 + 1]) :]
@@ -188,7 +188,7 @@ def test_output_of_more_bytes_than_a_file_may_have_is_shown_in_full(rig: Rig, ki
             pipe.fill()
         _copy(pipe)
         console.sink.flush()
-    # The last bytes may have been written while it took nothing.
+    # The last bytes may have been written while it blocked.
     console.open = True
     while pipe.fill():
         pass
@@ -207,8 +207,8 @@ def test_a_source_may_end_while_a_slow_console_has_not_taken_its_full_file(rig: 
     console.open = False
     pipe = rig.pipe(1, console.sink)
     text = b"a line\n" * (LIMIT // 7)
-    _say(rig, pipe, text)
-    # The file takes not all of this.
+    _write_to_pipe(rig, pipe, text)
+    # The file does not have room for all of this.
     os.write(rig.writers[1], b"x" * READ_BYTES)
     pipe.fill()
     pipe.fill()
@@ -220,21 +220,21 @@ def test_a_source_may_end_while_a_slow_console_has_not_taken_its_full_file(rig: 
 
 
 @pytest.mark.usefixtures("small_files")
-def test_a_successor_goes_on_with_a_file_that_began_again(rig: Rig) -> None:
+def test_a_successor_continues_with_a_file_that_was_restarted(rig: Rig) -> None:
     console = Console()
     pipe = rig.pipe(1, console.sink)
     text = b"a line\n" * (LIMIT // 7 + 1000)
-    _say(rig, pipe, text[:LIMIT])
+    _write_to_pipe(rig, pipe, text[:LIMIT])
     _copy(pipe)
     before = rig.mark(1)
-    _say(rig, pipe, text[LIMIT:])
+    _write_to_pipe(rig, pipe, text[LIMIT:])
     _copy(pipe)
     _copy(pipe)
     assert os.fstat(rig.spools[1]).st_size == 0
-    # Killed after it had emptied the file, and before it recorded that.
+    # The relay was killed after it had emptied the file, and before it recorded that.
     CursorTable(os.dup(rig.marks_fd)).put(1, before)
     successor = rig.again(1, console.sink)
-    _say(rig, successor, b"the last line\n")
+    _write_to_pipe(rig, successor, b"the last line\n")
     _copy(successor)
     assert len(console.shown) == len(text) + len(b"the last line\n")
     assert console.shown.endswith(b"a line\nthe last line\n")
@@ -246,32 +246,32 @@ def test_a_successor_knows_whose_unfinished_line_another_source_has_ended(rig: R
     console.sink.unfinished_after = 0.0
     one, other = (rig.pipe(number, console.sink, prefix) for number in (1, 2))
     for pipe, text in ((one, b"loading ..."), (other, b"a line\n")):
-        _say(rig, pipe, text)
+        _write_to_pipe(rig, pipe, text)
         _copy(pipe)
         pipe.show_unfinished(time.monotonic() + 1)
         console.sink.flush()
     assert bytes(console.shown) == prefix + b"loading ...\n" + prefix + b"a line\n"
-    # Another relay goes on from here, with a sink of its own.
+    # Another relay continues from here, with its own sink.
     again = Console()
     one, other = (rig.again(number, again.sink, prefix) for number in (1, 2))
-    _say(rig, other, b"another line\n")
+    _write_to_pipe(rig, other, b"another line\n")
     _copy(other)
-    _say(rig, one, b" done\n")
+    _write_to_pipe(rig, one, b" done\n")
     _copy(one)
     assert bytes(again.shown) == prefix + b"another line\n" + prefix + b" done\n"
 
 
-def test_a_successor_goes_on_behind_the_unfinished_line_that_was_shown_last(rig: Rig) -> None:
+def test_a_successor_continues_after_the_unfinished_line_that_was_shown_last(rig: Rig) -> None:
     console = Console()
     console.sink.unfinished_after = 0.0
     pipe = rig.pipe(1, console.sink, b"> ")
-    _say(rig, pipe, b"loading ...")
+    _write_to_pipe(rig, pipe, b"loading ...")
     _copy(pipe)
     pipe.show_unfinished(time.monotonic() + 1)
     console.sink.flush()
     again = Console()
     successor = rig.again(1, again.sink, b"> ")
-    _say(rig, successor, b" done\n")
+    _write_to_pipe(rig, successor, b" done\n")
     _copy(successor)
     assert bytes(again.shown) == b" done\n"
 
@@ -281,7 +281,7 @@ class _Killed(BaseException):
 
 
 class KilledRelays:
-    """Relays, each the successor of the one before, that write the lines of two sources to one file."""
+    """Relays, each the successor of the previous one, that write the lines of two sources to one file."""
 
     def __init__(self, rig: Rig, file: int) -> None:
         self.rig = rig
@@ -300,12 +300,12 @@ class KilledRelays:
         return count
 
     def run(self, first: bytes = b"", second: bytes = b"", *, killed_after: int | None = None, ended: bool) -> None:
-        """One relay. It is killed in the write that adds the byte number `killed_after` of this relay."""
+        """Run one relay. It is killed in the write that adds byte number `killed_after` of this relay."""
         self.left = killed_after
         sink = Sink(self.file, self._write)
         sources = [self.rig.again(number, sink, b"> ") for number in (1, 2)]
         for source, text in zip(sources, (first, second), strict=True):
-            _say(self.rig, source, text)
+            _write_to_pipe(self.rig, source, text)
         try:
             for source in sources:
                 source.resume()

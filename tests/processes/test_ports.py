@@ -1,4 +1,4 @@
-"""A held port belongs to the worker that will bind it, and to nobody else meanwhile."""
+"""A held port is reserved for the worker that will bind it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_store_can_be_hosted_on_a_held_port() -> None:
     port.release()
 
 
-def test_a_request_for_a_free_port_never_gets_a_held_one() -> None:
+def test_a_request_for_a_free_port_never_returns_a_held_one() -> None:
     port = HeldPort()
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.socket(family) as other, pytest.raises(OSError, match="in use") as refused:
@@ -34,14 +34,14 @@ def test_a_request_for_a_free_port_never_gets_a_held_one() -> None:
     port.release()
 
 
-def test_an_early_connection_is_refused_so_that_the_client_tries_again() -> None:
+def test_an_early_connection_is_refused_so_that_the_client_retries() -> None:
     port = HeldPort()
     with socket.socket() as client, pytest.raises(ConnectionRefusedError):
         client.connect(("127.0.0.1", port.number))
     port.release()
 
 
-def test_a_port_that_is_listened_on_cannot_be_held() -> None:
+def test_a_port_with_a_listener_cannot_be_held() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -1,7 +1,6 @@
-"""The launcher as process 1 of a container, for which a pid namespace stands: signals from outside, and orphans.
+"""The launcher as process 1 of a container, for which a pid namespace stands: external signals, and orphans.
 
-The kernel treats process 1 in its own way: it ignores signals without a handler, and every process whose parent has
-ended becomes its child.
+Process 1 is special to the kernel: it ignores signals without a handler, and it becomes the parent of all orphans.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ON_SIGNAL = str(WORKERS / "on_signal.py")
 
 IN_CONTAINER = Launcher(
     "dlrover-run",
-    # --kill-child: should the test end early, so does the container.
+    # --kill-child ends the container if the test ends early.
     ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m", "dlrover_run"),
 )
 
@@ -35,8 +34,9 @@ Contain = Callable[..., tuple[subprocess.Popen[str], psutil.Process]]
 
 @pytest.fixture
 def contain(mailbox: Mailbox) -> Iterator[Contain]:
-    """Start a launcher as process 1 of a container: the process that runs the container, and process 1 seen from
-    outside. Both exist when the first worker has posted."""
+    """Start a launcher as process 1 of a container. Return the process that runs the container, and process 1 seen from
+    outside. Both exist when the first worker has posted.
+    """
     started: list[subprocess.Popen[str]] = []
 
     def start(*args: str, workers: int = 1) -> tuple[subprocess.Popen[str], psutil.Process]:
@@ -63,7 +63,9 @@ def test_workers_get_the_signal_of_the_kubelet_once(mailbox: Mailbox, contain: C
     assert ended.code == 128 + number, ended.err
 
 
-def test_a_stubborn_worker_is_killed_within_the_grace_of_the_pod(mailbox: Mailbox, contain: Contain) -> None:
+def test_a_worker_that_ignores_the_signal_is_killed_within_the_grace_period_of_the_pod(
+    mailbox: Mailbox, contain: Contain
+) -> None:
     runtime, first = contain("--shutdown-timeout=0.5", ON_SIGNAL, "stay")
     first.terminate()
     ended = finish(runtime)
@@ -79,14 +81,14 @@ def test_a_preemption_notice_reaches_process_one(mailbox: Mailbox, contain: Cont
     assert ended.code == 138, ended.err
 
 
-def test_what_is_left_to_process_one_is_collected(mailbox: Mailbox, contain: Contain) -> None:
-    """A process that `kubectl exec` leaves behind, and a daemon of a worker."""
+def test_orphans_of_process_one_are_reaped(mailbox: Mailbox, contain: Contain) -> None:
+    """A process that `kubectl exec` leaves, and a daemon of a worker."""
     runtime, first = contain(ON_SIGNAL)
     leave = "(read line < /dev/null; exec sleep 1000) & :"
     subprocess.run(["nsenter", "--target", str(first.pid), "--pid", "--mount", "sh", "-c", leave], check=True)
     (orphan,) = [each for each in first.children() if each.name() in ("sh", "sleep")]
     orphan.kill()
-    # The pid of a process that nobody collects stays.
+    # The pid of a zombie stays in use.
     assert orphan.wait(WAIT) is None
     assert not orphan.is_running()
     first.terminate()

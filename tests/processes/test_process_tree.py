@@ -1,4 +1,4 @@
-"""No orphan, whoever is killed with SIGKILL: the watchdog, the agent or a worker, and nothing left on any disk."""
+"""No orphan after SIGKILL of the watchdog, the agent or a worker, and no file left on any disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> 
             killed_at = time.monotonic()
             os.kill(target, signal.SIGKILL)
             assert still_alive(pidfds, WAIT) == 0
-            # The README promises a second; how long it took is shown by `pytest -s`, and not judged on a busy machine.
+            # The README promises a second; `pytest -s` shows the time, and the test does not check it, because machines
+            # are busy.
             took = time.monotonic() - killed_at
             print(f"all {len(pidfds)} processes gone {took:.2f} s after SIGKILL of the {victim}")
             ended = finish(watchdog)
@@ -68,8 +69,8 @@ signal.pause()
 """
 
 
-def test_a_process_ends_with_the_one_that_started_it() -> None:
-    """Also where no watchdog is left to end it."""
+def test_a_process_exits_with_its_parent() -> None:
+    """Also where no watchdog is left to kill it."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         with watched(int(parent.stdout.readline())) as worker:
@@ -80,7 +81,7 @@ def test_a_process_ends_with_the_one_that_started_it() -> None:
                 kill_leftovers(worker)
 
 
-def test_what_a_worker_leaves_behind_ends_although_the_others_go_on(mailbox: Mailbox) -> None:
+def test_orphans_of_a_worker_are_killed_although_the_other_workers_continue(mailbox: Mailbox) -> None:
     script = mailbox.script(
         "leave.py",
         "import os, signal, subprocess\n"
@@ -95,7 +96,7 @@ def test_what_a_worker_leaves_behind_ends_although_the_others_go_on(mailbox: Mai
         assert finish(watchdog).code == 128 + signal.SIGTERM
 
 
-def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox) -> None:
+def test_a_service_that_a_living_worker_detached_is_not_killed(mailbox: Mailbox) -> None:
     script = mailbox.script(
         "detach.py",
         "import os, signal, subprocess\n"
@@ -108,7 +109,7 @@ def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox)
     )
     watchdog = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=2", script)
     with watched(mailbox.receive()["service"]) as service:
-        # Longer than the grace of what a dead worker left behind, which rank 1 was.
+        # Longer than the grace period for the orphans of rank 1, which has died.
         assert still_alive(service, 1.0) == 1
         watchdog.terminate()
         assert mailbox.receive()["again"]
@@ -116,7 +117,7 @@ def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox)
         assert still_alive(service, WAIT) == 0
 
 
-def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox) -> None:
+def test_orphans_that_exit_by_themselves_leave_no_zombies(mailbox: Mailbox) -> None:
     script = mailbox.script(
         "orphans.py",
         "import signal, subprocess\n"
@@ -136,7 +137,7 @@ def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox) -> No
     finish(watchdog)
 
 
-def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: Mailbox) -> None:
+def test_more_orphans_than_descriptors_are_killed_at_a_restart_and_at_the_end(mailbox: Mailbox) -> None:
     script = mailbox.script(
         "crowd.py",
         "import subprocess\n"
@@ -168,7 +169,7 @@ def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: 
     assert "Traceback" not in ended.err
 
 
-def test_the_directory_in_tmp_goes_even_when_relay_and_watchdog_are_killed(mailbox: Mailbox) -> None:
+def test_the_directory_in_tmp_is_removed_even_when_relay_and_watchdog_are_killed(mailbox: Mailbox) -> None:
     watchdog = launch(mailbox, "--nproc-per-node=2", WORKERS / "hold.py")
     mailbox.gather(2)
     agent = agent_of(watchdog)
@@ -182,7 +183,7 @@ def test_the_directory_in_tmp_goes_even_when_relay_and_watchdog_are_killed(mailb
     assert [p.name for p in mailbox.directory.iterdir()] == []
 
 
-def test_a_watchdog_that_is_killed_before_it_has_an_agent_leaves_no_directory(tmp_path: Path) -> None:
+def test_a_watchdog_that_is_killed_before_it_starts_an_agent_leaves_no_directory(tmp_path: Path) -> None:
     killed = "import os, signal, sys\nos.fork = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
     code = f"{killed}from dlrover_run.cli import main\nsys.exit(main([{str(WORKERS / 'hold.py')!r}]))\n"
     ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)

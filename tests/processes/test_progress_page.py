@@ -16,9 +16,11 @@ from dlrover_run.progress.page import VARIABLE, Area, Progress, StepSource, open
 from dlrover_run.progress.pages import ProgressPages
 
 SAME = """
-import os
+import mmap, os
 from dlrover_run.progress import page
-writer = page.own_writer()
+# One that stores each step, as a worker with long steps does.
+fd = os.open(os.environ[page.VARIABLE], os.O_RDWR)
+writer = page.Writer(mmap.mmap(fd, page.PAGE_BYTES), page.Area.WORKER)
 print(flush=True)
 while True:
     # All figures grow together, so a torn record would be seen.
@@ -120,6 +122,16 @@ subprocess.run([sys.executable, "-c", child], check=True)
 """
     assert printed(spawned, pages.path(0)) == "None\n"
     assert read(pages).steps == 3
+
+
+def test_the_last_steps_of_a_worker_are_stored_when_it_ends(pages: ProgressPages) -> None:
+    short = """
+from dlrover_run.progress import page
+for _ in range(100):
+    page.add(page.StepSource.REPORT)
+"""
+    assert printed(short, pages.path(0)) == ""
+    assert read(pages).steps == 100
 
 
 def test_the_relay_writes_beside_the_worker_and_the_worker_takes_precedence(pages: ProgressPages) -> None:

@@ -25,10 +25,10 @@ from dlrover_run.output.streams import TAIL_BYTES, Stream, open_output
 Answer = TypeVar("Answer")
 
 PATIENCE = 60.0
-"""Seconds that anything here may take before the test counts as hung."""
+"""Seconds after which a test here counts as hung."""
 
 NO_PATIENCE = 0.2
-"""A drain's time-out where the console is known to take nothing."""
+"""The timeout of a drain while the console is blocked."""
 
 WRITE_LINES = """
 import sys
@@ -68,7 +68,7 @@ def _log(path: Path) -> int:
 
 @pytest.fixture
 def never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relay that a busy machine does not schedule looks like one that is stuck."""
+    """A relay that is not scheduled on a busy machine looks like one that is stuck."""
     monkeypatch.setattr("dlrover_run.output.relay_client.STUCK_TIMEOUT", PATIENCE)
 
 
@@ -82,7 +82,7 @@ def console(tmp_path: Path) -> Iterator[tuple[int, int]]:
 
 
 def piped() -> tuple[RelayClient, int]:
-    """A relay whose console is a pipe, and the end of it that can be read."""
+    """A relay whose console is a pipe, and the read end of that pipe."""
     reader, writer = os.pipe()
     relay = RelayClient((writer, writer))
     os.close(writer)
@@ -92,7 +92,7 @@ def piped() -> tuple[RelayClient, int]:
 def play(
     relay: RelayClient, scene: Callable[[], Coroutine[Any, Any, Answer]], warn: Callable[[str], None] = pytest.fail
 ) -> Answer:
-    """Run a scene with the relay, and close the relay at its end."""
+    """Run a scene with the relay, and close the relay after it."""
 
     async def whole() -> Answer:
         relay.attach(warn)
@@ -104,7 +104,7 @@ def play(
 
 
 def _write(fd: int, data: bytes) -> None:
-    """Write as the last act of a worker."""
+    """Write the last output of a worker."""
     os.write(fd, data)
     os.close(fd)
 
@@ -147,7 +147,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def _beginning(shown: str, mark: str) -> list[str]:
-    """The lines with that mark in front, without it."""
+    """The lines with that mark, without it."""
     return [line.removeprefix(mark) for line in shown.splitlines() if line.startswith(mark)]
 
 
@@ -173,7 +173,7 @@ def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Pat
     assert tails["1"].endswith(_lines(1, 1000)[-1] + "\n")
 
 
-def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
+def test_prefixed_outputs_are_shown_line_by_line_and_remembered_without_prefix(
     tmp_path: Path, console: tuple[int, int]
 ) -> None:
     relay = RelayClient(console, shared=True)
@@ -187,11 +187,11 @@ def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
         os.write(stderr, b"50%\r100%\r\nla")
         os.write(hidden, b"no one sees\r")
         await relay.drain()
-        # What is not whole yet is held back, for another worker's line may come before the rest of it.
+        # An incomplete line is held back, because another worker's line may come before the rest of it.
         assert (tmp_path / "out").read_bytes() == b"[out 0]: one\n"
         assert (tmp_path / "err").read_bytes() == b"[err 0]: 50%\n[err 0]: 100%\n"
         os.write(stdout, b"o\n\nthree")
-        # One worker closes its output and the other's is still open when the round ends.
+        # One worker closes its output; the other's is still open when the round ends.
         _write(stderr, b"st words")
         tails = await relay.end_round(["0", "1"])
         assert tails == {"0": "50%\r100%\r\nlast words", "1": "no one sees\r"}
@@ -204,7 +204,7 @@ def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
 
 
 @pytest.mark.parametrize("prefix", [None, "> "])
-def test_what_a_quiet_worker_wrote_last_is_shown_though_its_line_has_not_ended(prefix: str | None) -> None:
+def test_an_unfinished_line_of_an_idle_worker_is_shown(prefix: str | None) -> None:
     relay, reader = piped()
     begin = (prefix or "").encode()
 
@@ -212,7 +212,7 @@ def test_what_a_quiet_worker_wrote_last_is_shown_though_its_line_has_not_ended(p
         one, other = (relay.open_stderr(key, show=True, prefix=prefix, whole_lines=True) for key in ("0", "1"))
         for fd, written, shown in (
             (one, b"loading ...", begin + b"loading ..."),
-            # What another worker writes then begins a line, and the newline that is missing is not shown a second time.
+            # The next output of another worker starts a new line, and the missing newline is not shown a second time.
             (other, b"a line\n", b"\n" + begin + b"a line\n"),
             (one, b"\ndone\n", begin + b"done\n"),
             (one, b"saving ...", begin + b"saving ..."),
@@ -227,7 +227,7 @@ def test_what_a_quiet_worker_wrote_last_is_shown_though_its_line_has_not_ended(p
     os.close(reader)
 
 
-def test_a_prefixed_partial_line_is_completed_as_soon_as_its_worker_has_ended() -> None:
+def test_an_unfinished_prefixed_line_is_completed_as_soon_as_its_worker_has_exited() -> None:
     relay, reader = piped()
 
     async def scene() -> None:
@@ -240,7 +240,7 @@ def test_a_prefixed_partial_line_is_completed_as_soon_as_its_worker_has_ended() 
 
 def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None:
     reader, writer = os.pipe()
-    # As small as can be, so that there is hardly ever room for all that waits.
+    # As small as possible, so that there is hardly ever room for all waiting output.
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     relays = [RelayClient((writer, writer), shared=True) for _ in range(2)]
     os.close(writer)
@@ -254,7 +254,7 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
             workers.append(_worker(rank, count, stderr, 2))
             os.close(stderr)
         reading = asyncio.get_running_loop().run_in_executor(None, _read_all, reader)
-        # Their pipes hold less than they have to say, so they end while others read.
+        # Their pipes hold less than their output, so they exit while others read.
         await asyncio.gather(*(asyncio.to_thread(worker.wait, PATIENCE) for worker in workers))
         for rank, relay in enumerate(relays):
             relay.write("".join(f"[{rank}]: more {number}\n" for number in range(count)))
@@ -277,9 +277,7 @@ def _no_inotify(result: int) -> int:
 
 
 @pytest.mark.parametrize("inotify", [True, False])
-def test_new_lines_are_shown_without_being_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inotify: bool
-) -> None:
+def test_new_lines_are_shown_without_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inotify: bool) -> None:
     if not inotify:
         monkeypatch.setattr("dlrover_run.output.log_watcher._checked", _no_inotify)
     relay, reader = piped()
@@ -301,7 +299,7 @@ def test_new_lines_are_shown_without_being_asked_for(
 
 
 @pytest.mark.usefixtures("never_stuck")
-def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: Path) -> None:
+def test_a_blocked_console_blocks_neither_file_nor_client(tmp_path: Path) -> None:
     relay, reader = piped()
     count = 20_000
 
@@ -316,7 +314,7 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
         assert await relay.tails(["0", "1"]) == {"0": "last words\n"}
         assert await relay.end_round(["0"], timeout=NO_PATIENCE) == {"0": "last words\n"}
         assert (tmp_path / "filtered").read_text() == f"> {_lines(0, count)[-1]}\n"
-        # Now the console goes on, and so does the relay, without having lost anything.
+        # The console is read again, and the relay continues without having lost anything.
         reading = asyncio.get_running_loop().run_in_executor(None, _read_all, reader)
         await relay.end_round(timeout=PATIENCE)
         await relay.close()
@@ -329,7 +327,7 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
     assert shown == [f"> {line}" for line in _lines(0, count)]
 
 
-def test_a_reader_that_has_gone_stops_neither_workers_nor_files(tmp_path: Path) -> None:
+def test_a_reader_that_closed_its_pipe_stops_neither_workers_nor_files(tmp_path: Path) -> None:
     relay, reader = piped()
     warnings: list[str] = []
     count = 20_000
@@ -383,7 +381,7 @@ def test_a_terminal_stays_a_terminal() -> None:
     os.close(slave)
 
 
-def test_the_agents_own_words_come_after_the_workers_and_are_whole(console: tuple[int, int]) -> None:
+def test_lines_of_the_agent_come_after_those_of_the_workers_and_are_complete(console: tuple[int, int]) -> None:
     relay = RelayClient(console)
     words = "\ud800" + "wörter " * 20_000 + "end\n"
 
@@ -432,10 +430,10 @@ def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remem
 def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
     tmp_path: Path, console: tuple[int, int], kind: str
 ) -> None:
-    """Killed again and again while it is busy."""
+    """It is killed repeatedly while it is busy."""
     relay = RelayClient(console)
     count, kills = 30_000, 2
-    told: list[str] = []
+    warnings: list[str] = []
     filtered = str(tmp_path / "filtered")
 
     def output(rank: int) -> int:
@@ -454,7 +452,7 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
             children.append(await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=fd))
             os.close(fd)
         for number in range(kills + 1):
-            # A part for each kill: a relay that is quick, or a test that is slow, finds work left at each of them.
+            # One part for each kill: a fast relay, or a slow test, still has work left at each of them.
             grown = os.fstat(console[1]).st_size
             for child in children:
                 assert child.stdin is not None
@@ -472,13 +470,13 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
         tails = await asyncio.wait_for(relay.end_round(["0", "1"], timeout=PATIENCE), PATIENCE)
         assert kind == "teed" or tails["1"].endswith(_lines(1, count)[-1] + "\n")
 
-    play(relay, scene, told.append)
-    assert ["was killed by SIGKILL" in text for text in told] == [True] * kills
+    play(relay, scene, warnings.append)
+    assert ["was killed by SIGKILL" in text for text in warnings] == [True] * kills
     text = (tmp_path / "err").read_text()
     words = "the agent's own words\n"
     assert text.count(words) == kills
     if kind == "as it is":
-        # Bytes of two workers are mixed as they come, but none is lost or repeated.
+        # Bytes of two workers are interleaved as they arrive, but none is lost or repeated.
         assert sorted(text.replace(words, "")) == sorted("\n".join(_lines(0, count) + _lines(1, count)) + "\n")
         return
     assert text.splitlines().count(words.rstrip("\n")) == kills, "a line of a worker was broken"
@@ -489,7 +487,7 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
         assert sorted(picked) == [f"[{rank}]{_lines(rank, count)[-1]}" for rank in (0, 1)]
 
 
-def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
+def test_a_terminal_works_after_the_relay_was_killed() -> None:
     master, slave = os.openpty()
     tty.setraw(slave)
     relay = RelayClient((slave, slave))
@@ -515,7 +513,7 @@ def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
 
 
 @pytest.mark.parametrize("why", ["cannot be started", "dies at once"])
-def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
+def test_without_a_relay_workers_continue_and_the_job_ends(
     tmp_path: Path, console: tuple[int, int], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     monkeypatch.setattr("dlrover_run.output.relay_process.REPLACE_PAUSE", 0.0)
@@ -523,7 +521,7 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
     program = [sys.executable, "-c", "raise SystemExit(1)"] if why == "dies at once" else ["/nonexistent/relay"]
     monkeypatch.setattr("dlrover_run.launch_request.command", lambda *_: program)
     relay = RelayClient(console)
-    told: list[str] = []
+    warnings: list[str] = []
     count = 20_000
     private = tmp_path / "private"
     private.mkdir()
@@ -534,11 +532,11 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
         os.write(stderr, b"before\n")
         await relay.drain()
         _kill(relay.pid)
-        # More than the pipe holds, so that it ends only if somebody reads.
+        # More than the pipe holds, so that it exits only if its output is read.
         command = [sys.executable, "-c", WRITE_LINES, "0", str(count), "2"]
         worker = await asyncio.create_subprocess_exec(*command, stderr=stderr)
         os.close(stderr)
-        # The end of a job waits for its output as long as it takes.
+        # The end of a job waits for its output without a timeout.
         await asyncio.wait_for(relay.drain(timeout=None), PATIENCE)
         assert await asyncio.wait_for(worker.wait(), PATIENCE) == 0
         tails = await asyncio.wait_for(relay.end_round(["0"], timeout=None), PATIENCE)
@@ -552,13 +550,13 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
         assert len(os.listdir("/proc/self/fd")) == before
         relay.write("the job has ended\n")
 
-    play(relay, scene, told.append)
+    play(relay, scene, warnings.append)
     assert (tmp_path / "err").read_text() == "before\nthe job has ended\n"
-    assert ["output is not shown any more" in text for text in told] == [False] * (len(told) - 1) + [True]
+    assert ["output is not shown any more" in text for text in warnings] == [False] * (len(warnings) - 1) + [True]
     assert not private.exists()
 
 
-def test_what_a_stuck_console_has_not_taken_is_shown_by_the_successor_of_the_relay(tmp_path: Path) -> None:
+def test_output_that_a_stuck_console_has_not_taken_is_shown_by_the_successor_of_the_relay(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     relay = RelayClient((writer, writer))
     text = b"".join(b"line %d\n" % number for number in range(100_000))
@@ -603,7 +601,7 @@ asyncio.run(main())
 """
 
 
-def test_the_relay_drains_and_ends_when_the_agent_is_killed(tmp_path: Path) -> None:
+def test_the_relay_drains_and_exits_when_the_agent_is_killed(tmp_path: Path) -> None:
     private = tmp_path / "private"
     (private / "attempt_0").mkdir(parents=True)
     reader, writer = os.pipe()
@@ -611,8 +609,8 @@ def test_the_relay_drains_and_ends_when_the_agent_is_killed(tmp_path: Path) -> N
         command = [sys.executable, "-c", AGENT, str(tmp_path / "log"), str(private), str(writer)]
         agent = subprocess.Popen(command, stdout=out, stderr=err, pass_fds=[writer])
     os.close(writer)
-    with open(reader) as told:
-        pid = int(told.readline())
+    with open(reader) as reader_pid:
+        pid = int(reader_pid.readline())
         pidfd = os.pidfd_open(pid)
         with open(f"/proc/{pid}/comm") as name:
             assert name.read() == "dlrover-relay\n"
@@ -621,8 +619,8 @@ def test_the_relay_drains_and_ends_when_the_agent_is_killed(tmp_path: Path) -> N
         assert not select.select([pidfd], [], [], 0)[0]
         agent.kill()
         assert agent.wait(PATIENCE) == -signal.SIGKILL
-        # The pipe is ours and the agent's alone: the relay has closed what it did not need.
-        assert told.read() == ""
+        # Only the test and the agent have this pipe open: the relay has closed what it did not need.
+        assert reader_pid.read() == ""
     _wait_for(pidfd)
     shown = (tmp_path / "out").read_text().splitlines()
     assert [line for line in shown if line.startswith("> ")] == ["> line"] * 1000 + ["> partial"]
@@ -631,7 +629,7 @@ def test_the_relay_drains_and_ends_when_the_agent_is_killed(tmp_path: Path) -> N
     assert not private.exists()
 
 
-def test_rounds_follow_each_other(tmp_path: Path, console: tuple[int, int]) -> None:
+def test_successive_rounds(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient(console)
 
     async def scene() -> list[int]:
@@ -668,7 +666,7 @@ def test_a_filtered_log_that_cannot_be_written_is_reported(tmp_path: Path, conso
 
 
 @pytest.mark.usefixtures("never_stuck")
-def test_a_worker_that_has_ended_is_forgotten_while_another_goes_on(tmp_path: Path, console: tuple[int, int]) -> None:
+def test_a_worker_that_has_exited_is_removed_while_another_continues(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient(console)
 
     async def scene() -> None:

@@ -1,4 +1,4 @@
-"""A node that shares its console with others: whose each line is, and that nothing on it is drawn anew."""
+"""A node that shares its console with others: each line is marked, and no line is redrawn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 from harness import WAIT, Finished, Mailbox, environment, finish
+from msgspec.structs import replace
 from test_console import ALTERNATE, IN_ORDER, read_until, script, terminal
 from virtual_loop import run_virtually
 
@@ -35,7 +35,7 @@ LOGS = LogSpec(prefixed=True, prefix_template="[node 1 rank ${rank}]: ")
 
 
 def node(target: str, workers: int = 1, logs: LogSpec = LOGS, **more: Any) -> JobSpec:
-    """What one of several nodes on a machine is started with, without restarts."""
+    """The configuration of one of several nodes on a machine, without restarts."""
     return JobSpec(
         entrypoint=Entrypoint("script", target, python=sys.executable),
         run_id="shared",
@@ -65,7 +65,7 @@ def run(spec: JobSpec, directory: Path, **popen: Any) -> Finished:
 
 
 def of_workers(text: str) -> list[str]:
-    """The lines that workers wrote; all others must be the launcher's own, with the name of the node."""
+    """The lines that workers wrote; all others must be those of the launcher, with the name of the node."""
     lines = text.splitlines()
     own = [line for line in lines if not re.match(r"\[node 1 rank \d+\]: ", line)]
     assert all(line.startswith("[node 1] ") for line in own), text
@@ -109,7 +109,7 @@ def test_a_log_file_keeps_what_the_worker_wrote(tmp_path: Path, log_dir: str) ->
     assert written == ([] if log_dir == "/dev/null" else [b"out\nend"])
 
 
-def test_the_report_quotes_what_the_worker_wrote_below_the_name_of_the_node(tmp_path: Path) -> None:
+def test_the_report_quotes_the_output_of_the_worker_after_the_name_of_the_node(tmp_path: Path) -> None:
     source = "import os\ndef inner():\n    raise KeyError('the key')\nif os.environ['RANK'] == '1':\n    inner()\n"
     ended = run(node(script(tmp_path, source), 2), tmp_path)
     assert ended.code == 1
@@ -118,7 +118,7 @@ def test_the_report_quotes_what_the_worker_wrote_below_the_name_of_the_node(tmp_
     assert "The launcher exits with code 1." in report
     assert any(re.match(r" +KeyError: 'the key'", line) for line in report)
     assert not any("[node 1" in line for line in report)
-    assert "=" * (80 - len("[node 1] ")) in report  # Of 80 columns, what the name leaves.
+    assert "=" * (80 - len("[node 1] ")) in report  # The rest of 80 columns after the name.
 
 
 def test_on_a_terminal_lines_are_prefixed_and_no_worker_can_move_its_cursor(tmp_path: Path) -> None:
@@ -129,15 +129,15 @@ def test_on_a_terminal_lines_are_prefixed_and_no_worker_can_move_its_cursor(tmp_
         process = start(node(script(tmp_path, source)), tmp_path, stdout=slave, stderr=slave)
         seen = read_until(master, r"exits with code 3\.\n.*\n")
         assert process.wait(WAIT) == 3
-    # Colours move no cursor.
+    # Colors move no cursor.
     assert "\x1b" not in re.sub(r"\x1b\[[\d;]*m", "", seen)
     prefix = "[node 1 rank 0]: "
     workers = [line.removeprefix(prefix) for line in of_workers(seen)]
-    # A program that draws would write over the lines of other nodes.
+    # A program that redraws would overwrite the lines of other nodes.
     assert workers == ["terminals: [False, False, False]", *IN_ORDER]
 
 
-def test_a_line_where_there_is_no_agent_has_the_name_too(mailbox: Mailbox) -> None:
+def test_a_line_without_an_agent_has_the_name_too(mailbox: Mailbox) -> None:
     (mailbox.directory / "file").write_text("")
     unusable = replace(LOGS, log_dir=str(mailbox.directory / "file"))
     ended = run(node("unimportant.py", logs=unusable), mailbox.directory)
@@ -154,8 +154,8 @@ def test_a_line_where_there_is_no_agent_has_the_name_too(mailbox: Mailbox) -> No
     assert all(line.startswith("[node 1") for line in ended.err.splitlines())
 
 
-def said(name: str, play: Any) -> list[str]:
-    """What a console writes to a terminal, in virtual time."""
+def lines_of(name: str, play: Any) -> list[str]:
+    """The output of a console to a terminal, in virtual time."""
     written: list[str] = []
 
     async def speak() -> None:
@@ -165,7 +165,7 @@ def said(name: str, play: Any) -> list[str]:
     return written
 
 
-def test_a_named_voice_draws_nothing_that_changes() -> None:
+def test_a_console_with_a_node_name_redraws_nothing() -> None:
     async def play(console: Console) -> None:
         assert console.columns is None
         console.show_waiting("for b", 30, lambda columns, lines: ["a table"])
@@ -176,7 +176,7 @@ def test_a_named_voice_draws_nothing_that_changes() -> None:
         console.clear_waiting()
         console.print("three\n\nlines")
 
-    assert said("node 1", play) == [
+    assert lines_of("node 1", play) == [
         "[node 1] dlrover-run: waiting: for b; at most 29 s more\n",
         "[node 1] dlrover-run: hello\n",
         "[node 1] dlrover-run: waiting: for c\n",
@@ -184,11 +184,11 @@ def test_a_named_voice_draws_nothing_that_changes() -> None:
     ]
 
 
-def test_the_mark_stands_before_each_line_and_takes_its_columns() -> None:
+def test_the_mark_precedes_each_line_and_takes_its_columns() -> None:
     async def play(console: Console) -> None:
         assert console.columns == console.width == 120
 
-    said("", play)
+    lines_of("", play)
     assert prefix_with_node("a\n b", "") == "a\n b"
     assert prefix_with_node("a\n b", "node 10") == "[node 10] a\n[node 10]  b"
     assert Console(print, lambda: 120, name="node 1").width == 80 - len("[node 1] ")

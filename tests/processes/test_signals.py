@@ -1,4 +1,4 @@
-"""Signals to the launcher: who hears of them, how long workers get, and with which code the launcher ends."""
+"""Signals to the launcher: which processes receive them, how long workers get, and the exit code of the launcher."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_handled_signal_reaches_every_worker_once(launcher: Launcher, mailbox:
     process.send_signal(getattr(signal, name))
     ended = finish(process)
     assert [m["signal"] for m in mailbox.gather(2, timeout=0)] == [name, name]
-    # Ours differs: the code says which signal it was; torchrun answers 1, with a traceback.
+    # Ours differs: the exit code shows which signal it was; torchrun's is 1, with a traceback.
     assert ended.code == (128 + getattr(signal, name) if launcher.is_ours else 1)
     if launcher.is_ours:
         assert "Traceback" not in ended.err
@@ -63,7 +63,7 @@ def test_a_preemption_notice_reaches_the_workers_once_and_gives_them_its_own_tim
     mailbox.gather(2)
     process.send_signal(signal.SIGUSR1)
     assert [m["signal"] for m in mailbox.gather(2)] == ["SIGUSR1", "SIGUSR1"]
-    # Again, and then what comes at the end of the time: only that is news.
+    # The notice again, and then the signal at the end of the time: only the latter is passed on.
     process.send_signal(signal.SIGUSR1)
     process.send_signal(signal.SIGTERM)
     assert [m["signal"] for m in mailbox.gather(2)] == ["SIGTERM", "SIGTERM"]
@@ -75,7 +75,7 @@ def test_a_preemption_notice_reaches_the_workers_once_and_gives_them_its_own_tim
     assert "SIGUSR1 received, which announces the end of this node in 7200 s: the workers have 7195 s" in ended.err
 
 
-def test_a_worker_that_goes_on_is_killed_before_the_end_of_the_notice(mailbox: Mailbox) -> None:
+def test_a_worker_that_continues_is_killed_before_the_end_of_the_notice(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--preemption-notice=USR1@1", ON_SIGNAL, "stay")
     mailbox.receive()
     process.send_signal(signal.SIGUSR1)
@@ -83,7 +83,7 @@ def test_a_worker_that_goes_on_is_killed_before_the_end_of_the_notice(mailbox: M
     assert mailbox.receive(0)["signal"] == "SIGUSR1"
 
 
-def test_a_worker_that_is_stopped_learns_that_it_shall_end(mailbox: Mailbox) -> None:
+def test_a_stopped_worker_is_resumed_to_handle_the_stop_signal(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--shutdown-timeout=1000", ON_SIGNAL)
     os.kill(mailbox.receive()["pid"], signal.SIGSTOP)
     process.terminate()
@@ -91,7 +91,7 @@ def test_a_worker_that_is_stopped_learns_that_it_shall_end(mailbox: Mailbox) -> 
     assert finish(process).code == 128 + signal.SIGTERM
 
 
-def test_a_stubborn_worker_is_killed_after_its_grace(mailbox: Mailbox) -> None:
+def test_a_worker_that_ignores_the_signal_is_killed_after_its_grace_period(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=0.5", ON_SIGNAL, "stay")
     mailbox.gather(2)
     process.terminate()
@@ -103,13 +103,13 @@ def test_a_second_interrupt_kills_at_once(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=3600", ON_SIGNAL, "stay")
     mailbox.gather(2)
     process.send_signal(signal.SIGINT)
-    # Both have the first one before the second is sent, so this cannot be one signal merged from two.
+    # Both have received the first one before the second is sent, so this cannot be two merged signals.
     assert [m["signal"] for m in mailbox.gather(2)] == ["SIGINT", "SIGINT"]
     process.send_signal(signal.SIGINT)
     assert finish(process).code == 128 + signal.SIGINT
 
 
-def test_a_repeated_sigterm_is_passed_on_and_shortens_nobodys_grace(mailbox: Mailbox) -> None:
+def test_a_repeated_sigterm_is_forwarded_and_shortens_no_grace_period(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--shutdown-timeout=3600", ON_SIGNAL, "stay")
     mailbox.receive()
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_ctrl_c_in_a_terminal_is_one_interrupt(mailbox: Mailbox) -> None:
                 shown += os.read(terminal, 4096)
             except OSError:
                 break
-    # On a line of its own, whatever the terminal shows of the key.
+    # On its own line, whatever the terminal echoes for the key.
     line = rb"\^C\r\n\d\d:\d\d:\d\d \S*dlrover-run: SIGINT received: [^\r\n]*; press Ctrl-C again to kill them at once"
     assert re.search(line, shown), shown
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGINT
@@ -154,7 +154,7 @@ def test_nohup_keeps_the_job_alive_over_a_hangup(mailbox: Mailbox) -> None:
     assert finish(process).code == 128 + signal.SIGTERM
 
 
-def test_a_signal_while_workers_are_being_stopped_for_a_restart_ends_the_job(mailbox: Mailbox) -> None:
+def test_a_signal_while_workers_are_stopped_for_a_restart_ends_the_job(mailbox: Mailbox) -> None:
     script = mailbox.script(
         "half.py",
         "import os, signal\n"
@@ -181,8 +181,8 @@ def test_a_stopped_agent_does_not_keep_the_job_alive(mailbox: Mailbox, name: str
         assert still_alive(workers, WAIT) == 0
 
 
-def test_a_signal_before_the_next_round_has_begun_starts_none(mailbox: Mailbox) -> None:
-    """The console takes nothing, so the launcher waits for it between the rounds, and there the signal finds it."""
+def test_a_signal_before_the_next_round_prevents_that_round(mailbox: Mailbox) -> None:
+    """The console is blocked, so the launcher waits for it between the rounds, and the signal arrives there."""
     script = mailbox.script(
         "loud.py",
         "sys.stderr.write('x' * 900_000)\npost()\nsys.exit(3)\n",
@@ -195,7 +195,7 @@ def test_a_signal_before_the_next_round_has_begun_starts_none(mailbox: Mailbox) 
     assert "; restart " not in afterwards
 
 
-def test_a_job_that_a_signal_stopped_says_so(mailbox: Mailbox) -> None:
+def test_a_job_that_a_signal_stopped_reports_it(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--event-log-handler=console", ON_SIGNAL)
     mailbox.receive()
     process.terminate()
@@ -204,7 +204,7 @@ def test_a_job_that_a_signal_stopped_says_so(mailbox: Mailbox) -> None:
     assert json.loads(last)["metadata"]["raw_error"] == "SIGTERM stopped the job"
 
 
-def test_the_torchrun_code_is_given_for_a_killed_agent_too(mailbox: Mailbox) -> None:
+def test_the_torchrun_code_is_returned_for_a_killed_agent_too(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--compat-exit-codes", ON_SIGNAL)
     mailbox.receive()
     agent_of(process).kill()

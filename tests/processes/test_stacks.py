@@ -1,7 +1,8 @@
-"""Real processes write their stacks, whatever they do; a process that would die of the request gets none."""
+"""Real processes write their stacks in any state; a process that would die of the request gets none."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from dlrover_run.agent.worker_stacks import AskedWorker, node_stacks
+from dlrover_run.coordination.stacks import MissingStacks, NodeStacks, StackProblem
 from dlrover_run.stall import register
 from dlrover_run.stall.ask import RoundStacks, StackFiles
 from dlrover_run.stall.stacks import Stack
@@ -27,7 +30,7 @@ spec.loader.exec_module(register)
 
 @contextmanager
 def worker(files: StackFiles, tmp_path: Path, script: str, before: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """A process that registers and runs a script; the script prints a line when it has begun."""
+    """A process that registers and runs a script; the script prints a line when it has started."""
     (tmp_path / "train.py").write_text(script)
     start = f"{BEGIN}{before}\nregister.install({files.path(0)!r})\nimport runpy\nrunpy.run_path('train.py')"
     with subprocess.Popen([sys.executable, "-uc", start], cwd=tmp_path, stdout=subprocess.PIPE) as process:
@@ -73,25 +76,25 @@ def test_the_stack_of_a_process_that(what: str, files: StackFiles, tmp_path: Pat
     with worker(files, tmp_path, SCRIPTS[what]) as process:
         end = time.monotonic() + WAIT
         while (line := ask(files, process.pid).user_line) is None or line.function != "wait":
-            assert time.monotonic() < end, "the script has not come to its wait"
+            assert time.monotonic() < end, "the script has not reached its wait"
         assert Path(line.file).name == "train.py"
         assert process.poll() is None
 
 
-def test_a_process_that_became_another_program_is_not_asked(files: StackFiles, tmp_path: Path) -> None:
+def test_a_process_that_became_another_program_gets_no_request(files: StackFiles, tmp_path: Path) -> None:
     script = "import os\nos.execvp('sh', ['sh', '-c', 'echo begun; exec sleep 100'])"
     with worker(files, tmp_path, script) as process:
         assert not files.request(0, process.pid)
         assert process.poll() is None
 
 
-def test_a_process_that_has_closed_the_file_is_not_asked(files: StackFiles, tmp_path: Path) -> None:
+def test_a_process_that_has_closed_the_file_gets_no_request(files: StackFiles, tmp_path: Path) -> None:
     script = "import os, time\nos.closerange(3, 4096)\nprint('begun')\ntime.sleep(1000)"
     with worker(files, tmp_path, script) as process:
         assert not files.request(0, process.pid)
 
 
-def test_a_signal_that_is_taken_is_left_alone(files: StackFiles, tmp_path: Path) -> None:
+def test_a_signal_with_a_handler_is_not_replaced(files: StackFiles, tmp_path: Path) -> None:
     first = signal.SIGRTMAX - register.FIRST_SIGNAL
     taken = f"import signal\nsignal.signal({first}, signal.SIG_IGN)"
     script = (
@@ -101,8 +104,44 @@ def test_a_signal_that_is_taken_is_left_alone(files: StackFiles, tmp_path: Path)
         assert ask(files, process.pid).main
 
 
-def test_a_process_that_has_not_begun_is_not_asked(files: StackFiles) -> None:
+def test_a_process_that_has_not_started_gets_no_request(files: StackFiles) -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
         assert not files.request(0, process.pid)
         process.kill()
     assert files.answer(0) is None
+
+
+def test_a_request_stands_until_it_is_answered(files: StackFiles, tmp_path: Path) -> None:
+    with worker(files, tmp_path, SCRIPTS["sleeps"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        for _ in range(3):
+            assert files.request(0, process.pid)
+        assert files.answer(0) is None
+        process.send_signal(signal.SIGCONT)
+        end = time.monotonic() + WAIT
+        while files.answer(0) is None:
+            assert time.monotonic() < end, "the process has written no stack"
+            time.sleep(0.01)
+        written = files.dumped(0)
+        assert ask(files, process.pid).main
+        # Three requests wrote as much as the one after them.
+        assert files.dumped(0) < 3 * written
+
+
+def test_a_node_answers_for_each_of_its_workers(files: StackFiles, tmp_path: Path) -> None:
+    with worker(files, tmp_path, SCRIPTS["sleeps"]) as process, subprocess.Popen(["sleep", "100"]) as other:
+        asked = [AskedWorker(4, process.pid, files), AskedWorker(5, other.pid, None)]
+        end = time.monotonic() + WAIT
+        while True:
+            found = asyncio.run(node_stacks(asked))
+            assert [stack.workers for stack in found.stacks] == [(4,)]
+            if "wait" in [frame.function for frame in found.stacks[0].frames]:
+                break
+            assert time.monotonic() < end, "the script has not reached its wait"
+        assert found.missing == (MissingStacks(StackProblem.NOT_REGISTERED, (5,)),)
+
+        process.send_signal(signal.SIGSTOP)
+        found = asyncio.run(node_stacks(asked[:1]))
+        assert found == NodeStacks((), (MissingStacks(StackProblem.STOPPED, (4,)),))
+        other.kill()
+    assert asyncio.run(node_stacks(asked[1:])).missing == (MissingStacks(StackProblem.ENDED, (5,)),)

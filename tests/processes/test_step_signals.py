@@ -1,4 +1,4 @@
-"""Signals as a scheduler sends them, to every process of a job step, and signals that are passed on to the workers.
+"""Signals from a scheduler to every process of a job step, and signals that are forwarded to the workers.
 
 The test is the parent of the launcher, as `slurmstepd` is, and walks the process tree below itself.
 """
@@ -78,8 +78,9 @@ for line in range(half, 2 * half):
 
 
 def check_lines(mailbox: Mailbox, disturb: Callable[[subprocess.Popen[str]], None], count: int, *flags: str) -> str:
-    """Run workers that print 240 lines, half of them after they were disturbed and have got both signals; what was
-    printed, which must have all lines once."""
+    """Run workers that print 240 lines, half of them after a fault and after both signals. Return the output, which
+    must have all lines once.
+    """
     each = 240 // count
     script = mailbox.script("lines.py", LINES.format(half=each // 2))
     launcher = launch(mailbox, *flags, "--forward-signals=USR1,USR2", script, stderr=subprocess.STDOUT)
@@ -94,15 +95,15 @@ def check_lines(mailbox: Mailbox, disturb: Callable[[subprocess.Popen[str]], Non
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("method", METHODS)
-def test_no_line_is_lost_when_every_process_of_the_step_is_signalled(
+def test_no_line_is_lost_when_every_process_of_the_step_is_signaled(
     mailbox: Mailbox, method: str, place: Sequence[str]
 ) -> None:
-    """Of 240 lines 4 arrived when the relay died of the signal."""
+    """Of 240 lines 4 arrived when the signal killed the relay."""
 
     def disturb(launcher: subprocess.Popen[str]) -> None:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal_step(launcher, number)
-        # What belongs to the launcher, but no worker: none of those has a handler for a real-time signal.
+        # The processes of the launcher without the workers: none of those has a handler for a real-time signal.
         for process in step_of(launcher):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if not any("lines.py" in word for word in process.cmdline()) or process.pid == launcher.pid:
@@ -175,10 +176,10 @@ def test_data_loaders_live_until_their_worker_has_saved(
                     os.kill(process.pid, signal.SIGTERM)
     else:
         launcher.terminate()
-    said = mailbox.gather(count)
+    messages = mailbox.gather(count)
     ended = finish(launcher)
     assert ended.code == 128 + signal.SIGTERM
-    assert [(message["saved"], message["signals"]) for message in said] == [(64, 1)] * count, ended.err
+    assert [(message["saved"], message["signals"]) for message in messages] == [(64, 1)] * count, ended.err
     assert len(list(Path(mailbox.directory).glob("saved-*.pt"))) == count
     assert not any(psutil.pid_exists(child) for child in children)
 
@@ -196,14 +197,14 @@ def test_a_worker_gets_one_stop_signal_though_the_whole_step_gets_it(
     signal_step(launcher, signal.SIGTERM)
     ended = finish(launcher)
     assert ended.code == 128 + signal.SIGTERM
-    # Each lived until its grace was over, so a second signal would have been reported.
+    # Each lived until the end of its grace period, so a second signal would have been reported.
     assert [message["signal"] for message in mailbox.pending()] == ["SIGTERM"] * count, ended.out
     assert "lost the master" not in ended.out
     assert "the master has ended" not in ended.out
 
 
 def test_a_master_outlives_the_nodes_of_its_step(mailbox: Mailbox) -> None:
-    """Three launchers that meet at a master, which was killed by the SIGTERM of the step."""
+    """Three launchers that rendezvous at a master, which the SIGTERM of the step used to kill."""
     cluster = Cluster(mailbox, AtMaster())
     nodes = [cluster.node(name, "3", args=["stay"]) for name in "abc"]
     members = cluster.world(3)
@@ -217,7 +218,7 @@ def test_a_master_outlives_the_nodes_of_its_step(mailbox: Mailbox) -> None:
         os.kill(member["pid"], signal.SIGKILL)
     for node in nodes:
         assert node.finish() == 128 + signal.SIGTERM
-        assert "the master" not in node.said, node.said
+        assert "the master" not in node.output, node.output
     assert mailbox.pending() == []
     cluster.close()
     cluster.check_place()
@@ -225,7 +226,7 @@ def test_a_master_outlives_the_nodes_of_its_step(mailbox: Mailbox) -> None:
 
 @pytest.mark.parametrize("whole_step", [False, True], ids=["the launcher", "the step"])
 @pytest.mark.parametrize("place", PLACES)
-def test_forwarded_signals_reach_each_worker_once_and_training_goes_on(
+def test_forwarded_signals_reach_each_worker_once_and_training_continues(
     mailbox: Mailbox, place: Sequence[str], whole_step: bool
 ) -> None:
     count = workers_of(place)
@@ -251,7 +252,7 @@ def test_a_worker_that_a_forwarded_signal_kills_is_reported(mailbox: Mailbox) ->
     assert "rank 0 was killed by SIGALRM, which --forward-signals passed on" in ended.err
 
 
-def test_a_launcher_that_an_unlisted_signal_ends_says_so_and_lets_workers_save(mailbox: Mailbox) -> None:
+def test_a_launcher_that_an_unlisted_signal_ends_reports_it_and_lets_workers_save(mailbox: Mailbox) -> None:
     launcher = launch(mailbox, "--nproc-per-node=2", ON_SIGNAL)
     mailbox.gather(2)
     launcher.send_signal(signal.SIGUSR1)
@@ -270,7 +271,7 @@ open(os.environ['STATE'] + os.environ.get('RANK', ''), 'w').write(json.dumps(fie
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("ignored", [(signal.SIGHUP, signal.SIGUSR2), *only_long(((),))], ids=["two", "none"])
-def test_workers_inherit_what_a_program_without_a_launcher_does(
+def test_workers_inherit_the_signal_state_of_a_program_without_a_launcher(
     mailbox: Mailbox, method: str, ignored: Sequence[signal.Signals]
 ) -> None:
     (mailbox.directory / "state.py").write_text(STATE)
@@ -367,7 +368,7 @@ def time_passes(now: float) -> Delivery:
             id="signals that came long apart and are read together are two",
         ),
         pytest.param(
-            # The agent's own copy is looked for from when the loop reads, however old the signal is.
+            # The search for the agent's own copy starts when the loop reads, however old the signal is.
             [
                 (launcher_gets(STEPD, 5.0, now=9.0), []),
                 (time_passes(9.0 + WITNESS_SECONDS - 0.01), []),
@@ -397,10 +398,12 @@ def time_passes(now: float) -> Delivery:
         ),
     ],
 )
-def test_which_signals_the_workers_get_and_which_they_have_already(
+def test_which_signals_are_delivered_to_the_workers_and_which_they_have_received(
     deliveries: list[tuple[Delivery, list[float | None]]],
 ) -> None:
-    """Each with the signals that it makes the launcher accept, by when the workers got them: None for not yet."""
+    """Each delivery with the signals that the launcher accepts for it, by the time at which the workers received them:
+    None for not yet.
+    """
     deduplicator = SignalDeduplicator()
     for act, accepted in deliveries:
         assert act(deduplicator) == [AcceptedSignal(TERM, delivered_at) for delivered_at in accepted]
@@ -409,7 +412,7 @@ def test_which_signals_the_workers_get_and_which_they_have_already(
 
 @pytest.fixture
 def signals_of_its_own() -> Iterator[None]:
-    """Give the test process its signal handlers back."""
+    """Restore the signal handlers of the test process."""
     handlers = {number: signal.getsignal(number) for number in signals.TERMINATION_SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
@@ -420,9 +423,9 @@ def signals_of_its_own() -> Iterator[None]:
 
 @pytest.mark.usefixtures("signals_of_its_own")
 @pytest.mark.parametrize("launcher_first", [True, False])
-def test_workers_that_a_busy_agent_starts_after_a_signal_have_not_got_it(launcher_first: bool) -> None:
+def test_workers_that_a_busy_agent_starts_after_a_signal_have_not_received_it(launcher_first: bool) -> None:
     came: list[float | None] = []
-    lifeline, watchdog_end = os.pipe()
+    parent_pipe, watchdog_end = os.pipe()
 
     async def start_workers() -> float:
         departure = ShutdownRequest(
@@ -431,7 +434,7 @@ def test_workers_that_a_busy_agent_starts_after_a_signal_have_not_got_it(launche
             lambda *_: None,
             lambda: None,
         )
-        departure.listen([lifeline])
+        departure.listen([parent_pipe])
         to_launcher = [lambda: watchdog.send(watchdog_end, sent(STEPD, time.monotonic()))]
         to_agent = [lambda: os.kill(os.getpid(), TERM)]
         for send in to_launcher + to_agent if launcher_first else to_agent + to_launcher:
@@ -443,7 +446,7 @@ def test_workers_that_a_busy_agent_starts_after_a_signal_have_not_got_it(launche
         return started
 
     started = event_loop.run(start_workers())
-    os.close(lifeline)
+    os.close(parent_pipe)
     os.close(watchdog_end)
     (delivered_at,) = came
     assert delivered_at is not None

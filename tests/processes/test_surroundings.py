@@ -1,4 +1,4 @@
-"""Launches from unkind places: closed streams, ignored signals, refused processes, a directory that is gone."""
+"""Launches in unusual environments: closed streams, ignored signals, refused processes, a removed directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_closed_standard_streams_are_dev_null_to_the_workers(tmp_path: Path, met
     assert seen.read_text() == "/dev/null /dev/null"
 
 
-def test_a_parent_that_ignores_the_end_of_children_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_parent_that_ignores_sigchld_has_no_effect(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import signal, sys; sys.exit(7 if signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL else 8)")
     ended = run(OURS, [script], cwd=tmp_path, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
@@ -47,7 +47,7 @@ import dlrover_run.__main__
 """
 
 
-def test_an_interrupt_while_we_are_still_being_imported_is_no_traceback(tmp_path: Path) -> None:
+def test_an_interrupt_during_the_import_of_the_launcher_prints_no_traceback(tmp_path: Path) -> None:
     ended = run(Launcher("interrupted", (sys.executable, "-c", INTERRUPTED)), [], cwd=tmp_path)
     assert (ended.code, ended.err) == (-signal.SIGINT, "")
 
@@ -66,7 +66,7 @@ sys.exit(main(["--no-python", "true"]))
 
 
 @pytest.mark.parametrize("which", ["1", "2"], ids=["agent", "relay"])
-def test_a_refused_process_names_the_limit(tmp_path: Path, which: str) -> None:
+def test_a_process_that_the_system_refuses_names_the_limit(tmp_path: Path, which: str) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     refused = Launcher("refused", (sys.executable, "-c", REFUSED))
@@ -78,7 +78,7 @@ def test_a_refused_process_names_the_limit(tmp_path: Path, which: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_working_directory_that_is_removed_before_and_while_we_run(tmp_path: Path, method: str) -> None:
+def test_a_working_directory_that_is_removed_before_and_during_the_job(tmp_path: Path, method: str) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nif os.path.isdir(sys.argv[1]): os.rmdir(sys.argv[1])\nsys.exit(3)\n")
     place = tmp_path / "place"

@@ -1,6 +1,6 @@
-"""The start-up code of a spawned worker: it runs before the script, and leaves everything as the user gave it.
+"""The start-up code of a spawned worker: it runs before the script, and leaves the process as the user configured it.
 
-torch is played by a package that calls the hook, since importing torch itself takes seconds.
+A package that calls the hook stands in for torch, because importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import WAIT
+from msgspec.structs import replace
 
 from dlrover_run.agent import starter
 from dlrover_run.agent.starter import START_CODE_PATH, WANTED_VARIABLE, Starter, with_start_code
@@ -69,7 +69,7 @@ def pages() -> Iterator[ProgressPages]:
 
 
 def spawned(directory: Path, script: str, wanted: str = "optimizer-steps", **env: str) -> str:
-    """What a spawned worker prints."""
+    """The output of a spawned worker."""
     (directory / "script.py").write_text(script)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     chosen = {WANTED_VARIABLE: wanted} if wanted else {}
@@ -94,7 +94,7 @@ def counted(pages: ProgressPages) -> Progress:
 
 
 @pytest.mark.parametrize("path", [{}, {"PYTHONPATH": "/somewhere:/else"}])
-def test_the_script_sees_what_it_would_see_without(directory: Path, path: dict[str, str]) -> None:
+def test_the_script_observes_what_it_would_without_the_hook(directory: Path, path: dict[str, str]) -> None:
     assert spawned(directory, SHOW, **path) == spawned(directory, SHOW, wanted="", **path)
 
 
@@ -163,7 +163,7 @@ def test_what_is_installed_in_a_worker(job: JobSpec, wanted: tuple[str, ...]) ->
     assert wanted_at_start(job) == wanted
 
 
-def test_start_up_code_runs_only_in_a_worker_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_up_code_runs_only_in_a_worker_that_requests_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[ProcessSpec] = []
 
     def spawn(spec: ProcessSpec) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.coordination.model import Assignment, NodePhase
 from dlrover_run.coordination.policy_records import PolicyReport
@@ -64,7 +64,7 @@ class WrittenNode(Node):
         self.report(**changes)
         self.run(self._close)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         self.changes += 1
         if self._fields is not None:
             self.call_soon(self._send)

@@ -38,7 +38,7 @@ LEAST_TTL = 2
 MOST_OPERATIONS = 128
 """Operations that etcd takes in one branch of a transaction by default, and as many conditions."""
 
-Tell = Callable[[int, list[Change]], None]
+Notify = Callable[[int, list[Change]], None]
 """Gets the changes of one revision, with that revision."""
 
 
@@ -57,7 +57,7 @@ class Follower:
     """Somebody who is told of each change in a range."""
 
     range: Range
-    tell: Tell
+    notify: Notify
 
 
 class EtcdCluster:
@@ -111,15 +111,15 @@ class EtcdCluster:
             self.on_change(owner, before)
         return TxnResult(succeeded, self.revision, found)
 
-    def follow(self, range: Range, revision: int, tell: Tell) -> Follower:
+    def follow(self, range: Range, revision: int, notify: Notify) -> Follower:
         """Tell of the changes from that revision on: at once of those that have been. Raises Compacted."""
         if revision < self.compacted:
             raise Compacted
         for number, changes in self._history:
             if number >= revision:
-                _tell(range, number, changes, tell)
+                _notify(range, number, changes, notify)
         # Of a revision that is still to come nothing is told before it is there.
-        follower = Follower(range, lambda number, changes: tell(number, changes) if number >= revision else None)
+        follower = Follower(range, lambda number, changes: notify(number, changes) if number >= revision else None)
         self._followers.append(follower)
         return follower
 
@@ -207,7 +207,7 @@ class EtcdCluster:
         self.revision += 1
         self._history.append((self.revision, changes))
         for follower in list(self._followers):
-            _tell(follower.range, self.revision, changes, follower.tell)
+            _notify(follower.range, self.revision, changes, follower.notify)
 
     def _check_leases(self, txn: Txn) -> None:
         for operation in txn.then if all(self._holds(condition) for condition in txn.conditions) else txn.otherwise:
@@ -240,10 +240,10 @@ class EtcdCluster:
         return act()
 
 
-def _tell(range: Range, revision: int, changes: Sequence[Change], tell: Tell) -> None:
+def _notify(range: Range, revision: int, changes: Sequence[Change], notify: Notify) -> None:
     own = [change for change in changes if range.has(change.key)]
     if own:
-        tell(revision, own)
+        notify(revision, own)
 
 
 def _check(txn: Txn) -> None:

@@ -139,7 +139,7 @@ class Client:
             raise EtcdUnavailable("the client is closed")
         self._pending[answer] = None
 
-        def carry_out(is_heard: bool) -> None:
+        def carry_out(is_answered: bool) -> None:
             if answer.done() and self._random.random() < 0.5:
                 # Who asked has given up, and has called it off in time.
                 return
@@ -147,7 +147,7 @@ class Client:
                 result = EtcdMisconfigured(DENIED) if self.denied else self.cluster.answer(act)
             except (EtcdUnavailable, LeaseExpired) as error:
                 result = error
-            if is_heard:
+            if is_answered:
                 self.send(TO_NODE, lambda: process.run(lambda: _settle(answer, result)))
 
         def send() -> None:

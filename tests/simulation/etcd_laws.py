@@ -20,9 +20,9 @@ class Store:
         self._cluster = cluster
         self._laws = laws
         self._keys = keys
-        self._told: set[tuple[RoundKey, PlanPhase, int]] = set()
+        self._stored_rounds: set[tuple[RoundKey, PlanPhase, int]] = set()
         self._leaders: set[int] = set()
-        self._said: dict[NodeKey, dict[NodeReport, int]] = {}
+        self._published: dict[NodeKey, dict[NodeReport, int]] = {}
         cluster.on_change = self._check
 
     @property
@@ -41,17 +41,17 @@ class Store:
         """The process whose status stands under that id."""
         return self._owner(self._cluster.keys.get(self._keys.node(node_id)))
 
-    def telling(self, wanted: Assignment) -> None:
+    def receiving(self, wanted: Assignment) -> None:
         """A node hears a word of the coordinator."""
         if wanted.key.number or wanted.phase in OVER:
-            known = (wanted.key, wanted.phase, wanted.restart_count) in self._told
+            known = (wanted.key, wanted.phase, wanted.restart_count) in self._stored_rounds
             demand(known, "a plan is stored before anybody is told")
 
     def publishing(self, status: NodeReport) -> None:
         """A node wants this to stand there."""
-        said = self._said.setdefault(status.key, {})
+        published = self._published.setdefault(status.key, {})
         status = _without_memory(status)
-        said[status] = max(said.values(), default=0) + 1
+        published[status] = max(published.values(), default=0) + 1
 
     def _owner(self, current: KeyValue | None) -> Process | None:
         lease = None if current is None else self._cluster.leases.get(current.lease)
@@ -81,14 +81,17 @@ class Store:
     def _check_status(self, before: KeyValue | None, after: KeyValue) -> None:
         now = _without_memory(decode_record(after.value, NodeReport))
         last = now if before is None else _without_memory(decode_record(before.value, NodeReport))
-        said = self._said[now.key]
-        demand(last.key != now.key or said[last] <= said[now], "no older status of a node comes back over a newer one")
+        published = self._published[now.key]
+        demand(
+            last.key != now.key or published[last] <= published[now],
+            "no older status of a node comes back over a newer one",
+        )
 
     def _check_plan(self, before: Plan | None, after: Plan | None) -> None:
         assert after is not None, "it was just written"
         demand(before is None or after.epoch >= before.epoch, "epochs grow")
         self._laws.storing(before, after, self._cluster.timeline.now)
-        self._told.add((after.key, after.phase, after.restart_count))
+        self._stored_rounds.add((after.key, after.phase, after.restart_count))
 
 
 def _without_memory(report: NodeReport) -> NodeReport:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Plan
 from dlrover_run.coordination.rules import RESULT_RETENTION
@@ -39,7 +40,7 @@ class WatchedEtcdClient(WatchedClient, EtcdClient):
         super().__init__(node, *given)
 
     def _take(self, assignment: Assignment) -> None:
-        self._laws_of_store.telling(assignment)
+        self._laws_of_store.receiving(assignment)
         super()._take(assignment)
 
 
@@ -91,9 +92,9 @@ class EtcdScenario(Scenario):
     flag = " --etcd"
 
     def __init__(
-        self, seed: int, tell: Callable[[str], None] | None = None, program: type[Program] = TorchProgram
+        self, seed: int, log: Callable[[str], None] | None = None, program: type[Program] = TorchProgram
     ) -> None:
-        super().__init__(seed, tell, program)
+        super().__init__(seed, log, program)
         random = self.timeline.random
         # The product's default with etcd is 0.
         self.rules = replace(self.rules, lost_after=random.choice((0.0, 0.0, 1.0)))

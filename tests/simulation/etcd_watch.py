@@ -35,7 +35,7 @@ class Watch:
         self._followers: list[Follower] = []
         self._begun_ranges: set[Range] = set()
         self._connection = 0
-        self._heard: deque[tuple[int, Sequence[Change]]] = deque()
+        self._received: deque[tuple[int, Sequence[Change]]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
         self._ended = False
@@ -55,9 +55,9 @@ class Watch:
         if any(revision < following - 1 for following in self._next.values()):
             raise EtcdUnavailable("etcd has lost data since the watch began")
         while True:
-            while not self._heard:
+            while not self._received:
                 await self._wait()
-            number, changes = self._heard.popleft()
+            number, changes = self._received.popleft()
             if number > revision:
                 yield changes
 
@@ -118,10 +118,10 @@ class Watch:
             return
 
         def follow() -> None:
-            def tell(revision: int, changes: list[Change]) -> None:
-                self._tell(range, connection, revision, changes)
+            def notify(revision: int, changes: list[Change]) -> None:
+                self._notify(range, connection, revision, changes)
 
-            self._followers.append(client.cluster.follow(range, start, tell))
+            self._followers.append(client.cluster.follow(range, start, notify))
 
         # A member may be behind the others.
         behind = client.process.timeline.random.choice((0, 0, 0, 2))
@@ -134,7 +134,7 @@ class Watch:
         except EtcdUnavailable:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._retry(connection, "no member has a leader")))
 
-    def _tell(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
+    def _notify(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
         """At etcd: there is something to tell, which comes behind all that was told of this range before."""
         client = self._client
         now = client.process.timeline.now
@@ -142,14 +142,14 @@ class Watch:
 
         def arrive() -> None:
             if connection == self._connection:
-                client.process.run(lambda: self._hear(range, connection, revision, changes))
+                client.process.run(lambda: self._receive(range, connection, revision, changes))
 
         client.send(TO_NODE, arrive, self._due[range])
 
-    def _hear(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
+    def _receive(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
         if connection == self._connection:
             self._next[range] = revision + 1
-            self._heard.append((revision, changes))
+            self._received.append((revision, changes))
             self._wake()
 
     def _fail(self, connection: int, error: BaseException) -> None:

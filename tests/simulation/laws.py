@@ -36,7 +36,7 @@ class Laws:
         self.calm = False
         self.cut_off: set[NodeKey] = set()
         self._due: dict[int, float | None] = {}
-        self._heard: dict[NodeKey, RoundKey] = {}
+        self._received: dict[NodeKey, RoundKey] = {}
         self._obeyed: dict[NodeKey, int] = {}
         self._reached: dict[NodeKey, float] = {}
 
@@ -112,11 +112,11 @@ class Laws:
         if self.over is not None or all_have_left:
             self._durable = False
 
-    def hearing(self, key: NodeKey, wanted: Assignment) -> None:
+    def receiving(self, key: NodeKey, wanted: Assignment) -> None:
         """A node hears the coordinator that it obeys."""
         if self._durable or self.nodes_stay:
-            demand(wanted.key >= self._heard.get(key, RoundKey()), "nobody is told of a round before his last one")
-            self._heard[key] = wanted.key
+            demand(wanted.key >= self._received.get(key, RoundKey()), "nobody is told of a round before his last one")
+            self._received[key] = wanted.key
 
     def taking(self, key: NodeKey, wanted: Assignment) -> None:
         """A node does what a coordinator wants."""

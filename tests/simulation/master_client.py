@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dlrover_run.rendezvous.master_client import MasterClient
 from dlrover_run.spec import JobSpec, MasterSpec

@@ -88,7 +88,7 @@ class Master(LoopProcess):
         """The one job, when it was begun."""
         return self.jobs._jobs.get(JOB)
 
-    def may_tell(self, wanted: Assignment) -> None:
+    def check_stored(self, wanted: Assignment) -> None:
         """Nobody is told of a plan that is not on the disk."""
         job = self.job
         if job is None or job._coordinator._recovering_until is not None or not isinstance(job._journal, DiskJournal):
@@ -138,7 +138,7 @@ class WatchedSession(NodeSession):
         super().__init__(connection, master.jobs, "")
 
     def send_assignment(self, assignment: Assignment) -> None:
-        self._master.may_tell(assignment)
+        self._master.check_stored(assignment)
         super().send_assignment(assignment)
 
 

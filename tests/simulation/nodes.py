@@ -140,12 +140,12 @@ class Node(LoopProcess, ABC):
         return self._leaving
 
     def _begin(self, spec: JobSpec) -> None:
-        self.rendezvous = self.place.open_client(self, spec, self._hear)
+        self.rendezvous = self.place.open_client(self, spec, self._receive)
         self.note("begins")
         self._follow()
 
     @abstractmethod
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """The client has changed."""
 
     @abstractmethod
@@ -158,7 +158,7 @@ class Node(LoopProcess, ABC):
 
     def _begin_to_leave(self) -> None:
         self._leaving = True
-        self._hear()
+        self._receive()
 
     def _close(self) -> None:
         """Leave the job: everything has been reported."""
@@ -166,7 +166,7 @@ class Node(LoopProcess, ABC):
         self.rendezvous.close(self.end)
 
 
-def job_spec(node_id: str, address: str, workers: int, role: str, wish: int | None, rules: Any) -> JobSpec:
+def job_spec(node_id: str, address: str, workers: int, role: str, node_rank: int | None, rules: Any) -> JobSpec:
     """What a person said to this node."""
     return JobSpec(
         entrypoint=Entrypoint("script", "a.py"),
@@ -176,7 +176,7 @@ def job_spec(node_id: str, address: str, workers: int, role: str, wish: int | No
         local_addr=address,
         workers_per_node=workers,
         role=role,
-        node_rank=wish,
+        node_rank=node_rank,
     )
 
 
@@ -189,7 +189,7 @@ class WatchedClient(RemoteClient):
 
     def _take(self, assignment: Assignment) -> None:
         if assignment.epoch >= self._assignments.epoch:
-            self._node.place.laws.hearing(self._node.key, assignment)
+            self._node.place.laws.receiving(self._node.key, assignment)
         super()._take(assignment)
 
     def _note_connected(self) -> None:

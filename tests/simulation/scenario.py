@@ -39,9 +39,9 @@ class Scenario(ABC):
     flag = ""
 
     def __init__(
-        self, seed: int, tell: Callable[[str], None] | None = None, program: type[Program] = TorchProgram
+        self, seed: int, log: Callable[[str], None] | None = None, program: type[Program] = TorchProgram
     ) -> None:
-        self.timeline = Timeline(seed, tell)
+        self.timeline = Timeline(seed, log)
         self.program = program(self, seed)
         self.rules = self.program.rules(self.timeline.random)
         self.nodes: list[Node] = []
@@ -153,9 +153,9 @@ class MasterScenario(Scenario):
     """The records live in a master."""
 
     def __init__(
-        self, seed: int, tell: Callable[[str], None] | None = None, program: type[Program] = TorchProgram
+        self, seed: int, log: Callable[[str], None] | None = None, program: type[Program] = TorchProgram
     ) -> None:
-        super().__init__(seed, tell, program)
+        super().__init__(seed, log, program)
         random = self.timeline.random
         self.durable = random.random() < 0.6 or self.program.always_durable
         self.trouble = random.choice(TROUBLES)
@@ -228,7 +228,7 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
 
 def simulate(
     seed: int,
-    tell: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
     kind: type[Scenario] = MasterScenario,
     program: type[Program] = TorchProgram,
 ) -> Outcome:
@@ -236,7 +236,7 @@ def simulate(
     found: list[Scenario] = []
     with stand_ins(lambda: found[0].laws):
         try:
-            found.append(kind(seed, tell, program))
+            found.append(kind(seed, log, program))
             return found[0].run()
         except Broken as broken:
             when = found[0].timeline.now if found else 0.0

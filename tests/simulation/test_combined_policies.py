@@ -4,7 +4,6 @@ whole jobs in the simulation."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +11,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 from harness import only_long
+from msgspec.structs import replace
 from warm_up.policy import WarmUpPolicy
 from warm_up.rules import WarmUpAssignment, WarmUpRules, WarmUpState
 

@@ -104,7 +104,7 @@ def charge_twice(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, R
     return real_consume_restarts(limits, cluster, losses)
 
 
-def say_ready(self: ClusterView, task: Any) -> bool:
+def report_ready_early(self: ClusterView, task: Any) -> bool:
     return self.runs(task) and not self.is_lost(view.host_of(task))
 
 
@@ -138,7 +138,9 @@ DEFECTS = {
         patched((reshape, "workers_left"), by=lambda *given: False), master=11, etcd=20
     ),
     "workers are let in all the time": Defect(patched((policy, "_common_order"), by=let_all_in), master=4, etcd=0),
-    "what was started counts as ready": Defect(patched((ClusterView, "is_ready"), by=say_ready), master=0, etcd=0),
+    "what was started counts as ready": Defect(
+        patched((ClusterView, "is_ready"), by=report_ready_early), master=0, etcd=0
+    ),
     "capacity has no bound": Defect(
         patched(
             (placement, "slots"),

@@ -28,19 +28,19 @@ from simulation.network import TO_MASTER
 from simulation.timeline import Broken
 
 
-def gather_changes(bed: Bed, heard: list[Change], ranges: Sequence[Range]) -> asyncio.Task[Any]:
+def gather_changes(bed: Bed, received: list[Change], ranges: Sequence[Range]) -> asyncio.Task[Any]:
     """Hear what changes from now on."""
 
-    async def hear(begun: asyncio.Event) -> None:
+    async def receive(begun: asyncio.Event) -> None:
         revision = bed.cluster.revision
         async with bed.client.watch(ranges) as watch:
             begun.set()
             async for changes in watch.after(revision):
-                heard.extend(changes)
+                received.extend(changes)
 
     async def begin() -> asyncio.Task[Any]:
         begun = asyncio.Event()
-        task = asyncio.ensure_future(hear(begun))
+        task = asyncio.ensure_future(receive(begun))
         await begun.wait()
         return task
 
@@ -161,41 +161,41 @@ def test_no_answer_comes_while_etcd_is_away() -> None:
 
 def test_a_watch_reports_each_change_in_the_order_of_its_range() -> None:
     bed = Bed(lag=3.0)
-    heard: list[Change] = []
+    received: list[Change] = []
     bed.put("a/1", b"before")
-    gather_changes(bed, heard, [Range("a/", prefix=True), Range("b")])
+    gather_changes(bed, received, [Range("a/", prefix=True), Range("b")])
     for number in range(20):
         bed.commit(Put("a/1", b"%d" % number), Put("b", b"%d" % number), Put("c", b""))
         bed.wait(0.3)
     bed.commit(Delete(Range("a/1")))
     bed.wait()
-    by_key = {key: [c.now and c.now.value for c in heard if c.key == key] for key in ("a/1", "b", "c")}
+    by_key = {key: [c.now and c.now.value for c in received if c.key == key] for key in ("a/1", "b", "c")}
     counted = [b"%d" % number for number in range(20)]
     assert by_key == {"a/1": [*counted, None], "b": counted, "c": []}
 
 
 def test_two_ranges_of_one_watch_may_lag_behind_differently() -> None:
     bed = Bed(lag=5.0)
-    heard: list[Change] = []
-    gather_changes(bed, heard, [Range("a"), Range("b")])
+    received: list[Change] = []
+    gather_changes(bed, received, [Range("a"), Range("b")])
     for _ in range(20):
         bed.put("a")
         bed.put("b")
     bed.wait()
-    assert [change.key for change in heard] != ["a", "b"] * 20
+    assert [change.key for change in received] != ["a", "b"] * 20
 
 
 def test_a_watch_that_was_broken_off_goes_on_where_it_stopped() -> None:
     bed = Bed(lag=1.0)
-    heard: list[Change] = []
-    gather_changes(bed, heard, [Range("a")])
+    received: list[Change] = []
+    gather_changes(bed, received, [Range("a")])
     for number in range(30):
         bed.put("a", b"%d" % number)
         bed.wait(0.2)
         if number % 3 == 0:
             bed.client.cut()
     bed.wait()
-    assert [change.now and change.now.value for change in heard] == [b"%d" % number for number in range(30)]
+    assert [change.now and change.now.value for change in received] == [b"%d" % number for number in range(30)]
 
 
 def test_a_watch_that_missed_what_is_not_kept_says_so() -> None:
@@ -217,7 +217,7 @@ def test_a_watch_that_begins_before_a_reading_misses_nothing_of_what_follows() -
     for seed in range(20):
         bed = Bed(seed, lag=2.0)
 
-        async def read_and_hear(bed: Bed) -> None:
+        async def read_and_receive(bed: Bed) -> None:
             async with bed.client.watch([Range("a")]) as watch:
                 bed.put("a", b"before")
                 found = await bed.client.commit(Txn(then=(Get(Range("a")),)))
@@ -227,7 +227,7 @@ def test_a_watch_that_begins_before_a_reading_misses_nothing_of_what_follows() -
                     return
 
         bed.put("a", b"long before")
-        bed.do(read_and_hear(bed))
+        bed.do(read_and_receive(bed))
 
 
 def test_a_watch_does_not_begin_while_etcd_is_away() -> None:

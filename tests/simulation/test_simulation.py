@@ -122,7 +122,7 @@ def take_whatever_is_new(self: AssignmentTracker, wanted: Assignment) -> bool:
 real_take_word = AssignmentTracker.take
 
 
-def diagnose_nobody(check: HealthCheck, threshold: float) -> Diagnosis:
+def diagnose_none(check: HealthCheck, threshold: float) -> Diagnosis:
     return Diagnosis(tuple(Finding(HealthStatus.PASSED) for _ in check.nodes))
 
 
@@ -153,7 +153,7 @@ real_diagnose = health_steps.diagnose
 
 
 @contextmanager
-def obey_whoever_spoke_last() -> Iterator[None]:
+def obey_the_last_sender() -> Iterator[None]:
     """Neither side looks at epochs: each of them alone would be enough."""
     with (
         patch.object(AssignmentTracker, "take", take_whatever_is_new),
@@ -190,7 +190,7 @@ DEFECTS = {
     "nodes are told before the journal is": Defect(
         patched((DiskJournal, "append"), by=lambda self, plan: None), master=0
     ),
-    "a node obeys whoever spoke last": Defect(obey_whoever_spoke_last, master=125),
+    "a node obeys whoever spoke last": Defect(obey_the_last_sender, master=125),
     "an old master does not notice its successor": Defect(
         patched((DiskJournal, "_look"), by=lambda self: None), master=144
     ),
@@ -246,7 +246,7 @@ DEFECTS = {
         ),
         master=799,
     ),
-    "nobody is ever at fault": Defect(patched((health_steps, "diagnose"), by=diagnose_nobody), master=19),
+    "nobody is ever at fault": Defect(patched((health_steps, "diagnose"), by=diagnose_none), master=19),
     "a partner is blamed for a link": Defect(patched((health_steps, "diagnose"), by=diagnose_both_ends), master=19),
     "who reaches nobody trains": Defect(patched((health_steps, "diagnose"), by=diagnose_alone), master=157),
     "who is slow is not named": Defect(patched((health_steps, "diagnose"), by=diagnose_links_alone), master=393),
@@ -269,7 +269,7 @@ def enter_without_asking(self: EtcdClient, own: str, status: NodeReport) -> Txn:
 real_entry = EtcdClient._join_txn
 
 
-async def tell_and_then_store(self: FencedWriter, values: Mapping[str, bytes], lease: int) -> None:
+async def send_and_then_store(self: FencedWriter, values: Mapping[str, bytes], lease: int) -> None:
     plan = {key: value for key, value in values.items() if key.endswith("/plan")}
     await real_write(self, {key: value for key, value in values.items() if key not in plan}, lease)
     await real_write(self, plan, lease)
@@ -312,7 +312,7 @@ DEFECTS_IN_ETCD = {
     "an older write comes after a newer one": Defect(patched((fenced_writer, "ModRevisionIs"), by=always), etcd=65),
     "an older status comes after a newer one": Defect(patched((etcd_client, "ModRevisionIs"), by=always), etcd=26),
     "nodes are told before the plan is stored": Defect(
-        patched((FencedWriter, "write"), by=tell_and_then_store), etcd=0
+        patched((FencedWriter, "write"), by=send_and_then_store), etcd=0
     ),
     "a watch begins one revision too late": Defect(
         patched((Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)), etcd=4

@@ -52,10 +52,10 @@ class Event:
 class Timeline:
     """All that is going to happen, in its order. `random` is the only source of chance in a run."""
 
-    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, seed: int, log: Callable[[str], None] | None = None) -> None:
         self.random = Random(seed)
         self.now = 0.0
-        self._tell = tell
+        self._log = log
         self._events: list[Event] = []
         self._order = itertools.count()
         self._count = 0
@@ -88,8 +88,8 @@ class Timeline:
         self._broken = self._broken or broken
 
     def note(self, who: str, what: str) -> None:
-        if self._tell is not None:
-            self._tell(f"{self.now:9.3f}  {who:<10} {what}")
+        if self._log is not None:
+            self._log(f"{self.now:9.3f}  {who:<10} {what}")
 
 
 Callback = Callable[..., Any]

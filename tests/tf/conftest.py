@@ -1,6 +1,6 @@
 """Tests with real TensorFlow processes.
 
-They share what lies in `tests/` (`harness`, `cluster` and the others), which the conftest there puts on the path.
+They share the modules of `tests/` (`harness`, `cluster` and others), which the conftest there adds to the path.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from pretended import PRETEND, Job, is_of
 
 @pytest.fixture
 def tensorflow(request: pytest.FixtureRequest) -> Path:
-    """An interpreter with TensorFlow 2.21 and tf-keras, or, for the parameter 2.15, with that and its estimator."""
+    """An interpreter with TensorFlow 2.21 and tf-keras, or, for the parameter 2.15, with that version and its
+    estimator.
+    """
     return interpreter(getattr(request, "param", "2.21"))
 
 
 @pytest.fixture
 def start(mailbox: Mailbox) -> Iterator[Callable[..., Job]]:
-    """Starts one job. A process of it that is left at the end fails the test."""
+    """Start one job. A process of it that is left at the end fails the test."""
     jobs: list[Job] = []
 
     def begin(*flags: str, args: tuple[str, ...] = (), script: Path = PRETEND) -> Job:
@@ -35,9 +37,9 @@ def start(mailbox: Mailbox) -> Iterator[Callable[..., Job]]:
     for job in jobs:
         left = [each for each in psutil.process_iter(["environ"]) if is_of(each, job)]
         if job.process.poll() is not None:
-            # The master of a job ends when the last node has left it, which may be after the end of that node.
+            # The master of a job exits after the last node has left, which may be after the exit of that node.
             psutil.wait_procs([each for each in left if is_master(each)], WAIT)
-            # One that was ending at the first look has ended now.
+            # A process that was exiting at the first look has exited now.
             left = [each for each in left if is_of(each, job)]
         found = [each.as_dict(["pid", "name", "status", "cmdline"]) for each in left]
         for process in left:

@@ -1,7 +1,7 @@
-"""Which interpreters have TensorFlow: one with the newest, and one with the last that has `tf.estimator`.
+"""The interpreters with TensorFlow: one with the newest version, and one with the last that has `tf.estimator`.
 
-`make test` makes both; TF_PYTHON_221 and TF_PYTHON_215 name others. What this process runs in has none of them. A test
-takes one as its argument `tensorflow`: the newest, or what these marks say.
+`make test` creates both; TF_PYTHON_221 and TF_PYTHON_215 override them. The interpreter of this process has neither. A
+test gets one as its argument `tensorflow`: the newest, or the one that these marks select.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMANDS = {"2.21": "make .venv-tf/.made", "2.15": "make .venv-tf215/.made PYTHO
 tensorflow_215 = pytest.mark.parametrize("tensorflow", ["2.15"], indirect=True)
 each_tensorflow = pytest.mark.parametrize("tensorflow", [*FOLDERS], indirect=True)
 newest_tensorflow_first = pytest.mark.parametrize("tensorflow", ["2.21", *only_long("2.15")], indirect=True)
-"""The other one in `make test-long` alone."""
+"""Only `make test-long` also runs with the older one."""
 
 
 def interpreter(version: str = "2.21") -> Path:
@@ -38,7 +38,7 @@ def interpreter(version: str = "2.21") -> Path:
 @cache
 def _found(folder: str, variable: str) -> Path | None:
     ours = CHECKOUT / folder
-    # Without the mark that `make` leaves last, an installation is going on or was broken off.
+    # Without the mark that `make` creates last, an installation is in progress or was interrupted.
     if (ours / ".made").exists() and (ours / "bin" / "python").exists():
         return ours / "bin" / "python"
     theirs = os.environ.get(variable)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test that runs in an event loop of its own; an error that the loop only reports fails it."""
+    """Run a test in its own event loop; an error that the loop only reports fails the test."""
 
     @functools.wraps(test)
     def run(*args: Any, **fixtures: Any) -> None:

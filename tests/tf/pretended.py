@@ -1,4 +1,4 @@
-"""Jobs of pretended tasks: scripts that stand in for TensorFlow's, under the launcher as it is."""
+"""Jobs of fake tasks: scripts that stand in for TensorFlow's, under the real launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Post = dict[str, Any]
 
 
 class Job:
-    """A running job of pretended tasks. What they post is kept, so that a test can wait for it in any order."""
+    """A running job of fake tasks. It keeps their posts, so that a test can wait for them in any order."""
 
     def __init__(self, mailbox: Mailbox, *flags: str, args: tuple[str, ...] = (), script: Path = PRETEND) -> None:
         self._mailbox = mailbox
@@ -30,7 +30,7 @@ class Job:
         self._posts: list[Post] = []
         self.run_id = f"pretend-{mailbox.name}"
         command = ["--start-method=spawn", f"--rdzv-id={self.run_id}", *flags, str(script), *args]
-        # The launcher refuses an interpreter that has no TensorFlow; no process imports this one.
+        # The launcher refuses an interpreter without TensorFlow; no process imports this module.
         stand_in = mailbox.directory / "installed" / "tensorflow"
         stand_in.mkdir(parents=True, exist_ok=True)
         (stand_in / "__init__.py").write_text("raise ImportError('this is only a name')\n")
@@ -38,14 +38,14 @@ class Job:
         self.process = launch(mailbox, *command, launcher=SERVERS, env=env, stderr=subprocess.STDOUT)
 
     def receive(self, what: Callable[[Post], bool]) -> Post:
-        """The first post of which that is true; it is not returned again."""
+        """Return the first post for which the condition is true; it is not returned again."""
         while not (found := [post for post in self._posts if what(post)]):
             self._posts.append(self._mailbox.receive())
         self._posts.remove(found[0])
         return found[0]
 
     def received_more(self, at: str) -> bool:
-        """Whether there is another such post; to be called after the end of the job."""
+        """Whether there is another such post; call it after the end of the job."""
         return any(post["at"] == at for post in (*self._posts, *self._mailbox.pending()))
 
     def up(self, name: str) -> Post:
@@ -62,25 +62,25 @@ class Job:
             pipe.write(command + "\n")
 
     def send(self, name: str, **fields: object) -> None:
-        """Have a task send a message to its agent; it has been sent when this returns."""
+        """Send a message of a task to its agent, and return when it was sent."""
         self.send_last(name, **fields)
         self.receive(lambda post: post["name"] == name and post["at"] == "sent")
 
     def send_last(self, name: str, **fields: object) -> None:
-        """Have a task send a message for which the agent kills it: the task may not live to report that it was sent."""
+        """Send a message of a task for which the agent kills it: the task may die before it reports that."""
         self.do(name, f"send {json.dumps(fields)}")
 
     def train(self, chief: str = "chief-0", how: str = "fresh", step: int = 0, path: str | None = None) -> None:
-        """Have the chief report that it has a whole model."""
+        """Let the chief report that it has a complete model."""
         self.send(chief, type="restored", step=step, how=how, path=path)
 
     def finish(self, chief: str, code: int = 0) -> str:
-        """Have the chief end, and the job with it; what stood on the console."""
+        """Let the chief exit, and so the job. Return the console output."""
         self.do(chief, "exit 0")
         return self.ended(code)
 
     def ended(self, code: int) -> str:
-        """Wait for the end of the job; what stood on the console."""
+        """Wait for the end of the job. Return the console output."""
         end = finish(self.process)
         assert end.code == code, end.out
         return end.out
@@ -92,7 +92,7 @@ def agent_of(job: Job) -> psutil.Process:
 
 
 def is_of(process: psutil.Process, job: Job) -> bool:
-    """Whether a process belongs to that job, and lives."""
+    """Whether a process belongs to that job and lives."""
     environ = process.info["environ"] or {}
     if environ.get("PRETEND") != str(job.folder):
         return False

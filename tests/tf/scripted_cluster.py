@@ -1,7 +1,7 @@
-"""Stands in for the agent of real TensorFlow processes: starts them with a `TF_CONFIG`, and sends a test's orders.
+"""Stands in for the agent of real TensorFlow processes: starts them with a `TF_CONFIG`, and sends the orders of a test.
 
 One unix socket serves all tasks of a cluster, which their tokens distinguish. Every wait here is for a message of a
-process or for its end, bounded by TIMEOUT.
+process or for its exit, bounded by TIMEOUT.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BOOT = Path(__file__).parents[2] / "tf_ps_runner" / "worker_path" / "tf_ps_boot.
 SCRIPTS = Path(__file__).with_name("scripts")
 
 TIMEOUT = 240.0
-"""Seconds for each wait; TensorFlow starts in 3 to 15 of them. After that the test fails."""
+"""Seconds for each wait, after which the test fails; TensorFlow starts in 3 to 15."""
 
 ENDING = 10.0
 """Seconds that a process may live without its connection to the agent."""
@@ -33,7 +33,7 @@ Message = dict[str, Any]
 
 
 def run_booted(python: Path, *argv: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A program that an interpreter with TensorFlow runs to its end, with the bootstrap in its path."""
+    """Run a program in an interpreter with TensorFlow, with the bootstrap in its path."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [str(python), *map(str, argv)],
@@ -72,13 +72,13 @@ class Template:
         return Forked(self, number, self._pids[number])
 
     def code(self, number: int, timeout: float) -> int | None:
-        """The exit code of a task, which is waited for."""
+        """Wait for the end of a task and return its exit code."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._codes, timeout)
             return self._codes.get(number)
 
     def close(self) -> None:
-        """End it; its tasks have ended."""
+        """Close the template after the end of its tasks."""
         self._process.kill()
         self._process.wait()
 
@@ -93,7 +93,7 @@ class Template:
 
 
 class Forked:
-    """A task that was forked, to be handled as a Popen."""
+    """A forked task with the interface of a Popen."""
 
     def __init__(self, template: Template, number: int, pid: int) -> None:
         self._template = template
@@ -130,7 +130,7 @@ class Process:
 
     @property
     def output(self) -> str:
-        """All that it has printed until now."""
+        """All output so far."""
         return self._log.read_text(errors="replace")
 
     def messages(self, what: str) -> list[Message]:
@@ -138,7 +138,7 @@ class Process:
         return [message for message in self.received if message.get("type") == what]
 
     def wait_for_message(self, what: str, such: Callable[[Message], bool] = lambda _: True) -> Message:
-        """The first message of a type that satisfies `such`; waits for it."""
+        """Wait for the first message of a type that satisfies `such`, and return it."""
         return self._cluster.wait(
             lambda: next((message for message in self.messages(what) if such(message)), None),
             f"{self.name}: {what}",
@@ -162,13 +162,13 @@ class Process:
             raise AssertionError(f"{self.name} does not end; it printed:\n{self.output}") from None
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill it with SIGKILL."""
         self.popen.kill()
         self.popen.wait()
 
 
 class ScriptedCluster:
-    """The tasks of one job, started by a test one by one."""
+    """The tasks of one job, which a test starts one by one."""
 
     def __init__(
         self, python: Path, script: str, folder: Path, workers: int = 1, forked: bool = False, **environment: str
@@ -206,7 +206,7 @@ class ScriptedCluster:
                 print(f"--- {process.name}", *process.output.splitlines()[-30:], sep="\n")
 
     def new_version(self, servers: int) -> None:
-        """A new set of servers: the processes of the old one are killed, and the new servers are started."""
+        """Start a new set of servers. The processes of the old one are killed."""
         for process in self._processes:
             if process.popen.poll() is None:
                 process.kill()
@@ -229,7 +229,7 @@ class ScriptedCluster:
             **os.environ,
             "TF_CPP_MIN_LOG_LEVEL": "1",
             "CUDA_VISIBLE_DEVICES": "",
-            # TensorFlow leaves code there that it has generated, when its process is killed.
+            # TensorFlow leaves generated code there when its process is killed.
             "TMPDIR": str(self._folder),
             **self._environment,
             **environment,
@@ -261,7 +261,7 @@ class ScriptedCluster:
                     self._send(process.line)
 
     def wait(self, found: Callable[[], Any], what: str, process: Process | None = None) -> Any:
-        """Wait until the messages satisfy `found`; fails at once when `process` has ended before."""
+        """Wait until the messages satisfy `found`; fails at once if `process` has exited before."""
         with self._changed:
 
             def done() -> bool:
@@ -273,14 +273,14 @@ class ScriptedCluster:
         return result
 
     def on_request(self, process: Process, line: socket.socket, text: bytes) -> None:
-        """Answer a request, which is that of a chief for the state of the queues, of which there are none."""
+        """Answer a request: a chief's request for the state of the queues, which this cluster does not have."""
         line.sendall(json.dumps({"answer": json.loads(text)["request"]}).encode() + b"\n")
 
     def on_disconnect(self, process: Process) -> None:
-        """The connection of a process has ended."""
+        """Handle the end of a process's connection."""
 
     def _numbered(self, number: int) -> Process:
-        """A task that may have connected before it was recorded."""
+        """The task with that number, which may have connected before it was recorded."""
         self._changed.wait_for(lambda: len(self._processes) > number, TIMEOUT)
         return self._processes[number]
 
@@ -318,7 +318,7 @@ class ScriptedCluster:
             except OSError:
                 pass
         if process is not None:
-            # A wait for its messages must find that it has ended.
+            # A wait for its messages must detect that it has exited.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.popen.wait(ENDING)
         with self._changed:

@@ -1,7 +1,8 @@
-"""The agent with real processes: scripts that stand in for TensorFlow's, under the launcher as it is.
+"""The agent with real processes: scripts that stand in for TensorFlow's, under the real launcher.
 
-What the coordinator decides is in `decisions/test_cluster_decide.py`. These tests show that it reaches the processes,
-and that what becomes of them reaches the coordinator and the console. A whole job is dear, so each shows much.
+`decisions/test_cluster_decide.py` covers the decisions of the coordinator. These tests show that they reach the
+processes, and that the events of processes reach the coordinator and the console. A whole job is expensive, so each
+test covers much.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def test_a_job_from_its_start_to_the_success_of_its_chief(start: StartJob, tmp_p
     assert (run / "chief-0" / "stdout.log").read_text() == "chief-0 begins\n"
 
 
-def test_tasks_that_die_are_replaced_alone_and_servers_with_all_others(start: StartJob, tmp_path: Path) -> None:
+def test_a_failed_task_is_replaced_alone_and_a_failed_server_with_all_tasks(start: StartJob, tmp_path: Path) -> None:
     """A worker, the chief and a server are killed, and then a server stops answering."""
     job = start("--ps=2", "--workers=1", f"--journal={tmp_path / 'journal'}")
     first = {name: job.up(name) for name in ("ps-0", "ps-1", "chief-0", "worker-0")}
@@ -118,7 +119,7 @@ def test_tasks_that_die_are_replaced_alone_and_servers_with_all_others(start: St
 
 
 def test_scale_is_answered_and_a_change_waits_for_the_chief_to_save(start: StartJob) -> None:
-    """Its workers only serve it: they neither leave for the change nor end by themselves."""
+    """Its workers only serve it: they neither leave for the change nor exit by themselves."""
     flags = ("--ps=1:2", "--workers=1", "--save-timeout=3600", "--end-grace=100000")
     job = start(*flags, args=("serve",))
     for name in ("ps-0", "ps-1", "chief-0", "worker-0"):
@@ -134,7 +135,7 @@ def test_scale_is_answered_and_a_change_waits_for_the_chief_to_save(start: Start
     assert (coming["version"], len(coming["cluster"]["ps"])) == (2, 1)
     job.ordered("chief-0", pause=True, save=False)
     assert job.up("chief-1")["cluster"]["ps"] == coming["cluster"]["ps"]
-    # The chief now reports the parts of a table, with which another number of servers is refused.
+    # The chief now reports the parts of a table, for which another number of servers is refused.
     bounds = {"least": 1, "most": 1, "table": "users", "parts": 1, "refused": 0}
     job.send("chief-1", type="note", text="'users' has 1 part", server_bounds=bounds)
     job.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
@@ -150,14 +151,14 @@ def test_scale_is_answered_and_a_change_waits_for_the_chief_to_save(start: Start
 
 
 @pytest.mark.parametrize("backend", ["master", *only_long("etcd")])
-def test_scale_finds_a_job_on_its_machine_and_where_its_nodes_meet(
+def test_scale_finds_a_job_on_its_machine_and_at_its_meeting_place(
     start: StartJob, request: pytest.FixtureRequest, backend: str
 ) -> None:
     meet = at_master(quiet_port())
     if backend == "etcd":
         host, port = request.getfixturevalue("shared_etcd").places[0]
         meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={host}:{port}")
-    # No other node comes, so that nothing depends on how long the last call is.
+    # No other node joins, so the duration of the last call does not matter.
     flags = (*meet, "--ps=1:3", "--workers=0:2", "--rdzv-conf=last_call_timeout=0.1")
     nodes = [start(*flags, f"--role={role}") for role in ("chief", "ps", "worker")]
     job = nodes[0]
@@ -185,12 +186,12 @@ def test_a_job_that_cannot_have_the_servers_of_the_checkpoint_ends_and_names_the
     out = " ".join(job.ended(1).split())
     assert "it holds 2 parts of the table 'users', and the script makes 1 with 1 parameter server" in out
     assert "start the job with --ps=2" in out.lower()
-    # The report is on this console, so no other place is named for it.
+    # The report is on this console, so the message names no other place for it.
     assert "Root Cause (first observed failure):" in out
     assert "full report is on" not in out
 
 
-def test_the_same_exception_at_once_ends_the_job_with_its_words_and_its_code(start: StartJob) -> None:
+def test_an_exception_that_repeats_at_once_ends_the_job_with_its_message_and_exit_code(start: StartJob) -> None:
     job = start("--ps=1", "--workers=1")
     for number in (0, 1):
         job.up(f"worker-{number}")
@@ -200,7 +201,7 @@ def test_the_same_exception_at_once_ends_the_job_with_its_words_and_its_code(sta
     assert "Traceback (most recent call last):\n" in out
 
 
-def test_an_exit_code_comes_through_when_no_restart_is_left(start: StartJob) -> None:
+def test_an_exit_code_is_returned_when_no_restart_is_left(start: StartJob) -> None:
     job = start("--ps=1", "--workers=1", "--max-restarts=0")
     job.up("worker-0")
     job.do("worker-0", "exit 41")
@@ -217,7 +218,7 @@ def test_sigint_ends_all_tasks_and_is_the_exit_code(start: StartJob) -> None:
     assert "tf-ps-run: SIGINT received: the tasks have" in out
 
 
-def test_a_lone_node_that_is_asked_to_leave_ends_its_servers_last_and_reports_no_shortage(start: StartJob) -> None:
+def test_a_terminated_single_node_ends_its_servers_last_and_reports_no_shortage(start: StartJob) -> None:
     job = start("--ps=1", "--workers=1", args=("stay",))
     pids = [job.up(name)["pid"] for name in ("ps-0", "chief-0", "worker-0")]
     job.train()
@@ -243,7 +244,7 @@ def test_nothing_is_left_after_the_death_of_the_launcher(start: StartJob, victim
     assert left == 0
 
 
-def test_a_worker_on_another_node_than_the_chief_takes_its_data_and_the_next_one_goes_on(
+def test_a_worker_on_another_node_than_the_chief_gets_its_data_and_the_next_one_continues(
     start: StartJob, free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "the-token-of-this-job-and-no-other")
@@ -259,23 +260,21 @@ def test_a_worker_on_another_node_than_the_chief_takes_its_data_and_the_next_one
     pid = int(chief.receive(lambda post: post["at"] == "begins")["pid"])
     assert [next_batch("worker-0") for _ in range(4)] == [0, 10, 20, 30]
     os.kill(pid, signal.SIGKILL)
-    # The batch at 30 was not used up. It comes first, or once it is clear that the connection is not coming back.
+    # The batch at 30 was not used. It is given first, or once it is clear that the connection will not be restored.
     assert sorted(next_batch("worker-1") for _ in range(3)) == [30, 40, 50]
     chief.finish("chief-0")
     for node in (ps, worker):
         node.ended(0)
 
 
-def test_a_node_that_is_asked_to_leave_has_its_server_moved_and_nothing_is_lost(
-    start: StartJob, free_port: int
-) -> None:
+def test_the_server_of_a_terminated_node_is_moved_and_nothing_is_lost(start: StartJob, free_port: int) -> None:
     flags = (*at_master(free_port), "--ps=1", "--workers=1")
     chief, leaving, worker = (start(*flags, f"--role={role}") for role in ("chief", "ps", "worker"))
     before = {name: chief.up(name) for name in ("ps-0", "chief-0", "worker-0")}
     chief.train()
     chief.ordered("worker-0", open=True)
     other = start(*flags, "--role=ps")
-    # It prints that only once it is known to the coordinator.
+    # It prints that only after the coordinator has the report.
     assert other.process.stdout is not None
     assert "waiting" in other.process.stdout.readline()
     leaving.process.terminate()
@@ -293,7 +292,7 @@ def test_a_node_that_is_asked_to_leave_has_its_server_moved_and_nothing_is_lost(
     worker.ended(0)
 
 
-def test_a_chief_that_makes_no_step_any_more_is_given_up(start: StartJob) -> None:
+def test_a_chief_without_progress_is_replaced(start: StartJob) -> None:
     job = start("--ps=1", "--workers=0", "--hang-timeout=1")
     job.up("chief-0")
     job.train()
@@ -304,8 +303,8 @@ def test_a_chief_that_makes_no_step_any_more_is_given_up(start: StartJob) -> Non
 
 
 @pytest.mark.long
-def test_a_job_that_is_started_as_readme_says_is_scaled_as_readme_says(start: StartJob, mailbox: Mailbox) -> None:
-    """Its commands for TensorFlow, as they stand there."""
+def test_a_job_that_is_started_as_in_the_readme_is_scaled_as_in_the_readme(start: StartJob, mailbox: Mailbox) -> None:
+    """Its commands for TensorFlow, unchanged."""
     shown = [command.words for block in blocks(README, "bash") for command in commands(block)]
     begin, (_, word, flag) = [words for words in shown if words and words[0] == "tf-ps-run"]
     at = begin.index("train.py")
@@ -326,7 +325,7 @@ def test_a_job_that_is_started_as_readme_says_is_scaled_as_readme_says(start: St
 
 
 def limit_of(pid: int) -> int:
-    """The MiB that a task may use, as the kernel has it."""
+    """The memory limit of a task in MiB, as the kernel reports it."""
     parent = find_cgroup_parent()
     assert parent is not None
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What a node does next with its tasks: by example, and for whatever order and whatever it runs."""
+"""The next steps of a node for its tasks: examples, and properties for any order and any set of processes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def steps(
 
 
 def kinds(found: tuple[Action[TaskKey], ...]) -> str:
-    """The actions as one text, such as `Reserve chief-0, KILL ps-1`, in their order by task."""
+    """The actions as one text, such as `Reserve chief-0, KILL ps-1`, ordered by task."""
     return ", ".join(
         f"{action.mode.name if isinstance(action, Stop) else type(action).__name__} {action.key}"
         for action in sorted(found, key=lambda action: str(action.key))
@@ -96,10 +96,10 @@ def kinds(found: tuple[Action[TaskKey], ...]) -> str:
         (NO_ADDRESSES, (), "Reserve chief-0, Reserve ps-0, Reserve ps-1, Reserve worker-0"),
         (NO_ADDRESSES, every(held, *ALL), ""),
         (ORDER, every(held, *ALL), "Start chief-0, Start ps-0, Start ps-1, Start worker-0"),
-        # Nothing is done while all is as it shall be.
+        # Nothing is done while everything is as ordered.
         (ORDER, every(running, *ALL), ""),
         (ORDER, every(ended, *ALL), ""),
-        # The tasks of the last version are killed at once, and their ports are waited for.
+        # The tasks of the last version are killed at once, and their ports become free before they are reserved.
         (NEXT_VERSION, every(running, *OLD), "KILL chief-0, KILL ps-1, Reserve ps-2, KILL worker-0"),
         (NEXT_VERSION, tuple(running(one, stopping=KILL) for one in OLD), "Reserve ps-2"),
         (
@@ -107,7 +107,7 @@ def kinds(found: tuple[Action[TaskKey], ...]) -> str:
             every(ended, *OLD),
             "Release chief-0, Reserve chief-1, Release ps-1, Reserve ps-2, Reserve ps-3, Release worker-0",
         ),
-        # A worker too many is requested to leave once; a server or a chief is killed.
+        # A surplus worker is requested to leave once; a server or a chief is killed.
         (order(tasks=(CHIEF, PS, PS1)), every(running, *ALL), "DRAIN worker-0"),
         (
             order(tasks=(CHIEF, PS, PS1)),
@@ -115,11 +115,11 @@ def kinds(found: tuple[Action[TaskKey], ...]) -> str:
             "",
         ),
         (order(tasks=(PS, PS1, WORKER)), every(running, *ALL), "KILL chief-0"),
-        # The servers of the next version are started beside those of this one, and killed when it is given up.
+        # The servers of the next version are started beside those of this one, and killed when it is canceled.
         (RESHAPED, every(running, *ALL), "Reserve ps-2"),
         (order(tasks=RESHAPED.tasks, next_servers=NEXT), (*every(running, *ALL), held(COMING)), "Start ps-2"),
         (ORDER, (*every(running, *ALL), running(COMING, NEXT)), "KILL ps-2"),
-        # A task that was started with other servers is killed though it is wanted; an evaluator goes on.
+        # A task that was started with other servers is killed though it is ordered; an evaluator continues.
         (
             order(servers=("h:20", "h:99")),
             every(running, *ALL),
@@ -197,7 +197,7 @@ knowns = st.lists(st.builds(lambda one, servers, state: here(one, servers, **sta
 
 
 @given(orders, knowns, st.booleans(), st.booleans())
-def test_whatever_the_situation_each_step_can_be_carried_out(
+def test_each_step_is_possible_in_any_situation(
     order: NodeOrder, known: tuple[LocalTask, ...], ends: bool, sparse: bool
 ) -> None:
     found = steps(order, *known, ends=ends, sparse=sparse)
@@ -211,7 +211,7 @@ def test_whatever_the_situation_each_step_can_be_carried_out(
             assert one is None
             place = (wanted[key].role, wanted[key].rank)
             occupants = [k for k in known if (k.key.role, k.rank) == place and k.live]
-            assert all(k.key in wanted for k in occupants), "its port is that of one who is about to go"
+            assert all(k.key in wanted for k in occupants), "its port belongs to a task that is about to exit"
         else:
             assert one is not None
             assert one.live == isinstance(step, Stop)
@@ -232,8 +232,8 @@ def _place(one: PlannedTask) -> tuple[int, int]:
 
 
 @given(orders, knowns)
-def test_following_the_steps_leads_to_what_was_ordered(order: NodeOrder, known: tuple[LocalTask, ...]) -> None:
-    """Once each process that is to end has ended, and all addresses are known, nothing is left over."""
+def test_following_the_steps_leads_to_the_ordered_tasks(order: NodeOrder, known: tuple[LocalTask, ...]) -> None:
+    """Once each process that is to exit has exited, and all addresses are known, no step is left."""
     order = msgspec.structs.replace(
         order,
         servers=("h:20",),

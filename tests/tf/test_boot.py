@@ -72,7 +72,7 @@ def project(tmp_path: Path) -> Path:
     ],
     ids=["script", "relative script", "module", "directory"],
 )
-def test_a_program_sees_what_it_sees_under_python_alone(project: Path, program: tuple[str, ...]) -> None:
+def test_a_program_observes_what_it_observes_under_python_alone(project: Path, program: tuple[str, ...]) -> None:
     alone, booted = both(*program, at=project)
     assert json.loads(booted.stdout) == json.loads(alone.stdout)
 
@@ -82,7 +82,7 @@ def test_a_program_sees_what_it_sees_under_python_alone(project: Path, program: 
     [("fail.py",), ("wrong.py",), ("leave.py", "7"), ("message.py",), ("hooked.py",), ("nowhere.py",)],
     ids=["exception", "syntax error", "exit code", "last message", "own hook", "no such file"],
 )
-def test_a_program_ends_as_it_ends_under_python_alone(project: Path, program: tuple[str, ...]) -> None:
+def test_a_program_exits_as_it_exits_under_python_alone(project: Path, program: tuple[str, ...]) -> None:
     alone, booted = both(*program, at=project)
     assert (booted.returncode, booted.stdout, booted.stderr) == (alone.returncode, alone.stdout, alone.stderr)
 
@@ -166,7 +166,7 @@ checkpoints.RestoredModel().report(0)
 """
 
 
-def test_the_queues_go_back_with_the_model_although_the_script_has_not_imported_its_hooks(tmp_path: Path) -> None:
+def test_the_queues_are_restored_with_the_model_although_the_script_has_not_imported_its_hooks(tmp_path: Path) -> None:
     (tmp_path / "restore.py").write_text(RESTORE)
     address, received = f"@tf-ps-boot-{os.getpid()}", []
     with socket.socket(socket.AF_UNIX) as listener:

@@ -1,4 +1,4 @@
-"""The agent's end of the channel: real sockets, and processes that send too much, nothing, or what is not theirs."""
+"""The agent's end of the channel: real sockets, and processes that send too much, nothing, or invalid data."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Line:
         self.socket.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
 
     def send_bytes(self, data: bytes) -> None:
-        """Send as much of that as the agent takes before it closes the connection."""
+        """Send as much of the data as the agent reads before it closes the connection."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(data)
 
@@ -81,7 +81,7 @@ class Line:
 
 
 class Agent:
-    """A channel that expects a worker and a chief, its events, and requests that are answered when the test says so."""
+    """A channel that expects a worker and a chief, its events, and requests that are answered when the test decides."""
 
     def __init__(self) -> None:
         self.events: list[tuple[TaskKey, TaskEvent]] = []
@@ -123,7 +123,7 @@ class Agent:
         return [event for of, event in self.events if of == task]
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until an event or a request makes it true."""
+        """Wait until an event or a request makes the condition true."""
         while not true():
             await asyncio.wait_for(self._more.wait(), TIMEOUT)
             self._more.clear()
@@ -146,7 +146,7 @@ def opened() -> Iterator[Agent]:
 
 
 @in_loop
-async def test_a_process_is_known_by_its_token_and_by_the_pid_from_the_kernel() -> None:
+async def test_a_process_is_identified_by_its_token_and_by_the_pid_from_the_kernel() -> None:
     with opened() as agent:
         line = agent.connect()
         line.send({"type": "ready"}, {"type": "step", "step": 7}, {"type": "note", "text": "a word"})
@@ -275,7 +275,7 @@ async def test_a_child_with_its_parents_token_does_not_take_over_the_connection(
 
 
 @in_loop
-async def test_the_latest_connection_of_a_process_counts() -> None:
+async def test_the_latest_connection_of_a_process_is_used() -> None:
     with opened() as agent:
         first, second = agent.line(), agent.line()
         first.send(agent.hello(), {"type": "step", "step": 1})
@@ -287,10 +287,10 @@ async def test_the_latest_connection_of_a_process_counts() -> None:
 
 
 @in_loop
-async def test_the_last_messages_of_a_process_are_read_before_it_is_forgotten() -> None:
+async def test_the_last_messages_of_a_process_are_read_before_it_is_removed() -> None:
     with opened() as agent:
         agent.channel.send_order(CHIEF, OrderMessage(1))
-        # It ends without having read its order.
+        # It exits without having read its order.
         line = agent.connect(CHIEF)
         line.send(*({"type": "step", "step": step} for step in range(900)))
         line.send({"type": "saved", "step": 900, "path": "/x"})
@@ -336,7 +336,7 @@ async def test_a_process_that_never_reads_costs_the_agent_one_order_and_a_few_an
             agent.channel.send_order(WORKER, OrderMessage(version))
         while (await line.receive())["version"] != 19_999:
             pass
-        # Requests whose answers are never read end the connection at last.
+        # Requests whose answers are never read end the connection eventually.
         line.socket.setblocking(False)
         for _ in range(100_000):
             with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
@@ -368,7 +368,7 @@ async def test_a_line_that_is_too_long_ends_the_connection() -> None:
 
 
 @in_loop
-async def test_connections_without_a_hello_are_bounded_and_keep_no_process_out() -> None:
+async def test_connections_without_a_hello_are_limited_and_block_no_process() -> None:
     with opened() as agent:
         agent.connect()
         strangers = [agent.line() for _ in range(4 * MAX_UNAUTHENTICATED)]
@@ -395,7 +395,7 @@ async def test_connections_that_find_no_descriptor_are_accepted_when_there_is_on
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
-            # As the loop does it when a process has connected.
+            # As the event loop does when a process has connected.
             agent.channel._accept()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -419,7 +419,7 @@ PIECES = [
 
 
 @in_loop
-async def test_any_data_of_any_process_leaves_the_channel_as_it_was() -> None:
+async def test_any_data_of_any_process_leaves_the_channel_working() -> None:
     """Messages that are cut and joined at random, of a process with a token and of many without."""
     chance = random.Random(11)
     with opened() as agent:
@@ -445,7 +445,7 @@ async def test_any_data_of_any_process_leaves_the_channel_as_it_was() -> None:
         assert set(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_what_a_process_sends_cannot_steer_a_terminal() -> None:
+def test_messages_of_a_process_contain_no_terminal_control_characters() -> None:
     assert printable("\x1b[2Jgone\r\nand\x00 \x07back\u202e") == "[2Jgone and back"
     assert len(printable("x" * 10_000)) == MAX_TEXT
 
@@ -472,7 +472,7 @@ BOUNDS = ServerBounds(least=3, most=3, table="users", parts=3, refused=2)
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_an_event_is_passed_on_with_all_its_fields_safe_on_a_terminal(event: Any, printed: Any) -> None:
+def test_an_event_is_passed_on_with_all_its_fields_safe_for_a_terminal(event: Any, printed: Any) -> None:
     assert sanitize(event) == (printed or event)
 
 

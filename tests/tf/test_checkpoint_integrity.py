@@ -20,7 +20,7 @@ LENGTH = 64
 
 
 def checkpoint(folder: Path, step: int, written: int) -> str:
-    """A complete checkpoint, written at a time."""
+    """Write a complete checkpoint with this modification time."""
     path = folder / f"model.ckpt-{step}"
     path.with_name(path.name + ".data-00000-of-00001").write_bytes(bytes(LENGTH))
     index = path.with_name(path.name + ".index")
@@ -68,8 +68,8 @@ def test_an_index_that_is_cut_off_is_detected() -> None:
             read_index(INDEX[:length])
 
 
-def test_each_byte_of_an_index_counts() -> None:
-    # After the entries comes an empty block that is not read, and at the end the footer with its padding.
+def test_each_byte_of_an_index_is_checked() -> None:
+    # After the entries there is an empty block that is not read, and at the end the footer with its padding.
     for at in [*range(73), *range(86, len(INDEX) - 48)]:
         with pytest.raises(DamagedIndex):
             read_index(INDEX[:at] + bytes([INDEX[at] ^ 4]) + INDEX[at + 1 :])
@@ -110,7 +110,7 @@ NO_NAME = "checkpoint names no checkpoint; the newest one there is used"
         pytest.param(lambda f: checkpoint(f, 200, written=200), "model.ckpt-200", [], id="not recorded any more"),
         pytest.param(lambda f: checkpoint(f, 900, written=20), "model.ckpt-150", [], id="older with a higher number"),
         pytest.param(lambda f: (f / "checkpoint").write_bytes(b""), "model.ckpt-150", [NO_NAME], id="empty state file"),
-        # As for TensorFlow.
+        # As TensorFlow does.
         pytest.param(lambda f: (f / "checkpoint").unlink(), None, [], id="no state file"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_name_is_not_used(folder: Path) -> None:
     assert (found, len(skipped)) == (None, 3)
 
 
-def test_a_checkpoint_that_failed_to_be_restored_is_passed_over(folder: Path) -> None:
+def test_a_checkpoint_that_failed_to_be_restored_is_skipped(folder: Path) -> None:
     assert newest_complete(folder, [str(folder / "model.ckpt-150")])[0] == "model.ckpt-100"
 
 

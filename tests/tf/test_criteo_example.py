@@ -1,4 +1,4 @@
-"""The Criteo example learns what was planted in its data, in both ways to train, and loses no block of it."""
+"""The Criteo example learns the pattern in its generated data, in both ways to train, and loses no block of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("numpy")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "criteo_deeprec"
 STEPS = 300
 LEARNED = 0.70
-"""An AUC that nothing reaches without having learned the categories: without them 0.603 is the best there is."""
+"""An AUC that no model reaches without having learned the categories: without them 0.603 is the maximum."""
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def evaluate(python: Path, data: Path, directory: Path) -> dict[str, float]:
 
 @contextmanager
 def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """The process, which is killed at the end if it is still there: a server never ends by itself."""
+    """A process that is killed at the end if it still runs: a server never exits by itself."""
     try:
         yield process
     finally:
@@ -100,7 +100,7 @@ def test_the_generator_writes_the_format_of_the_criteo_set(data: Path) -> None:
     assert any("" in column for column in columns[14:])
 
 
-def test_the_generator_knows_the_best_that_can_be_learned(data: Path) -> None:
+def test_the_generator_reports_the_best_possible_auc(data: Path) -> None:
     truth = json.loads((data / "truth.json").read_text())
     assert truth["best"] == pytest.approx(0.806, abs=0.001)
     assert truth["clicked"] == pytest.approx(0.256, abs=0.005)
@@ -120,7 +120,7 @@ def test_the_same_seed_gives_the_same_rows_whatever_a_killed_writer_has_left(dat
         assert (again / name).read_bytes() == (data / name).read_bytes() != (other / name).read_bytes()
 
 
-def test_the_demo_kills_no_server_before_there_is_a_checkpoint_to_go_back_to(tmp_path: Path) -> None:
+def test_the_demo_kills_no_server_before_the_first_checkpoint(tmp_path: Path) -> None:
     demo = runpy.run_path(str(EXAMPLE / "demo.py"))
     saved_step, may_kill = demo["saved_step"], demo["may_kill"]
     assert saved_step(tmp_path) == 0
@@ -141,7 +141,7 @@ def test_the_demo_loses_no_block_when_it_kills_a_server(tensorflow: Path, data: 
     done = subprocess.run(demo, timeout=WAIT, env=environment(), text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "demo: killing the second server" in done.stdout
-    # The launcher speaks on the error stream; a checkpoint of the beginning would be all lost.
+    # The launcher prints to standard error; a checkpoint of the beginning would lose all blocks.
     restored = re.findall(r"has restored \S+-(\d+), and goes on", done.stderr)
     assert [int(step) > 0 for step in restored] == [True], done.stderr
     assert f"{STEPS} of {STEPS} blocks used" in done.stdout.splitlines()[-1]
@@ -156,7 +156,7 @@ def test_both_ways_learn_with_a_plain_cluster(tensorflow: Path, script: str, dat
     assert found["step"] >= STEPS
     assert found["auc"] > LEARNED
     if script == "deepfm_strategy.py":
-        # All steps come from one process, which goes through all blocks before it takes any of them again.
+        # All steps are from one process, which reads all blocks before it reads any of them again.
         assert found == {"step": STEPS, "auc": found["auc"], "blocks_seen": STEPS, "blocks_seen_more_than_once": 0}
 
 
@@ -171,9 +171,9 @@ def test_graph_mode_learns_in_one_process(tensorflow: Path, data: Path, tmp_path
 
 @pytest.mark.tensorflow
 @pytest.mark.long
-def test_nothing_is_learned_from_permuted_labels(tensorflow: Path, tmp_path: Path) -> None:
+def test_no_model_learns_from_permuted_labels(tensorflow: Path, tmp_path: Path) -> None:
     data = generated(tmp_path / "data", "--permute")
     found = train_alone(tensorflow, "deepfm_graph.py", data, tmp_path / "checkpoints")
     assert found["step"] == STEPS
-    # The few categories that most rows have make this much chance.
+    # The few categories that most rows have allow this much by chance.
     assert found["auc"] == pytest.approx(0.5, abs=0.06)

@@ -66,7 +66,7 @@ class Job(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data(), report=st.booleans())
     def use(self, data: st.DataObject, report: bool) -> None:
-        """A worker trains on a few blocks more, and reports it or is about to."""
+        """A worker trains on a few more blocks, and reports it or is about to."""
         worker = data.draw(st.sampled_from(sorted(self.held)))
         name, part, reported, used = self.held[worker]
         until = data.draw(st.integers(used, part.end))
@@ -108,7 +108,7 @@ class Job(RuleBasedStateMachine):
         self.queues.roll_back(state)
         self.model = Counter(model)
         self.held.clear()
-        # What the model has and the state does not is used again, and nothing else is.
+        # Blocks that are in the model and not in the state are used again, and no others.
         left = blocks_left(state)
         self.repeated = Counter({block: self.model[block] + (block in left) - 1 for block in BLOCKS})
 
@@ -118,7 +118,7 @@ class Job(RuleBasedStateMachine):
             assert times <= 1 + self.repeated[block]
 
     def teardown(self) -> None:
-        """The rest is used up, and the workers that hold something report how far they are."""
+        """The rest is used, and the workers that hold something report their progress."""
         for worker, (name, part, _, used) in self.held.items():
             for block in range(used, part.end):
                 self.model[name, part.epoch, block] += 1
@@ -138,7 +138,7 @@ class Job(RuleBasedStateMachine):
 
 
 def blocks_left(state: SavedState | None) -> set[tuple[str, int, int]]:
-    """All that has to be used from there on."""
+    """All blocks to be used from there on."""
     queues: ShardQueues[str] = ShardQueues()
     queues.roll_back(state)
     return {
@@ -154,7 +154,7 @@ TestJob.settings = settings(max_examples=150, stateful_step_count=60, deadline=N
 
 
 def read_back(state: SavedState) -> SavedState:
-    """As a chief keeps it beside a checkpoint and hands it back, through the JSON of its own interpreter."""
+    """As a chief stores the state next to a checkpoint and returns it, through the JSON of its own interpreter."""
     fields = json.loads(msgspec.json.encode(state))
     line = json.dumps({"request": 1, "type": "rollback", "state": fields}).encode()
     assert len(line) < MAX_LINE
@@ -184,7 +184,7 @@ specs = st.builds(
 
 
 @given(specs)
-def test_an_undisturbed_queue_hands_out_each_offset_once_an_epoch(spec: QueueSpec) -> None:
+def test_a_queue_without_faults_hands_out_each_offset_once_an_epoch(spec: QueueSpec) -> None:
     parts = use_up(ShardQueue(spec))
     assert [part.epoch for part in parts] == sorted(part.epoch for part in parts)
     used = Counter((part.epoch, block) for part in parts for block in range(part.begin, part.end))
@@ -202,7 +202,7 @@ def test_the_order_is_the_same_after_a_restored_state(spec: QueueSpec, data: st.
     assert use_up(ShardQueue(spec, state)) == use_up(queue)
 
 
-def test_the_rest_of_a_part_goes_back_and_is_handed_out_before_all_others() -> None:
+def test_the_rest_of_a_part_is_returned_and_handed_out_before_all_others() -> None:
     queue: ShardQueue[str] = ShardQueue(QueueSpec(size=30, shard=10))
     first, second = queue.take("a"), queue.take("b")
     assert first is not None
@@ -238,7 +238,7 @@ def test_the_shuffle_depends_on_seed_and_epoch_alone_in_every_interpreter() -> N
 
     assert order(1, 0) == order(1, 0)
     assert len({tuple(order(seed, epoch)) for seed in range(5) for epoch in range(5)}) == 25
-    # Kept with checkpoints: another order would use some blocks twice and others never.
+    # The order is stored with checkpoints: another one would use some blocks twice and others never.
     assert order(1, 0)[:8] == FIRST
     code = "from tf_ps_runner.data.order import Shuffle; s = Shuffle(100, 1, 0); print([s.at(i) for i in range(8)])"
     printed = subprocess.run([sys.executable, "-R", "-c", code], capture_output=True, text=True, check=True).stdout
@@ -255,7 +255,7 @@ def test_a_shuffle_has_each_number_once(parts: int, seed: int, epoch: int) -> No
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4, 5])
-def test_a_shuffle_of_few_parts_comes_in_all_orders_about_equally_often(parts: int) -> None:
+def test_a_shuffle_of_few_parts_has_all_orders_about_equally_often(parts: int) -> None:
     orders = list(itertools.permutations(range(parts)))
     found = Counter()
     seeds = 300 * len(orders)
@@ -286,7 +286,7 @@ def test_queues_of_several_names_are_independent() -> None:
     assert queues.take("b", "test", spec) == Part(0, 0, 10, 0)
 
 
-def test_no_more_queues_and_open_parts_than_a_state_can_have() -> None:
+def test_the_number_of_queues_and_open_parts_is_limited() -> None:
     queues: ShardQueues[int] = ShardQueues()
     spec = QueueSpec(size=2**50, shard=2**10)
     for number in range(MAX_QUEUES):
@@ -299,7 +299,7 @@ def test_no_more_queues_and_open_parts_than_a_state_can_have() -> None:
     assert parts == MAX_OPEN
     state = read_back(queues.snapshot())
     queues.give_back(17)
-    assert queues.take(-1, "queue-01" + "x" * 92, spec) is not None, "what was given back counts as open already"
+    assert queues.take(-1, "queue-01" + "x" * 92, spec) is not None, "a returned part already counts as open"
     queues.roll_back(state)
     assert queues.snapshot() == state
 
@@ -321,7 +321,7 @@ def test_the_longest_state_fits_into_one_line() -> None:
     read_back(longest)
 
 
-def test_a_queue_of_many_parts_costs_no_time_and_no_memory() -> None:
+def test_a_queue_of_many_parts_needs_little_time_and_memory() -> None:
     queue: ShardQueue[str] = ShardQueue(QueueSpec(size=2**50, shard=2**10, seed=3, shuffle=True))
     parts = [queue.take("a") for _ in range(5)]
     assert len({part.begin for part in parts if part is not None}) == 5
@@ -348,7 +348,7 @@ SPEC = QueueSpec(size=25, shard=10, epochs=2)
         ),
     ],
 )
-def test_an_impossible_state_is_refused_and_changes_nothing(state: SavedState, clause: str) -> None:
+def test_an_invalid_state_is_refused_and_changes_nothing(state: SavedState, clause: str) -> None:
     queues: ShardQueues[str] = ShardQueues()
     queues.take("a", "train", SPEC)
     before = queues.snapshot()
@@ -357,7 +357,7 @@ def test_an_impossible_state_is_refused_and_changes_nothing(state: SavedState, c
     assert queues.snapshot() == before
 
 
-def test_going_back_to_the_beginning_drops_all_queues() -> None:
+def test_a_rollback_to_the_beginning_removes_all_queues() -> None:
     queues: ShardQueues[str] = ShardQueues()
     queues.take("a", "train", SPEC)
     queues.roll_back(None)
@@ -369,7 +369,7 @@ def test_going_back_to_the_beginning_drops_all_queues() -> None:
 
 
 @given(st.sets(st.integers(0, 5)), st.lists(st.integers(0, 5)), st.none() | st.integers(0, 5))
-def test_tasks_that_wait_at_the_end_are_dismissed_unless_they_may_be_needed(
+def test_waiting_tasks_finish_at_the_end_unless_they_may_be_needed(
     holders: set[int], waiting: list[int], preferred: int | None
 ) -> None:
     finished = finished_waiters(holders, waiting, preferred)

@@ -1,4 +1,4 @@
-"""Data shards with real TensorFlow: what was used is counted in the model itself."""
+"""Data shards with real TensorFlow: the model itself counts what was used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPOCHS = 12
 
 
 class DataCluster(ScriptedCluster):
-    """The queues begin anew with each version, as those of the chief's agent."""
+    """The queues start anew with each version, as those of the chief's agent."""
 
     def __init__(self, python: Path, script: str, folder: Path, **more: Any) -> None:
         super().__init__(python, script, folder, **more)
@@ -51,7 +51,7 @@ class DataCluster(ScriptedCluster):
             self._service.ask(self._key(process), request, reply)
 
     def on_disconnect(self, process: Process) -> None:
-        """The parts that it held go back."""
+        """Return the parts that it held."""
         with self._lock:
             self._service.gone(self._key(process))
 
@@ -113,22 +113,22 @@ def test_with_the_strategy_no_row_is_lost_when_servers_and_chiefs_die(cluster: D
         next(one for one in reversed(cluster._processes) if one.name == "ps-1").kill()
         least, most = counted(begin(cluster, 1))
         assert least >= EPOCHS
-        assert most <= EPOCHS + 2, "what two workers had in their hands when the chief died may come twice"
+        assert most <= EPOCHS + 2, "the batches of two workers at the death of the chief may be used twice"
 
 
 def run_script(python: Path, name: str) -> str:
-    """What a script prints that runs to its end."""
+    """The output of a script that runs to its end."""
     done = run_booted(python, BOOT, SCRIPTS / name)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.long
-def test_the_state_of_the_data_is_kept_where_only_tensorflow_reaches_it(tensorflow: Path) -> None:
+def test_the_state_of_the_data_is_kept_where_only_tensorflow_can_access_it(tensorflow: Path) -> None:
     assert "kept and given back" in run_script(tensorflow, "remote_state.py")
 
 
-def test_a_dataset_that_loads_ahead_gives_every_batch_once(tensorflow: Path) -> None:
+def test_a_dataset_that_prefetches_gives_every_batch_once(tensorflow: Path) -> None:
     printed = run_script(tensorflow, "shards_dataset.py")
     assert "eager 40 rows, sum 780; reported at the third batch: [(0, 4)]" in printed
     assert "graph 40 rows, sum 780" in printed

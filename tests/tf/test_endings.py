@@ -1,4 +1,4 @@
-"""What the end of a task means: its cause, and the text that the coordinator and the user get."""
+"""What the exit of a task means: its cause, and the text for the coordinator and the user."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LOST_SERVER = f"{TRACE}tensorflow.python.framework.errors_impl.UnavailableError:
     ("role", "code", "stderr", "facts", "expected"),
     [
         (Role.WORKER, 0, "", {}, EndCause.SUCCESS),
-        # A server never ends by itself.
+        # A server never exits by itself.
         (Role.PS, 0, "", {}, EndCause.FAILURE),
         (Role.PS, 0, "", {"asked_to_end": True}, EndCause.SUCCESS),
         *((role, 0, "", {"asked_to_end": True, **STOPPED}, EndCause.RESHAPED) for role in EVERY),
@@ -63,7 +63,7 @@ LOST_SERVER = f"{TRACE}tensorflow.python.framework.errors_impl.UnavailableError:
         (Role.CHIEF, 1, LOST_SERVER, {"before": LOST_SERVER.rpartition("\n")[2]}, EndCause.RESHAPED),
     ],
 )
-def test_the_cause_of_an_end(role: Role, code: int, stderr: str, facts: dict[str, Any], expected: EndCause) -> None:
+def test_the_cause_of_an_exit(role: Role, code: int, stderr: str, facts: dict[str, Any], expected: EndCause) -> None:
     assert cause(role, code, stderr, **facts) is expected
 
 
@@ -77,7 +77,7 @@ SOON, LATE, TOO_LATE = 1.0, REPEATED_WITHIN + 1, REPEATED_BEFORE_STEP + 1
         ("ValueError: y", SOON, True, False),
         (None, SOON, True, False),
         ("ValueError: x", LATE, True, False),
-        # A task that has made no step has longer.
+        # A task without any step has longer.
         ("ValueError: x", LATE, False, True),
         ("ValueError: x", TOO_LATE, False, False),
     ],
@@ -103,11 +103,11 @@ def test_the_same_exception_soon_after_the_start_is_repeated(
         ("OSError: /m/ckpt-1_temp/part-0", "OSError: /m/ckpt-2_temp/part-0", False),
     ],
 )
-def test_two_exceptions_are_the_same_but_for_what_is_of_one_process_alone(words: str, other: str, same: bool) -> None:
+def test_two_exceptions_are_equal_except_for_the_details_of_one_process(words: str, other: str, same: bool) -> None:
     assert (cause(Role.CHIEF, 1, f"{TRACE}{words}\n", before=other) is EndCause.REPEATED) is same
 
 
-def test_a_failure_has_the_traceback_and_a_kill_has_raised_nothing() -> None:
+def test_a_failure_has_the_traceback_and_a_kill_has_no_exception() -> None:
     raised = end(1, f"{TRACE}ValueError: x\n")
     found = classify_exit(ExitInfo(Role.WORKER, raised, 9.0))
     assert found.exit_text == "raised ValueError: x"
@@ -153,7 +153,7 @@ def hosted(role: Role) -> TaskProcess:
 
 
 @in_loop
-async def test_a_task_is_past_its_beginning_with_its_first_step_or_if_it_reports_none() -> None:
+async def test_a_task_has_started_with_its_first_step_or_after_a_time_if_it_reports_none() -> None:
     assert hosted(Role.EVALUATOR).past_beginning
     for role in (Role.CHIEF, Role.WORKER):
         silent = hosted(role)
@@ -191,7 +191,7 @@ LONG = f"raised ValueError: {'no such column ' * 10}"
     ("named", "known"),
     [(LONG, True), (LONG[:SHORT_END], True), (LONG[: SHORT_END - 1], False), ("exited with code 3", False)],
 )
-def test_the_task_that_the_coordinator_names_is_known_also_by_a_shortened_text(named: str, known: bool) -> None:
+def test_the_task_that_the_coordinator_names_is_found_also_by_a_shortened_text(named: str, known: bool) -> None:
     exit = WorkerExit(0, 0, 7, 3, 1.0, name="chief-0")
     failure = Failure(0, "box", named)
     wanted = Assignment(key=RoundKey(), phase=PlanPhase.FAILED, reasons=sentence("it failed"), failure=failure)
@@ -212,7 +212,7 @@ def test_the_task_that_the_coordinator_names_is_known_also_by_a_shortened_text(n
         (Restored(7, "checkpoint", "/m/ckpt-7"), "has restored /m/ckpt-7, and goes on after step 7"),
     ],
 )
-def test_a_user_is_informed_of_the_model_of_a_chief(event: Restored, line: str) -> None:
+def test_the_state_of_a_chiefs_model_is_reported_to_the_user(event: Restored, line: str) -> None:
     lines: list[str] = []
     EventPrinter(lines.append).task_message(TaskKey(Role.CHIEF, 0), event)
     assert lines == [f"chief-0: {line}"]

@@ -1,7 +1,7 @@
 """What a script of TensorFlow 1, with sessions or with `tf.estimator`, keeps when its cluster changes.
 
-The test plays the agent: it gives the orders, and starts and kills the processes itself. Nothing of tf-ps-run is in the
-scripts.
+The test acts as the agent: it sends the orders, and starts and kills the processes itself. The scripts use nothing of
+tf-ps-run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def checkpoints(model: Path) -> list[int]:
 
 
 def train(cluster: ScriptedCluster, servers: int) -> tuple[Process, Process]:
-    """Start servers, chief and a worker, and let the worker in."""
+    """Start servers, chief and a worker, and let the worker start to train."""
     cluster.new_version(servers)
     chief, worker = cluster.start("chief"), cluster.start("worker")
     chief.wait_for_message("restored")
@@ -39,7 +39,7 @@ def train(cluster: ScriptedCluster, servers: int) -> tuple[Process, Process]:
 
 
 def leave(cluster: ScriptedCluster, chief: Process, worker: Process) -> int:
-    """The planned end of a version: the worker leaves, the chief saves and leaves. The step of the model."""
+    """The planned end of a version: the worker leaves, the chief saves and leaves. Return the step of the model."""
     cluster.order(pause=True)
     assert worker.wait_end() == 75, worker.output
     cluster.order(save=True)
@@ -52,7 +52,7 @@ def leave(cluster: ScriptedCluster, chief: Process, worker: Process) -> int:
 
 
 def copy_of(cluster: ScriptedCluster, step: int, folder: Path) -> str:
-    """A copy of a checkpoint, which the next version will not write anew."""
+    """A copy of a checkpoint, which the next version will not overwrite."""
     folder.mkdir()
     for path in cluster.model.glob(f"model.ckpt-{step}.*"):
         shutil.copy(path, folder)
@@ -61,7 +61,7 @@ def copy_of(cluster: ScriptedCluster, step: int, folder: Path) -> str:
 
 @pytest.mark.long
 @each_tensorflow
-def test_servers_come_and_go_without_the_loss_of_a_step(tensorflow: Path, tmp_path: Path) -> None:
+def test_servers_are_added_and_removed_without_the_loss_of_a_step(tensorflow: Path, tmp_path: Path) -> None:
     """Each variable and slot stays what it was."""
     with ScriptedCluster(tensorflow, GRAPH, tmp_path, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 1)
@@ -86,7 +86,7 @@ def test_servers_come_and_go_without_the_loss_of_a_step(tensorflow: Path, tmp_pa
 
 @pytest.mark.long
 @each_tensorflow
-def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(tensorflow: Path, tmp_path: Path) -> None:
+def test_a_chief_continues_with_the_live_model_and_a_worker_may_move(tensorflow: Path, tmp_path: Path) -> None:
     with ScriptedCluster(tensorflow, GRAPH, tmp_path, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 2)
         worker.wait_step(20)
@@ -96,7 +96,7 @@ def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(tensorflow: Pat
         restored = again.wait_for_message("restored")
         assert (restored["how"], restored["path"]) == ("live", None)
         assert restored["step"] >= before > 0
-        # It saves what it has found before it trains: there was nothing but the first step to go back to.
+        # It saves the model that it found before it trains: there was only the first step to return to.
         assert checkpoints(cluster.model)[0] == 0
         assert again.wait_for_message("saved")["step"] >= before
         worker.wait_step(restored["step"] + 20)
@@ -111,8 +111,10 @@ def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(tensorflow: Pat
 @pytest.mark.parametrize(
     ("tensorflow", "forked"), [("2.21", True), *only_long(("2.15", False))], indirect=["tensorflow"]
 )
-def test_a_server_that_dies_costs_what_was_not_saved_whole(tensorflow: Path, forked: bool, tmp_path: Path) -> None:
-    """The model is read from the newest complete checkpoint; one that was cut off is skipped and reported."""
+def test_the_death_of_a_server_loses_the_steps_after_the_last_complete_checkpoint(
+    tensorflow: Path, forked: bool, tmp_path: Path
+) -> None:
+    """The model is read from the newest complete checkpoint; a truncated one is skipped and reported."""
     with ScriptedCluster(tensorflow, GRAPH, tmp_path, forked=forked, SAVE_STEPS="10") as cluster:
         _, worker = train(cluster, 2)
         worker.wait_step(40)
@@ -124,13 +126,13 @@ def test_a_server_that_dies_costs_what_was_not_saved_whole(tensorflow: Path, for
         cluster.new_version(2)
         chief = cluster.start("chief", REFERENCE=reference)
         restored = chief.wait_for_message("restored")
-        # The model may be a step further than the name, for the worker goes on while that is chosen.
+        # The model may be a step ahead of the name, because the worker continues while the name is chosen.
         assert (restored["how"], Path(restored["path"]).name) == ("checkpoint", f"model.ckpt-{whole}")
         (skipped,) = restored["skipped"]
         assert f"model.ckpt-{damaged} is not complete ({data.name} has " in skipped
         chief.wait_step(whole + 5)
         assert "compared 3 variables, different: []" in chief.output
-        # A worker that comes while the cluster is about to change again leaves from the gate.
+        # A worker that joins while the cluster is about to change again leaves before its first step.
         worker = cluster.start("worker")
         worker.wait_for_message("hello")
         cluster.order(pause=True)
@@ -139,7 +141,7 @@ def test_a_server_that_dies_costs_what_was_not_saved_whole(tensorflow: Path, for
 
 
 @pytest.mark.long
-def test_sums_of_the_data_are_compared(tensorflow: Path, tmp_path: Path) -> None:
+def test_checksums_of_the_data_are_compared(tensorflow: Path, tmp_path: Path) -> None:
     with ScriptedCluster(tensorflow, GRAPH, tmp_path, SAVE_STEPS="10") as cluster:
         chief, _ = train(cluster, 1)
         chief.wait_step(40)
@@ -156,19 +158,19 @@ def test_sums_of_the_data_are_compared(tensorflow: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_when_the_chief_is_done_a_worker_comes_to_its_end_too(tensorflow: Path, tmp_path: Path) -> None:
+def test_when_the_chief_has_finished_a_worker_exits_too(tensorflow: Path, tmp_path: Path) -> None:
     with ScriptedCluster(tensorflow, GRAPH, tmp_path) as cluster:
         chief, worker = train(cluster, 1)
         worker.wait_step(20)
         cluster.order(ending=True)
         assert worker.wait_end() == 0, worker.output
         assert "finished at" in worker.output
-        # The order to end does not concern the chief: it ends when its own work is done.
+        # The order to end does not apply to the chief: it exits when its own work is done.
         chief.wait_step(worker.step + 20)
 
 
 @pytest.mark.long
-def test_a_worker_that_waits_for_data_leaves_from_there(tensorflow: Path, tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_data_leaves_while_it_waits(tensorflow: Path, tmp_path: Path) -> None:
     with ScriptedCluster(tensorflow, GRAPH, tmp_path) as cluster:
         cluster.new_version(1)
         chief, worker = cluster.start("chief"), cluster.start("worker", STEP_SECONDS="1000")
@@ -185,7 +187,7 @@ def test_a_planned_change_loses_no_step_of_an_estimator(tensorflow: Path, tmp_pa
         chief, worker = train(cluster, 1)
         worker.wait_step(20)
         step = leave(cluster, chief, worker)
-        # Estimator has a worker wait for five seconds, and more for each that follows.
+        # Estimator delays a worker by five seconds, and by more for each further one.
         assert "before starting training" not in worker.output
         chief, worker = train(cluster, 2)
         restored = chief.messages("restored")[0]
@@ -195,7 +197,7 @@ def test_a_planned_change_loses_no_step_of_an_estimator(tensorflow: Path, tmp_pa
 
 @pytest.mark.long
 @tensorflow_215
-def test_a_chief_goes_on_in_the_live_model_of_an_estimator(tensorflow: Path, tmp_path: Path) -> None:
+def test_a_chief_continues_with_the_live_model_of_an_estimator(tensorflow: Path, tmp_path: Path) -> None:
     with ScriptedCluster(tensorflow, ESTIMATOR, tmp_path, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 2)
         worker.wait_step(20)
@@ -209,7 +211,7 @@ def test_a_chief_goes_on_in_the_live_model_of_an_estimator(tensorflow: Path, tmp
 
 @pytest.mark.long
 @tensorflow_215
-def test_an_evaluator_begins_and_comes_to_its_end_with_the_training(tensorflow: Path, tmp_path: Path) -> None:
+def test_an_evaluator_starts_and_exits_with_the_training(tensorflow: Path, tmp_path: Path) -> None:
     with ScriptedCluster(tensorflow, ESTIMATOR, tmp_path, LAST_STEP="60", SAVE_STEPS="20") as cluster:
         chief, worker = train(cluster, 1)
         evaluator = cluster.start("evaluator")

@@ -1,4 +1,4 @@
-"""What scripts import, with the queues of an agent and without an agent; no TensorFlow is started."""
+"""The modules that scripts import, with the queues of an agent and without an agent; no TensorFlow is started."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def queue(service: QueueService, spec: ShardSpec, task: TaskKey = WORKER) -> Age
 
 
 def left(service: QueueService, spec: ShardSpec) -> list[tuple[int, int]]:
-    """What another process gets after the parts of a dead one have gone back."""
+    """The parts that another process gets after the parts of a dead one were returned."""
     service.gone(WORKER)
     return [(batch.begin, batch.end) for batch in batches(queue(service, spec, CHIEF), None)]
 
@@ -95,14 +95,14 @@ def test_data_shards_refuse_invalid_numbers(field: str, wrong: Any) -> None:
     [
         # A batch is used once the next one is requested.
         pytest.param(4, ["next", "next"], [(4, 10)], id="next requested"),
-        # On leaving, a batch with which a step was made is reported, and one that was not trained with goes back.
+        # On exit, a batch with which a step was trained is reported, and an untrained one is returned.
         pytest.param(4, ["next", "made_step", "before_leaving"], [(4, 10)], id="step made"),
         pytest.param(4, ["next", "made_step", "next", "before_leaving"], [(4, 10)], id="not trained with"),
         # A whole part may take several steps.
         pytest.param(None, ["next", "made_step", "before_leaving"], [(0, 10)], id="whole part"),
     ],
 )
-def test_what_is_used_is_not_given_again(
+def test_used_batches_are_not_given_again(
     service: QueueService, batch: int | None, steps: list[str], rest: list[tuple[int, int]]
 ) -> None:
     spec = ShardSpec(size=10, shard=10)
@@ -112,7 +112,7 @@ def test_what_is_used_is_not_given_again(
     assert left(service, spec) == rest
 
 
-def test_a_claimed_batch_is_used_only_when_its_result_is_there(service: QueueService) -> None:
+def test_a_claimed_batch_is_used_only_when_its_result_is_available(service: QueueService) -> None:
     spec = ShardSpec(size=20, shard=10)
     own_task = batches(queue(service, spec), 5)
     scheduled = []
@@ -123,10 +123,10 @@ def test_a_claimed_batch_is_used_only_when_its_result_is_there(service: QueueSer
     scheduled[1].used()
     scheduled[2].used()
     scheduled[2].used()
-    assert left(service, spec) == [(0, 10), (15, 20)], "the first batch is on its way, and no later one is reported"
+    assert left(service, spec) == [(0, 10), (15, 20)], "the first batch is in progress, and no later one is reported"
 
 
-def test_the_result_of_a_claimed_batch_may_come_while_its_thread_waits_for_the_last_parts(
+def test_the_result_of_a_claimed_batch_may_arrive_while_its_thread_waits_for_the_last_parts(
     service: QueueService,
 ) -> None:
     spec = ShardSpec(size=5, shard=5)
@@ -163,7 +163,7 @@ def test_a_queue_with_another_spec_is_refused(service: QueueService) -> None:
         queue(service, ShardSpec(10, 2)).take()
 
 
-def test_a_batch_that_is_loaded_ahead_is_not_used_before_the_next_one_is_given(service: QueueService) -> None:
+def test_a_prefetched_batch_is_not_used_before_the_next_one_is_given(service: QueueService) -> None:
     spec = ShardSpec(size=20, shard=20)
     reader, outgoing = Reader(queue(service, spec), 5), DatasetBatches()
     loaded = [outgoing.loaded(batch) for _ in range(4) if (batch := reader.next()) is not None]
@@ -230,7 +230,7 @@ SPEC = ShardSpec(size=40, shard=10)
 @pytest.mark.parametrize(
     ("how", "step", "rest"), [("checkpoint", 1, (10, 20, 30)), ("live", 5, (20, 30)), ("fresh", 0, (0, 10, 20, 30))]
 )
-def test_the_state_of_the_data_goes_back_with_the_model(
+def test_the_state_of_the_data_is_restored_with_the_model(
     service: QueueService, states: SavedStates, how: str, step: int, rest: tuple[int, ...]
 ) -> None:
     use_one(service, SPEC)
@@ -300,7 +300,7 @@ def test_the_state_of_a_checkpoint_of_another_name_is_neither_used_nor_removed(
     assert capfd.readouterr().err == ""
 
 
-def test_without_any_state_the_data_begins_anew_with_a_message(
+def test_without_any_state_the_data_starts_anew_with_a_message(
     service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
     use_one(service, SPEC)
@@ -310,7 +310,7 @@ def test_without_any_state_the_data_begins_anew_with_a_message(
     assert "all data is used from the beginning, and nothing is lost" in capfd.readouterr().err
 
 
-def test_an_impossible_state_is_refused_and_the_data_begins_anew(
+def test_an_invalid_state_is_refused_and_the_data_starts_anew(
     service: QueueService, states: SavedStates, capfd: pytest.CaptureFixture[str]
 ) -> None:
     use_one(service, SPEC)
@@ -396,15 +396,13 @@ def test_the_parts_of_a_table_are_counted(params: Any, count: tuple[str, int]) -
     [
         (3, 3, (3, 3)),
         (1, 1, (1, 1)),
-        # Limited by the size of the table, or the script's own number: which one cannot be known.
+        # Limited by the size of the table, or the script's own number: the checkpoint does not show which.
         (2, 3, (2, partitioning.MAX_SERVERS)),
         (4, 3, (1, partitioning.MAX_SERVERS)),
         (1, 3, (1, partitioning.MAX_SERVERS)),
     ],
 )
-def test_the_numbers_of_servers_that_are_safe_follow_from_the_parts(
-    parts: int, present: int, safe: tuple[int, int]
-) -> None:
+def test_the_safe_numbers_of_servers_follow_from_the_parts(parts: int, present: int, safe: tuple[int, int]) -> None:
     assert partitioning.bounds(parts, present) == safe
 
 
@@ -422,7 +420,7 @@ ONE = partitioning.Table("table", 1, False, ("table",))
     [
         (TWO, ASKED, {"table": parts_at(0, 6)}, None),
         (TWO, ASKED, {"table": parts_at(0, 4, 8)}, (3, 2)),
-        # As many parts, and not the same ones.
+        # The same number of parts, and different ones.
         (TWO, ASKED, {"table": parts_at(0, 8)}, (2, 2)),
         (TWO, ASKED, {"table": UNPARTITIONED}, (1, 2)),
         # A new table of the script.
@@ -447,7 +445,7 @@ def test_the_parts_of_a_checkpoint_are_compared_with_those_of_the_graph(
 
 
 class Saver:
-    """As a saver of TensorFlow that has nothing to save."""
+    """Like a saver of TensorFlow that has nothing to save."""
 
     saver_def = None
 
@@ -455,14 +453,16 @@ class Saver:
         return f"{save_path} by TensorFlow itself"
 
 
-def test_a_missing_attribute_of_a_saver_is_found_before_it_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_attribute_of_a_saver_is_detected_before_it_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     framework = SimpleNamespace(tensor_util=SimpleNamespace(__name__="tensor_util"))
     monkeypatch.setitem(sys.modules, "tensorflow.python.framework", framework)
     with pytest.raises(MissingAttribute, match="constant_value"):
         partitioning.change_saver(SimpleNamespace(Saver=Saver))
 
 
-def test_a_missing_attribute_of_the_lookups_is_found_before_they_are_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_attribute_of_the_lookups_is_detected_before_they_are_patched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     training = SimpleNamespace(py_checkpoint_reader=SimpleNamespace(__name__="py_checkpoint_reader"))
     monkeypatch.setitem(sys.modules, "tensorflow.python.training", training)
     with pytest.raises(MissingAttribute, match="NewCheckpointReader"):
@@ -504,7 +504,7 @@ def test_the_parts_of_a_deleted_checkpoint_are_unknown(monkeypatch: pytest.Monke
         ([(3, 2)], 0, 0),
     ],
 )
-def test_the_number_of_servers_that_makes_the_parts_of_the_checkpoint(
+def test_the_number_of_servers_that_creates_the_parts_of_the_checkpoint(
     found: list[tuple[int, int]], present: int, servers: int
 ) -> None:
     mismatches = [partitioning.Mismatch("table", *one) for one in found]
@@ -548,14 +548,14 @@ def test_the_model_is_restored_before_a_part_is_taken(
     use_one(service, SPEC)
     monkeypatch.setattr(shards, "_before_take", [lambda: states.restore(1)])
     batch = next(batches(queue(service, SPEC), 5))
-    assert (batch.begin, batch.end) == (10, 15), "the model goes back first, and its data with it"
+    assert (batch.begin, batch.end) == (10, 15), "the model is restored first, and its data with it"
 
 
-def test_a_chief_that_waits_for_a_part_leaves_from_there_when_the_servers_change(
+def test_a_chief_that_waits_for_a_part_leaves_when_the_servers_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left_from: list[bool] = []
-    line = SimpleNamespace(wait_for=lambda told: told(TaskOrder(pause=True)))
+    line = SimpleNamespace(wait_for=lambda is_reached: is_reached(TaskOrder(pause=True)))
     monkeypatch.setattr(strategy, "agent", lambda: line)
     monkeypatch.setattr(strategy, "_leave", lambda: left_from.append(shards.is_taking()))
 
@@ -569,6 +569,6 @@ def test_a_chief_that_waits_for_a_part_leaves_from_there_when_the_servers_change
     assert left_from == [True]
 
 
-def test_a_script_that_still_calls_rebuild_gets_advice() -> None:
+def test_a_script_that_still_calls_rebuild_gets_a_hint() -> None:
     with pytest.raises(AttributeError, match="--preload"):
         hooks.rebuild  # noqa: B018

@@ -24,10 +24,10 @@ from tf_ps_runner.memory.enforcer import MemoryEnforcer
 from tf_ps_runner.memory.process_tree import ProcessTreeWatch, processes_of, usage_of
 
 TAKE = "task_limit = [b'x' * (1 << 20) for _ in range({mib})]\n"
-"""Allocates so many MiB and touches them all."""
+"""Allocates this number of MiB and writes to all of them."""
 
 TAKEN = "import sys; print('taken', flush=True); sys.stdin.read()"
-"""Prints that, and keeps the memory until standard input ends."""
+"""Prints that it has the memory, and keeps it until standard input ends."""
 
 
 def test_a_limit_is_written_as_its_flag_accepts_it() -> None:
@@ -54,7 +54,7 @@ def test_a_task_is_near_its_limit_above_nine_tenths_of_it() -> None:
         (-9, 0, None, None),
     ],
 )
-def test_a_risen_count_of_kills_and_a_failure_together_are_a_kill_for_memory(
+def test_a_failure_with_a_higher_count_of_kills_is_a_kill_for_memory(
     code: int, before: int | None, after: int | None, clause: str | None
 ) -> None:
     found = enforcer.explain_group_kill(code, before, after, 4096)
@@ -72,12 +72,12 @@ def test_without_a_limit_only_a_sigkill_with_evidence_is_a_kill_for_memory() -> 
     assert task_limit.explain_oom_kill(-9) is None
 
 
-# --- Groups of the kernel that is here.
+# --- The real groups of this machine's kernel.
 
 
 @pytest.fixture
 def place() -> CgroupParent:
-    """Where groups can be made here."""
+    """Where groups can be created here."""
     found = find_cgroup_parent()
     if found is None:
         pytest.skip("no control group can be made here, of version 1 or 2: that takes root, or a delegated group")
@@ -90,7 +90,7 @@ Open = Callable[[str, int], MemoryEnforcer]
 
 @pytest.fixture
 def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens limits that a group enforces, or on a machine where no group can be created; they are closed afterwards."""
+    """Opens limits that a group enforces, or without any group; they are closed after the test."""
     kept_by = request.param
     if kept_by == "group":
         request.getfixturevalue("place")
@@ -112,7 +112,7 @@ by_group = pytest.mark.parametrize("opened", ["group"], indirect=True)
 
 
 def start(task_limit: MemoryEnforcer, program: str) -> subprocess.Popen[bytes]:
-    """A Python program under that limit, as an agent starts one."""
+    """Start a Python program with that limit, as an agent starts one."""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         preexec_fn=task_limit.enter,
@@ -126,7 +126,9 @@ def start(task_limit: MemoryEnforcer, program: str) -> subprocess.Popen[bytes]:
 def run(
     task_limit: MemoryEnforcer, program: str, *, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None
 ) -> int:
-    """Run a Python program under that limit to its end; its exit code. Its standard input ends after `meanwhile`."""
+    """Run a Python program with that limit to its end and return its exit code. Its standard input ends after
+    `meanwhile`.
+    """
 
     async def life() -> int:
         with start(task_limit, program) as process:
@@ -143,7 +145,7 @@ def run(
 
 
 @by_group
-def test_a_spawned_task_is_under_its_limit_before_its_program_begins(opened: Open, tmp_path: Path) -> None:
+def test_a_spawned_task_has_its_limit_before_its_program_starts(opened: Open, tmp_path: Path) -> None:
     task_limit = opened("worker-3", 100)
     with open(tmp_path / "groups", "w+") as output:
         task = ProcessSpec(
@@ -177,7 +179,7 @@ def test_a_task_above_its_limit_is_killed_and_reported(opened: Open) -> None:
 @pytest.mark.parametrize(
     ("limit", "mib", "near"), [pytest.param(400, 100, False, id="within"), pytest.param(220, 195, True, id="near")]
 )
-def test_a_task_below_its_limit_is_left_alone(opened: Open, limit: int, mib: int, near: bool) -> None:
+def test_a_task_below_its_limit_is_not_killed(opened: Open, limit: int, mib: int, near: bool) -> None:
     task_limit = opened("worker-0", limit)
 
     def look(process: subprocess.Popen[bytes]) -> None:
@@ -191,7 +193,7 @@ def test_a_task_below_its_limit_is_left_alone(opened: Open, limit: int, mib: int
 
 
 @both_ways
-def test_a_task_that_is_killed_was_not_always_killed_for_memory(opened: Open) -> None:
+def test_a_task_that_is_killed_is_not_always_killed_for_memory(opened: Open) -> None:
     task_limit = opened("worker-0", 400)
     code = run(task_limit, "input()", meanwhile=lambda process: process.kill())
     assert (code, task_limit.explain_oom_kill(code)) == (-signal.SIGKILL, None)
@@ -276,7 +278,7 @@ def test_a_group_that_another_launcher_removes_before_it_is_locked_is_created_ag
     group.close()
 
 
-def test_without_a_group_a_task_is_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_group_the_memory_of_a_task_is_polled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(enforcer, "_cgroup_parent", lambda: CgroupParent(tmp_path / "gone", 1))
     assert MemoryEnforcer.open("worker-0", 100).kept_by == "watch"
 
@@ -289,10 +291,10 @@ def test_a_task_without_a_limit_is_not_limited() -> None:
     task_limit.close()
 
 
-# --- Watching.
+# --- Polling.
 
 
-def test_shared_pages_count_once_where_that_matters() -> None:
+def test_shared_pages_count_once_if_the_sum_exceeds_the_limit() -> None:
     program = (
         "import os, sys\n" + TAKE.format(mib=150) + "pids = []\n"
         "for _ in range(3):\n"
@@ -316,12 +318,12 @@ def test_shared_pages_count_once_where_that_matters() -> None:
         assert 140 < usage_of(tree, 300) < 300
 
 
-def test_a_closed_watch_checks_no_more() -> None:
+def test_a_closed_watch_polls_no_more() -> None:
     async def life() -> int | None:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
             watch = ProcessTreeWatch(process.pid, 1)
             watch.close()
-            # The first look would have been the next thing that the loop does.
+            # Otherwise the event loop would run the first poll next.
             await asyncio.sleep(0)
             assert process.stdin is not None
             process.stdin.close()
@@ -331,7 +333,7 @@ def test_a_closed_watch_checks_no_more() -> None:
     assert asyncio.run(life()) is None
 
 
-def test_a_process_that_is_gone_uses_nothing() -> None:
+def test_a_process_that_has_exited_uses_no_memory() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait(LIMIT)
     assert usage_of([process.pid], 0) == 0
@@ -366,7 +368,7 @@ class Kernel2:
         self.put("cgroup.procs", f"{os.getpid()}\n")
 
     def fill(self, group: Path) -> None:
-        """Give a new group its files."""
+        """Create the files of a new group."""
         for name, text in FILES.items():
             (group / name).write_text(text)
 
@@ -382,7 +384,7 @@ class Kernel2:
 
 @pytest.fixture
 def kernel2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel2:
-    """A made-up hierarchy whose directories come with files and go with them."""
+    """A simulated hierarchy: its files are created and removed with their directories."""
     kernel = Kernel2(tmp_path)
     make, remove = os.mkdir, os.rmdir
 
@@ -423,7 +425,7 @@ def test_a_group_of_version_2_has_its_limit_and_no_swap_and_is_killed_as_a_whole
     assert kernel2.groups == []
 
 
-def test_a_launcher_alone_in_its_group_moves_into_one_below_it(kernel2: Kernel2) -> None:
+def test_a_launcher_alone_in_its_group_moves_into_a_child_group(kernel2: Kernel2) -> None:
     assert find_cgroup_parent(kernel2.proc) == CgroupParent(kernel2.own, 2)
     (aside,) = kernel2.groups
     assert aside.name.startswith("tf-ps-run.launcher.")
@@ -466,7 +468,7 @@ sys.stdout.flush()
 """
 
 
-def test_a_chief_that_is_killed_for_memory_comes_back_with_twice_as_much(place: CgroupParent, tmp_path: Path) -> None:
+def test_a_chief_that_is_killed_for_memory_is_restarted_with_twice_as_much(place: CgroupParent, tmp_path: Path) -> None:
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("")
     (tmp_path / "train.py").write_text(TRAIN + TAKE.format(mib=150))

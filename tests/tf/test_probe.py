@@ -1,4 +1,4 @@
-"""Whether a server answers: a pretended one that is stopped, killed or of another kind, and one of TensorFlow."""
+"""Whether a server answers: a fake one that is stopped, killed or of another kind, and one of TensorFlow."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_server_is_ready_with_its_first_answer_and_unresponsive_after_three_mi
     [
         pytest.param(LivenessProbe.record_failure, MAX_MISSES - 1, ProbeState.READY, id="not reached twice"),
         pytest.param(LivenessProbe.record_failure, MAX_MISSES, ProbeState.UNRESPONSIVE, id="not reached"),
-        # Time in which this process was stalled does not count, but a machine that is always busy finds it out too.
+        # Time in which this process was stalled does not count, but a machine that is always busy detects the loss too.
         pytest.param(lambda s: s.record_timeout(3600.0, 3600.0), 100, ProbeState.READY, id="stalled"),
         pytest.param(
             lambda s: s.record_timeout(PROBE_TIMEOUT, PROBE_TIMEOUT / 2), 2 * MAX_MISSES, ProbeState.UNRESPONSIVE,
@@ -89,7 +89,7 @@ def test_what_counts_as_a_miss(miss: Callable[[LivenessProbe], None], times: int
     assert server.state is state
 
 
-def test_a_server_that_has_not_answered_yet_is_tried_ever_more_rarely() -> None:
+def test_a_server_that_has_not_answered_yet_is_probed_less_and_less_often() -> None:
     server = LivenessProbe()
     pauses = []
     for attempt in range(1000):
@@ -111,7 +111,7 @@ def test_the_next_probe_comes_a_fixed_time_after_the_last_one_and_at_once_after_
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """States after three seconds instead of ten. What they follow from is tested above."""
+    """States after three seconds instead of ten. The tests above cover how they are derived."""
     monkeypatch.setattr(liveness, "PROBE_TIMEOUT", 1.5)
     monkeypatch.setattr(liveness, "PROBE_INTERVAL", 0.1)
     monkeypatch.setattr(liveness, "UNRESPONSIVE_AFTER", 3.0)
@@ -120,7 +120,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @contextlib.contextmanager
 def pretended(how: str = "answer") -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A pretended server, and its port."""
+    """A fake server, and its port."""
     with started([sys.executable, str(PRETEND), how]) as process:
         assert process.stdout is not None
         yield process, int(process.stdout.readline())
@@ -152,7 +152,7 @@ class Watcher:
         self._more.set()
 
     async def until(self, *states: ProbeState) -> None:
-        """Wait for exactly these."""
+        """Wait for exactly these states."""
         while len(self.states) < len(states):
             await asyncio.wait_for(self._more.wait(), TIMEOUT)
             self._more.clear()
@@ -173,8 +173,8 @@ async def watching(port: int) -> AsyncIterator[Watcher]:
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 @in_loop
-async def test_a_server_that_is_stopped_or_ends_unnoticed_is_unresponsive(number: signal.Signals) -> None:
-    """The port of a stopped one still accepts connections."""
+async def test_a_server_that_is_stopped_or_exits_undetected_is_unresponsive(number: signal.Signals) -> None:
+    """The port of a stopped server still accepts connections."""
     with pretended() as (server, port):
         async with watching(port) as watcher:
             await watcher.until(ProbeState.READY)
@@ -183,7 +183,7 @@ async def test_a_server_that_is_stopped_or_ends_unnoticed_is_unresponsive(number
 
 
 @in_loop
-async def test_a_port_that_is_only_held_is_probed_until_a_server_comes_to_it(hurried: pytest.MonkeyPatch) -> None:
+async def test_a_port_that_is_only_held_is_probed_until_a_server_listens_on_it(hurried: pytest.MonkeyPatch) -> None:
     held = HeldPort()
     tried = asyncio.Event()
     looked = liveness._listens
@@ -222,8 +222,8 @@ async def test_a_server_of_another_kind_never_counts_as_ready(hurried: pytest.Mo
 
 
 @in_loop
-async def test_a_stall_of_this_process_is_not_charged_to_a_server(hurried: pytest.MonkeyPatch) -> None:
-    """As under SIGSTOP: nothing of this process runs while each probe is under way, and no answer is read."""
+async def test_a_stall_of_this_process_does_not_count_against_a_server(hurried: pytest.MonkeyPatch) -> None:
+    """As after SIGSTOP: nothing of this process runs during each probe, and no answer is read."""
     asked = 0
     done = asyncio.Event()
 
@@ -246,7 +246,7 @@ async def test_a_stall_of_this_process_is_not_charged_to_a_server(hurried: pytes
 
 @pytest.mark.usefixtures("hurried")
 @in_loop
-async def test_no_thread_of_grpc_takes_the_signals_of_the_agent() -> None:
+async def test_no_thread_of_grpc_receives_the_signals_of_the_agent() -> None:
     before = set(os.listdir("/proc/self/task"))
     with pretended() as (_, port):
         async with watching(port) as watcher:
@@ -259,7 +259,7 @@ async def test_no_thread_of_grpc_takes_the_signals_of_the_agent() -> None:
 
 
 @in_loop
-async def test_a_server_that_is_forgotten_is_not_probed_any_more() -> None:
+async def test_a_server_that_is_removed_is_no_longer_probed() -> None:
     with pretended() as (_, port):
         async with watching(port) as watcher:
             watcher.monitor.forget(SERVER)
@@ -274,7 +274,7 @@ async def test_a_server_that_is_forgotten_is_not_probed_any_more() -> None:
 async def test_a_server_of_tensorflow_is_ready_and_unresponsive_when_stopped(tensorflow: Path) -> None:
     held = HeldPort()
     with started([str(tensorflow), "-c", TF_SERVER, str(held.number)]) as server:
-        # TensorFlow binds without SO_REUSEADDR's help only once the port is released.
+        # TensorFlow can bind the port, without SO_REUSEADDR, only after it is released.
         held.release()
         async with watching(held.number) as watcher:
             await watcher.until(ProbeState.READY)

@@ -1,4 +1,4 @@
-"""Which agent serves the data queues: on one machine, and over connections that break."""
+"""The agent that serves the data queues: on one machine, and over connections that break."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ OVER = Answer(over=True)
 
 
 class Service:
-    """A service or an agent's queues, and all answers in their order."""
+    """A service or the queues of an agent, and all answers in order."""
 
     def __init__(self, queues: QueueService | Queues) -> None:
         self._queues = queues
@@ -63,7 +63,7 @@ class Service:
         self.answers: list[tuple[TaskKey, Answer]] = []
 
     def __call__(self, task: TaskKey, ask: Request) -> Answer | None:
-        """The answer that was given at once; None while the request waits."""
+        """The immediate answer; None while the request waits."""
         before = len(self.answers)
         self._queues.ask(task, ask, lambda answer: self.answers.append((task, answer)))
         return next((answer for of, answer in self.answers[before:] if of == task), None)
@@ -81,7 +81,7 @@ def ask() -> Service:
     return Service(QueueService())
 
 
-def test_a_task_without_a_part_waits_and_takes_over_those_of_a_dead_process(ask: Service) -> None:
+def test_a_task_without_a_part_waits_and_gets_those_of_a_dead_process(ask: Service) -> None:
     assert ask(A, TAKE) == FIRST
     assert ask(B, TAKE) == SECOND
     assert ask(CHIEF, TAKE) is None
@@ -89,13 +89,13 @@ def test_a_task_without_a_part_waits_and_takes_over_those_of_a_dead_process(ask:
     ask.gone(B)
     assert ask.answers[-1] == (CHIEF, Answer(shard=1, begin=14, end=20, epoch=0))
     assert ask(CHIEF, Used("train", 1, 20)) == Answer()
-    assert ask(CHIEF, TAKE) is None, "A may still die"
+    assert ask(CHIEF, TAKE) is None, "A may still exit"
     assert ask(A, Used("train", 0, 10)) == Answer()
     assert ask.answers[-1] == (CHIEF, OVER)
     assert ask(A, TAKE) == OVER
 
 
-def test_holders_of_the_last_parts_that_wait_get_the_end_but_one(ask: Service) -> None:
+def test_waiting_holders_of_the_last_parts_finish_except_one(ask: Service) -> None:
     assert ask(A, TAKE) == FIRST
     assert ask(CHIEF, TAKE) == SECOND
     assert ask(A, TAKE) is None
@@ -129,7 +129,7 @@ def test_a_rollback_takes_all_parts_back_and_hands_them_to_waiting_tasks(ask: Se
     assert "no longer held" in refused.error
 
 
-def test_another_spec_and_a_wrong_state_are_answered_with_sentences(ask: Service) -> None:
+def test_another_spec_and_an_invalid_state_are_answered_with_an_error_message(ask: Service) -> None:
     ask(A, TAKE)
     refused = ask.refused(B, Take("train", QueueSpec(size=21, shard=10)))
     assert not refused.lost
@@ -139,7 +139,7 @@ def test_another_spec_and_a_wrong_state_are_answered_with_sentences(ask: Service
     assert ask(B, TAKE) == SECOND
 
 
-def test_a_reply_that_ends_its_connection_loses_nothing() -> None:
+def test_an_answer_that_ends_its_connection_loses_nothing() -> None:
     service = QueueService()
     ask = Service(service)
     assert ask(A, TAKE) == FIRST
@@ -152,7 +152,7 @@ def test_a_reply_that_ends_its_connection_loses_nothing() -> None:
 
 
 def order(version: int, *tasks: TaskKey, queue_endpoint: str = "", queue_key: str = "") -> NodeOrder:
-    """An order to run these."""
+    """An order to run these tasks."""
     return NodeOrder(
         version=version,
         tasks=tuple(
@@ -171,10 +171,10 @@ def test_a_process_of_an_earlier_version_can_neither_take_nor_use() -> None:
     queues.follow(order(2, TaskKey(Role.CHIEF, 1), B))
     for request in (TAKE, Used("train", 0, 10)):
         assert ask.refused(A, request).lost
-    assert ask(B, TAKE) == FIRST, "what was not reported to be in the new model is not in it"
+    assert ask(B, TAKE) == FIRST, "batches that were not reported are not in the new model"
 
 
-def test_a_worker_that_leaves_still_reports_what_it_has_used() -> None:
+def test_a_worker_that_leaves_still_reports_its_used_batches() -> None:
     queues = Queues()
     ask = Service(queues)
     queues.follow(order(1, CHIEF, A))
@@ -184,7 +184,7 @@ def test_a_worker_that_leaves_still_reports_what_it_has_used() -> None:
     assert ask(A, Used("train", 0, 10)) == Answer()
 
 
-def test_only_the_chief_goes_back() -> None:
+def test_only_the_chief_rolls_back() -> None:
     queues = Queues()
     ask = Service(queues)
     queues.follow(order(1, CHIEF, A))
@@ -261,7 +261,7 @@ async def test_the_rest_of_a_killed_process_part_goes_to_another_process() -> No
 
 
 @in_loop
-async def test_a_request_waits_until_it_is_known_where_the_queues_are() -> None:
+async def test_a_request_waits_until_the_address_of_the_queues_is_known() -> None:
     queues = Queues(Membership("job", "secret"))
     ask = Service(queues)
     queues.follow(order(1, A))
@@ -277,7 +277,7 @@ async def test_a_request_waits_until_it_is_known_where_the_queues_are() -> None:
 
 
 class Wire:
-    """A connection between nodes that can be broken at any moment, with the data in flight."""
+    """A connection between nodes that a test can break at any moment, with the data in flight."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -305,7 +305,7 @@ class Wire:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:  # the agent behind it has closed its port, as at the end of a test
+        except OSError:  # The agent behind it has closed its port, as at the end of a test.
             self._cut((writer,))
             return
         pair = (writer, far_writer)
@@ -326,7 +326,7 @@ class Wire:
             except OSError:
                 self._cut(pair)
             else:
-                # The end of a stream is passed on as such.
+                # The end of a stream is forwarded as such.
                 for end in pair:
                     end.close()
 
@@ -335,7 +335,7 @@ class Wire:
 
     def _cut(self, ends: tuple[asyncio.StreamWriter, ...]) -> None:
         for end in ends:
-            # Broken, and not ended: the other side gets a reset.
+            # Broken, not closed: the other side gets a reset.
             with contextlib.suppress(OSError):
                 end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             end.transport.abort()
@@ -363,7 +363,7 @@ class FarProcess:
         self.client = QueueClient(self)
 
     def request(self, what: str, **fields: Any) -> Mapping[str, Any]:
-        """What the agent of its own node answers; called in the client's threads."""
+        """The answer of the agent of its own node; called in the client's threads."""
         asked = read_line(json.dumps({"request": 1, "type": what, **fields}).encode())
         assert isinstance(asked, tuple)
         found: Future[Answer] = Future()
@@ -372,7 +372,7 @@ class FarProcess:
         return answered
 
     async def ask(self, ask: Request) -> Answer:
-        """What comes of a request."""
+        """The result of a request."""
         fields = msgspec.to_builtins(ask)
         what = fields.pop("type")
         found = await self._loop.run_in_executor(self._nodes.threads, lambda: self.client.request(what, **fields))
@@ -388,7 +388,7 @@ class FarProcess:
 
 
 class NodesGone(ConnectionError):
-    """As when the agent is gone."""
+    """The exception after the loss of the agent."""
 
 
 class Nodes:
@@ -409,7 +409,7 @@ class Nodes:
         return self._processes[-1]
 
     def ended_by(self, found: Future[Answer]) -> Answer:
-        """A result of the loop for a thread."""
+        """Return a result of the event loop to a thread."""
         while not self._over.is_set():
             with contextlib.suppress(TimeoutError):
                 return found.result(0.1)
@@ -441,7 +441,7 @@ async def answer(queues: Queues, task: TaskKey, ask: Request) -> Answer:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Short pauses between attempts to connect. A connection that has ended, not broken, is given up at once."""
+    """Short pauses between attempts to connect. A connection that was closed, not broken, is not waited for."""
     monkeypatch.setattr(queue_client, "BACKOFF_FIRST", 0.001)
     monkeypatch.setattr(queue_client, "BACKOFF_MAX", 0.01)
     monkeypatch.setattr(queue_server, "ENDED_GRACE", 0.0)
@@ -458,8 +458,9 @@ async def use_up(
     used: Counter[tuple[int, int]],
     leave: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Use parts in batches of five until there are no more; how many batches were not reported, because the part was
-    lost or the process left."""
+    """Use parts in batches of five until there are no more. Return how many batches were not reported, because the part
+    was lost or the process left.
+    """
     lost = 0
     while not (part := await ask(take)).over:
         assert part.shard is not None
@@ -497,7 +498,7 @@ async def test_the_tasks_of_another_node_take_from_the_same_queues() -> None:
 
 @remote
 @in_loop
-async def test_a_connection_that_breaks_anywhere_neither_loses_nor_repeats_anything() -> None:
+async def test_a_connection_that_breaks_at_any_point_neither_loses_nor_repeats_a_batch() -> None:
     chance = random.Random(5)
     take = Take("train", QueueSpec(size=200, shard=10))
     for _ in range(8):
@@ -515,7 +516,7 @@ async def test_a_connection_that_breaks_anywhere_neither_loses_nor_repeats_anyth
 @remote
 @pytest.mark.parametrize("seed", range(8))
 @in_loop
-async def test_tasks_that_go_and_nodes_that_stay_away_repeat_at_most_a_batch_and_lose_nothing(
+async def test_tasks_that_exit_and_nodes_that_stay_unreachable_repeat_at_most_a_batch_and_lose_nothing(
     seed: int, hurried: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
@@ -540,7 +541,7 @@ async def test_tasks_that_go_and_nodes_that_stay_away_repeat_at_most_a_batch_and
 
 @remote
 @in_loop
-async def test_the_parts_of_a_process_that_stays_away_go_back(hurried: pytest.MonkeyPatch) -> None:
+async def test_the_parts_of_a_process_that_stays_unreachable_are_returned(hurried: pytest.MonkeyPatch) -> None:
     hurried.setattr(queue_server, "BROKEN_GRACE", 0.05)
     async with Nodes().up() as nodes:
         a = nodes.process(A)
@@ -555,7 +556,7 @@ async def test_the_parts_of_a_process_that_stays_away_go_back(hurried: pytest.Mo
 
 @remote
 @in_loop
-async def test_a_connection_that_broke_has_longer_to_come_back_than_one_that_ended() -> None:
+async def test_a_broken_connection_has_longer_to_reconnect_than_a_closed_one() -> None:
     async with Nodes().up() as nodes:
         a, b = nodes.process(A), nodes.process(B)
         assert await a.ask(TAKE) == FIRST
@@ -570,7 +571,7 @@ async def test_a_connection_that_broke_has_longer_to_come_back_than_one_that_end
 
 @remote
 @in_loop
-async def test_the_parts_of_a_replaced_process_go_back() -> None:
+async def test_the_parts_of_a_replaced_process_are_returned() -> None:
     async with Nodes().up() as nodes:
         a = nodes.process(A)
         assert await a.ask(TAKE) == FIRST
@@ -606,7 +607,7 @@ async def test_a_process_of_a_later_version_waits_until_the_chief_knows_the_vers
     ],
 )
 @in_loop
-async def test_a_process_with_another_token_or_without_the_key_gets_nothing(
+async def test_a_process_with_another_token_or_without_the_key_gets_no_part(
     token: str, other: str, key: str | None, hurried: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
@@ -625,14 +626,14 @@ async def test_a_process_with_another_token_or_without_the_key_gets_nothing(
         assert "token" in warning
         assert "secret" not in warning
         assert not waiting.done()
-        assert await answer(nodes.near, CHIEF, TAKE) == FIRST, "nothing was taken before"
+        assert await answer(nodes.near, CHIEF, TAKE) == FIRST, "no part was taken before"
     with pytest.raises(NodesGone):
         await waiting
 
 
 @remote
 @in_loop
-async def test_without_a_token_it_is_enough_to_know_the_key() -> None:
+async def test_without_a_token_the_key_is_sufficient() -> None:
     async with Nodes("").up() as nodes:
         assert await nodes.process(A).ask(TAKE) == FIRST
 
@@ -661,7 +662,7 @@ async def test_the_token_of_one_task_is_refused_for_another() -> None:
 
 @remote
 @in_loop
-async def test_unauthenticated_peers_get_nothing_and_are_disconnected() -> None:
+async def test_unauthenticated_peers_get_no_answer_and_are_disconnected() -> None:
     chance = random.Random(3)
     opening = line(**HELLO, version=1, role="worker", id=0)
     proof = line(type="proof", mac="0" * 64)

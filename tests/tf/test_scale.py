@@ -1,4 +1,4 @@
-"""`tf-ps-run scale`: what it asks of a job on this machine, what it prints of the answer, and when it gives up."""
+"""`tf-ps-run scale`: its request to a job on this machine, its output, and its timeout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class PretendAgent:
-    """The socket of an agent of a job, in a thread with a loop of its own. `requests` are those that it has got."""
+    """The socket of an agent of a job, in a thread with its own event loop. `requests` are those that it received."""
 
     def __init__(self, job: str, answer: ScaleReply | None, program: str) -> None:
         self.requests: list[DesiredReplicas] = []
@@ -62,7 +62,7 @@ class PretendAgent:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Stop listening, and end all connections."""
+        """Stop listening, and close all connections."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(WAIT)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(WAIT)
@@ -111,7 +111,7 @@ def test_the_answer_of_a_job_is_one_sentence_and_an_exit_code(
     assert printed in out + err
 
 
-def test_a_number_that_is_not_given_is_left_as_it_is(agents: Agents) -> None:
+def test_a_number_that_is_not_given_is_not_changed(agents: Agents) -> None:
     agent = agents(JOB, ScaleReply(granted=True))
     for flags in ("--workers=0", "--ps=3 --workers=2"):
         assert main(["scale", *flags.split(), f"--rdzv-id={JOB}"]) == exit_codes.SUCCESS
@@ -158,7 +158,7 @@ def test_a_remote_request_is_sent_to_the_master_that_the_flags_name(
         (SpecError("the installed protobuf does not fit."), exit_codes.BAD_COMMAND_LINE),
     ],
 )
-def test_a_failed_remote_request_is_a_sentence(
+def test_a_failed_remote_request_is_reported_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
     async def join_and_request(*_: object) -> ScaleReply:

@@ -1,6 +1,6 @@
-"""Every attribute of TensorFlow that is changed or used is resolved before anything is changed.
+"""Every attribute of TensorFlow that is patched or used is resolved before anything is patched.
 
-Each TensorFlow that is supported has all of them.
+Each supported TensorFlow has all of them.
 
 `make test-tensorflow TENSORFLOW=2.18.1` runs this file with one more version, which TF_PYTHON names.
 """
@@ -41,7 +41,7 @@ class Complete(Incomplete):
 
 
 def fill(module: ModuleType, queue: type) -> None:
-    """Put there what a change of TensorFlow's coordinator looks for."""
+    """Add the attributes that a patch of TensorFlow's coordinator looks up."""
 
     class Cluster:
         def __init__(self) -> None:
@@ -73,13 +73,13 @@ def fill(module: ModuleType, queue: type) -> None:
 
 
 def classes(module: ModuleType) -> list[dict[str, Any]]:
-    """What its classes consist of now."""
+    """The current content of its classes."""
     return [dict(vars(one)) for one in vars(module).values() if isinstance(one, type)]
 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of TensorFlow that is imported already."""
+    """A module of TensorFlow that is already imported."""
     module = ModuleType("pretended_tensorflow")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     patching.missing_patches()
@@ -130,7 +130,7 @@ def test_a_patch_that_cannot_be_applied_reverts_those_before_it(loaded: ModuleTy
     assert len(patching.missing_patches()) == 1
 
 
-def test_attributes_are_those_that_a_constructor_sets_whatever_is_wrapped_around_it() -> None:
+def test_attributes_are_those_that_a_constructor_sets_whatever_wraps_it() -> None:
     class Owner:
         def __init__(self) -> None:
             self.kept = self.__class__.__name__
@@ -145,7 +145,7 @@ def test_attributes_are_those_that_a_constructor_sets_whatever_is_wrapped_around
 
 
 def check_seams(python: Path) -> str:
-    """Fail unless this TensorFlow has all that is changed or used; its version."""
+    """Fail unless this TensorFlow has all attributes that are patched or used; return its version."""
     done = run_booted(python, SCRIPTS / "seams.py")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -157,12 +157,12 @@ def check_seams(python: Path) -> str:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(("tensorflow", "version"), [("2.21", "2.21."), ("2.15", "2.15.")], indirect=["tensorflow"])
-def test_a_supported_tensorflow_has_all_that_is_changed(tensorflow: Path, version: str) -> None:
+def test_a_supported_tensorflow_has_all_patched_attributes(tensorflow: Path, version: str) -> None:
     assert check_seams(tensorflow).startswith(version)
 
 
 @pytest.mark.skipif("TF_PYTHON" not in os.environ, reason="make test-tensorflow names the interpreter in TF_PYTHON")
-def test_the_tensorflow_of_tf_python_has_all_that_is_changed() -> None:
+def test_the_tensorflow_of_tf_python_has_all_patched_attributes() -> None:
     version = check_seams(Path(os.environ["TF_PYTHON"]))
     assert version.startswith(os.environ.get("TF_VERSION", version))
 
@@ -201,7 +201,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.tensorflow
 @newest_tensorflow_first
 def test_generated_code_is_written_to_the_directory_of_the_job(tensorflow: Path, tmp_path: Path) -> None:
-    """What TensorFlow writes for functions that it converts goes with the job, however a process of it ends."""
+    """The files that TensorFlow writes for converted functions are removed with the job, however one of its processes
+    exits.
+    """
     (tmp_path / "script.py").write_text(GENERATING)
     scratch, usual = tmp_path / "scratch", tmp_path / "usual"
     scratch.mkdir()

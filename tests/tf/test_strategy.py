@@ -1,4 +1,4 @@
-"""`ParameterServerStrategy` through the bootstrap, with a script that knows nothing of it, in real processes."""
+"""`ParameterServerStrategy` through the bootstrap, with a script that is not aware of it, in real processes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Training:
         self.cluster = cluster
 
     def begin(self, servers: int) -> Process:
-        """A new version; its chief once it has a whole model."""
+        """Start a new version. Return its chief once it has a complete model."""
         self.cluster.new_version(servers)
         for rank in range(2):
             self.cluster.start("worker", rank)
         return self.start_chief()
 
     def start_chief(self) -> Process:
-        """Another chief in the same version."""
+        """Start another chief in the same version."""
         chief = self.cluster.start("chief", TF_PS_VERSION=str(self.cluster.version))
         chief.wait_for_message("restored")
         return chief
 
     def kill_server(self) -> None:
-        """The last of the servers dies."""
+        """Kill the last of the servers."""
         next(one for one in reversed(self.cluster._processes) if one.name.startswith("ps")).kill()
 
 
@@ -44,7 +44,7 @@ def restored(chief: Process) -> tuple[str, int]:
 
 
 def finish(chief: Process, steps: int) -> None:
-    """Check that it ends, and that each row was trained as often as the number of steps requires."""
+    """Check that it exits, and that each row was trained as often as the number of steps requires."""
     assert chief.wait_end() == 0, chief.output
     done = re.search(r"done at (\d+) seen=(\d+)\.\.(\d+)", chief.output)
     assert done is not None, chief.output
@@ -53,7 +53,7 @@ def finish(chief: Process, steps: int) -> None:
 
 
 @each_tensorflow
-def test_a_chief_comes_back_into_the_live_model_and_a_planned_change_loses_no_step(
+def test_a_restarted_chief_uses_the_live_model_and_a_planned_change_loses_no_step(
     tensorflow: Path, tmp_path: Path
 ) -> None:
     with ScriptedCluster(tensorflow, SCRIPT, tmp_path, workers=2, STEPS="160", STEP_SECONDS="0.02") as cluster:
@@ -81,7 +81,7 @@ def test_a_chief_comes_back_into_the_live_model_and_a_planned_change_loses_no_st
 
 
 @each_tensorflow
-def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole_checkpoint(
+def test_a_chief_leaves_after_the_loss_of_a_server_and_resumes_from_the_newest_complete_checkpoint(
     tensorflow: Path, tmp_path: Path
 ) -> None:
     pace = {"STEPS": "200", "STEP_SECONDS": "0.02", "SAVE_EVERY": "20"}
@@ -97,7 +97,7 @@ def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole
         cluster.version -= 1
 
         paths = [message["path"] for message in chief.messages("saved")]
-        # Each server has written a part of its own.
+        # Each server has written its own part.
         parts = Path(paths[-1]).parent.glob(f"{Path(paths[-1]).name}.data-*")
         data = max(parts, key=lambda part: part.stat().st_size)
         data.write_bytes(data.read_bytes()[:100])
@@ -108,11 +108,11 @@ def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole
         (message,) = chief.messages("restored")
         assert Path(message["path"]) == whole
         assert any(Path(paths[-1]).name in sentence for sentence in message["skipped"])
-        assert data.exists(), "what is damaged is not deleted"
+        assert data.exists(), "a damaged checkpoint is not deleted"
         finish(chief, 200)
 
 
-def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_anew(
+def test_after_a_chief_that_dies_before_its_first_step_the_next_one_starts_anew(
     tensorflow: Path, tmp_path: Path
 ) -> None:
     with ScriptedCluster(tensorflow, SCRIPT, tmp_path, workers=1, STEPS="20") as cluster:
@@ -126,7 +126,7 @@ def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_
 
 
 @pytest.mark.parametrize("extra", ["extra:float64", "other:float32", ""])
-def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoint(
+def test_a_chief_that_restarts_with_other_variables_resumes_from_the_checkpoint(
     extra: str, tensorflow: Path, tmp_path: Path
 ) -> None:
     with ScriptedCluster(
@@ -141,7 +141,7 @@ def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoin
 
         refused = cluster.start("chief", EXTRA=extra)
         assert refused.wait_end() == 75, refused.output
-        assert refused.messages("restored") == [], "the position in the data is not kept either"
+        assert refused.messages("restored") == [], "the position in the data is not restored either"
         assert "is not that of this script" in refused.output
         assert "extra:float32[4]" in refused.output or extra in refused.output
 

@@ -49,7 +49,7 @@ def process(code: int, stopped_with: signal.Signals | None = None) -> Any:
     return SimpleNamespace(pid=7, code=code, stopped_with=stopped_with)
 
 
-def test_each_role_and_rank_has_a_place_that_its_next_task_takes() -> None:
+def test_each_role_and_rank_has_a_place_that_its_replacement_uses() -> None:
     emitted = Emitted()
     events = TaskEvents(emitted)
     for each in (task(Role.PS), task(Role.WORKER, 1), task(Role.WORKER, 1, number=5, version=2), task(Role.EVALUATOR)):
@@ -86,7 +86,7 @@ def test_a_worker_that_served_the_chief_has_worked_since_it_was_ready() -> None:
     assert ready.since is not None
 
 
-def test_an_evaluator_works_from_its_begin_and_a_server_when_it_answers() -> None:
+def test_an_evaluator_works_from_its_start_and_a_server_from_its_first_answer() -> None:
     emitted = Emitted()
     events = TaskEvents(emitted)
     events.message(task(Role.EVALUATOR), Ready())
@@ -97,7 +97,7 @@ def test_an_evaluator_works_from_its_begin_and_a_server_when_it_answers() -> Non
     ]  # fmt: skip
 
 
-def test_only_a_failure_is_one_and_a_task_that_does_not_answer_is_stalled() -> None:
+def test_only_a_failure_is_reported_as_such_and_a_task_that_does_not_answer_as_stalled() -> None:
     emitted = Emitted()
     events, worker = TaskEvents(emitted), task(Role.WORKER)
     end = WorkerExit(rank=0, local_rank=0, pid=7, code=-9, unix_time=0.0)

@@ -1,4 +1,4 @@
-"""The start of a task that does not succeed: what it leaves open."""
+"""The start of a task that fails: which descriptors it leaves open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def planned(port: int) -> NodeOrder:
     return NodeOrder(version=1, tasks=(task,), servers=("h:1",), chief="h:2")
 
 
-def test_a_start_that_is_ended_early_closes_nothing_that_an_earlier_one_has_closed() -> None:
+def test_a_start_that_is_ended_early_closes_no_descriptor_of_an_earlier_one() -> None:
     problems: list[Exception] = []
     pipes: list[int] = []
 

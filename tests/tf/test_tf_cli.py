@@ -56,7 +56,7 @@ def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> Non
     assert (spec.sparse, spec.hang_timeout) == (False, 0.0)
 
 
-def test_a_machine_without_a_role_hosts_the_most_of_each_role() -> None:
+def test_a_machine_without_a_role_hosts_the_maximum_of_each_role() -> None:
     spec = job_of("--ps=1:4 --workers=2:8 --evaluator --checkpoint-dir=. train.py")
     assert {part.role: part.slots for part in spec.capacity} == {
         Role.CHIEF: 1,
@@ -123,7 +123,7 @@ def test_a_job_on_one_machine_has_the_given_name_or_a_fresh_one() -> None:
     assert job_of("train.py").job.run_id != job_of("train.py").job.run_id
 
 
-def test_every_time_and_limit_reaches_the_rules_of_the_job() -> None:
+def test_every_timeout_and_limit_reaches_the_rules_of_the_job() -> None:
     spec = job_of(
         "--max-restarts=7 --save-timeout=1.5 --ready-timeout=20 --end-grace=0 --hang-timeout=9 --shutdown-timeout=4 "
         "--worker-memory=4Gi --ps-memory=512Mi --max-memory=8Gi --sparse -m json.tool"
@@ -151,7 +151,7 @@ def test_the_table_has_the_defaults_of_the_rules() -> None:
     assert flags["max_restarts"].default == f"{rules.RESTARTS}"
 
 
-def test_each_variable_is_one_of_this_program_and_the_command_line_wins() -> None:
+def test_each_variable_belongs_to_this_program_and_the_command_line_takes_precedence() -> None:
     names = {flag.variable for flag in options.TABLE if flag.variable is not None}
     assert all(name.startswith("TF_PS_RUN_") for name in names)
     assert job_of("train.py", TF_PS_RUN_PS="3", TF_PS_RUN_SPARSE="1").slots(Role.PS) == 3
@@ -194,7 +194,7 @@ def test_an_invalid_size_of_memory_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["--role=ps ", ""])
-def test_an_endpoint_without_a_backend_is_a_masters(role: str) -> None:
+def test_an_endpoint_without_a_backend_is_that_of_a_master(role: str) -> None:
     job = job_of(f"{role}--ps=2 --rdzv-endpoint=node0 train.py").job
     assert (job.backend, job.run_id) == ("master", "none")
     assert job.master is not None
@@ -222,7 +222,7 @@ def test_output_streams_are_chosen_for_all_tasks_and_lines_have_a_prefix(here: P
 
 @pytest.fixture
 def interpreter(here: Path) -> Callable[[str], str]:
-    """Makes an interpreter of its own that runs this one; `{python}` is its path."""
+    """Creates a separate interpreter that runs this one; `{python}` is its path."""
 
     def make(line: str) -> str:
         path = here / "python"
@@ -235,7 +235,7 @@ def interpreter(here: Path) -> Callable[[str], str]:
     return make
 
 
-def test_an_interpreter_without_tensorflow_is_found_before_anything_starts(
+def test_an_interpreter_without_tensorflow_is_detected_before_anything_starts(
     interpreter: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = interpreter('exec {python} -I -S "$@"')
@@ -248,13 +248,13 @@ def test_an_interpreter_without_tensorflow_is_found_before_anything_starts(
     )
 
 
-def test_an_interpreter_with_something_called_tensorflow_will_do_and_it_is_not_imported(
+def test_an_interpreter_with_a_module_called_tensorflow_is_accepted_without_an_import(
     interpreter: Callable[[str], str],
 ) -> None:
     require_tensorflow(interpreter('PYTHONPATH={here} exec {python} "$@"'))
 
 
-def test_an_interpreter_that_gives_no_answer_is_accepted(interpreter: Callable[[str], str]) -> None:
+def test_an_interpreter_whose_probe_fails_is_accepted(interpreter: Callable[[str], str]) -> None:
     assert has_tensorflow(interpreter("exit 1"))
 
 
@@ -269,12 +269,12 @@ def test_a_module_that_another_interpreter_does_not_have_is_refused_before_anyth
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python -m tf_ps_runner` with these arguments, as a process."""
+    """Run `python -m tf_ps_runner` with these arguments in a separate process."""
     return run_python("-m", "tf_ps_runner", *arguments, **variables)
 
 
 def drawn_help(*arguments: str) -> tuple[str, set[str]]:
-    """The help of these arguments on a screen of 100 columns, and the flags in it."""
+    """The help for these arguments on a screen of 100 columns, and the flags in it."""
     done = command(*arguments, "--help", COLUMNS="100", NO_COLOR="1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -283,7 +283,7 @@ def drawn_help(*arguments: str) -> tuple[str, set[str]]:
     return done.stdout, {line.split()[1] for line in lines if line.startswith("│ --")}
 
 
-def test_the_help_names_every_flag_and_subcommand_and_keeps_to_the_screen() -> None:
+def test_the_help_names_every_flag_and_subcommand_and_fits_the_screen() -> None:
     page, flags = drawn_help()
     assert flags == {f"--{flag.name}" for flag in options.TABLE}
     assert "Usage: tf-ps-run [FLAGS] SCRIPT [ARGS]..." in page
@@ -304,7 +304,7 @@ def test_the_version_is_that_of_the_package() -> None:
     assert done.stdout.startswith("tf-ps-run ")
 
 
-def test_the_shell_is_offered_flags_and_their_words() -> None:
+def test_the_shell_completes_flags_and_their_choices() -> None:
     def offered(line: str) -> set[str]:
         variables = {"COMP_WORDS": line, "COMP_CWORD": f"{len(line.split()) - 1}"}
         return set(command(_TF_PS_RUN_COMPLETE="complete_bash", **variables).stdout.split())

@@ -29,7 +29,7 @@ def job(recorded: Recorded, flags: str, **changed: str) -> tuple[PsJobSpec, list
     return spec, printed
 
 
-def test_the_nodes_of_a_step_host_all_tasks_between_them() -> None:
+def test_the_nodes_of_a_step_together_host_all_tasks() -> None:
     hosted: Counter[Role] = Counter()
     for rank, node in enumerate(NODES):
         spec, printed = job(SLURM, "--ps=2 --workers=3 --evaluator", SLURM_NODEID=str(rank), SLURMD_NODENAME=node)

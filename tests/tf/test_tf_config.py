@@ -1,4 +1,4 @@
-"""The description of the cluster for a task: a `TF_CONFIG` that TensorFlow accepts, and the variables beside it."""
+"""The description of the cluster for a task: a `TF_CONFIG` that TensorFlow accepts, and the other variables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config(order: NodeOrder, wanted: PlannedTask, sparse: bool = False, gaps: bo
     return None if text is None else json.loads(text)
 
 
-def test_every_task_has_the_whole_cluster_by_rank_and_never_an_evaluator() -> None:
+def test_every_task_has_the_whole_cluster_by_rank_without_evaluators() -> None:
     cluster = {"chief": ["h0:10"], "worker": ["h3:31", "h4:32"], "ps": ["h1:21", "h2:22"]}
     for role in Role:
         assert config(ORDER, task(role)) == {"cluster": cluster, "task": {"type": role.value, "index": 0}}
@@ -49,7 +49,7 @@ def test_a_job_without_workers_lists_none() -> None:
     }
 
 
-def test_sparse_is_oneself_the_chief_and_the_servers_by_index() -> None:
+def test_a_sparse_config_has_the_task_itself_the_chief_and_the_servers_by_index() -> None:
     servers = {"0": "h1:21", "1": "h2:22"}
     assert config(ORDER, task(Role.WORKER, 1), sparse=True) == {
         "cluster": {"chief": {"0": "h0:10"}, "worker": {"1": "h4:32"}, "ps": servers},
@@ -61,13 +61,13 @@ def test_sparse_is_oneself_the_chief_and_the_servers_by_index() -> None:
     }
 
 
-def test_a_coming_server_has_the_servers_of_its_own_version() -> None:
+def test_a_server_of_the_next_version_has_the_servers_of_its_own_version() -> None:
     found = config(ORDER, task(Role.PS, 0, version=4))
     assert isinstance(found, dict)
     assert found["cluster"]["ps"] == ["h1:41"]
 
 
-def test_an_evaluator_of_an_earlier_version_has_the_servers_of_now() -> None:
+def test_an_evaluator_of_an_earlier_version_has_the_current_servers() -> None:
     found = config(ORDER, task(Role.EVALUATOR, 0, version=2))
     assert isinstance(found, dict)
     assert found["cluster"]["ps"] == list(SERVERS)
@@ -78,17 +78,17 @@ def test_an_evaluator_of_an_earlier_version_has_the_servers_of_now() -> None:
     [{"servers": ()}, {"servers": ("h1:21", "")}, {"chief": ""}, {"version": 5}],
     ids=["no server", "one server missing", "no chief", "a version that has gone"],
 )
-def test_no_task_starts_before_chief_and_servers_are_known(change: dict[str, object]) -> None:
+def test_no_task_starts_before_the_addresses_of_chief_and_servers_are_known(change: dict[str, object]) -> None:
     order = msgspec.structs.replace(ORDER, **change)
     assert config(order, task(Role.WORKER, 1), gaps=True) is None
     assert config(order, task(Role.WORKER, 1), sparse=True) is None
 
 
-def test_no_task_starts_before_the_others_know_of_it() -> None:
+def test_no_task_starts_before_its_own_address_is_in_the_order() -> None:
     assert config(ORDER, task(Role.WORKER, 1, port=0), gaps=True) is None
 
 
-def test_the_place_of_a_worker_that_is_gone_is_waited_for_and_then_has_the_address_of_the_chief() -> None:
+def test_the_address_of_a_lost_worker_is_waited_for_and_then_replaced_by_that_of_the_chief() -> None:
     order = msgspec.structs.replace(ORDER, workers=("", "h4:32"))
     assert config(order, task(Role.WORKER, 1)) is None
     assert config(order, task(Role.WORKER, 1), sparse=True) is not None
@@ -101,7 +101,7 @@ def test_an_address_with_colons_is_in_brackets() -> None:
     assert task(Role.WORKER, host="fe80::1").endpoint == "[fe80::1]:32"
 
 
-def test_the_variables_beside_it_are_those_of_pods() -> None:
+def test_the_other_variables_are_those_of_pods() -> None:
     assert task_variables(ORDER, task(Role.WORKER, 1), "{}", "m:29400") == {
         "TF_CONFIG": "{}",
         "WORKER_TYPE": "worker",
@@ -129,7 +129,7 @@ for text in json.loads(sys.argv[1]):
 
 
 @pytest.mark.tensorflow
-def test_tensorflows_own_parser_takes_every_form(tensorflow: Path) -> None:
+def test_tensorflows_own_parser_accepts_every_form(tensorflow: Path) -> None:
     tasks = [task(role, rank) for role, rank in ((Role.CHIEF, 0), (Role.WORKER, 1), (Role.PS, 1), (Role.EVALUATOR, 0))]
     texts = [tf_config(ORDER, one, sparse) for one in tasks for sparse in (False, True)]
     done = run_booted(tensorflow, "-c", PARSE, json.dumps(texts))

@@ -1,6 +1,7 @@
-"""The command line against torchrun's own parser: what both take must mean the same, and both must refuse the same.
+"""The command line compared with torchrun's own parser: what both accept must have the same meaning, and both must
+refuse the same.
 
-Where ours differs on purpose, a test here says so by its name.
+Where ours differs on purpose, a test here names the difference.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def theirs(argv: list[str], environ: dict[str, str] | None = None) -> Namespace | None:
-    """What torchrun's parser makes of it; None when it refuses."""
+    """The result of torchrun's parser; None if it refuses."""
     with mock.patch.dict("os.environ", environ or {}), contextlib.redirect_stderr(io.StringIO()):
         try:
             parser: ArgumentParser = torch_run.get_args_parser()
@@ -50,7 +51,7 @@ def theirs(argv: list[str], environ: dict[str, str] | None = None) -> Namespace 
 
 
 def ours(argv: list[str]) -> CommandLine | None:
-    """Our parts of the command line, on torchrun's terms: None when it would refuse."""
+    """The parts of our command line that correspond to torchrun's: None if it would refuse."""
     try:
         line = parse_argv(argv)
     except UsageError:
@@ -59,7 +60,7 @@ def ours(argv: list[str]) -> CommandLine | None:
 
 
 def streams(text: str, ranks: int) -> dict[int, Std]:
-    """torchrun's reading of a `--redirects` value, rank by rank."""
+    """The value that torchrun reads from `--redirects`, by rank."""
     from torch.distributed.elastic.multiprocessing.api import Std as TorchStd
     from torch.distributed.elastic.multiprocessing.api import to_map
 
@@ -67,7 +68,7 @@ def streams(text: str, ranks: int) -> dict[int, Std]:
 
 
 def agree(spec: JobSpec, args: Namespace) -> None:
-    """Every field of the job says what torchrun's namespace says."""
+    """Check that every field of the job has the value of torchrun's namespace."""
     workers = torch_run.determine_local_world_size(args.nproc_per_node)
     least, most = torch_run.parse_min_max_nnodes(args.nnodes)
     assert (spec.rules.min_nodes, spec.rules.max_nodes) == (least, most)
@@ -106,7 +107,7 @@ def agree(spec: JobSpec, args: Namespace) -> None:
         port = 29500 if args.master_port is None else args.master_port
         meeting = torch_texts.parse_rendezvous_endpoint(args.rdzv_endpoint or f"{args.master_addr}:{port}", 29500)
         assert (spec.backend, spec.rules.store, spec.node_rank) == ("static", meeting, args.node_rank)
-    # A job without a name of its own gets a fresh one on both sides, so only the length of it can be compared.
+    # A job without a name gets a new one on both sides, so only its length can be compared.
     assert len(spec.run_id) == 36 if args.standalone or silent else spec.run_id == args.rdzv_id
     assert spec.entrypoint.target == args.training_script
     kinds = {"run_path": args.run_path, "program": args.no_python, "module": args.module, "script": True}
@@ -114,7 +115,9 @@ def agree(spec: JobSpec, args: Namespace) -> None:
 
 
 def waits(spec: JobSpec, args: Namespace) -> None:
-    """What torchrun's c10d would read from `--rdzv-conf` is what the job says, and what nobody gave is as there."""
+    """Check that the timeouts which torchrun's c10d reads from `--rdzv-conf` are those of the job, with the same
+    defaults.
+    """
     config = torch_texts._parse_rendezvous_config(args.rdzv_conf)
     params = torch_meeting.RendezvousParameters(
         "c10d", args.rdzv_endpoint, args.rdzv_id, spec.rules.min_nodes, spec.rules.max_nodes, **config
@@ -131,7 +134,7 @@ def waits(spec: JobSpec, args: Namespace) -> None:
         assert spec.master.is_host == params.get_as_bool("is_host")
 
 
-# What one flag means is among the random command lines below.
+# The random command lines below cover the meaning of single flags.
 COMMAND_LINES = """
 train.py
 train.py --nnodes 3 --standalone --nproc_per_node=2
@@ -195,7 +198,7 @@ train.py -r 3 -t3 -m
 
 
 @pytest.mark.parametrize("text", COMMAND_LINES)
-def test_a_command_line_means_what_it_means_to_torchrun(text: str) -> None:
+def test_a_command_line_has_the_same_meaning_for_torchrun(text: str) -> None:
     argv = text.split()
     if "template" in text and "log_line_prefix_template" not in KNOWN:
         pytest.skip("a flag of later torchruns")
@@ -210,7 +213,7 @@ def test_a_command_line_means_what_it_means_to_torchrun(text: str) -> None:
     "words",
     [["-5", "x"], ["a script.py", "", "b c"], ["--role", "-a b", "train.py"], ["--role", "", "train.py"]],
 )
-def test_odd_words_mean_what_they_mean_to_torchrun(words: list[str]) -> None:
+def test_unusual_arguments_have_the_same_meaning_for_torchrun(words: list[str]) -> None:
     args = theirs(words)
     assert args is not None
     spec = parse(words, {})
@@ -253,8 +256,8 @@ def test_both_refuse_a_bad_command_line(text: str) -> None:
         parse(text.split(), {})
 
 
-def test_the_parser_is_the_one_that_was_recorded() -> None:
-    """By which ours is held against the torchruns that are not installed: see test_torchrun_tables.py."""
+def test_the_parser_is_the_recorded_one() -> None:
+    """Ours is compared with this record for the torchruns that are not installed: see test_torchrun_tables.py."""
     version = torch.__version__.partition("+")[0]
     if version not in VERSIONS:
         pytest.skip(f"torchrun {version} is not recorded")
@@ -265,7 +268,7 @@ def test_the_parser_is_the_one_that_was_recorded() -> None:
         row = recorded[dest]
         assert list(action.option_strings) == row["spellings"]
         assert (action.nargs != 0) == takes_a_value(row)
-        # Neither what switches a flag on nor what shows the help has a default that could be given.
+        # Neither a switch nor the help has a default that could be given.
         assert not takes_a_value(row) or action.default == row.get("default")
         assert list(action.choices or ()) == row.get("choices", [])
         assert getattr(action.type, "__name__", None) == row.get("type")
@@ -276,7 +279,7 @@ KNOWN = {action.dest for action in torch_run.get_args_parser()._actions}
 
 
 def prefixes() -> Iterator[str]:
-    """Every beginning of every spelling of the flags of this torchrun, the whole spelling included."""
+    """Every prefix of every spelling of the flags of this torchrun, the complete spelling included."""
     for flag in options.TABLE:
         for spelling in flag.spellings if flag.dest in KNOWN else ():
             for end in range(3, len(spelling) + 1):
@@ -284,7 +287,7 @@ def prefixes() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("prefix", sorted(set(prefixes())))
-def test_a_prefix_is_taken_exactly_where_torchrun_takes_it(prefix: str) -> None:
+def test_a_prefix_is_accepted_exactly_where_torchrun_accepts_it(prefix: str) -> None:
     parser = torch_run.get_args_parser()
     taken = [spelling for spelling in parser._option_string_actions if spelling.startswith(prefix)]
     dest = (
@@ -306,7 +309,7 @@ def test_a_prefix_is_taken_exactly_where_torchrun_takes_it(prefix: str) -> None:
             assert line is None
             continue
         refused = theirs(argv) is None
-        # torchrun's parser checks some values at once; ours does so later, when it knows that they count.
+        # torchrun's parser checks some values at once; ours does so later, when it knows that they are used.
         if refused and line is not None:
             with pytest.raises(SpecError):
                 parse(argv, {})
@@ -317,11 +320,11 @@ def test_a_prefix_is_taken_exactly_where_torchrun_takes_it(prefix: str) -> None:
 
 
 FORMERLY_CLEAR = {"--log-", "--log_"}
-"""Beginnings of a flag of the first torchrun that a later one has made ambiguous."""
+"""Prefixes of a flag of the first torchrun that a later one has made ambiguous."""
 
 
 @pytest.mark.parametrize("prefix", sorted(FORMERLY_CLEAR))
-def test_a_prefix_that_the_first_torchrun_took_is_taken_on_purpose(prefix: str) -> None:
+def test_a_prefix_that_the_first_torchrun_accepted_is_accepted_on_purpose(prefix: str) -> None:
     assert parse([prefix, "logs", "train.py"], {}).logs.log_dir == "logs"
 
 
@@ -334,7 +337,7 @@ def node_ranges(draw: Any) -> str:
 
 @st.composite
 def meetings(draw: Any) -> list[str]:
-    """Flags of a job whose nodes meet at an endpoint."""
+    """Flags of a job whose nodes rendezvous at an endpoint."""
     host = draw(st.sampled_from(["node-0.cluster", "10.0.0.1", "[::1]", "localhost"]))
     port = draw(st.one_of(st.just(""), st.integers(1, 65535).map(":{}".format)))
     settings = ["join_timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt", "timeout"]
@@ -380,7 +383,7 @@ SWITCHES = ["standalone", "run_path", "virtual_local_rank"]
 
 @st.composite
 def flags_and_variables(draw: Any) -> tuple[list[str], dict[str, str]]:
-    """A valid command line, and `PET_*` variables that it may overrule."""
+    """A valid command line, and `PET_*` variables that it may override."""
     argv: list[str] = []
     environ: dict[str, str] = {}
     for dest in draw(st.lists(st.sampled_from([*VALUES, *SWITCHES]), max_size=8)):
@@ -412,14 +415,14 @@ def flags_and_variables(draw: Any) -> tuple[list[str], dict[str, str]]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(flags_and_variables())
-def test_random_command_lines_mean_what_they_mean_to_torchrun(job: tuple[list[str], dict[str, str]]) -> None:
+def test_random_command_lines_have_the_same_meaning_for_torchrun(job: tuple[list[str], dict[str, str]]) -> None:
     argv, environ = job
     args = theirs(argv, environ)
     spec = parse(argv, environ)
     tail = argv[argv.index("train.py") + 1 :]
     assert list(spec.entrypoint.args) == tail
     if args is None:
-        # argparse looks for flags behind the script too, and stumbles over an ambiguous one there.
+        # argparse looks for flags after the script too, and rejects an ambiguous one there.
         assert theirs(argv[: len(argv) - len(tail)], environ) is not None
         return
     agree(spec, args)
@@ -427,8 +430,8 @@ def test_random_command_lines_mean_what_they_mean_to_torchrun(job: tuple[list[st
         assert args.training_script_args == tail
 
 
-def test_words_after_the_script_are_the_scripts_on_purpose() -> None:
-    """argparse up to Python 3.11 eats a `--` there, and refuses `--max`, which is ambiguous among its own flags."""
+def test_arguments_after_the_script_are_those_of_the_script_on_purpose() -> None:
+    """argparse up to Python 3.11 removes a `--` there, and refuses `--max`, which is ambiguous among its own flags."""
     for words in (("--", "a"), ("--max", "3")):
         assert parse(["train.py", *words], {}).entrypoint.args == words
 
@@ -489,7 +492,7 @@ def test_both_refuse_an_invalid_endpoint(endpoint: str) -> None:
 
 
 def test_a_range_needs_an_elastic_backend_on_purpose() -> None:
-    """torchrun's static waits for MAX nodes whatever MIN is."""
+    """torchrun's static backend waits for MAX nodes whatever MIN is."""
     args = theirs(["--nnodes=1:2", "train.py"])
     assert args is not None
     assert torch_run.config_from_args(args)[0].rdzv_backend == "static"
@@ -498,7 +501,7 @@ def test_a_range_needs_an_elastic_backend_on_purpose() -> None:
 
 
 def test_several_nodes_need_an_endpoint_on_purpose() -> None:
-    """Without one each of torchrun's nodes takes itself for the meeting place, and waits for the others."""
+    """Without an endpoint each of torchrun's nodes hosts a store of its own, and waits for the others."""
     assert torch_texts.parse_rendezvous_endpoint("", 29400) == ("localhost", 29400)
     with pytest.raises(SpecError, match="needs an endpoint"):
         parse(["--nnodes=2", "--rdzv-backend=c10d", "train.py"], {})
@@ -510,8 +513,8 @@ def test_several_nodes_need_a_fixed_port_on_purpose() -> None:
         meet("--rdzv-endpoint=node0:0")
 
 
-def test_a_silent_node_is_detected_sooner_on_purpose() -> None:
-    """torchrun waits for 15 s of silence, and then does nothing with what it knows."""
+def test_a_node_without_heartbeats_is_detected_sooner_on_purpose() -> None:
+    """torchrun waits for 15 s without a heartbeat, and then does not use the result."""
     assert meet().rules.heartbeat_timeout == 9
 
 

@@ -1,4 +1,4 @@
-"""The workers' output, held against torchrun with real launches: which bytes come to which file and to the console.
+"""The workers' output, compared with torchrun in real launches: which bytes are in which file and on the console.
 
 A launch of torchrun costs seconds, so each makes many observations. Where ours differs on purpose, the test says so.
 """
@@ -21,7 +21,7 @@ from dlrover_run.events.records import FILE_NAME
 pytestmark = pytest.mark.torchrun
 
 BYTES_EACH = 200 * 1000 * 1000
-"""What each of the two fast writers writes: enough for seconds of a relay that cannot keep up."""
+"""The bytes of each of the two fast writers: enough for seconds in which the relay cannot keep up."""
 
 LINE_BYTES = 250
 
@@ -32,7 +32,7 @@ ONE_LINE_EACH = "os.write(1, b'out %d\\n' % rank)\nos.write(2, b'err %d\\n' % ra
 
 
 def launch(launcher: Launcher, tmp_path: Path, code: str, *flags: str, **options: Any) -> Finished:
-    """Run `code` with TMPDIR in a directory of its own, `tmp_path/tmp`."""
+    """Run `code` with TMPDIR in a separate directory, `tmp_path/tmp`."""
     script = tmp_path / "script.py"
     script.write_text(f"{PREAMBLE}{code}")
     (tmp_path / "tmp").mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ def launch(launcher: Launcher, tmp_path: Path, code: str, *flags: str, **options
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """Every file below, by its path there, but for our event log."""
+    """Every file below, by its path there, without our event log."""
     found = (path for path in directory.rglob("*") if path.is_file() and path.name != FILE_NAME)
     return {str(path.relative_to(directory)): path.read_bytes() for path in found}
 
@@ -53,12 +53,12 @@ def run_directory(logs: Path) -> Path:
 
 
 def lines(text: str, marker: str) -> list[str]:
-    """The lines that workers wrote, whatever a launcher says beside them."""
+    """The lines of workers, without those of the launcher."""
     return sorted(line for line in text.splitlines() if marker in line)
 
 
 def test_every_value_of_redirect_and_tee_by_rank(launcher: Launcher, tmp_path: Path) -> None:
-    """Ranks 0 to 3 redirect 0, 1, 2, 3; ranks 4 to 7 tee 0, 1, 2, 3. What goes to a file alone is not even text."""
+    """Ranks 0 to 3 redirect 0, 1, 2, 3; ranks 4 to 7 tee 0, 1, 2, 3. Output only to a file is not even text."""
     code = (
         "def write(fd, name):\n"
         "    data = f'{name} {rank}\\n'.encode()\n"
@@ -81,7 +81,7 @@ def test_every_value_of_redirect_and_tee_by_rank(launcher: Launcher, tmp_path: P
     assert files(run_dir) == expected
     assert lines(ended.out, "out ") == sorted(["out 0", "out 2", "out 4", "[me5]:out 5", "out 6", "[me7]:out 7"])
     assert lines(ended.err, "err ") == sorted(["err 0", "err 1", "err 4", "err 5", "[me6]:err 6", "[me7]:err 7"])
-    # Ours differs: a directory in which nothing was written does not stay.
+    # Ours differs: a directory without files is removed.
     assert (run_dir / "attempt_0" / "0").exists() is not launcher.is_ours
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -120,11 +120,11 @@ def test_hidden_ranks_filters_prefix_and_a_restart(launcher: Launcher, tmp_path:
             for name in ("out", "err"):
                 text = "".join(f"{line}\n" for line in written(name, rank, restart))
                 expected[f"{folder}/{rank}/std{name}.log"] = text.encode()
-        # A hidden rank's lines go to its own files alone.
+        # The lines of a hidden rank are only in its own files.
         for name, words in (("out", "needle a,b"), ("err", "needle")):
             text = "".join(f"{line}\n" for line in written(name, 0, restart, prefix, words))
             expected[f"{folder}/filtered_std{name}.log"] = text.encode()
-    # Nobody records an error here, and both attempts have all their files after the restart.
+    # No worker records an error here, and both attempts have all their files after the restart.
     assert files(run_directory(logs)) == expected
     for name, shown in (("out", ended.out), ("err", ended.err)):
         both = [line for restart in (0, 1) for line in written(name, 0, restart, prefix) + written(name, 3, restart)]
@@ -194,7 +194,7 @@ def test_a_second_job_with_the_same_id_overwrites_nothing(launcher: Launcher, tm
 
 @pytest.mark.parametrize("redirect", [True, *only_long(False)])
 def test_the_report_has_a_traceback_that_was_not_recorded(tmp_path: Path, redirect: bool) -> None:
-    """Ours differs: torchrun's report says how to use `record` instead, and a log file is not named."""
+    """Ours differs: torchrun's report explains how to use `record` instead, and does not name a log file."""
     code = "def inner():\n    raise KeyError('the key')\nif rank == 1: inner()\n"
     logs = tmp_path / "logs"
     flags = ["-r", "3", f"--log-dir={logs}"] if redirect else []
@@ -233,7 +233,7 @@ def test_a_full_disk_under_the_log_directory_is_named(tmp_path: Path) -> None:
     assert f"and no space is left on the disk of {disk}/logs/" in words, ended.err
 
 
-def test_a_job_says_where_its_logs_are_and_without_any_it_says_nothing(tmp_path: Path) -> None:
+def test_a_job_prints_where_its_logs_are_and_nothing_without_logs(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     filed = launch(OURS, tmp_path, "print(rank)\n", "--nproc-per-node=2", "-r", "3", f"--log-dir={logs}")
     run = run_directory(logs)
@@ -267,13 +267,13 @@ def test_two_workers_that_write_200_mb_each_lose_no_line(tmp_path: Path) -> None
         with console.open("rb") as file:
             for line in file:
                 if b" dlrover-run: " in line:
-                    # Where the logs are.
+                    # The lines with the directory of the logs.
                     continue
                 prefix, _, text = line.partition(b":")
                 rank, number, _ = text.split(b" ", 2)
                 stream = rank, int(number) // batch % 2
                 assert (prefix, len(text)) == (b"[default%s]" % rank, LINE_BYTES), line[:100]
-                # In order and as many as were written: each of them once.
+                # In order and complete: each line once.
                 assert last.get(stream, b"") < number, line[:100]
                 last[stream] = number
                 seen[rank] += 1

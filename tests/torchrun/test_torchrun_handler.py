@@ -1,4 +1,4 @@
-"""The rendezvous as a plug-in of the real torchrun: rounds that are kept apart, nodes and masters that die."""
+"""The rendezvous as a plug-in of the real torchrun: separate rounds, and the loss of nodes and masters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if importlib.util.find_spec("torch"):
 
 pytestmark = pytest.mark.torchrun
 
-# Trains on until rank 0 gets SIGUSR2; rank 0 answers SIGUSR1 after its next step.
+# Trains until rank 0 gets SIGUSR2; rank 0 answers SIGUSR1 after its next step.
 TRAIN = """
 import os, signal, time
 import torch, torch.distributed as dist
@@ -69,7 +69,7 @@ Torchrun = subprocess.Popen[str]
 
 
 class Nodes:
-    """Torchruns that meet at one endpoint."""
+    """Torchruns that rendezvous at one endpoint."""
 
     def __init__(self, mailbox: Mailbox, port: int) -> None:
         self.mailbox = mailbox
@@ -84,7 +84,7 @@ class Nodes:
         return process
 
     def round_of(self, size: int) -> list[Report]:
-        """The reports of all ranks of a round of that size; those of other rounds are passed over."""
+        """The reports of all ranks of a round of that size; those of other rounds are ignored."""
         rounds: dict[str, dict[int, Report]] = defaultdict(dict)
         while True:
             report = self.mailbox.receive()
@@ -94,7 +94,7 @@ class Nodes:
                     return [rounds[report["port"]][rank] for rank in range(size)]
 
     def kill(self, torchrun: Torchrun) -> None:
-        """What the death of a machine does to others: its torchrun and its workers are gone at once."""
+        """Kill a torchrun and its workers at once, as when a machine is lost."""
         children = psutil.Process(torchrun.pid).children(recursive=True)
         workers = [child for child in children if child.name() != MASTER_NAME]
         torchrun.kill()
@@ -104,35 +104,35 @@ class Nodes:
         torchrun.communicate()
 
     def master(self) -> psutil.Process | None:
-        """The master at the endpoint, while there is one."""
+        """The master at the endpoint, if there is one."""
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self._port:
                 return psutil.Process(connection.pid)
         return None
 
     def end(self) -> None:
-        """A master ends itself when its last node has gone."""
+        """A master exits after its last node has left."""
         for torchrun in self._started:
             if torchrun.poll() is None:
                 self.kill(torchrun)
 
 
 def node_of(report: Report, torchruns: list[Torchrun]) -> tuple[Torchrun, Torchrun]:
-    """Of two torchruns the one whose worker has sent this, and the other one."""
+    """Return, of two torchruns, the one whose worker has sent this, and the other one."""
     first, second = torchruns
     return (first, second) if psutil.Process(report["pid"]).ppid() == first.pid else (second, first)
 
 
 @pytest.fixture
 def nodes(mailbox: Mailbox, free_port: int) -> Iterator[Nodes]:
-    """Nothing of these outlives the test."""
+    """Torchruns, none of whose processes outlives the test."""
     nodes = Nodes(mailbox, free_port)
     yield nodes
     nodes.end()
 
 
 def finish_training(ranks: list[Report], *torchruns: Torchrun) -> None:
-    """Have the workers succeed, and all torchruns with them."""
+    """Let the workers succeed, and all torchruns with them."""
     os.kill(ranks[0]["pid"], signal.SIGUSR2)
     for torchrun in torchruns:
         ended = finish(torchrun)
@@ -140,7 +140,7 @@ def finish_training(ranks: list[Report], *torchruns: Torchrun) -> None:
 
 
 @pytest.mark.long
-def test_a_round_after_a_failure_has_a_store_of_its_own(nodes: Nodes) -> None:
+def test_a_round_after_a_failure_has_its_own_store(nodes: Nodes) -> None:
     flags = ["--nnodes=2", "--max-restarts=1"]
     torchruns = [nodes.start(*flags, DLROVER_RDZV_TOKEN="s3cret") for _ in range(2)]
     first = nodes.round_of(2)
@@ -152,12 +152,12 @@ def test_a_round_after_a_failure_has_a_store_of_its_own(nodes: Nodes) -> None:
 
 
 @pytest.mark.long
-def test_a_node_that_dies_is_missed_and_another_one_is_taken_in(nodes: Nodes) -> None:
+def test_a_node_that_dies_is_detected_and_a_new_one_is_admitted(nodes: Nodes) -> None:
     flags = ["--nnodes=1:2", "--max-restarts=3"]
     torchruns = [nodes.start(*flags) for _ in range(2)]
     both = nodes.round_of(2)
     lost, survivor = node_of(both[0], torchruns)
-    # The one with rank 0 hosts the store, whose loss ends every job of c10d.
+    # The node with rank 0 hosts the store, whose loss ends every job of c10d.
     nodes.kill(lost)
     nodes.round_of(1)
     newcomer = nodes.start(*flags)
@@ -165,7 +165,7 @@ def test_a_node_that_dies_is_missed_and_another_one_is_taken_in(nodes: Nodes) ->
 
 
 @pytest.mark.long
-def test_training_goes_on_without_the_master_and_a_later_failure_is_recovered(nodes: Nodes) -> None:
+def test_training_continues_without_the_master_and_a_later_failure_is_recovered(nodes: Nodes) -> None:
     flags = ["--nnodes=2", "--max-restarts=1"]
     torchruns = [nodes.start(*flags) for _ in range(2)]
     first = nodes.round_of(2)
@@ -183,7 +183,7 @@ def test_training_goes_on_without_the_master_and_a_later_failure_is_recovered(no
 
 
 @pytest.mark.long
-def test_a_node_that_is_done_does_not_wait_for_one_that_failed_for_good(nodes: Nodes) -> None:
+def test_a_node_that_succeeded_does_not_wait_for_one_that_failed_permanently(nodes: Nodes) -> None:
     body = """
 import os, signal
 post()
@@ -198,12 +198,12 @@ if os.environ["RANK"] == "1":
     assert any("Waiting 300 seconds for other agents" in line for line in done.stderr)
     os.kill(reports[1]["pid"], signal.SIGKILL)
     assert finish(failing).code == 1
-    # torchrun's own barrier would hold it for 300 s, which is longer than this waits.
+    # torchrun's own barrier would block it for 300 s, which is longer than this waits.
     assert finish(done).code == 0
 
 
 @pytest.mark.long
-def test_too_few_nodes_in_time_are_a_sentence(nodes: Nodes) -> None:
+def test_too_few_nodes_in_time_are_reported_in_a_sentence(nodes: Nodes) -> None:
     # Not join_timeout, within which a busy machine may not even have a master.
     flags = ["--nnodes=2", "--max-restarts=1", "--rdzv-conf=pend_timeout=0.5"]
     torchruns = [nodes.start(*flags) for _ in range(2)]
@@ -216,14 +216,14 @@ def test_too_few_nodes_in_time_are_a_sentence(nodes: Nodes) -> None:
     assert "after 0.5 s only 1 of at least 2 nodes is here" in ended.err
 
 
-def test_a_mistake_in_the_settings_is_reported_before_anything_starts(nodes: Nodes) -> None:
+def test_a_wrong_setting_is_reported_before_anything_starts(nodes: Nodes) -> None:
     ended = finish(nodes.start("--nnodes=2", "--rdzv-conf=lost_after=soon"))
     assert ended.code == 1
     assert "--rdzv-conf lost_after 'soon' is not a number" in ended.err
     assert nodes.master() is None
 
 
-def test_one_node_needs_no_meeting_place_and_no_master(mailbox: Mailbox) -> None:
+def test_a_single_node_needs_no_rendezvous_and_no_master(mailbox: Mailbox) -> None:
     script = mailbox.script(
         "fail_once.py", "post()\nimport os\nos._exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
     )
@@ -233,20 +233,20 @@ def test_one_node_needs_no_meeting_place_and_no_master(mailbox: Mailbox) -> None
 
 
 @pytest.mark.long
-def test_a_node_that_is_asked_to_go_is_not_waited_for(nodes: Nodes) -> None:
+def test_a_terminated_node_is_not_waited_for(nodes: Nodes) -> None:
     flags = ["--nnodes=1:2", "--max-restarts=1", "--rdzv-conf=lost_after=600"]
     torchruns = [nodes.start(*flags) for _ in range(2)]
     both = nodes.round_of(2)
     leaver, stays = node_of(both[1], torchruns)
     leaver.terminate()
-    # Were it found missing and not said to have left, the others would wait for it for ten minutes.
+    # If it were only lost, without a report that it leaves, the others would wait for it for ten minutes.
     alone = nodes.round_of(1)
     assert finish(leaver).code == 1
     finish_training(alone, stays)
 
 
 def places(nodes: int) -> list[NodeThread]:
-    """Nodes that all have a ranks in one round, and nobody who could tell them of another one."""
+    """Nodes that all have ranks in one round, and no coordinator that could announce another one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -276,14 +276,14 @@ def store_of(member: NodeThread) -> RoundStore:
     return RoundStore(member.view.ranks, member)
 
 
-def test_nodes_go_on_when_all_are_at_the_store() -> None:
+def test_nodes_continue_when_all_have_reached_the_store() -> None:
     with ThreadPoolExecutor() as pool:
         stores = [store_of(member) for member in places(3)]
         meetings = [pool.submit(store.wait_for_all, time.monotonic() + WAIT) for store in stores]
         assert [meeting.result(WAIT) for meeting in meetings] == [True] * 3
 
 
-def test_none_goes_on_when_one_knows_of_another_round() -> None:
+def test_no_node_continues_when_one_knows_of_another_round() -> None:
     host, turned, late = places(3)
     with ThreadPoolExecutor() as pool:
         stores = [store_of(member) for member in (host, turned, late)]
@@ -291,12 +291,12 @@ def test_none_goes_on_when_one_knows_of_another_round() -> None:
         turned.view = NodeSnapshot()
         assert not stores[1].wait_for_all(time.monotonic() + WAIT)
         assert not patient.result(WAIT)
-        # All three have come by now, and still two of them do not come any more.
+        # All three have arrived by now, and still two of them do not continue.
         assert not stores[2].wait_for_all(time.monotonic() + WAIT)
 
 
-def test_a_node_that_loses_the_store_asks_for_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others may have got past the store by then, and would wait for this node in the barrier of their workers."""
+def test_a_node_that_loses_the_store_requests_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have passed the store by then, and would wait for this node in the barrier of their workers."""
 
     def fail(*_: object) -> None:
         raise StoreFailure("the connection to the store was slow")
@@ -304,10 +304,10 @@ def test_a_node_that_loses_the_store_asks_for_another_round(monkeypatch: pytest.
     member = places(2)[1]
     ranks = member.view.ranks
     assert ranks is not None
-    told: list[tuple[NodePhase, RoundKey, Failure | None]] = []
+    reports: list[tuple[NodePhase, RoundKey, Failure | None]] = []
 
     def report(phase: NodePhase, key: RoundKey, failure: Failure | None = None) -> None:
-        told.append((phase, key, failure))
+        reports.append((phase, key, failure))
         member.view = NodeSnapshot(ranks=ranks, problem="the master is no part of this test")
 
     monkeypatch.setattr(handler_module, "NodeThread", lambda *_: member)
@@ -315,16 +315,16 @@ def test_a_node_that_loses_the_store_asks_for_another_round(monkeypatch: pytest.
     monkeypatch.setattr(member, "join", lambda: None)
     monkeypatch.setattr(member, "report", report)
     handler = handler_module.DlroverRendezvous(RendezvousParameters("dlrover", "", "job", min_nodes=1, max_nodes=1))
-    is_told = pytest.raises(RendezvousConnectionError, match="no part of this test")
-    with socket.create_server((ranks.store_address, ranks.store_port)), is_told:
+    is_reported = pytest.raises(RendezvousConnectionError, match="no part of this test")
+    with socket.create_server((ranks.store_address, ranks.store_port)), is_reported:
         handler.next_rendezvous()
-    ((phase, key, failure),) = told
+    ((phase, key, failure),) = reports
     assert (phase, key) == (NodePhase.FAILED, ranks.key)
     assert failure is not None
     assert failure.lost_peer
 
 
-def test_a_handler_gives_each_round_another_store_and_leaves_for_good() -> None:
+def test_a_handler_gives_each_round_another_store_and_leaves_permanently() -> None:
     params = RendezvousParameters("dlrover", "", "job", min_nodes=1, max_nodes=1)
     handler = handler_creator()(params)
     assert (handler.get_backend(), handler.get_run_id(), handler.use_agent_store) == ("dlrover", "job", True)
@@ -357,7 +357,7 @@ assert not set(sys.modules) & {"grpc", "msgspec"}
 """
 
 
-def test_every_import_of_torch_elastic_finds_it_silent_and_light() -> None:
+def test_an_import_of_torch_elastic_prints_nothing_and_loads_little() -> None:
     command = [sys.executable, "-X", "dev", "-c", IMPORTED]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=WAIT)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr

@@ -1,4 +1,4 @@
-"""Every flag, variable and key of each torchrun that is compared is here too, or its absence is in the docs.
+"""Every flag, variable and key of each compared torchrun is here too, or the docs name its absence.
 
 The tables come from `scripts/record_torchrun.py`; torch itself is not needed.
 """
@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 from torchrun_tables import VERSIONS, Torchrun, default_of, differences, takes_a_value, torchrun
 
@@ -34,7 +35,7 @@ READ = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
-"""Variables that mean to dlrover-run what they mean to torchrun."""
+"""Variables with the same meaning for dlrover-run as for torchrun."""
 
 SET_FOR_WORKERS = {
     "TORCHELASTIC_MAX_RESTARTS",
@@ -55,7 +56,7 @@ WITHOUT_EFFECT = {
     "TORCH_ELASTIC_WORKER_IDENTICAL",
     "USE_LIBUV",
 }
-"""Variables that dlrover-run does not read, which docs/torchrun-differences.md says of each."""
+"""Variables that dlrover-run does not read; docs/torchrun-differences.md names each."""
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -82,8 +83,10 @@ def test_every_flag_that_is_listed_as_torchruns_is_in_the_torchruns_since_then(t
     def number(version: str) -> list[int]:
         return [int(part) for part in version.split(".")[:2]]
 
-    said = {flag.dest for flag in options.TABLE if not flag.extension and number(flag.since) <= number(theirs.version)}
-    assert said == theirs.flags.keys()
+    offered = {
+        flag.dest for flag in options.TABLE if not flag.extension and number(flag.since) <= number(theirs.version)
+    }
+    assert offered == theirs.flags.keys()
 
 
 def test_a_value_of_the_wrong_type_is_refused(theirs: Torchrun) -> None:
@@ -101,16 +104,16 @@ def test_a_value_of_the_wrong_type_is_refused(theirs: Torchrun) -> None:
     assert {"max_restarts", "node_rank", "numa_binding"} <= set(checked)
 
 
-def test_a_default_that_is_spelled_out_changes_nothing(theirs: Torchrun) -> None:
-    implied = dataclasses.replace(parse(["train.py"], {}), run_id="")
-    # Naming the port keeps one node on static; the name of a lone job is one of its own.
+def test_an_explicit_default_changes_nothing(theirs: Torchrun) -> None:
+    implied = msgspec.structs.replace(parse(["train.py"], {}), run_id="")
+    # An explicit port keeps one node on static; the name of a single-node job is a new one.
     for dest, row in theirs.flags.items():
         if takes_a_value(row) and default_of(row) and dest not in ("master_port", "rdzv_id"):
             given = parse([f"{row['spellings'][-1]}={row['default']}", "train.py"], {})
-            assert dataclasses.replace(given, run_id="") == implied
+            assert msgspec.structs.replace(given, run_id="") == implied
 
 
-def test_every_variable_is_read_or_set_or_documented_to_be_without_effect(theirs: Torchrun) -> None:
+def test_every_variable_is_read_or_set_or_documented_to_have_no_effect(theirs: Torchrun) -> None:
     assert set(theirs.variables) - READ - SET_FOR_WORKERS - WITHOUT_EFFECT == set()
     names = {name for path in Path(package).parent.rglob("*.py") for name in READ if name in path.read_text()}
     assert names == READ
@@ -118,7 +121,7 @@ def test_every_variable_is_read_or_set_or_documented_to_be_without_effect(theirs
     assert {name for name in WITHOUT_EFFECT if f"`{name}" not in differences} == set()
 
 
-def test_every_flag_of_our_own_is_named_among_the_differences() -> None:
+def test_every_own_flag_is_named_among_the_differences() -> None:
     lines = (ROOT / "docs/torchrun-differences.md").read_text().splitlines()
     (row,) = (line for line in lines if line.startswith("| flags of our own |"))
     assert re.findall(r"`--([a-z-]+)`", row) == [flag.name for flag in options.TABLE if flag.extension]
@@ -134,8 +137,8 @@ def test_launch_config_has_every_field_in_the_same_order(theirs: Torchrun) -> No
     )
 
 
-def test_a_table_is_read_out_of_the_sources_and_a_new_kind_of_value_is_an_error(tmp_path: Path) -> None:
-    """What the recorder cannot read must not be missing from the table in silence."""
+def test_a_table_is_read_from_the_sources_and_a_new_kind_of_value_is_an_error(tmp_path: Path) -> None:
+    """A value that the recorder cannot read must not be missing from the table without an error."""
     parser = """
         def get_args_parser():
             parser = ArgumentParser()

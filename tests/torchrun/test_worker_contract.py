@@ -1,4 +1,5 @@
-"""What a worker sees, compared with torchrun: with its recorded answers, and in `make test-long` with torchrun itself.
+"""What a worker observes, compared with torchrun: with its recorded answers, and in `make test-long` with torchrun
+itself.
 
 Each test names where ours differs on purpose.
 """
@@ -43,7 +44,7 @@ def observe(
 
 
 class Answers:
-    """What torchrun's workers see, by a name of the case: recorded for one version of torch, or asked live."""
+    """What torchrun's workers observe, by the name of a case: recorded for a version of torch or from a real launch."""
 
     FILE = Path(__file__).with_name("workers.json")
     PROCESS = ("argv", "orig_argv", "cwd", "path0", "executable", "unbuffered", "leads_session", "leads_group", "fds")
@@ -53,7 +54,7 @@ class Answers:
         self._mailbox, self._live = mailbox, live
 
     def theirs(self, case: str, args: list[Any], workers: int = 2, **options: Any) -> list[dict[str, Any]]:
-        """torchrun's; asked live they have to be those recorded, which `RECORD_ANSWERS=1` replaces."""
+        """The answer of torchrun. That of a real launch has to equal the record, which `RECORD_ANSWERS=1` replaces."""
         recorded = json.loads(self.FILE.read_text())
         if not self._live:
             return recorded["answers"][case]  # type: ignore[no-any-return]
@@ -76,7 +77,7 @@ class Answers:
         return [self._portable(worker, before) for worker in seen]
 
     def _portable(self, worker: dict[str, Any], before: dict[str, str]) -> dict[str, Any]:
-        """The facts, with the variables that the launcher set, and a word for each path of this machine."""
+        """The facts, with the variables that the launcher set, and a placeholder for each path of this machine."""
         environ = worker["environ"]
         changed = {key: value for key, value in environ.items() if before.get(key) != value}
         facts = {fact: worker[fact] for fact in self.FACTS}
@@ -128,8 +129,8 @@ def test_the_environment_of_a_worker(answers: Answers, flags: list[str], env: di
     assert {"NODE_RANK": "0", "NODE_NUM": "1"}.items() <= ours[0]["environ"].items()
 
 
-def test_a_virtual_local_rank_goes_by_the_variable_of_rocm_first(launcher: Launcher, mailbox: Mailbox) -> None:
-    """ROCm lets it hide what CUDA_VISIBLE_DEVICES names; torchrun before 2.15 leaves it as it is."""
+def test_a_virtual_local_rank_uses_the_variable_of_rocm_first(launcher: Launcher, mailbox: Mailbox) -> None:
+    """ROCm lets it hide devices of CUDA_VISIBLE_DEVICES; torchrun before 2.15 does not change it."""
     if launcher.is_older_than(2, 15):
         pytest.skip("torchruns before leave that variable alone")
     env = {"HIP_VISIBLE_DEVICES": "4, 6", "CUDA_VISIBLE_DEVICES": "0"}
@@ -216,8 +217,8 @@ EXITS = {
 
 
 @pytest.mark.parametrize("case", ["SIGSEGV", *only_long(*(case for case in EXITS if case != "SIGSEGV"))])
-def test_a_workers_end_becomes_the_launchers_code(launcher: Launcher, tmp_path: Path, case: str) -> None:
-    """torchrun answers 1 to everything; ours shows what happened, and `--compat-exit-codes` gives torchrun's back."""
+def test_the_exit_code_of_a_worker_becomes_the_launchers_code(launcher: Launcher, tmp_path: Path, case: str) -> None:
+    """torchrun exits with 1 in all cases; ours shows what happened, and `--compat-exit-codes` restores torchrun's."""
     code, ours = EXITS[case]
     script = tmp_path / "end.py"
     script.write_text(code)
@@ -228,7 +229,7 @@ def test_a_workers_end_becomes_the_launchers_code(launcher: Launcher, tmp_path: 
 
 
 def test_the_error_file_protocol(launcher: Launcher, tmp_path: Path) -> None:
-    """A worker's record is read, shown, and passed on to whoever started the launcher."""
+    """A worker's record is read, shown, and passed on to the parent of the launcher."""
     script = tmp_path / "fail.py"
     script.write_text(
         "import os\n"
@@ -260,5 +261,5 @@ def test_a_restart_keeps_the_contract(launcher: Launcher, mailbox: Mailbox) -> N
     assert ports[0] == ports[1]
     assert ports[2] == ports[3]
     if launcher.is_ours:
-        # Ours differs: every round has a fresh store on a fresh port, whatever the environment says.
+        # Ours differs: every round has a new store on a new port, whatever the environment says.
         assert ports[0] != ports[2]

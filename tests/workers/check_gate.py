@@ -1,11 +1,11 @@
 """An accelerator plug-in for tests: each measurement of a check process waits at the test's gate.
 
-It offers no accelerator, or with CHECK_DEVICE a CPU of that name; not as long as the file CHECK_DEVICE_MISSING is not
-empty, from which it takes one byte each time.
+It offers no accelerator, or with CHECK_DEVICE a CPU of that name; none while the file CHECK_DEVICE_MISSING is not
+empty, from which it removes one byte each time.
 
-The process tells the gate what it is about to do and waits for a word: "go", "wrong" to multiply matrices wrongly, or
-nothing any more, when it is to be killed there. After the measurement it asks the gate which speed to report: what it
-has measured itself depends on what else the machine does. It holds the connection until then.
+The process sends the gate its next action and waits for an answer: "go", "wrong" to multiply matrices wrongly, or none
+if it is to be killed there. After the measurement it requests the speed to report from the gate, because the measured
+one depends on the load of the machine. It keeps the connection open until then.
 """
 
 from __future__ import annotations

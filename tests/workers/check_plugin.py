@@ -1,7 +1,7 @@
-"""An accelerator plug-in for tests: a CPU of another name, on which CHECK_FAULT goes wrong in one way.
+"""An accelerator plug-in for tests: a CPU with another name, on which CHECK_FAULT fails in one way.
 
-CHECK_GIVE_UP_AFTER is after how many seconds beyond its time-out a link counts as hanging: gloo may need long on a busy
-machine to give up.
+CHECK_GIVE_UP_AFTER is the number of seconds after its timeout at which a link counts as hanging: gloo may need long to
+time out on a busy machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Abacus:
 
 
 def number_groups_elsewhere() -> None:
-    """Be a torch that keeps the number of the next process group in another place than today's."""
+    """Simulate a torch that keeps the number of the next process group in another attribute."""
     c10d = dist.distributed_c10d
     destroy = dist.destroy_process_group
     made = 0

@@ -1,6 +1,6 @@
-"""Trains with gloo in steps that all take together, and keeps their number in a file, as a checkpoint does.
+"""Trains with gloo in steps that all ranks take together, and keeps their number in a file, as a checkpoint does.
 
-SIGUSR2 to any rank has all of them report the step that they are at; SIGUSR1 to any ends all with success.
+SIGUSR2 to any rank makes all of them report their step; SIGUSR1 to any ends all with success.
 """
 
 import os
@@ -31,11 +31,11 @@ place = {
 }
 post(**place, step=int(step))
 while True:
-    # What a step takes; without it this is a test of how many a second the machine does.
+    # The duration of a step; without it the test would measure how many steps a second the machine does.
     time.sleep(0.05)
-    heard = len(asked)
-    del asked[:heard]
-    all_took = torch.tensor([1, len(ended), heard])
+    received = len(asked)
+    del asked[:received]
+    all_took = torch.tensor([1, len(ended), received])
     dist.all_reduce(all_took)
     assert all_took[0] == place["world"]
     step += 1

@@ -7,7 +7,7 @@ from post import post
 
 post(port=os.environ["MASTER_PORT"])
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    # Opening a FIFO waits for the other side, so both are known to have reported.
+    # Opening a FIFO waits for the other end, so both ranks are known to have reported.
     if os.environ["RANK"] == "1":
         open("turn").close()
         raise SystemExit(11)

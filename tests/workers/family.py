@@ -1,4 +1,4 @@
-"""A worker with descendants that do their best to get away, and with something in /dev/shm."""
+"""A worker with descendants that try to escape, and with a file in /dev/shm."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from multiprocessing import shared_memory
 
 from post import post
 
-# A child of its own session without our environment, an ordinary child, and a grandchild whose parent is gone.
+# A child in its own session without our environment, an ordinary child, and an orphaned grandchild.
 away = subprocess.Popen(["setsid", "sleep", "1000"], env={"PATH": os.environ["PATH"]})
 child = subprocess.Popen(["sleep", "1000"])
 middle = subprocess.run(
@@ -17,11 +17,11 @@ middle = subprocess.run(
     text=True,
     check=True,
 )
-# Python's resource tracker, one more child, is to remove this when the worker has died.
+# Python's resource tracker, one more child, removes this after the death of the worker.
 segment = shared_memory.SharedMemory(create=True, size=4096)
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-# As a data loader: it shares the tracker's pipe, so the tracker waits for its end too.
+# Like a data loader: it shares the tracker's pipe, so the tracker waits for its end too.
 loader = os.fork()
 if loader:
     post(family=[away.pid, child.pid, int(middle.stdout), loader], segment=segment.name)

@@ -1,4 +1,4 @@
-"""Joins a gloo group, proves that it works, reports, and trains on until it is stopped."""
+"""Joins a gloo group, proves that it works, reports, and trains until it is stopped."""
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
-"""Reports on which node of a local cluster it is, and waits. SIGUSR1 ends it with success, SIGUSR2 with the code 7.
+"""Reports its node of a local cluster, and waits. SIGUSR1 ends it with success, SIGUSR2 with the code 7.
 
-With the argument `deaf` it ignores what asks it to end, with `service` it leaves a process of a session of its own.
+With the argument `deaf` it ignores stop signals; with `service` it leaves a process in its own session.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Reports its place in the job and waits. SIGUSR1 ends it with success, SIGUSR2 with an exception.
+"""Reports its ranks in the job and waits. SIGUSR1 ends it with success, SIGUSR2 with an exception.
 
-With the argument `stay` it reports a SIGTERM and goes on.
+With the argument `stay` it reports a SIGTERM and continues.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Reports all that a worker can see of how it was started."""
+"""Reports all that a worker can observe of its start."""
 
 import os
 import signal

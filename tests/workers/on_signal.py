@@ -1,4 +1,4 @@
-"""Reports each signal it gets; ends on it with code 0 unless told to stay."""
+"""Reports each signal that it gets, and exits with code 0 on it without the argument `stay`."""
 
 import os
 import signal

@@ -7,7 +7,7 @@ import time
 
 
 def post(**message):
-    """Send one message to the test, marked with who sends it."""
+    """Send one message to the test, with the identity of the sender."""
     message.setdefault("rank", int(os.environ.get("RANK", -1)))
     message.setdefault("restart", int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
     message.setdefault("pid", os.getpid())
@@ -18,7 +18,7 @@ def post(**message):
 def wait_for_signals():
     """Wait until the handler of a signal ends this process.
 
-    `signal.pause` would sleep through a signal that comes between Python's last look for one and the system call.
+    `signal.pause` would miss a signal that arrives between Python's last check for one and the system call.
     """
     while True:
         time.sleep(0.1)

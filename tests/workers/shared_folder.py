@@ -1,8 +1,8 @@
-"""Writes what it sees as files into the folder that it is given, for no mailbox reaches into another machine.
+"""Writes what it observes as files into the given folder, because a mailbox cannot be reached from another machine.
 
-`start-RANK-N.json` has its variables, `SIGNAL-RANK` a line for each signal that it got. It ends with success when there
-is a file `end`, after SIGTERM (and SIGUSR1, if the second argument is `leave`) as soon as it has written, and with code
-7 when there is a file `fail-RANK`.
+`start-RANK-N.json` has its variables, `SIGNAL-RANK` a line for each signal that it got. It exits with success when
+there is a file `end`, after SIGTERM (and SIGUSR1, if the second argument is `leave`) as soon as it has written, and
+with code 7 when there is a file `fail-RANK`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Plays a node of a job for a test of chaos: a watchdog, an agent that starts what ends again, and its workers.
+"""Stands in for a node in tests of chaos: a watchdog, an agent that restarts processes that exit, and its workers.
 
     stand_in_node.py dlrover_run NUMBER-OF-WORKERS
     stand_in_node.py tf_ps_run NUMBER-OF-TASKS
@@ -6,8 +6,8 @@
 Tasks are a chief, a worker and a server, in this order. With STAND_IN_CHECKS=N in the environment the first N processes
 of rank 0 are those of a node check.
 
-Each worker has a process below it, as data loaders are, and has detached a service, which the agent inherits. The agent
-posts what becomes of its children: `stopped`, `continued` or `ended`. All end with their standard input, but the agent
+Each worker has a child, like a data loader, and has detached a service, which the agent inherits. The agent posts the
+state changes of its children: `stopped`, `continued` or `ended`. All exit with their standard input, except the agent
 and the watchdog, which have to be killed before.
 """
 
@@ -37,7 +37,7 @@ def be_agent(program: str, workers: int) -> None:
     def start(rank: int, checks: int = 0) -> int:
         variables = worker_variables(rank, workers) if program == "dlrover_run" else task_variables(rank)
         command = [sys.executable, __file__, *(["/node_check"] if checks else []), "worker"]
-        # A `subprocess.Popen` that is dropped would collect a process that is killed at once, unseen by the agent.
+        # A `subprocess.Popen` that is dropped would reap a killed process at once, before the agent sees it.
         return os.posix_spawn(command[0], command, {**os.environ, **variables}, setsid=True)
 
     ranks = {start(rank, checks if rank == 0 else 0): rank for rank in range(workers)}
@@ -61,7 +61,7 @@ def worker_variables(rank: int, workers: int) -> dict[str, str]:
 
 
 def task_variables(place: int) -> dict[str, str]:
-    # The rank is for the messages to the test alone.
+    # The rank is only for the messages to the test.
     return {"RANK": str(place), "WORKER_TYPE": ROLES[place], "WORKER_RANK": "0", "WORKER_ID": "4", "TF_PS_VERSION": "1"}
 
 
@@ -76,7 +76,7 @@ def be_worker() -> None:
     if below == 0:
         sys.stdin.read()
         os._exit(0)
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     middle = os.fork()
     if middle == 0:
         os.setsid()
@@ -85,11 +85,11 @@ def be_worker() -> None:
             os.setsid()
             sys.stdin.read()
             os._exit(0)
-        os.write(tell, str(service).encode())
+        os.write(write_end, str(service).encode())
         os._exit(0)
     os.waitpid(middle, 0)
     signal.signal(signal.SIGUSR1, take_memory)
-    post(what="begun", below=below, service=int(os.read(told, 32)), agent=os.getppid())
+    post(what="begun", below=below, service=int(os.read(read_end, 32)), agent=os.getppid())
     sys.stdin.read()
 
 

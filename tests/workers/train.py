@@ -1,4 +1,4 @@
-"""Trains with gloo, and reports its place after a first step. SIGUSR1 to any rank ends all with success."""
+"""Trains with gloo, and reports its rank after a first step. SIGUSR1 to any rank ends all with success."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from post import post
 
-told = []
-signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
+signals = []
+signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
@@ -22,8 +22,8 @@ post(
 )
 ended = torch.zeros(1)
 while not ended.item():
-    # Whoever starts meanwhile needs the machine, too.
+    # Processes that start meanwhile need the machine, too.
     time.sleep(0.05)
-    ended = torch.tensor(float(len(told)))
+    ended = torch.tensor(float(len(signals)))
     dist.all_reduce(ended)
 dist.destroy_process_group()

@@ -32,6 +32,7 @@ from tf_ps_runner.agent.task_start import PACKAGE
 from tf_ps_runner.spec import PsJobSpec
 
 if TYPE_CHECKING:
+    from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.operate.protocol import ScaleReply
 
 MOVE_TIMEOUT = 2.0
@@ -111,6 +112,12 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     def progress(self) -> Mapping[str, Progress]:
         return self._tasks.progress
+
+    async def stacks(self, rank: int | None) -> NodeStacks:
+        # Imported only here: a launch does not wait for it. Without ranks no question names one.
+        from dlrover_run.agent.worker_stacks import AskedWorker, node_stacks
+
+        return await node_stacks([AskedWorker(*one) for one in self._tasks.processes])
 
     def begin_move(self, number: signal.Signals) -> str | None:
         """Begin to move the tasks, if a cluster manager evicts this node: it sends SIGTERM or a preemption notice, and

@@ -251,21 +251,21 @@ def printable(text: str) -> str:
     return " ".join(words.split())[:MAX_TEXT]
 
 
-def sanitize(said: TaskMessage) -> TaskMessage:
+def sanitize(message: TaskMessage) -> TaskMessage:
     """The same message, with its texts as they may be shown on a terminal."""
     # Only the texts are replaced, so that no field can be lost on the way.
-    if isinstance(said, Note):
-        bounds = said.server_bounds
+    if isinstance(message, Note):
+        bounds = message.server_bounds
         if bounds is not None:
             bounds = msgspec.structs.replace(bounds, table=_plain_path(bounds.table))
-        return msgspec.structs.replace(said, text=printable(said.text), server_bounds=bounds)
-    if isinstance(said, Restored):
-        skipped = tuple(printable(sentence) for sentence in said.skipped)
-        path = None if said.path is None else _plain_path(said.path)
-        return msgspec.structs.replace(said, path=path, skipped=skipped)
-    if isinstance(said, Saved):
-        return msgspec.structs.replace(said, path=_plain_path(said.path))
-    return said
+        return msgspec.structs.replace(message, text=printable(message.text), server_bounds=bounds)
+    if isinstance(message, Restored):
+        skipped = tuple(printable(sentence) for sentence in message.skipped)
+        path = None if message.path is None else _plain_path(message.path)
+        return msgspec.structs.replace(message, path=path, skipped=skipped)
+    if isinstance(message, Saved):
+        return msgspec.structs.replace(message, path=_plain_path(message.path))
+    return message
 
 
 def _plain_path(path: str) -> str:

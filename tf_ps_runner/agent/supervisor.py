@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, StopMode, WaitForPeers
@@ -29,6 +29,9 @@ from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_start import TaskStartBuilder
 from tf_ps_runner.spec import PsJobSpec
 from tf_ps_runner.tf_config import servers_of, task_variables, tf_config
+
+if TYPE_CHECKING:
+    from dlrover_run.stall.ask import StackFiles
 
 PEER_TIMEOUT = 5.0
 """Seconds that a task waits for the addresses of workers that are being replaced. Then it starts without them, because
@@ -89,6 +92,16 @@ class TaskSupervisor:
         """What the processes of tasks have done, by task; those that have made no step are left out."""
         made = ((str(key), task.progress) for key, task in self._tasks.items() if task.live)
         return {name: progress for name, progress in made if progress is not None}
+
+    @property
+    def processes(self) -> Sequence[tuple[str, int, StackFiles | None]]:
+        """The tasks whose processes run: name, pid, and the file to which each writes its stacks."""
+        tasks = ((str(key), task.process, task.start) for key, task in sorted(self._tasks.items()))
+        return [
+            (name, process.pid, None if start is None else start.stacks)
+            for name, process, start in tasks
+            if process is not None and process.live
+        ]
 
     @property
     def live(self) -> bool:

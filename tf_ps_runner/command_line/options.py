@@ -9,7 +9,7 @@ from typing import Any
 
 from dlrover_run.command_line import options
 from dlrover_run.command_line.options import FAILURES, Flag
-from dlrover_run.command_line.parser import OPERATOR_COMMANDS, Program
+from dlrover_run.command_line.parser import OPERATOR_COMMANDS, Program, Subcommand
 from dlrover_run.command_line.values import alternatives
 from dlrover_run.policies.parameter_servers import rules
 
@@ -120,7 +120,12 @@ Each task gets its TF_CONFIG. Arguments after SCRIPT are passed to SCRIPT.""",
             "Each of several: [b]tf-ps-run --role=ps --ps=1:4 --workers=2:8 --rdzv-endpoint=node0 train.py[/]",
         )
     ),
-    subcommands={"scale": "tf_ps_runner.scale:scale", **OPERATOR_COMMANDS},
+    subcommands={
+        "scale": Subcommand(
+            "tf_ps_runner.scale:scale", "Change the number of parameter servers and workers of a running job."
+        ),
+        **OPERATOR_COMMANDS,
+    },
     unsupported_from="dlrover-run",
     unsupported={
         "nnodes": "give --ps and --workers, and --role on each machine",

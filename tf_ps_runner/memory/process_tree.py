@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+from dlrover_run.process_tree.tree import children_of
 from tf_ps_runner.memory import MIB
 
 CHECK_INTERVAL = 0.2
@@ -58,10 +59,7 @@ def processes_of(pid: int) -> Iterator[int]:
     while waiting:
         here = waiting.pop(0)
         yield here
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{here}/task"):
-                with contextlib.suppress(OSError), open(f"/proc/{here}/task/{thread}/children") as children:
-                    waiting += map(int, children.read().split())
+        waiting += children_of(here)
 
 
 def usage_of(pids: list[int], enough: float) -> int:

@@ -10,7 +10,8 @@ import itertools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from dlrover_run.policies.health.model import CPU, ComputeFact, HealthCheck
 
@@ -28,8 +29,7 @@ Kind = tuple[int, str]
 """What the speed at computing depends on: the number of workers, and the name of the device."""
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """`tries` at computing of each checked node that is present. `broken` are those that computed wrongly or failed too
     often, and those of `lost_accelerator`, which have lost their accelerator: the one that most of the others have is
     named. `unproven` are those that have failed, and not computed yet, or have computed on the CPU for the first time
@@ -185,8 +185,7 @@ def _find_kinds(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]]) 
     }
 
 
-@dataclass(frozen=True)
-class SpeedRanking:
+class SpeedRanking(msgspec.Struct, frozen=True):
     """How nodes compare by one kind of speed. `slow` are fewer than those that are quicker by the threshold, so that
     these are the usual; `doubtful` are all that may turn out to be slow when more is known. `usual` is the speed that a
     node is compared with."""

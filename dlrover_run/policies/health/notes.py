@@ -87,7 +87,7 @@ class Notes:
             usual, *others = sorted(by_device, key=lambda device: (-len(by_device[device]), device))
             for device in others[:MAX_KINDS]:
                 alike = by_device[device]
-                if not self._judged(alike):
+                if not self._compared(alike):
                     continue
                 have = "has" if len(alike) == 1 else "have"
                 compared = "its speed is compared with none" if len(alike) == 1 else "they are compared with each other"
@@ -103,7 +103,7 @@ class Notes:
         """Which nodes pass by their best try though most of their tries were slow: something disturbs them, or a card
         is slow now and then, and will be so when it trains."""
         notes = []
-        for node in self._judged(self.computing.median):
+        for node in self._compared(self.computing.median):
             speeds = [fact.tflops for fact in self.evidence.tries[node] if not fact.problem]
             slow = [speed for speed in speeds if speed * self.threshold < self.computing.median[node]]
             if node not in self.computing.slow and 2 * len(slow) > len(speeds):
@@ -193,5 +193,5 @@ class Notes:
             for node in unknown
         ]
 
-    def _judged(self, nodes: Collection[int]) -> list[int]:
+    def _compared(self, nodes: Collection[int]) -> list[int]:
         return [node for node in sorted(nodes) if not self.evidence.check.nodes[node].already_passed]

@@ -172,10 +172,10 @@ class ClusterLaws:
 
     def _note_spared(self, former: Cluster, present: Members) -> None:
         for task in former.tasks:
-            told = _told(present, task)
-            if task.role is not Role.CHIEF or told is None or told.end is None:
+            status = _status_of(present, task)
+            if task.role is not Role.CHIEF or status is None or status.end is None:
                 continue
-            if told.end.cause is EndCause.RESHAPED and former.version in self._saved:
+            if status.end.cause is EndCause.RESHAPED and former.version in self._saved:
                 self.spared.add(former.version)
 
     def _lost(self, task: PlannedTask) -> bool:
@@ -191,8 +191,8 @@ class ClusterLaws:
             return
         if not all(p.connected and not p.is_draining for p in present.values()):
             return
-        told = {task.key: _told(present, task) for task in cluster.tasks}
-        ready = {key for key, one in told.items() if one is not None and one.stage is TaskStage.READY}
+        status = {task.key: _status_of(present, task) for task in cluster.tasks}
+        ready = {key for key, one in status.items() if one is not None and one.stage is TaskStage.READY}
         needed = {task.key for task in cluster.tasks if task.role in (Role.PS, Role.CHIEF)}
         has_chief = any(key.role is Role.CHIEF for key in needed)
         wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
@@ -204,7 +204,9 @@ class ClusterLaws:
             demand(now <= cluster.since + 2 * limits.save_timeout + 1, "a planned change takes for ever")
         if cluster.stage in (Stage.STARTING, Stage.TRAINING):
             self._full(cluster, present)
-            ended = [task.key for task in cluster.tasks if (one := told[task.key]) is not None and one.end is not None]
+            ended = [
+                task.key for task in cluster.tasks if (one := status[task.key]) is not None and one.end is not None
+            ]
             demand(not ended, f"{ended and ended[0]} has ended, and stays in the plan")
 
     def _full(self, cluster: Cluster, present: Members) -> None:
@@ -225,8 +227,8 @@ class ClusterLaws:
         self._opened_versions.add(cluster.version)
         for task in cluster.tasks:
             if task.role in (Role.PS, Role.CHIEF):
-                told = _told(present, task)
-                demand(told is not None and told.stage is TaskStage.READY, f"opened before {task.key} was ready")
+                status = _status_of(present, task)
+                demand(status is not None and status.stage is TaskStage.READY, f"opened before {task.key} was ready")
         for process in self._in_touch():
             old = process.task.version < cluster.version and process.task.role is not Role.EVALUATOR
             demand(not old, f"version {cluster.version} opens while {process.task.key} of before lives")
@@ -256,20 +258,20 @@ class ClusterLaws:
                 demand(charges >= len(certain), f"{len(certain)} ends of {role.value} cost {charges} restarts")
 
     def _may_charge(self, task: PlannedTask, present: Members) -> bool:
-        told = _told(present, task)
-        if told is None or told.end is None:
+        status = _status_of(present, task)
+        if status is None or status.end is None:
             limits = self.world.limits
             return self.world.timeline.now >= task.since + limits.ready_timeout
-        return told.end.cause is not EndCause.MEMORY
+        return status.end.cause is not EndCause.MEMORY
 
     def _must_charge(self, former: Cluster, task: PlannedTask, present: Members) -> bool:
-        told, p = _told(present, task), present.get(host_of(task))
-        if told is None or told.end is None or p is None or p.is_draining or former.stage not in SERVED:
+        status, p = _status_of(present, task), present.get(host_of(task))
+        if status is None or status.end is None or p is None or p.is_draining or former.stage not in SERVED:
             return False
         if not any(node.key == host_of(task) and node.alive and not _cut_off(node) for node in self.world.nodes):
             # It was lost with its node, which costs nothing.
             return False
-        return told.end.cause in COSTLY
+        return status.end.cause in COSTLY
 
 
 def _cut_off(node: Node) -> bool:
@@ -280,7 +282,7 @@ def _spent(cluster: Cluster, role: Role) -> RoleState:
     return next((spent for spent in cluster.roles if spent.role is role), RoleState(role))
 
 
-def _told(present: Members, task: PlannedTask) -> TaskStatus | None:
+def _status_of(present: Members, task: PlannedTask) -> TaskStatus | None:
     p = present.get(host_of(task))
     tasks = () if p is None or tasks_of(p.report) is None else tasks_of(p.report).tasks
-    return next((told for told in tasks if told.key == task.key), None)
+    return next((status for status in tasks if status.key == task.key), None)

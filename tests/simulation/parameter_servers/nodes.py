@@ -108,7 +108,7 @@ class ServerNode(Node):
             self._reporting = True
             self.call_later(REPORT_DELAY, self._report)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         self.call_soon(self._follow)
 
     def _begin_to_leave(self) -> None:
@@ -154,7 +154,7 @@ class ServerNode(Node):
     def _status(self, phase: NodePhase) -> NodeReport:
         tasks = NodeTasks(
             capacity=self.rooms,
-            tasks=tuple(self._told(slot) for slot in self.slots.values() if slot.port),
+            tasks=tuple(self._status_of(slot) for slot in self.slots.values() if slot.port),
             scale_request=self.scale_request,
             scale_request_number=self.scale_request_number,
         )
@@ -168,7 +168,7 @@ class ServerNode(Node):
             slot.task.key, slot.task.rank, slot.task.version, servers, live, ended, slot.stopping, slot.waited
         )
 
-    def _told(self, slot: Slot) -> TaskStatus:
+    def _status_of(self, slot: Slot) -> TaskStatus:
         process = slot.process
         if process is None:
             return TaskStatus(key=slot.task.key, stage=TaskStage.HELD, port=slot.port)

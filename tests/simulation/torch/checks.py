@@ -33,7 +33,7 @@ EACH = 3
 HOPELESS = ("crashing", "wrong", "silent")
 """What ails nodes that no check lets pass, however few others there are."""
 
-VERDICTS = {
+ALLOWED_STATUSES = {
     "": {HealthStatus.PASSED, HealthStatus.UNCHECKED},
     "slow": {HealthStatus.PASSED, HealthStatus.STRAGGLER},
     "cut": {HealthStatus.PASSED, HealthStatus.FAULT},
@@ -115,11 +115,11 @@ def health_of(seed: int) -> Health:
 class CheckPart:
     """One node's. `tell` is called when there is something new to say."""
 
-    def __init__(self, process: LoopProcess, health: Health, address: str, tell: Callable[[], None]) -> None:
+    def __init__(self, process: LoopProcess, health: Health, address: str, notify: Callable[[], None]) -> None:
         self._process = process
         self._health = health
         self._address = address
-        self._tell = tell
+        self._notify = notify
         self._key: CheckKey | None = None
         self._computed: ComputeResult | None = None
         self._linked: LinkResults | None = None
@@ -141,7 +141,7 @@ class CheckPart:
         if task.links:
             self._try(task, ())
 
-    def said(self, status: NodeReport) -> NodeReport:
+    def add_to_report(self, status: NodeReport) -> NodeReport:
         """The node's status with what has come of it."""
         if self._address in self._health.unasked:
             return status
@@ -157,7 +157,7 @@ class CheckPart:
             if key == CheckKey() and self._computed is not None:
                 return
             self._computed = self._health.compute(self._address, key)
-            self._tell()
+            self._notify()
 
         self._process.call_later(self._health.random.uniform(0.1, 3.0), done)
 
@@ -166,7 +166,7 @@ class CheckPart:
             return
         if len(tried) == len(task.links):
             self._linked = LinkResults(task.key, tried)
-            self._tell()
+            self._notify()
             return
         ends = task.links[len(tried)]
         settled = False

@@ -27,7 +27,7 @@ from dlrover_run.policies.health.pairing import MAX_ROUNDS
 from dlrover_run.policies.health.round import CHECK_MARGIN, key_of
 from simulation.laws import Laws
 from simulation.timeline import demand
-from simulation.torch.checks import HOPELESS, VERDICTS, Health
+from simulation.torch.checks import ALLOWED_STATUSES, HOPELESS, Health
 
 
 class TorchLaws(Laws):
@@ -40,7 +40,7 @@ class TorchLaws(Laws):
         self._charged: set[RoundKey] = set()
         self._charge_times: list[float] = []
         self._taken: dict[RoundKey, tuple[int, int, str, int]] = {}
-        self._seats: dict[RoundKey, dict[int, tuple[NodeKey, int, int]]] = {}
+        self._assigned: dict[RoundKey, dict[int, tuple[NodeKey, int, int]]] = {}
         self._stores: dict[tuple[str, int], RoundKey] = {}
         self._numbers: dict[int, RoundKey] = {}
         self._held: dict[NodeKey, list[RoundKey | None]] = {}
@@ -49,7 +49,7 @@ class TorchLaws(Laws):
         self._disturbed: set[tuple[int, int]] = set()
         self.blamed: set[RoundKey] = set()
         self.dismissed: set[NodeKey] = set()
-        self.told: set[str] = set()
+        self.found_kinds: set[str] = set()
         self.rounds = 0
         self.restarts = 0
         self.checks = 0
@@ -65,9 +65,9 @@ class TorchLaws(Laws):
         if after.key != plan.key and after.phase is PlanPhase.TRAINING:
             self._check_round(plan, after, present, now)
         elif after.key != plan.key:
-            heard = any(p.report.known_round == after.key for p in present.values())
+            is_known = any(p.report.known_round == after.key for p in present.values())
             demand(
-                heard and not self._durable and bool(check_rules(self._rules).check),
+                is_known and not self._durable and bool(check_rules(self._rules).check),
                 "no round is skipped that nobody knows of",
             )
         self._check_rest(plan, after, present)
@@ -92,42 +92,46 @@ class TorchLaws(Laws):
         demand(state.check is None or after.phase not in OVER, "a job that is over checks nobody")
         for checkup in state.health:
             if checkup not in before.health:
-                self._check_verdict(checkup)
+                self._check_status(checkup)
         if before.check is not None and (state.check is None or state.check.key.number != before.check.key.number):
-            self._check_what_can_be_told(before.check, after)
+            self._check_what_must_be_found(before.check, after)
         self.checks += state.check_count > before.check_count
 
-    def _check_verdict(self, checkup: NodeHealth) -> None:
-        key, verdict = key_of(checkup), checkup.status
+    def _check_status(self, checkup: NodeHealth) -> None:
+        key, status = key_of(checkup), checkup.status
         kind = self.health.planted.get(key, "")
-        demand(verdict in VERDICTS[kind], f"{checkup.host} is {kind or 'healthy'}, not a {verdict}: {checkup.reason}")
-        demand(not self.calm or kind != "flaky" or verdict is HealthStatus.PASSED, "one failure is no fault")
-        leaves = verdict is HealthStatus.FAULT or (
-            verdict is HealthStatus.STRAGGLER and bool(check_rules(self._rules).exclude_stragglers)
+        demand(
+            status in ALLOWED_STATUSES[kind], f"{checkup.host} is {kind or 'healthy'}, not a {status}: {checkup.reason}"
         )
-        demand(checkup.dismissed == leaves, f"a {verdict} is dismissed or not as was asked for")
+        demand(not self.calm or kind != "flaky" or status is HealthStatus.PASSED, "one failure is no fault")
+        leaves = status is HealthStatus.FAULT or (
+            status is HealthStatus.STRAGGLER and bool(check_rules(self._rules).exclude_stragglers)
+        )
+        demand(checkup.dismissed == leaves, f"a {status} is dismissed or not as was asked for")
 
-    def _check_what_can_be_told(self, check: HealthCheck, after: Plan) -> None:
+    def _check_what_must_be_found(self, check: HealthCheck, after: Plan) -> None:
         """Where nobody goes during a check and no node is silent, it names all that a comparison shows."""
         if not self.calm or (after.epoch, check.key.number) in self._disturbed:
             return
         kinds = {key_of(node): self.health.planted.get(key_of(node), "") for node in check.nodes}
-        verdicts = {key_of(checkup): checkup.status for checkup in check_state(after).health}
+        statuses = {key_of(checkup): checkup.status for checkup in check_state(after).health}
         for node in check.nodes:
-            if node.already_passed or key_of(node) not in verdicts:
+            if node.already_passed or key_of(node) not in statuses:
                 continue
-            verdict = verdicts[key_of(node)]
+            status = statuses[key_of(node)]
             kind = kinds[key_of(node)]
             others = [key_of(other) for other in check.nodes if kinds[key_of(other)] not in HOPELESS]
-            kin = [key_of(other) for other in check.nodes if key_of(other) in others and other.workers == node.workers]
+            alike = [
+                key_of(other) for other in check.nodes if key_of(other) in others and other.workers == node.workers
+            ]
             if kind == "cut" and not check.during_training:
                 witnesses = sum(kinds[other] != "cut" for other in others)
-                demand(witnesses < ENOUGH_WITNESSES or verdict is HealthStatus.FAULT, "who reaches nobody is found")
-                self.told.add(kind)
-            slow = sum(kinds[other] == "slow" for other in kin)
-            if kind == "slow" and (len(kin) == 2 > slow or slow < len(kin) - slow):
-                demand(verdict is HealthStatus.STRAGGLER, "who computes slowly is found")
-                self.told.add(kind)
+                demand(witnesses < ENOUGH_WITNESSES or status is HealthStatus.FAULT, "who reaches nobody is found")
+                self.found_kinds.add(kind)
+            slow = sum(kinds[other] == "slow" for other in alike)
+            if kind == "slow" and (len(alike) == 2 > slow or slow < len(alike) - slow):
+                demand(status is HealthStatus.STRAGGLER, "who computes slowly is found")
+                self.found_kinds.add(kind)
 
     def _check_budget(self, plan: Plan, after: Plan, present: Members) -> None:
         failed = [p.report for p in present.values() if p.report.in_round(plan.key) and p.report.failure is not None]
@@ -168,8 +172,8 @@ class TorchLaws(Laws):
             return
         if plan.phase is PlanPhase.TRAINING:
             used = len(after.restart_times) if rules.restart_window else after.restart_count
-            barren = 0 < rules.early_failure_limit <= after.early_failures
-            demand(used >= rules.max_restarts or barren, "a job fails only when its restarts are used up")
+            is_hopeless = 0 < rules.early_failure_limit <= after.early_failures
+            demand(used >= rules.max_restarts or is_hopeless, "a job fails only when its restarts are used up")
             demand(after.failure is not None, "a job that failed says what of")
             return
         patience = rules.pend_timeout if plan.key.number or check_state(after).check_count else rules.join_timeout
@@ -252,31 +256,31 @@ class TorchLaws(Laws):
 
     def taking(self, key: NodeKey, wanted: Assignment) -> None:
         super().taking(key, wanted)
-        seat = wanted.ranks
+        ranks = wanted.ranks
         if wanted.phase not in OVER:
             held = self._held.setdefault(key, [])
-            if not held or held[-1] != (seat and seat.key):
-                demand(seat is None or seat.key not in held, "no seat is taken from a node and given back")
-                held.append(seat and seat.key)
-        if seat is None:
+            if not held or held[-1] != (ranks and ranks.key):
+                demand(ranks is None or ranks.key not in held, "no seat is taken from a node and given back")
+                held.append(ranks and ranks.key)
+        if ranks is None:
             return
-        layout = (seat.nodes, seat.world_size, seat.store_address, seat.store_port)
-        demand(self._taken.setdefault(seat.key, layout) == layout, f"two worlds in round {seat.key}")
-        others = self._seats.setdefault(seat.key, {})
-        mine = (key, seat.first_rank, seat.workers)
-        demand(others.setdefault(seat.node_rank, mine) == mine, f"two nodes with rank {seat.node_rank}")
+        layout = (ranks.nodes, ranks.world_size, ranks.store_address, ranks.store_port)
+        demand(self._taken.setdefault(ranks.key, layout) == layout, f"two worlds in round {ranks.key}")
+        others = self._assigned.setdefault(ranks.key, {})
+        mine = (key, ranks.first_rank, ranks.workers)
+        demand(others.setdefault(ranks.node_rank, mine) == mine, f"two nodes with rank {ranks.node_rank}")
         taken = sorted((first, first + workers) for _, first, workers in others.values())
         apart = all(taken[index - 1][1] <= taken[index][0] for index in range(1, len(taken)))
-        demand(apart and taken[-1][1] <= seat.world_size, "two workers with one rank")
+        demand(apart and taken[-1][1] <= ranks.world_size, "two workers with one rank")
         if self._rules.store is None:
-            store = (seat.store_address, seat.store_port)
-            demand(self._stores.setdefault(store, seat.key) == seat.key, f"two rounds at the store {store}")
+            store = (ranks.store_address, ranks.store_port)
+            demand(self._stores.setdefault(store, ranks.key) == ranks.key, f"two rounds at the store {store}")
         if self._durable and self.over is None:
-            demand(self._numbers.setdefault(seat.key.number, seat.key) == seat.key, "two rounds of one number")
+            demand(self._numbers.setdefault(ranks.key.number, ranks.key) == ranks.key, "two rounds of one number")
 
-    def succeeding(self, key: NodeKey, seat: RankAssignment) -> None:
+    def succeeding(self, key: NodeKey, ranks: RankAssignment) -> None:
         """All workers of a node have really succeeded."""
-        self._succeeded.add((seat.key, key))
+        self._succeeded.add((ranks.key, key))
 
 
 def dismissed_in(plan: Plan) -> set[NodeKey]:
@@ -290,11 +294,11 @@ def failure_in(p: MemberState, key: RoundKey) -> Failure | None:
     return p.report.failure if failed else None
 
 
-def check_ranks(seats: Sequence[RankAssignment]) -> None:
+def check_ranks(world: Sequence[RankAssignment]) -> None:
     """Ranks of nodes and of workers are dense and unique, in the world and in each role."""
     next_rank = 0
-    for rank, seat in enumerate(seats):
-        demand(seat.node_rank == rank and seat.first_rank == next_rank, "ranks are dense and unique")
-        demand(seat.nodes == len(seats), "everybody knows the number of nodes")
-        next_rank += seat.workers
-    demand(all(seat.world_size == next_rank for seat in seats), "everybody knows the size of the world")
+    for rank, ranks in enumerate(world):
+        demand(ranks.node_rank == rank and ranks.first_rank == next_rank, "ranks are dense and unique")
+        demand(ranks.nodes == len(world), "everybody knows the number of nodes")
+        next_rank += ranks.workers
+    demand(all(ranks.world_size == next_rank for ranks in world), "everybody knows the size of the world")

@@ -34,17 +34,17 @@ class TorchNode(Node):
         return self.group is not None and self.group.live and self.group.key == self._state.round
 
     @property
-    def seated_in(self) -> RoundKey | None:
+    def ranked_in(self) -> RoundKey | None:
         """The round in which it has a seat."""
         return self._state.round
 
     def _begin(self, spec: JobSpec) -> None:
-        self._check = CheckPart(self, self._program.health, self.address, lambda: self._hear())
+        self._check = CheckPart(self, self._program.health, self.address, lambda: self._receive())
         super()._begin(spec)
         if check_rules(spec.rules).check:
             self._check.begin()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         # Also while workers start or end, an assignment is accepted and reported.
         self.call_soon(self._report)
         self._wake()
@@ -68,7 +68,9 @@ class TorchNode(Node):
                 self.note(f"obeys the coordinator of epoch {wanted.epoch}")
             self._state.accept(wanted)
             self._check.follow(check_part(wanted).check_task)
-        self.rendezvous.report(self._check.said(build_report(self._state, cast(Any, self.group), self._leaving)))
+        self.rendezvous.report(
+            self._check.add_to_report(build_report(self._state, cast(Any, self.group), self._leaving))
+        )
 
     def _follow(self) -> None:
         if self._busy or self.left:
@@ -98,14 +100,14 @@ class TorchNode(Node):
         return wanted.phase in OVER or (dismissed and self.key not in self._program.health.stubborn)
 
     def _start(self) -> None:
-        seat = self._state.ranks
-        assert seat is not None, "only a seat is a reason to start"
+        ranks = self._state.ranks
+        assert ranks is not None, "only a seat is a reason to start"
         self._state.take_port()
-        group = self.group = Group(self._program.workers, seat, self._note_end)
+        group = self.group = Group(self._program.workers, ranks, self._note_end)
 
         def start() -> None:
-            if self._state.round == seat.key and not self._leaving:
-                self.note(f"starts the workers of round {seat.key.number}, rank {seat.node_rank} of {seat.nodes}")
+            if self._state.round == ranks.key and not self._leaving:
+                self.note(f"starts the workers of round {ranks.key.number}, rank {ranks.node_rank} of {ranks.nodes}")
                 group.start()
 
         self._after(self.timeline.random.uniform(0.01, self._program.slow_start), start)
@@ -123,9 +125,9 @@ class TorchNode(Node):
         group = self.group
         assert group is not None, "workers that end were started"
         if group.succeeded:
-            self._program.laws.succeeding(self.key, group.seat)
+            self._program.laws.succeeding(self.key, group.ranks)
         self.note("its workers succeed" if group.succeeded else "a worker fails")
-        self.run(self._hear)
+        self.run(self._receive)
 
     def _leave(self) -> None:
         self.note(f"leaves: {self.rendezvous.problem or self.rendezvous.assignment.reason}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from policy_parts import check_rules
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
@@ -101,9 +101,9 @@ class TorchProgram(Program):
 
     def new_node(self, name: str, number: int, is_return: bool) -> TorchNode:
         random, rules = self.timeline.random, self.scenario.rules
-        wish = random.randint(0, rules.max_nodes) if random.random() < 0.2 else None
+        node_rank = random.randint(0, rules.max_nodes) if random.random() < 0.2 else None
         role = random.choice(("default", "default", "reader"))
-        spec = job_spec(name, f"10.1.0.{number}", random.randint(1, 4), role, wish, rules)
+        spec = job_spec(name, f"10.1.0.{number}", random.randint(1, 4), role, node_rank, rules)
         self.health.plant(NodeKey(name, f"i{number}"), f"10.1.0.{number}")
         return TorchNode(self, spec, f"{name}.{number}" if is_return else name, f"i{number}")
 
@@ -140,7 +140,7 @@ class TorchProgram(Program):
         plan = self.scenario.plan
         if plan is None or not self.workers.completed:
             return False
-        members = [node for node in self._living if node.works and plan.key == node.seated_in]
+        members = [node for node in self._living if node.works and plan.key == node.ranked_in]
         return self.workers.completed[-1] == plan.key and len(members) == len(plan.members)
 
     def demand_end(self) -> None:

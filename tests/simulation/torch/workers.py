@@ -17,9 +17,9 @@ PEER_WORDS = "Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: C
 class Group:
     """One node's workers of one round, as `statement` wants to see them. `on_end` hears when they succeed or fail."""
 
-    def __init__(self, workers: Workers, seat: RankAssignment, on_end: Callable[[], None]) -> None:
-        self.seat = seat
-        self.key = seat.key
+    def __init__(self, workers: Workers, ranks: RankAssignment, on_end: Callable[[], None]) -> None:
+        self.ranks = ranks
+        self.key = ranks.key
         self.live = False
         self.succeeded = False
         self.failure: WorkerExit | None = None
@@ -41,7 +41,7 @@ class Group:
         """One of them ends badly; the others of the node are ended by their agent only in the next step."""
         if self.live and self.failure is None and not self.succeeded:
             code = -signal.SIGKILL if killed else 1
-            self.failure = WorkerExit(self.seat.first_rank, 0, 1, code, 0.0, stderr_tail="" if killed else words)
+            self.failure = WorkerExit(self.ranks.first_rank, 0, 1, code, 0.0, stderr_tail="" if killed else words)
             if words is not PEER_WORDS:
                 self._workers.failed.add(self.key)
             self._workers.part(self)
@@ -90,19 +90,19 @@ class Workers:
 
     def meet(self, group: Group) -> None:
         """One node's workers come to the store."""
-        seat = group.seat
+        ranks = group.ranks
         # At a place that the user has chosen the rounds follow each other, each at a store of its own.
-        place = (seat.store_address, seat.store_port, seat.key if self.fixed_store else None)
-        meeting = self._meetings.setdefault(place, Meeting(seat.key, seat.nodes))
-        demand(meeting.key == seat.key and meeting.nodes == seat.nodes, "workers of two rounds meet at one store")
-        demand(seat.node_rank not in meeting.groups, f"two nodes come to a store with rank {seat.node_rank}")
-        meeting.groups[seat.node_rank] = group
+        place = (ranks.store_address, ranks.store_port, ranks.key if self.fixed_store else None)
+        meeting = self._meetings.setdefault(place, Meeting(ranks.key, ranks.nodes))
+        demand(meeting.key == ranks.key and meeting.nodes == ranks.nodes, "workers of two rounds meet at one store")
+        demand(ranks.node_rank not in meeting.groups, f"two nodes come to a store with rank {ranks.node_rank}")
+        meeting.groups[ranks.node_rank] = group
         if meeting.ended:
             self._strand(group)
-        elif len(meeting.groups) == seat.nodes:
+        elif len(meeting.groups) == ranks.nodes:
             meeting.complete = True
-            self.completed.append(seat.key)
-            self._timeline.note("workers", f"of round {seat.key.number} have met")
+            self.completed.append(ranks.key)
+            self._timeline.note("workers", f"of round {ranks.key.number} have met")
             for one in meeting.groups.values():
                 one.has_trained = True
             self._timeline.after(self._work, lambda: self._finish(meeting))

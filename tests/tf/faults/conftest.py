@@ -1,4 +1,4 @@
-"""Jobs that are harmed: what the tests of faults share."""
+"""Fixtures of the fault tests: jobs into which faults are injected."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_job(tensorflow: Path, clicks: Path, tmp_path: Path) -> Iterator[MakeJob]:
-    """Makes the one job of a test; whatever of it is left at the end makes the test fail."""
+    """Create the one job of a test; the test fails if anything of it is left at the end."""
     jobs: list[Job] = []
 
     def make(script: str, **pace: str) -> Job:
         jobs.append(Job(tensorflow, script, clicks, tmp_path, **pace))
         return jobs[-1]
 
-    # Orphans come to this process, so it can be said that none is left.
+    # Orphans become children of this process, so the test can check that none is left.
     tree.become_subreaper()
     yield make
     try:
@@ -45,7 +45,7 @@ def make_job(tensorflow: Path, clicks: Path, tmp_path: Path) -> Iterator[MakeJob
 
 @pytest.fixture(scope="session")
 def undisturbed(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], float]:
-    """The AUC of a run of that script to which nobody does harm; it is made once."""
+    """The AUC of a run of that script without faults; it is computed once."""
 
     @cache
     def train(script: str) -> float:

@@ -1,7 +1,8 @@
-"""A job of the Criteo example under the real command, whose steps a test allows one by one, and to which it does harm.
+"""A job of the Criteo example under the real command, whose steps a test allows one by one, and faults to inject into
+it.
 
-Every wait is for a line on the console. Whatever is killed is a process that has told its pid there and that lives
-below the launcher of this very test.
+Every wait is for a line on the console. Every process that is killed has printed its pid there and is a descendant of
+the launcher of the test.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PACED = Path(__file__).parent / "scripts" / "paced.py"
 GRAPH, STRATEGY = "deepfm_graph.py", "deepfm_strategy.py"
 
 both_ways = pytest.mark.parametrize("script", [GRAPH, STRATEGY])
-"""For a test of each of the example's two ways to train."""
+"""Runs a test with each of the example's two ways to train."""
 
 STEPS = 300
 """Blocks of the data, each of which is one step."""
@@ -37,24 +38,24 @@ STEPS = 300
 SAVE_STEPS = 50
 
 LEARNED = 0.70
-"""An AUC that nothing reaches without having learned the categories: without them 0.603 is the best there is."""
+"""An AUC that no model reaches without having learned the categories: without them 0.603 is the maximum."""
 
 NOISE = 0.02
-"""How far the AUC of two runs may lie apart that have seen the same blocks in other orders."""
+"""The maximum difference between the AUCs of two runs that have seen the same blocks in different orders."""
 
 ALL_STEPS = 30_000
-"""More steps than any job takes."""
+"""More steps than any job trains."""
 
 RESTORED = r"chief-\d+: has restored .*/model\.ckpt-(\d+)"
-"""What is said once a chief has a whole model of a checkpoint."""
+"""Printed when a chief has a complete model from a checkpoint."""
 
 PAUSES = "of the next version answers?, so training pauses"
-"""What is said when all who train are told to leave after the step that they are at, for which they may wait."""
+"""Printed when all training tasks are requested to leave after the current step, on which they may wait."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What the newest checkpoint says."""
+    """The content of the newest checkpoint."""
 
     step: int
     auc: float
@@ -63,34 +64,37 @@ class Learned:
 
 
 class Node(Talker):
-    """One launcher, and the processes below it. `lost` says that its machine lost its power."""
+    """One launcher, and its descendants. `lost` is true if its machine lost power."""
 
     lost = False
 
-    def hear(self, pattern: str, since: int = 0, timeout: float = WAIT) -> re.Match[str]:
-        """The first place where that stands on the console, after `since`; AssertionError when it never comes."""
+    def search(self, pattern: str, since: int = 0, timeout: float = WAIT) -> re.Match[str]:
+        """Return the first match of the pattern on the console after `since`. Raises AssertionError if there is none in
+        time.
+        """
         deadline = time.monotonic() + timeout
-        while (found := re.compile(pattern).search(self.said, since)) is None:
+        while (found := re.compile(pattern).search(self.output, since)) is None:
             if not self._listen(deadline):
-                raise AssertionError(f"{self.name} did not say {pattern!r} but:\n{self.said}")
+                raise AssertionError(f"{self.name} did not say {pattern!r} but:\n{self.output}")
         return found
 
     def until(self, pattern: str, timeout: float = WAIT) -> re.Match[str]:
-        """The next place where that stands, after those that were waited for before."""
-        found = self.hear(pattern, self._heard, timeout)
-        self._heard = found.end()
+        """Return the next match of the pattern after those that were waited for before."""
+        found = self.search(pattern, self._searched, timeout)
+        self._searched = found.end()
         return found
 
     def up(self, key: str) -> psutil.Process:
-        """Wait until that task, `ps-1`, runs the script."""
-        found = self.hear(rf"\[{key}\]:\w+ \d+: pid = (\d+)\s")
+        """Wait until that task, such as `ps-1`, runs the script."""
+        found = self.search(rf"\[{key}\]:\w+ \d+: pid = (\d+)\s")
         process = psutil.Process(int(found[1]))
         assert self.pid in {parent.pid for parent in process.parents()}, f"{key} is none of {self.name}"
         return process
 
     def kill(self, *keys: str, with_signal: signal.Signals = signal.SIGKILL) -> None:
-        """Send all of those tasks a signal; to those who train when they wait to be allowed another step, so that
-        nothing is half done."""
+        """Send a signal to all of those tasks. Training tasks get it while they wait for the permission of the next
+        step, so no step is interrupted.
+        """
         processes = [self.up(key) for key in keys]
         for key in keys:
             self._rest(key)
@@ -99,25 +103,26 @@ class Node(Talker):
 
     def _rest(self, key: str) -> None:
         deadline = time.monotonic() + WAIT
-        while re.findall(rf"\[{key}\]:(waits|goes on)\n", self.said)[-1:] == ["goes on"]:
-            assert listen([self], deadline), f"{key} does not come to rest:\n{self.said}"
+        while re.findall(rf"\[{key}\]:(waits|goes on)\n", self.output)[-1:] == ["goes on"]:
+            assert listen([self], deadline), f"{key} does not stop at a step:\n{self.output}"
 
     def servers(self, key: str) -> list[str]:
-        """The addresses of the servers that this task was told."""
-        return self.hear(rf"\[{key}\]:servers = (.*)\n")[1].split()
+        """The addresses of the servers that this task received."""
+        return self.search(rf"\[{key}\]:servers = (.*)\n")[1].split()
 
     def others_stayed(self, *keys: str) -> bool:
         """Whether those tasks are the only ones of their roles and ranks that have run."""
-        began = re.findall(r"\[([\w-]+)\]:(\w+ \d+): pid = ", self.said)
+        began = re.findall(r"\[([\w-]+)\]:(\w+ \d+): pid = ", self.output)
         places = {place for key, place in began if key in keys}
         return sorted(key for key, place in began if place in places) == sorted(keys)
 
     def lose(self) -> None:
-        """Kill the launcher and all below it in one moment, as when a machine loses its power. Nobody is there to clear
-        up, so what that machine had in its directory for temporary files stays."""
+        """Kill the launcher and its descendants at once, as when a machine loses power. No process cleans up, so the
+        temporary files of that machine stay.
+        """
         self.lost = True
         launcher = psutil.Process(self.pid)
-        # The agent first, for it would find the words to say goodbye.
+        # The agent first: otherwise it would report that it leaves.
         agents = [process for process in launcher.children() if process.name().startswith("tf-ps-agent")]
         for process in (*agents, launcher, *launcher.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -126,7 +131,7 @@ class Node(Talker):
 
 
 class Job:
-    """One job: its data, checkpoints and pipes lie in `directory`. The launchers are started by `start`."""
+    """One job: its data, checkpoints and pipes are in `directory`. `start` starts the launchers."""
 
     def __init__(self, python: Path, script: str, data: Path, directory: Path, **pace: str) -> None:
         self.script = script
@@ -141,7 +146,7 @@ class Job:
         for name in ("steps", "saves"):
             path = directory / name
             os.mkfifo(path)
-            # Open for both, it neither waits for a reader nor is at its end when there is none.
+            # Opened for reading and writing, it neither waits for a reader nor reports the end without a writer.
             self._pipes[name] = os.open(path, os.O_RDWR)
             self._pace[f"PACE_{name.upper()}"] = str(path)
 
@@ -170,36 +175,37 @@ class Job:
         return node
 
     def allow(self, steps: int) -> None:
-        """Let so many steps be taken, by whoever comes."""
+        """Allow this many steps, by any tasks."""
         os.write(self._pipes["steps"], b"." * steps)
 
     def allow_save(self) -> None:
-        """Let the checkpoint be written that is held."""
+        """Allow the checkpoint that is held to be written."""
         os.write(self._pipes["saves"], b".")
 
     def reach(self, step: int) -> None:
-        """Wait until the model is at that step or a later one, wherever somebody trained it."""
+        """Wait until the model is at that step or a later one, in any task."""
         deadline = time.monotonic() + WAIT
-        while not any(int(word) >= step for word in re.findall(r"step (\d+): loss", self._said)):
-            assert listen(self._nodes, deadline), f"the model never was at step {step}:{self._said}"
+        while not any(int(word) >= step for word in re.findall(r"step (\d+): loss", self._output)):
+            assert listen(self._nodes, deadline), f"the model never was at step {step}:{self._output}"
 
     def train(self, step: int, since: int = 0) -> None:
-        """Allow as many steps as lead to that one from step `since`, and wait until they are taken. Then everybody who
-        trains waits to be allowed the next one, and no step is on its way."""
+        """Allow the steps from `since` to `step`, and wait until they are done. Then every training task waits for the
+        permission of the next one, and no step is in progress.
+        """
         self.allow(step - since)
         self.reach(step)
 
     def scale(self, *flags: str) -> None:
-        """Change the running job with the command that people use."""
+        """Scale the running job with the command that users run."""
         command = [sys.executable, "-m", "tf_ps_runner", "scale", f"--rdzv-id={self.run_id}", *flags]
         done = subprocess.run(command, env=environment(), timeout=WAIT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def finish(self, *nodes: Node) -> Learned:
-        """Allow all steps there are, wait for the end with success, and say what was learned."""
+        """Allow all remaining steps, wait for the successful end, and return what was learned."""
         self.allow(ALL_STEPS)
         for node in nodes:
-            assert node.finish() == 0, node.said
+            assert node.finish() == 0, node.output
         return self.evaluate()
 
     def evaluate(self) -> Learned:
@@ -211,11 +217,11 @@ class Job:
         return Learned(**json.loads(done.stdout))
 
     @property
-    def _said(self) -> str:
-        return "".join(f"\n--- {node.name}\n{node.said}" for node in self._nodes)
+    def _output(self) -> str:
+        return "".join(f"\n--- {node.name}\n{node.output}" for node in self._nodes)
 
     def close(self) -> None:
-        """Fail unless every launcher has ended, nothing lives that was below one, and no file of theirs is left."""
+        """Fail unless every launcher has exited, none of their descendants lives, and none of their files is left."""
         unfinished = [node.name for node in self._nodes if node.process.poll() is None]
         for pipe in self._pipes.values():
             os.close(pipe)
@@ -224,7 +230,7 @@ class Job:
             if not unfinished:
                 still_alive(pidfds, WAIT)
         left = [process for process in me.children(recursive=True) if _lives(process)]
-        told = [str(process) for process in left]
+        alive = [str(process) for process in left]
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -232,13 +238,13 @@ class Job:
             node.finish()
             assert node.process.stdout is not None
             node.process.stdout.close()
-        said = self._said
+        output = self._output
         _collect_orphans(me)
-        assert not unfinished, f"the test left {unfinished} running{said}"
-        assert not told, f"left behind: {told}{said}"
+        assert not unfinished, f"the test left {unfinished} running{output}"
+        assert not alive, f"left behind: {alive}{output}"
         files = [path.name for path in self.temporary.iterdir()]
         assert len(files) <= sum(node.lost for node in self._nodes), (
-            f"left in the directory for temporary files: {files}{said}"
+            f"left in the directory for temporary files: {files}{output}"
         )
 
 
@@ -260,7 +266,7 @@ def _collect_orphans(me: psutil.Process) -> None:
 
 
 def change_servers(job: Job, node: Node, servers: int, before: int) -> None:
-    """Have another number of servers, and wait until they train."""
+    """Request another number of servers, and wait until training continues with them."""
     job.scale(f"--ps={servers}")
     node.until(PAUSES)
     job.allow(20)
@@ -271,7 +277,7 @@ def change_servers(job: Job, node: Node, servers: int, before: int) -> None:
 
 
 def check_learned(found: Learned, undisturbed: float | None = None) -> None:
-    """Fail unless each block was used, and the model is as good as it should be."""
+    """Fail unless each block was used and the model has the expected quality."""
     assert found.blocks_seen == STEPS, found
     assert found.auc > LEARNED, found
     if undisturbed is not None:
@@ -279,6 +285,6 @@ def check_learned(found: Learned, undisturbed: float | None = None) -> None:
 
 
 def check_exactly_once(found: Learned, undisturbed: float | None = None) -> None:
-    """Fail unless each block was used once, and the model is as good as it should be."""
+    """Fail unless each block was used once and the model has the expected quality."""
     check_learned(found, undisturbed)
     assert (found.step, found.blocks_seen_more_than_once) == (STEPS, 0), found

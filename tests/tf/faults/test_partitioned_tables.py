@@ -1,5 +1,5 @@
-"""Tables that are looked up with `partition_strategy="mod"`: no id gets the row of another id, whatever becomes of the
-servers.
+"""Tables that are looked up with `partition_strategy="mod"`: no id gets the row of another id after any change of
+the servers.
 
     pytest -s tests/tf/faults/test_partitioned_tables.py
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.tensorflow
 
 SCRIPT = Path(__file__).parent / "scripts" / "partitioned_table.py"
 TRAINED = " ".join(f"{row + 0.5}" for row in range(12))
-"""The rows of the table once it is trained."""
+"""The rows of the trained table."""
 
 ROWS = r"step (\d+): (\d+) parts on (\d+) servers: (.*)\n"
 
@@ -36,12 +36,13 @@ both_partitioners = pytest.mark.parametrize(
     ],
     indirect=["tensorflow"],
 )
-"""Each partitioner that makes as many parts as there are servers if it can. `other` is a number of servers, of three at
-first, with which it makes other parts."""
+"""Each partitioner that creates one part for each server if it can. `other` is a number of servers for which it creates
+other parts than for the initial three.
+"""
 
 
 class Table:
-    """A job that trains the table, on one launcher or on several that meet at a master."""
+    """A job that trains the table, on one launcher or on several that rendezvous at a master."""
 
     def __init__(self, make_job: MakeJob, tmp_path: Path, partitioner: str, **env: str) -> None:
         self.job = make_job(GRAPH)
@@ -56,7 +57,7 @@ class Table:
         return subprocess.run(command, env=environment(), timeout=WAIT, capture_output=True, text=True)
 
     def trained(self, node: Node, when: str) -> tuple[int, int, str]:
-        """The next rows that the chief prints of a table that is trained: its parts, the servers, the rows."""
+        """The next rows that the chief prints of a trained table: its parts, the servers, the rows."""
         while True:
             step, parts, servers, rows = node.until(ROWS).groups()
             if int(step) > 40:
@@ -67,7 +68,7 @@ class Table:
 
 @pytest.fixture
 def make_table(make_job: MakeJob, tmp_path: Path) -> Callable[..., Table]:
-    """Makes the one job of a test."""
+    """Create the one job of a test."""
 
     def make(partitioner: str, **env: str) -> Table:
         return Table(make_job, tmp_path, partitioner, **env)
@@ -76,13 +77,13 @@ def make_table(make_job: MakeJob, tmp_path: Path) -> Callable[..., Table]:
 
 
 def change(table: Table, node: Node, servers: int) -> subprocess.CompletedProcess[str]:
-    """Ask for another number of servers, and wait until they train if that is accepted."""
+    """Request another number of servers, and wait until training continues with them if the request is accepted."""
     scaled = table.scale(f"--ps={servers}")
     print(f"scale --ps={servers}: exit code {scaled.returncode}: {scaled.stdout}{scaled.stderr}", end="", flush=True)
     if scaled.returncode == 0:
         node.until(rf"{servers} parameter servers? instead of 3")
     else:
-        # What was printed before it was refused.
+        # Lines that were printed before the refusal.
         node.until(ROWS)
         node.until(ROWS)
     return scaled
@@ -105,8 +106,8 @@ def test_fewer_servers_are_refused_where_the_table_would_have_other_parts(
     scaled = change(table, node, other)
     after = table.trained(node, f"after scale --ps={other}")
     leave(node)
-    assert before[2] == after[2] == TRAINED, node.said
-    assert after == before, "the table is as it was"
+    assert before[2] == after[2] == TRAINED, node.output
+    assert after == before, "the table is unchanged"
     assert scaled.returncode == 1
     assert "the table 'table' has" in scaled.stderr
 
@@ -124,10 +125,10 @@ def test_lost_servers_are_waited_for_where_the_table_would_have_other_parts(
         table.start("--role=ps", *place, "--rdzv-conf=is_host=0", name=f"server-{number}") for number in range(3)
     ]
     before = table.trained(chief, "before")
-    assert before[1] == 3, chief.said
+    assert before[1] == 3, chief.output
     for server in servers[:lost]:
         server.lose()
-    found = chief.hear(r"there is room for \d of (exactly|at least) \d parameter server|\[chief-1\]:" + ROWS)
+    found = chief.search(r"there is room for \d of (exactly|at least) \d parameter server|\[chief-1\]:" + ROWS)
     if "there is room" in found[0]:
         print(found[0], flush=True)
         servers += [
@@ -136,7 +137,7 @@ def test_lost_servers_are_waited_for_where_the_table_would_have_other_parts(
     chief.until(r"\[chief-1\]:chief 0: pid")
     after = table.trained(chief, f"after {lost} of 3 servers were lost")
     leave(chief, *servers[lost:])
-    assert before[2] == after[2] == TRAINED, chief.said
+    assert before[2] == after[2] == TRAINED, chief.output
     assert after[0] == before[0], "the table has as many parts as before"
 
 
@@ -153,28 +154,28 @@ def test_fewer_servers_are_accepted_where_no_id_gets_another_row(
     assert change(table, node, 2).returncode == 0
     after = table.trained(node, "after scale --ps=2")
     leave(node)
-    assert before[2] == after[2] == TRAINED, node.said
+    assert before[2] == after[2] == TRAINED, node.output
     assert after[1] == 2
-    assert "no step lost" in node.said
+    assert "no step lost" in node.output
 
 
 @pytest.mark.long
-def test_parts_that_turn_out_to_follow_the_servers_are_not_restored_and_the_servers_come_back(
+def test_parts_that_depend_on_the_servers_are_not_restored_and_the_servers_are_restored(
     make_table: Callable[..., Table],
 ) -> None:
     table = make_table("two_per_server")
     node = table.start("--ps=1:3")
     before = table.trained(node, "before")
     scaled = table.scale("--ps=2")
-    assert scaled.returncode == 0, "that the parts follow the servers cannot be known"
+    assert scaled.returncode == 0, "the first request cannot know that the parts depend on the servers"
     node.until("is not restored: it holds 6 parts of the table 'table'")
     node.until("no step lost")
     after = table.trained(node, "after scale --ps=2")
     refused = table.scale("--ps=2")
     leave(node)
     assert before == after
-    assert before[2] == TRAINED, node.said
-    assert refused.returncode == 1, "it is known by now"
+    assert before[2] == TRAINED, node.output
+    assert refused.returncode == 1, "the chief has reported it"
 
 
 @pytest.mark.long
@@ -187,9 +188,9 @@ def test_a_job_that_is_started_with_other_servers_than_the_checkpoint_ends_and_n
     leave(node)
     again = table.start("--ps=2", name="again")
     assert again.finish() == 1
-    said = " ".join(again.said.split())
-    assert "it holds 3 parts of the table 'table', and the script makes 2 with 2 parameter servers" in said
-    assert "start the job with --ps=3" in said
+    output = " ".join(again.output.split())
+    assert "it holds 3 parts of the table 'table', and the script makes 2 with 2 parameter servers" in output
+    assert "start the job with --ps=3" in output
     wider = table.start("--ps=2:3", name="wider")
     assert table.trained(wider, "a new job with --ps=2:3")[2] == TRAINED
     leave(wider)

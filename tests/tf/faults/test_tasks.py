@@ -1,5 +1,6 @@
-"""Tasks that die, hang, or are exchanged. With servers the job goes back to the newest checkpoint, and every block is
-used. A planned change, and the death of a worker or of the chief, lose no step and use each block once.
+"""Tasks that are killed, hang, or are replaced. After the loss of a server the job returns to the newest checkpoint,
+and every block is used. A planned change, and the death of a worker or of the chief, lose no step and use each block
+once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 LIVE = r"goes on with the live model at step (\d+); no step lost"
 
 Usual = Callable[[str], float]
-"""The AUC of a script without faults."""
+"""Returns the AUC of a script without faults."""
 
 
 @both_ways
@@ -42,7 +43,7 @@ def test_all_servers_die_at_once(make_job: MakeJob, undisturbed: Usual, script: 
 
 
 @both_ways
-def test_one_server_after_the_other_dies_and_the_job_goes_on_each_time(
+def test_servers_die_one_after_the_other_and_the_job_continues_each_time(
     make_job: MakeJob, undisturbed: Usual, script: str
 ) -> None:
     usual = undisturbed(script)
@@ -58,9 +59,7 @@ def test_one_server_after_the_other_dies_and_the_job_goes_on_each_time(
 
 
 @both_ways
-def test_a_server_that_is_stopped_gives_no_error_and_is_replaced(
-    make_job: MakeJob, undisturbed: Usual, script: str
-) -> None:
+def test_a_stopped_server_gives_no_error_and_is_replaced(make_job: MakeJob, undisturbed: Usual, script: str) -> None:
     usual = undisturbed(script)
     job = make_job(script)
     node = job.start("--ps=2", "--workers=1")
@@ -88,7 +87,7 @@ def test_a_server_dies_while_a_checkpoint_is_written(make_job: MakeJob, undistur
 
 
 @pytest.mark.parametrize(("backend", "script"), [("master", GRAPH), ("master", STRATEGY), ("etcd", GRAPH)])
-def test_a_server_comes_back_at_another_address_when_its_node_is_lost(
+def test_a_server_moves_to_another_address_when_its_node_is_lost(
     make_job: MakeJob,
     undisturbed: Usual,
     backend: str,
@@ -111,7 +110,7 @@ def test_a_server_comes_back_at_another_address_when_its_node_is_lost(
     lost.up("ps-0")
     spare = start("ps", "spare", NODE_ID="1")
     job.train(100)
-    spare.hear("tf-ps-run: ")
+    spare.search("tf-ps-run: ")
     lost.lose()
     spare.up("ps-1")
     assert chief.servers("chief-1") != chief.servers("chief-0")
@@ -146,7 +145,7 @@ def test_a_server_dies_while_training_pauses_for_a_planned_change(
 
 
 @both_ways
-def test_of_workers_that_die_only_they_are_started_again_and_each_block_is_used_once(
+def test_only_workers_that_die_are_restarted_and_each_block_is_used_once(
     make_job: MakeJob, undisturbed: Usual, script: str
 ) -> None:
     usual = undisturbed(script)
@@ -164,7 +163,7 @@ def test_of_workers_that_die_only_they_are_started_again_and_each_block_is_used_
 
 
 @both_ways
-def test_a_chief_that_dies_twice_goes_on_in_the_live_model_each_time(
+def test_a_chief_that_dies_twice_continues_with_the_live_model_each_time(
     make_job: MakeJob, undisturbed: Usual, script: str
 ) -> None:
     usual = undisturbed(script)

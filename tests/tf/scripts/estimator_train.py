@@ -1,6 +1,6 @@
-"""Trains a small linear model with tf.estimator, as scripts for TensorFlow 1 do; nothing of tf-ps-run is in it.
+"""Trains a small linear model with tf.estimator, as scripts for TensorFlow 1 do. It uses nothing of tf-ps-run.
 
-MODEL_DIR and LAST_STEP are variables of the environment, and SAVE_STEPS how often is saved.
+MODEL_DIR and LAST_STEP are environment variables, and so is SAVE_STEPS, the number of steps between checkpoints.
 """
 
 import os
@@ -13,7 +13,7 @@ tf.logging.set_verbosity(tf.logging.INFO)
 
 
 def examples(seed):
-    """Batches of eight, without an end, and not too fast."""
+    """Batches of eight, without an end, and at a limited rate."""
     rng = np.random.default_rng(seed)
     while True:
         time.sleep(0.02)

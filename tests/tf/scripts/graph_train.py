@@ -1,7 +1,7 @@
-"""Trains a small table in graph mode, as scripts for TensorFlow 1 do; nothing of tf-ps-run is in it.
+"""Trains a small table in graph mode, as scripts for TensorFlow 1 do. It uses nothing of tf-ps-run.
 
-Variables of the environment say where (MODEL_DIR), until which step (LAST_STEP), how slowly (STEP_SECONDS), and with
-which checkpoint the model must agree to the last bit before its first step (REFERENCE).
+Environment variables: the directory of checkpoints (MODEL_DIR), the last step (LAST_STEP), the duration of a step
+(STEP_SECONDS), and the checkpoint that the model must equal to the last bit before its first step (REFERENCE).
 """
 
 import json
@@ -20,7 +20,7 @@ STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.02"))
 
 
 class Comparison(tf.train.SessionRunHook):
-    """Says whether all variables and their slots are those of a checkpoint."""
+    """Compares all variables and their slots with those of a checkpoint."""
 
     def after_create_session(self, session, coord):
         reference = tf.train.load_checkpoint(os.environ["REFERENCE"])

@@ -20,7 +20,7 @@ def rename(module: Any) -> tuple[()]:
     return ()
 
 
-# Before what the bootstrap changes there.
+# Before the bootstrap patches the class.
 patching._changes[COORDINATOR].insert(0, ("nothing", rename))
 import tensorflow as tf  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""Keeps the state of the data in a file system that only TensorFlow reaches, and goes back to it."""
+"""Keeps the state of the data in a file system that only TensorFlow can access, and restores it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DIRECTORY = "ram://models/ctr"
 
 
 class Line:
-    """Answers as an agent whose queues are at `place`."""
+    """Answers like an agent whose queues are at `place`."""
 
     def __init__(self) -> None:
         self.place = 0
@@ -48,13 +48,13 @@ assert sorted(files.list_names(DIRECTORY)) == sorted(
 shard_state.restore(newest, 30, "checkpoint")
 assert line.rolled_back == [{"queues": {"train": {"place": 30}}}], line.rolled_back
 
-# The saver has removed the oldest, and its state goes with the next one that is saved.
+# The saver has removed the oldest checkpoint, and the next save removes its state.
 tf.io.gfile.remove(f"{DIRECTORY}/model.ckpt-10.index")
 line.place = 40
 newest = save(40)
 assert not files.exists(f"{DIRECTORY}/model.ckpt-10{shard_state.SUFFIX}")
 
-# Without its own state a checkpoint goes with that of the newest older one.
+# A checkpoint without its own state uses that of the newest older one.
 files.remove(newest + shard_state.SUFFIX)
 shard_state.restore(newest, 40, "checkpoint")
 assert line.rolled_back[-1] == {"queues": {"train": {"place": 30}}}

@@ -10,7 +10,7 @@ import tf_ps_boot  # noqa: F401
 
 from tf_ps_runner.worker import patching
 
-# The estimator is a package of its own, which TensorFlow since 2.16 has not.
+# The estimator is a separate package, which TensorFlow since 2.16 does not have.
 wanted = [name for name in patching.pending_modules() if importlib.util.find_spec(name.partition(".")[0])]
 
 import tensorflow as tf  # noqa: E402

@@ -1,4 +1,4 @@
-"""Reads data shards through tf.data, eagerly and in a graph, and prints what was reported to the queue meanwhile."""
+"""Reads data shards through tf.data, eagerly and in a graph, and prints the reports to the queue in between."""
 
 from __future__ import annotations
 

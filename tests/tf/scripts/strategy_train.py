@@ -1,6 +1,6 @@
-"""A script as people write it for ParameterServerStrategy: it uses nothing of tf-ps-run but, with SHARDS, its data.
+"""A script for ParameterServerStrategy as users write it: it uses nothing of tf-ps-run except, with SHARDS, its data.
 
-STEPS steps are made in all, over any number of starts; each adds 1 to a counter and trains a partitioned table. EXTRA
+It trains STEPS steps in all, over any number of starts; each adds 1 to a counter and trains a partitioned table. EXTRA
 is one more variable, as NAME:DTYPE, which is not saved.
 """
 
@@ -13,7 +13,7 @@ import sys
 import time
 
 if importlib.util.find_spec("tf_keras"):
-    # TensorFlow 2.15 has such an optimizer of its own.
+    # TensorFlow 2.15 has its own optimizer of this kind.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
 import tensorflow as tf

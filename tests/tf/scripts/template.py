@@ -30,7 +30,7 @@ def become(task):
 
 
 def watch(task):
-    """Wait for a task in a process between the two, because only its parent gets its exit code."""
+    """Wait for a task in an intermediate process, because only its parent gets its exit code."""
     worker = os.fork()
     if worker == 0:
         become(task)

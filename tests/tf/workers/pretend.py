@@ -1,6 +1,6 @@
-"""Stands in for a script of TensorFlow, without it: it knows its place from `TF_CONFIG`, speaks the channel, and as a
-server it answers an empty `GetStatus`. It posts what happens to it to the test's mailbox, and does what the test writes
-to the pipe of its name in the folder `PRETEND`, one command a line.
+"""Stands in for a script of TensorFlow, without it: it reads its task from `TF_CONFIG`, uses the channel, and as a
+server it answers an empty `GetStatus`. It posts its events to the test's mailbox, and executes the commands that the
+test writes to the pipe of its name in the folder `PRETEND`, one on each line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONFIG = json.loads(os.environ["TF_CONFIG"])
 ROLE, INDEX = CONFIG["task"]["type"], CONFIG["task"]["index"]
 SERVED = sys.argv[1:] == ["serve"]
 FAILS_LATER = sys.argv[1:] == ["fail later"]
-"""No server of a version after the first begins."""
+"""No server of a version after the first starts."""
 NAME = f"{ROLE}-{os.environ['WORKER_ID']}"
 
 
@@ -61,10 +61,11 @@ def serve() -> None:
 
 
 def obey(channel: Channel) -> None:
-    """Do what the test writes to this process's pipe, one command a line."""
+    """Execute the commands that the test writes to this process's pipe, one on each line."""
     pipe = HERE / NAME
     os.mkfifo(pipe)
-    # Open for writing too: at the end of one command's writer this would close, and lose what the next one has written.
+    # Opened for writing too: otherwise it would close when the writer of a command closes it, and lose the next
+    # command.
     commands = os.fdopen(os.open(pipe, os.O_RDWR))
     post(at="up", cluster=CONFIG["cluster"])
     for command in commands:

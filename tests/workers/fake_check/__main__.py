@@ -1,7 +1,7 @@
-"""Answers the orders of a node check as `dlrover_run/node_check` does, without torch, in the way that a test says.
+"""Answers the orders of a node check as `dlrover_run/node_check` does, without torch, as a test specifies.
 
-Each order is noted in the file `orders` of the working directory. The first line of `behave`, if there is such a file,
-says what happens next, and is taken from it by the process that it happens to; `0 die` is meant for local rank 0 alone.
+Each order is recorded in the file `orders` of the working directory. The first line of `behave`, if there is such a
+file, specifies the next behavior; the process that follows it removes it. `0 die` is for local rank 0 only.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ def note(what: dict) -> None:
 
 
 def behaviour(moment: str) -> str:
-    """What the test wants now, and no second time; `moment` is the order, or `start`."""
+    """Return the behavior that the test wants now, and remove it; `moment` is the order, or `start`."""
     if not os.path.exists("behave"):
         return ""
     with open("behave", "r+") as file:
@@ -37,7 +37,7 @@ def behaviour(moment: str) -> str:
 
 
 def hang() -> None:
-    """Never answer, and say so where the test listens."""
+    """Never answer, and report this to the test."""
     if os.path.exists("hung"):
         with open("hung", "w") as fifo:
             fifo.write("x")

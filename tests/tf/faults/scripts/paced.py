@@ -1,10 +1,11 @@
-"""Runs one of the example's scripts as it is, in which a step is taken only when the test allows one.
+"""Runs one of the example's scripts unchanged. It trains a step only when the test allows one.
 
     tf-ps-run ... paced.py deepfm_graph.py --shards ...
 
-A batch is read only after a byte was read from the pipe PACE_STEPS, so that a test can do harm at a known step, and no
-job ends before the harm is done. Where PACE_SAVE is a number, the first checkpoint of that step or a later one is begun
-only after a byte from PACE_SAVES. When the test is gone the pipes are at their end, and nothing is waited for.
+A batch is read only after a byte was read from the pipe PACE_STEPS, so that a test can inject a fault at a known
+step, and no job ends before the fault. Where PACE_SAVE is a number, the first checkpoint of that step or a later one is
+begun only after a byte from PACE_SAVES. When the test has exited the pipes are at their end, and the script no longer
+waits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def pace_steps() -> None:
     read = criteo.Lines.read
 
     def read_when_allowed(self: Any, begin: int, end: int) -> list[bytes]:
-        # What was read before has been told to be used by now.
+        # The previous batch has been reported as used by now.
         print("waits", flush=True)
         wait_for("PACE_STEPS")
         print("goes on", flush=True)

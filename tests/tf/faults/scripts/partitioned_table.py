@@ -1,8 +1,8 @@
 """Trains a table of twelve rows in graph mode until the row of id N holds N + 0.5, and prints the rows as lookups find
-them; nothing of tf-ps-run is in it.
+them. It uses nothing of tf-ps-run.
 
-The environment says how the table is partitioned (PARTITIONER), how ids are dealt to the parts
-(PARTITION_STRATEGY), and where checkpoints are (MODEL_DIR).
+Environment variables: how the table is partitioned (PARTITIONER), how ids are assigned to the parts
+(PARTITION_STRATEGY), and the directory of checkpoints (MODEL_DIR).
 """
 
 import json
@@ -15,11 +15,11 @@ tf.disable_v2_behavior()
 
 ROWS = 12
 TRAINED_AT = 30
-"""The step from which on the table is not changed any more: nothing mends rows that a restore has permuted."""
+"""The step from which on the table is not changed: no later step repairs rows that a restore has permuted."""
 
 PARTITIONERS = {
     "fixed": lambda servers: tf.fixed_size_partitioner(servers),
-    # Two parts at most: each of them is to have half of the table's bytes.
+    # At most two parts, each with half of the table's bytes.
     "min_max": lambda servers: tf.min_max_variable_partitioner(max_partitions=servers, min_slice_size=ROWS * 4 // 2),
     "two_per_server": lambda servers: tf.fixed_size_partitioner(2 * servers),
     "always_four": lambda servers: tf.fixed_size_partitioner(4),

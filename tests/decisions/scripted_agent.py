@@ -41,7 +41,7 @@ PATIENCE = 60.0
 """Seconds that an agent may take before its test counts as hung."""
 
 
-def seat(number: int = 1, **more: Any) -> RankAssignment:
+def rank_assignment(number: int = 1, **more: Any) -> RankAssignment:
     """This node's place in a round: alone, unless more is said."""
     place = RankAssignment(
         key=RoundKey(1, number), restart_count=0, node_rank=0, nodes=1, workers=1, first_rank=0, world_size=1,
@@ -83,7 +83,7 @@ def phase(wanted: NodePhase) -> Callable[[NodeReport], bool]:
     return lambda status: status.phase is wanted
 
 
-class ScriptedBoard:
+class ScriptedRendezvous:
     """Goes through its script: once a status is as the next step waits for, the answer becomes the assignment.
 
     A text is a problem instead, and a function is called for the answer.
@@ -131,8 +131,8 @@ class Played:
     """What the agent said to the board, in that order, what it printed, and its verdict."""
 
     statuses: list[NodeReport]
-    verdict: JobResult
-    said: str
+    result: JobResult
+    output: str
 
     @property
     def phases(self) -> list[NodePhase]:
@@ -174,9 +174,9 @@ class Play:
             code = 1
             try:
                 os.close(reader)
-                told = self._act(console)
+                outcome = self._act(console)
                 with open(writer, "wb") as out:
-                    pickle.dump(told, out)
+                    pickle.dump(outcome, out)
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -188,8 +188,8 @@ class Play:
             data = answer.read()
         os.waitpid(child, 0)
         assert data, "the agent failed; its traceback is above"
-        statuses, verdict = pickle.loads(data)
-        return Played(statuses, verdict, (self.directory / "console").read_text())
+        statuses, result = pickle.loads(data)
+        return Played(statuses, result, (self.directory / "console").read_text())
 
     def _act(self, console: int) -> tuple[list[NodeReport], JobResult]:
         os.setsid()
@@ -215,16 +215,16 @@ class Play:
     async def _play(self, spec: JobSpec, relay: RelayClient) -> tuple[list[NodeReport], JobResult]:
         own_console = Console(relay.write, lambda: None)
         relay.attach(own_console.info)
-        boards: list[ScriptedBoard] = []
+        rendezvous: list[ScriptedRendezvous] = []
 
-        def open_board(listener: Callable[[], None], say: Callable[[str], None]) -> ScriptedBoard:
-            boards.append(ScriptedBoard(self.steps, listener))
-            return boards[0]
+        def open_rendezvous(listener: Callable[[], None], log: Callable[[str], None]) -> ScriptedRendezvous:
+            rendezvous.append(ScriptedRendezvous(self.steps, listener))
+            return rendezvous[0]
 
         run_dir = make_temp_dir(create_run_dir(spec.logs, spec.run_id), relay.remove_at_end)
-        agent = Agent(spec, run_dir, relay, self.parent_pipes, own_console, open_board, TorchAdapter)
-        verdict = await agent.run()
+        agent = Agent(spec, run_dir, relay, self.parent_pipes, own_console, open_rendezvous, TorchAdapter)
+        result = await agent.run()
         await relay.drain()
         await relay.close()
         tree.end_children()
-        return boards[0].statuses, verdict
+        return rendezvous[0].statuses, result

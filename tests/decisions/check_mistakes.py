@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from check_world import Outcome, Pair, World, to_be_told
+from check_world import Outcome, Pair, World, expected_statuses
 
 from dlrover_run.policies.health.model import HealthStatus
 
@@ -12,14 +12,14 @@ from dlrover_run.policies.health.model import HealthStatus
 def mistakes(world: World, outcome: Outcome) -> list[str]:
     """What the check got wrong: a healthy node that is named, a plant that could be told and is not, a bad link that
     was tried between two nodes with others that work and of which nothing is said."""
-    named, wanted = outcome.named, to_be_told(world)
+    named, wanted = outcome.named, expected_statuses(world)
     blameless = [node for node in named if world.nodes[node].healthy or world.nodes[node].trusted]
     wrong = [f"healthy node {node} is named {named[node].value}" for node in blameless]
     wrong += [
-        f"node {node} ({world.nodes[node]}) should be a {verdict.value}, "
+        f"node {node} ({world.nodes[node]}) should be a {expected.value}, "
         f"not {named.get(node, HealthStatus.PASSED).value}"
-        for node, verdict in wanted.items()
-        if named.get(node) is not verdict
+        for node, expected in wanted.items()
+        if named.get(node) is not expected
     ]
     return wrong + [f"nothing is said of the bad link {pair}" for pair in _unsaid(world, outcome)]
 
@@ -31,6 +31,8 @@ def _unsaid(world: World, outcome: Outcome) -> Iterator[Pair]:
     for fact in linked:
         if fact.problem and world.links.get(fact.ends) == 0 and worked.issuperset(fact.ends):
             one, other = fact.ends
-            said = f"the link between node{one} and node{other} does not work"
-            if not {one, other} & outcome.named.keys() and not any(said in note for note in outcome.diagnosis.notes):
+            sentence = f"the link between node{one} and node{other} does not work"
+            if not {one, other} & outcome.named.keys() and not any(
+                sentence in note for note in outcome.diagnosis.notes
+            ):
                 yield fact.ends

@@ -1,4 +1,4 @@
-"""A Slurm of its own for tests: Debian's programs, one controller, accounting in a database, and a daemon on each node.
+"""A separate Slurm for tests: Debian's programs, one controller, accounting in a database, and a daemon on each node.
 
 Each node is a machine with its own address, host name and processes (`machines.py`), so nothing of the host's Slurm or
 munge is read or changed, and nothing is left, however the test ends.
@@ -27,7 +27,7 @@ PROGRAMS = (
 CONTROLLER = "ctl"
 
 GRACE = 10
-"""Seconds that a job of partition `low` has when a job of partition `high` preempts it."""
+"""The grace period in seconds of a job of partition `low` that a job of partition `high` preempts."""
 
 LOST_AFTER = 5
 """Seconds without an answer after which Slurm declares a node down."""
@@ -37,14 +37,14 @@ REQUEUE_AFTER = 10
 """Seconds that Slurm waits before it starts a requeued job again: the lifetime of its credentials, else 120."""
 
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "REQUEUED", "OUT_OF_MEMORY"}
-"""States in which a job, or a step of it, does not run any more."""
+"""States in which a job, or a step of it, no longer runs."""
 
 POLL = 0.2
-"""Seconds between two questions to Slurm."""
+"""Seconds between two queries to Slurm."""
 
 
 def missing() -> list[str]:
-    """The programs that a Slurm needs and this machine lacks."""
+    """The programs that a Slurm needs and this machine does not have."""
     return [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
 
 
@@ -166,13 +166,13 @@ PidFile={here}/slurmdbd.pid
         return dict(line.split() for line in shown.splitlines() if len(line.split()) == 2)
 
     def until_idle(self) -> None:
-        """Wait until no job is on any node that is up."""
+        """Wait until no node that is up has a job."""
         self.until(
             lambda: set(self.states().values()) <= {"idle", "down", "down*"}, lambda: f"idle nodes: {self.states()}"
         )
 
     def kill_node_daemon(self, name: str) -> None:
-        """Kill the daemon of a node, whose jobs live on."""
+        """Kill the daemon of a node. Its jobs keep running."""
         self._note(f"[{name}]$ kill -KILL $(pidof slurmd)")
         for process in self.machines[name].processes():
             if process.name() == "slurmd":
@@ -190,7 +190,7 @@ PidFile={here}/slurmdbd.pid
         return done
 
     def submit(self, script: str, *flags: str, cwd: Path) -> int:
-        """Submit a batch script; the job's number."""
+        """Submit a batch script. Return the job id."""
         path = cwd / "job.sh"
         path.write_text(script)
         self._outputs = cwd
@@ -199,7 +199,7 @@ PidFile={here}/slurmdbd.pid
         return int(done.stdout.strip().split(";")[0])
 
     def output(self, job: int | str) -> str:
-        """What the job has printed."""
+        """The output of the job."""
         number, _, task = str(job).partition("_")
         return "".join(file.read_text(errors="replace") for file in self._outputs.glob(f"{number}_{task}*.out"))
 
@@ -220,9 +220,9 @@ PidFile={here}/slurmdbd.pid
         self._note(f"$ cat {job}.out\n{self.output(job).rstrip()}")
 
     def accounting(self, job: int | str) -> dict[str, tuple[str, str]]:
-        """State and exit code of a job and its steps, as `sacct` shows them once the job has ended.
+        """State and exit code of a job and its steps, as `sacct` shows them after the end of the job.
 
-        After a requeue they are those of the last time.
+        After a requeue they are those of the last run.
         """
 
         def rows() -> list[list[str]]:
@@ -243,7 +243,7 @@ PidFile={here}/slurmdbd.pid
         self._transcript.append(f"\n## {(title or '').strip()}\n")
 
     def write_transcript(self, path: Path) -> None:
-        """Write the commands and what they printed, without the block of each round and torch's notes on host names."""
+        """Write the commands and their output, without the block of each round and torch's notes on host names."""
         text = re.sub(r"[ \t]+$", "", "\n".join(self._transcript).lstrip(), flags=re.MULTILINE) + "\n"
         path.write_text(re.sub(r"^(\[W\d.*|.*Rendezvous complete.*|  \w+=.*)\n", "", text, flags=re.MULTILINE))
 
@@ -251,7 +251,7 @@ PidFile={here}/slurmdbd.pid
         self._transcript.append(text.replace(str(self._outputs), ".").replace(str(WORKERS), "tests/workers"))
 
     def logs(self) -> str:
-        """The end of each daemon's log, for the message of a test that fails."""
+        """The end of each daemon's log, for the message of a failed test."""
         return "".join(
             f"\n--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in self.directory.glob("*.log")
         )
@@ -267,8 +267,8 @@ PidFile={here}/slurmdbd.pid
         return self.run(*argv, check=False, recorded=False).returncode == 0
 
     def until(self, condition: Callable[[], object], what: Callable[[], str]) -> None:
-        """Ask until it is so, for Slurm sends no notice of a change; `what` describes a failure."""
+        """Poll until the condition is true, because Slurm reports no changes; `what` describes a failure."""
         deadline = time.monotonic() + WAIT
         while not condition():
-            assert time.monotonic() < deadline, f"waited in vain for {what()}{self.logs()}"
+            assert time.monotonic() < deadline, f"timed out waiting for {what()}{self.logs()}"
             time.sleep(POLL)

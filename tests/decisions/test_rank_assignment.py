@@ -14,9 +14,11 @@ from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, 
 from dlrover_run.coordination.ranks import assign_ranks, natural_order
 
 
-def node(name: str, arrived: float = 0.0, wish: int | None = None, address: str = "", host: str = "") -> MemberState:
+def node(
+    name: str, arrived: float = 0.0, preferred: int | None = None, address: str = "", host: str = ""
+) -> MemberState:
     status = NodeReport(
-        node_id=name, incarnation="1", host=host or name, address=address, port=1, workers=1, preferred_rank=wish
+        node_id=name, incarnation="1", host=host or name, address=address, port=1, workers=1, preferred_rank=preferred
     )
     return MemberState(status, arrived, arrived)
 
@@ -25,13 +27,13 @@ def member(name: str) -> Member:
     return Member(name, "1", name, 1)
 
 
-def seated(before: list[str], living: list[MemberState], size: int) -> list[str]:
+def ranked(before: list[str], living: list[MemberState], size: int) -> list[str]:
     return [p.report.node_id for p in assign_ranks([member(name) for name in before], living, size)]
 
 
-def named(names: str, **wishes: int) -> list[MemberState]:
+def named(names: str, **preferred_ranks: int) -> list[MemberState]:
     """Nodes that arrived in this order, with the ranks that some of them prefer."""
-    return [node(name, arrived, wishes.get(name)) for arrived, name in enumerate(names.split())]
+    return [node(name, arrived, preferred_ranks.get(name)) for arrived, name in enumerate(names.split())]
 
 
 HOST = [
@@ -62,7 +64,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("before", "living", "ranks"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_who_gets_which_rank(before: str, living: list[MemberState], ranks: str) -> None:
-    assert seated(before.split(), living, len(ranks.split())) == ranks.split()
+    assert ranked(before.split(), living, len(ranks.split())) == ranks.split()
 
 
 def test_another_incarnation_is_a_newcomer() -> None:
@@ -79,15 +81,15 @@ def test_ranks_are_dense_whatever_the_order_of_the_members(
     before: list[str], living: list[tuple[str, int | None]], data: st.DataObject
 ) -> None:
     size = data.draw(st.integers(0, len(living)))
-    nodes = [node(name, arrived, wish) for arrived, (name, wish) in enumerate(living)]
-    chosen = seated(before, nodes, size)
+    nodes = [node(name, arrived, preferred) for arrived, (name, preferred) in enumerate(living)]
+    chosen = ranked(before, nodes, size)
     assert len(chosen) == len(set(chosen)) == size
-    wishes = dict(living)
+    preferred_ranks = dict(living)
     for rank, name in enumerate(chosen):
         if name in before and before.index(name) < size:
-            assert rank in (before.index(name), wishes[name])
+            assert rank in (before.index(name), preferred_ranks[name])
             assert rank == before.index(name) or before[rank:] == [] or before[rank] not in chosen
-    assert seated(before, data.draw(st.permutations(nodes)), size) == chosen
+    assert ranked(before, data.draw(st.permutations(nodes)), size) == chosen
 
 
 @given(st.lists(st.text(max_size=8), unique=True, max_size=5), st.randoms())
@@ -101,10 +103,10 @@ def test_global_ranks_count_the_workers_of_the_nodes_before() -> None:
     job.come("a", workers=3, role="trainer")
     job.come("b", workers=1, role="reader")
     job.come("c", workers=2, role="trainer")
-    firsts = {name: job.seat(name).first_rank for name in "abc"}
+    firsts = {name: job.ranks_of(name).first_rank for name in "abc"}
     assert firsts == {"a": 0, "b": 3, "c": 4}
-    assert {job.seat(name).world_size for name in "abc"} == {6}
-    in_role = {name: (job.seat(name).role_first_rank, job.seat(name).role_world_size) for name in "abc"}
+    assert {job.ranks_of(name).world_size for name in "abc"} == {6}
+    in_role = {name: (job.ranks_of(name).role_first_rank, job.ranks_of(name).role_world_size) for name in "abc"}
     assert in_role == {"a": (0, 5), "b": (0, 1), "c": (3, 5)}
 
 
@@ -112,11 +114,15 @@ def test_global_ranks_count_the_workers_of_the_nodes_before() -> None:
 def test_ranks_are_dense_in_the_world_and_in_each_role(nodes: list[tuple[int, str]]) -> None:
     members = tuple(Member(str(n), "1", "h", workers, role) for n, (workers, role) in enumerate(nodes))
     places = list(rank_assignments(Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members)).values())
-    world = [rank for seat in places for rank in range(seat.first_rank, seat.first_rank + seat.workers)]
+    world = [rank for assigned in places for rank in range(assigned.first_rank, assigned.first_rank + assigned.workers)]
     assert world == list(range(sum(workers for workers, _ in nodes)))
-    assert all(seat.world_size == len(world) for seat in places)
+    assert all(assigned.world_size == len(world) for assigned in places)
     for role in ("x", "y"):
-        own = [seat for (_, its_role), seat in zip(nodes, places, strict=True) if its_role == role]
-        ranks = [rank for seat in own for rank in range(seat.role_first_rank, seat.role_first_rank + seat.workers)]
+        own = [assigned for (_, its_role), assigned in zip(nodes, places, strict=True) if its_role == role]
+        ranks = [
+            rank
+            for assigned in own
+            for rank in range(assigned.role_first_rank, assigned.role_first_rank + assigned.workers)
+        ]
         assert ranks == list(range(len(ranks)))
-        assert all(seat.role_world_size == len(ranks) for seat in own)
+        assert all(assigned.role_world_size == len(ranks) for assigned in own)

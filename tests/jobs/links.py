@@ -1,4 +1,4 @@
-"""Ways to ports on loopback that fail as a network does: either direction falls silent, or connections end."""
+"""Links to ports on loopback that fail like a network: either direction drops all data, or connections are closed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness import WAIT
 
 
 class Link:
-    """A way to a port, of which either direction can fall silent, and whose far end can be another one.
+    """A link to a port, of which either direction can drop all data, and whose target can be changed.
 
-    `up` and `down` are the gates of the two directions, its own unless it shares them with other links.
+    `up` and `down` are the gates of the two directions. Links may share them.
     """
 
     def __init__(self, port: int, links: Links | None = None) -> None:
@@ -28,7 +28,7 @@ class Link:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for end in list(self._open):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -70,7 +70,7 @@ class Link:
 
 
 class Links:
-    """One node's ways to all ports of a meeting place, which fail together."""
+    """All links of one node to the ports of a meeting place, which fail together."""
 
     def __init__(self, ports: Sequence[int]) -> None:
         self.up, self.down = _open_gate(), _open_gate()
@@ -80,21 +80,24 @@ class Links:
         self.ports = tuple(link.port for link in self._links)
 
     def set_trap(self, words: bytes, lose: Literal["request", "answer"], skip: int = 0) -> None:
-        """When `words` go up, and have done so `skip` times, let that request and all after it be lost, or the answers
-        to them."""
+        """Once `words` were sent up `skip` times, drop the next request with them and all after it, or the answers to
+        them.
+        """
         self._sprung.clear()
         self._trap = (words, self.up if lose == "request" else self.down, skip)
 
     def until_sprung(self) -> None:
-        """Wait until the trap has lost something."""
-        assert self._sprung.wait(WAIT), "what the trap waits for has never been said"
+        """Wait until the trap has dropped something."""
+        assert self._sprung.wait(WAIT), "the trap never saw the bytes that it waits for"
 
     def close(self) -> None:
         for link in self._links:
             link.close()
 
     def look(self, tail: bytes, data: bytes) -> bytes:
-        """These bytes are about to go up after `tail`; the tail for those that follow, for words come in any pieces."""
+        """Handle bytes that are about to be sent after `tail`. Return the tail for the next ones; `words` may arrive in
+        pieces.
+        """
         if self._trap is None:
             return b""
         words, gate, skip = self._trap
@@ -104,7 +107,7 @@ class Links:
             if not skip:
                 gate.clear()
                 self._sprung.set()
-        # Too short for the words, so that they are not counted twice.
+        # Shorter than the words, so that they are not counted twice.
         return seen[-(len(words) - 1) :] if len(words) > 1 else b""
 
 

@@ -83,9 +83,9 @@ class VirtualCluster:
 
     def order(self, name: str) -> NodeOrder:
         """What a node is told, as one that hosts something."""
-        told = self.order_if_any(name)
-        assert told is not None, f"{name} is told nothing"
-        return told
+        order = self.order_if_any(name)
+        assert order is not None, f"{name} is told nothing"
+        return order
 
     def order_if_any(self, name: str) -> NodeOrder | None:
         return ParameterServerPolicy(self.rules).tasks(self.plan, {}).get(self.statuses[name].key)
@@ -98,7 +98,7 @@ class VirtualCluster:
         self.statuses[name] = NodeReport(
             node_id=name, incarnation="1", host=name, address=name, port=1, workers=0, policy=NodeTasks(capacity=rooms)
         )
-        self._hear(name)
+        self._receive(name)
 
     def obey(self) -> None:
         """All nodes do what they are told, and say so, until nothing changes: ports are held and let go, what may start
@@ -112,7 +112,7 @@ class VirtualCluster:
     def ready(self, *names: str, restored: int = 0, reached: int = -1) -> None:
         for name in names:
             steps = {"restored": restored, "reached": reached} if name.startswith("chief") else {}
-            self.say(name, TaskStage.READY, **steps)
+            self.report_task(name, TaskStage.READY, **steps)
 
     def train(self, restored: int = 0, reached: int = -1) -> None:
         """All goes well, from holding ports to training."""
@@ -122,45 +122,45 @@ class VirtualCluster:
         self.ready(*self.ids(Role.WORKER))
         assert self.stage is Stage.TRAINING, self.plan.reason
 
-    def say(self, task: str, stage: TaskStage = TaskStage.READY, **changes: object) -> None:
+    def report_task(self, task: str, stage: TaskStage = TaskStage.READY, **changes: object) -> None:
         """A node says something new of one of its tasks."""
         role, number = task.rsplit("-", 1)
         key = TaskKey(Role(role), int(number))
         for name, status in self.statuses.items():
             assert tasks_of(status) is not None
-            for told in tasks_of(status).tasks:
-                if told.key == key:
-                    new = msgspec.structs.replace(told, stage=stage, **changes)
+            for known in tasks_of(status).tasks:
+                if known.key == key:
+                    new = msgspec.structs.replace(known, stage=stage, **changes)
                     tasks = tuple(new if one.key == key else one for one in tasks_of(status).tasks)
                     self._replace(name, tasks=tasks)
-                    self._hear(name)
+                    self._receive(name)
                     return
         raise AssertionError(f"nobody hosts {task}")
 
     def end(self, *tasks: str, how: TaskEnd = KILLED) -> None:
         for task in tasks:
-            self.say(task, TaskStage.ENDED, end=how)
+            self.report_task(task, TaskStage.ENDED, end=how)
 
     def end_together(self, *tasks: str, how: TaskEnd = KILLED) -> None:
         """Tasks of one node end, and are told of in one status."""
         for name, status in self.statuses.items():
             assert tasks_of(status) is not None
-            told = tuple(
+            ended = tuple(
                 msgspec.structs.replace(one, stage=TaskStage.ENDED, end=how) if str(one.key) in tasks else one
                 for one in tasks_of(status).tasks
             )
-            if told != tasks_of(status).tasks:
-                self._replace(name, tasks=told)
-                self._hear(name)
+            if ended != tasks_of(status).tasks:
+                self._replace(name, tasks=ended)
+                self._receive(name)
 
-    def wish(self, name: str, number: int, **targets: int) -> None:
+    def request_scale(self, name: str, number: int, **targets: int) -> None:
         """Somebody asks for something at this node."""
         self._replace(name, scale_request=DesiredReplicas(**targets), scale_request_number=number)
-        self._hear(name)
+        self._receive(name)
 
     def phase(self, name: str, phase: NodePhase) -> None:
         self.statuses[name] = msgspec.structs.replace(self.statuses[name], phase=phase)
-        self._hear(name)
+        self._receive(name)
 
     def lose(self, *names: str) -> None:
         """The connections of these nodes end, and do not come back."""
@@ -181,7 +181,7 @@ class VirtualCluster:
         """Another coordinator takes over, and hears from everybody again."""
         self.coordinator = Coordinator(self.rules, self.now, self.plan.epoch + 1, self.plan)
         for name in self.statuses:
-            self._hear(name)
+            self._receive(name)
 
     def settle(self) -> None:
         for _ in range(10):
@@ -190,7 +190,7 @@ class VirtualCluster:
                 return
         raise AssertionError("deciding never comes to rest")
 
-    def _hear(self, name: str) -> None:
+    def _receive(self, name: str) -> None:
         self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
         if cluster_of(self.plan) is not None:
@@ -204,22 +204,22 @@ class VirtualCluster:
         self.statuses[name] = msgspec.structs.replace(status, policy=hosting)
 
     def _obey(self, name: str) -> bool:
-        told, hosting = self.order_if_any(name), tasks_of(self.statuses[name])
+        order, hosting = self.order_if_any(name), tasks_of(self.statuses[name])
         assert hosting is not None
-        wanted = {} if told is None else {task.key: task for task in told.tasks}
-        tasks = [task for task in hosting.tasks if task.key in wanted or told is None]
+        wanted = {} if order is None else {task.key: task for task in order.tasks}
+        tasks = [task for task in hosting.tasks if task.key in wanted or order is None]
         here = {task.key for task in tasks}
         tasks += [
             TaskStatus(key=key, stage=TaskStage.HELD, port=next(self._ports)) for key in wanted if key not in here
         ]
         started = []
         for task in tasks:
-            begins = task.stage is TaskStage.HELD and told is not None and _may_start(told, wanted[task.key])
+            begins = task.stage is TaskStage.HELD and order is not None and _may_start(order, wanted[task.key])
             started.append(msgspec.structs.replace(task, stage=TaskStage.STARTED) if begins else task)
         if tuple(started) == hosting.tasks:
             return False
         self._replace(name, tasks=tuple(started))
-        self._hear(name)
+        self._receive(name)
         return True
 
 
@@ -240,7 +240,9 @@ EVENTS: dict[str, Callable[[VirtualCluster, list[str]], object]] = {
     "silent": lambda job, tasks: job.end(*tasks, how=SILENT),
     "reshaped": lambda job, tasks: job.end(*tasks, how=LEFT),
     "succeed": lambda job, tasks: job.end(*tasks, how=SUCCESS),
-    "scale": lambda job, words: job.wish("a", tasks_of(job.statuses["a"]).scale_request_number + 1, **_numbers(words)),
+    "scale": lambda job, words: job.request_scale(
+        "a", tasks_of(job.statuses["a"]).scale_request_number + 1, **_numbers(words)
+    ),
     "successor": lambda job, _: job.succeed_coordinator(),
     "wait": lambda job, seconds: job.wait(float(seconds[0])),
 }
@@ -271,7 +273,7 @@ def play(job: VirtualCluster, script: str) -> VirtualCluster:
     return job
 
 
-def _may_start(told: NodeOrder, task: PlannedTask) -> bool:
-    servers = told.servers if task.version == told.version else told.next_servers
-    listed = {Role.CHIEF: (told.chief,), Role.WORKER: told.workers, Role.PS: servers}
+def _may_start(order: NodeOrder, task: PlannedTask) -> bool:
+    servers = order.servers if task.version == order.version else order.next_servers
+    listed = {Role.CHIEF: (order.chief,), Role.WORKER: order.workers, Role.PS: servers}
     return bool(servers) and task.port > 0 and task.endpoint in listed.get(task.role, (task.endpoint,))

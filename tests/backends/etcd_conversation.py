@@ -1,4 +1,4 @@
-"""What tests say to etcd through the client: a conversation, and the turns that it is made of."""
+"""Helpers for tests of the etcd client: run a coroutine with a client, and the requests that it sends."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dlrover_run.spec import EtcdSpec, TlsSpec
 ALL = Range("/", prefix=True)
 
 OWN = Range("/dlrover-run/", prefix=True)
-"""Below which the user that `Etcd.demand_users` makes may do what it likes."""
+"""The keys that the user of `Etcd.demand_users` may read and write."""
 
 RENEW_TIMEOUT = 3.0
-"""Seconds, as with the lease that a node has by default."""
+"""Seconds, as for the default lease of a node."""
 
 Answer = TypeVar("Answer")
 
 
 def talk(spec: EtcdSpec, conversation: Callable[[EtcdStore], Awaitable[Answer]]) -> Answer:
-    """Hold a conversation with etcd, beginning at the first endpoint."""
+    """Run `conversation` with a client that tries the first endpoint first."""
 
     async def whole() -> Answer:
         client = EtcdStore(spec, RENEW_TIMEOUT, rng=lambda: 0.0)
@@ -43,7 +43,7 @@ def put(key: str, value: bytes = b"", lease: int = 0) -> Txn:
 
 
 async def write_once(client: EtcdStore, key: str) -> None:
-    """Create a key, and do no harm when that is carried out twice."""
+    """Create a key if it does not exist. Idempotent."""
     await client.commit(Txn((Absent(Range(key)),), (Put(key, b""),)))
 
 
@@ -52,15 +52,16 @@ async def read(client: EtcdStore, range: Range = ALL) -> TxnResult:
 
 
 async def write_ahead(client: EtcdStore) -> None:
-    """Have etcd's log hold all that was acknowledged: before the next write a member finishes the last one.
+    """Make sure that every acknowledged write is in etcd's log: a member completes a write before it starts the next
+    one.
 
-    An etcd of one member, before 3.5.5, may acknowledge a write before it is in the log (etcd issue 14370).
+    A single-member etcd before 3.5.5 may acknowledge a write before it is in the log (etcd issue 14370).
     """
     await client.commit(put("/later"))
 
 
 async def next_keys(changes: AsyncIterator[Sequence[Change]], count: int) -> list[str]:
-    """The keys of the next changes."""
+    """Return the keys of the next changes."""
     keys: list[str] = []
     while len(keys) < count:
         keys += [change.key for change in await anext(changes)]
@@ -68,7 +69,9 @@ async def next_keys(changes: AsyncIterator[Sequence[Change]], count: int) -> lis
 
 
 async def resumed(client: EtcdStore, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
-    """The changes from that revision on, as of a watch that has lost its stream when it had heard all before."""
+    """Yield the changes from that revision on, as a watch that lost its stream resumes after the last revision it
+    received.
+    """
     watch = EtcdWatch(client._connection, ranges)
     watch._next_revisions = [revision] * len(ranges)
     try:
@@ -79,7 +82,7 @@ async def resumed(client: EtcdStore, ranges: Sequence[Range], revision: int) -> 
 
 
 async def hold(client: EtcdStore) -> None:
-    """What a node does: write under a lease, read, watch, renew."""
+    """The requests of a node: write under a lease, read, watch, renew."""
     lease = await client.grant(60)
     outcome = await client.commit(Txn(then=(Put("/dlrover-run/a", b"1", lease),)))
     async with client.watch([Range("/dlrover-run/", prefix=True)]) as watch:
@@ -90,12 +93,12 @@ async def hold(client: EtcdStore) -> None:
 
 
 def known(etcd: Etcd, **changes: Any) -> EtcdSpec:
-    """As the user that `Etcd.demand_users` makes."""
+    """The endpoints with the user that `Etcd.demand_users` creates."""
     return EtcdSpec(etcd.places, **{"user": "trainer", "password": PASSWORD, **changes})
 
 
 def files(folder: Path, ca: str | None = "ca", name: str | None = "client", key: str | None = None) -> TlsSpec:
-    """The files of TLS in a folder, by their names without an ending."""
+    """The TLS options for the files in a folder, by their names without an extension."""
     cert = None if name is None else str(folder / f"{name}.pem")
     return TlsSpec(
         None if ca is None else str(folder / f"{ca}.pem"),

@@ -1,6 +1,6 @@
 """A small agent for the tests of the forkserver: a subreaper that starts a template and forks workers from it.
 
-It reads one JSON object from standard input and answers with one. `steps` name what it does between; `TEMPLATE` in a
+It reads one JSON object from standard input and answers with one. `steps` name its actions in between; `TEMPLATE` in a
 worker's environment is the template's pid.
 """
 
@@ -25,7 +25,7 @@ WAIT_TIMEOUT = 120
 
 
 async def ended(pid: int) -> int:
-    """The code of a child as `subprocess` has it, once it has ended."""
+    """The exit code of a child, as `subprocess` reports it, after its end."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     pidfd = os.pidfd_open(pid)
@@ -100,7 +100,7 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
             result["learned"] += learned.imported
             result["skipped"] += learned.skipped
         elif step == "abandon learn":
-            # As a round that is given up while it begins.
+            # As for a round that is abandoned while it starts.
             learning = asyncio.ensure_future(template.learn())
             while template._answer is None:
                 await asyncio.sleep(0)
@@ -132,7 +132,7 @@ def main() -> None:
         result = {"unsafe": str(error)}
     except TemplateError as error:
         result = {"error": str(error)}
-    # A tracker of multiprocessing's ends by itself a moment after its worker; what never ends times the test out.
+    # A tracker of multiprocessing exits a moment after its worker; a process that never exits makes the test time out.
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()

@@ -1,4 +1,4 @@
-"""A master in the test's own loop that says what the test tells it to, over real gRPC."""
+"""A master for tests, in the test's own event loop: it sends what a script says, over real gRPC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dlrover_run.transport.messages import (
 
 
 class Stream:
-    """One node's stream, as the master sees it."""
+    """The master's end of one node's stream."""
 
     def __init__(self, incoming: AsyncIterator[bytes], context: Any) -> None:
         self._incoming = incoming
@@ -32,7 +32,7 @@ class Stream:
         self.joined: NodeReport | None = None
 
     async def receive(self) -> NodeMessage:
-        """The node's next word; EOFError at its end."""
+        """Return the node's next message. Raises EOFError at the end of the stream."""
         async for data in self._incoming:
             return messages.decode_from_node(data)
         raise EOFError
@@ -41,7 +41,7 @@ class Stream:
         await self._context.write(messages.encode(message))
 
     async def challenge(self, token: str = "") -> Proof:
-        """Take the node's hello and its proof, prove the master, and return the node's proof."""
+        """Receive the node's hello and its proof, send the master's proof, and return the node's proof."""
         hello = await self.receive()
         assert isinstance(hello, Hello)
         self.hello = hello
@@ -53,7 +53,7 @@ class Stream:
         return answer
 
     async def welcome(self, rules: JobRules | None = None, notice: str = "", token: str = "") -> NodeReport:
-        """Take the node in, and return its first status."""
+        """Accept the node, and return its first status."""
         await self.challenge(token)
         join = await self.receive()
         assert isinstance(join, Join)
@@ -66,7 +66,7 @@ class Stream:
         await self.send(Assigned(Assignment(**fields)))
 
     async def status(self) -> NodeReport:
-        """The next status that the node reports."""
+        """Return the next status that the node reports."""
         report = await self.receive()
         assert isinstance(report, Report)
         return report.report
@@ -76,9 +76,9 @@ Script = Callable[[Stream], Awaitable[None]]
 
 
 class ScriptedMaster:
-    """Serves each stream with the next of its scripts, and at last with the last one again and again.
+    """Runs one script for each stream, in order; the last script serves all further streams.
 
-    A stream ends with its script, or when the node ends it.
+    A stream ends when its script returns or when the node ends it.
     """
 
     def __init__(self, *scripts: Script) -> None:

@@ -1,6 +1,6 @@
-"""A headless Chromium that a test looks through: what a page shows, what it looks like, and what the browser reports.
+"""A headless Chromium for tests: what a page shows, what it looks like, and which errors the browser reports.
 
-It is asked by the DevTools protocol over a pair of pipes, and ends with them.
+Tests control it with the DevTools protocol over a pair of pipes. It ends when the pipes are closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _UNTIL = """new Promise((resolve) => {
 
 class Browser:
     """One page. `problems` are the errors that the browser has reported: of scripts, of its security policy, of the
-    network. With a `password` it answers a server that asks for one."""
+    network. With a `password` it logs in to a server that requires one.
+    """
 
     def __init__(self, profile: Path, password: str = "") -> None:
         self.problems: list[str] = []
@@ -41,7 +42,7 @@ class Browser:
         self._ours_in, theirs_out = os.pipe()
 
         def place_pipes() -> None:
-            # The protocol wants the descriptors 3 and 4, which a pipe may have already.
+            # The protocol uses the descriptors 3 and 4, which may be descriptors of the pipes already.
             copies = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (theirs_in, theirs_out)]
             for number, copy in zip((3, 4), copies, strict=True):
                 os.dup2(copy, number)
@@ -67,7 +68,7 @@ class Browser:
             self._call("Fetch.enable", handleAuthRequests=True)
 
     def close(self) -> None:
-        """End it."""
+        """End the browser."""
         os.close(self._ours_out)
         os.close(self._ours_in)
         try:
@@ -76,21 +77,21 @@ class Browser:
             self._process.kill()
 
     def open(self, url: str) -> None:
-        """Go to a page."""
+        """Open a page."""
         self._call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression, or of what it promises."""
+        """Return the value of an expression. A promise is awaited."""
         answer = self._call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def until(self, condition: str) -> None:
-        """Wait until an expression is true of the page."""
+        """Wait until an expression is true on the page."""
         self.evaluate(_UNTIL % condition)
 
     def picture(self, path: Path) -> None:
-        """Write what the page looks like as a PNG."""
+        """Save a screenshot of the page as a PNG."""
         shot = self._call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 

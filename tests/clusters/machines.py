@@ -1,8 +1,8 @@
 """Several machines on this one, for programs that are not ours: each has its own network, host name and processes.
 
-A machine is a set of namespaces whose first process keeps it; killing that process is a loss of power. All machines are
-in one PID namespace whose first process ends when this process does, also by SIGKILL; the kernel then kills everything
-in it.
+A machine is a set of namespaces whose first process keeps it; killing that process simulates a loss of power. All
+machines are in one PID namespace whose first process exits when this process does, also by SIGKILL; the kernel then
+kills every process in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import psutil
 from dlrover_run.local_cluster.network import Network, NetworkError, node_address
 
 START_TIMEOUT = 60.0
-"""Seconds for the namespaces to be made, which takes a fraction of one."""
+"""Seconds for the creation of the namespaces, which takes a fraction of one."""
 
 # The first process of a machine. bash also waits for the orphans that become its children.
 _INIT = 'hostname "$0" && echo ready && { sleep infinity & wait; }'
@@ -30,7 +30,7 @@ _INIT = 'hostname "$0" && echo ready && { sleep infinity & wait; }'
 
 @dataclass(frozen=True)
 class Machine:
-    """One of them, by its host name. `pid` is that of its first process, as this process sees it."""
+    """One machine, by its host name. `pid` is that of its first process, as this process sees it."""
 
     name: str
     address: str
@@ -39,7 +39,7 @@ class Machine:
     def command(self, argv: Sequence[str | Path], cwd: Path, env: Mapping[str, str] | None = None) -> list[str]:
         """The command line that runs `argv` on the machine; its exit code is that of `argv`."""
         enter = ["nsenter", f"--target={self.pid}", "--net", "--uts", "--pid", "--mount", "--"]
-        # A directory that is entered before the mount namespace has no path in it, so `env` does it.
+        # A directory that is entered before the mount namespace has no path in it, so `env` changes the directory.
         assignments = [f"{name}={value}" for name, value in (env or {}).items()]
         return [*enter, "env", f"--chdir={cwd}", *assignments, *map(str, argv)]
 
@@ -51,7 +51,7 @@ class Machine:
         return subprocess.Popen(self.command(argv, cwd, env), **options)
 
     def processes(self) -> list[psutil.Process]:
-        """All processes on the machine but the first; none once it has lost its power."""
+        """All processes on the machine but the first; none after a loss of power."""
         found: list[psutil.Process] = []
         try:
             space = os.readlink(f"/proc/{self.pid}/ns/pid")
@@ -64,14 +64,14 @@ class Machine:
         return found
 
     def lose_power(self) -> None:
-        """Kill every process of the machine in one moment; its address is gone with them."""
+        """Kill every process of the machine at once; its address is removed with them."""
         os.kill(self.pid, signal.SIGKILL)
 
 
 class Machines:
-    """Machines with these host names, which find each other by name, also with the domain if there is one.
+    """Machines with these host names, which resolve each other's names, also with the domain if there is one.
 
-    Raises NetworkError where the kernel makes none.
+    Raises NetworkError where the kernel cannot create one.
     """
 
     def __init__(self, names: Sequence[str], directory: Path, domain: str = "") -> None:
@@ -83,7 +83,7 @@ class Machines:
         spaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
         self._owner = subprocess.Popen(
             [*spaces, sys.executable, __file__, str(hosts), *names],
-            stdin=subprocess.PIPE,  # its end is the end of all machines
+            stdin=subprocess.PIPE,  # Its end ends all machines.
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -108,20 +108,20 @@ class Machines:
         return self.by_name[name]
 
     def close(self) -> None:
-        """End all machines and whatever runs on them."""
+        """End all machines and their processes."""
         self._owner.kill()
         self._owner.communicate()
 
 
 @contextlib.contextmanager
 def machines(names: Sequence[str], directory: Path, domain: str = "") -> Iterator[Machines]:
-    """Machines that are ended afterwards."""
+    """Create machines that are ended after the test."""
     with contextlib.closing(Machines(names, directory, domain)) as made:
         yield made
 
 
 def _own(hosts: str, names: Sequence[str]) -> None:
-    """Be the first process of all machines: make them, and end at the end of standard input."""
+    """Be the first process of all machines: create them, and exit at the end of standard input."""
     subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
     network = Network()
     inits = []

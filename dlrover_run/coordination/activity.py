@@ -1,0 +1,77 @@
+"""What the tasks of a node do, for people: a part of its report that no decision depends on. Pure.
+
+The coordinator takes it out of a report before it looks at the rest, so that a node that makes steps causes no decision
+and no write, and an answer of the coordinator costs as much as that to a heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from dlrover_run.coordination.bounds import Name, Total
+
+MAX_TASKS = 256
+"""Tasks of one node whose activity is reported; of more the first."""
+
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+StallCode = Annotated[str, Meta(pattern=r"\A[a-z0-9_.]{0,64}\Z")]
+
+
+class TaskActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one task has done in this round. `period` is the seconds of one step, `data_wait` the share of the last
+    seconds in which it waited for data, each None as long as it is not known. `idle` is the seconds since its last
+    step, when this was written. `stalled` is a code if it makes no progress, empty if it does."""
+
+    name: Name
+    steps: Total = 0
+    period: Seconds | None = None
+    data_wait: Ratio | None = None
+    idle: Seconds = 0.0
+    stalled: StallCode = ""
+
+
+class NodeActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the tasks of one node do."""
+
+    tasks: Annotated[tuple[TaskActivity, ...], Meta(max_length=MAX_TASKS)]
+
+
+class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of one node, as a status shows it. `steps` and `step_seconds` are those of the task with the fewest
+    steps, `data_wait` is the longest of any task, and `idle` the seconds since the last step of any; None where it is
+    not known. `stalled` names the tasks that make no progress."""
+
+    steps: int
+    step_seconds: float | None = None
+    data_wait: float | None = None
+    idle: float | None = None
+    stalled: tuple[str, ...] = ()
+
+
+class Received(NamedTuple):
+    """An activity, and when it was received."""
+
+    activity: NodeActivity
+    at: float
+
+
+def node_progress(tasks: Sequence[TaskActivity], age: float | None) -> NodeProgress | None:
+    """The progress of a node whose tasks have reported this `age` seconds ago, None if that is not known; None without
+    a task."""
+    if not tasks:
+        return None
+    slowest = min(tasks, key=lambda task: task.steps)
+    waits = [task.data_wait for task in tasks if task.data_wait is not None]
+    stepped = [task.idle for task in tasks if task.steps]
+    return NodeProgress(
+        steps=slowest.steps,
+        step_seconds=slowest.period,
+        data_wait=max(waits, default=None),
+        idle=round(min(stepped) + age, 3) if stepped and age is not None else None,
+        stalled=tuple(task.name for task in tasks if task.stalled),
+    )

@@ -1,0 +1,67 @@
+"""What nodes report of workers that make no progress, and what the coordinator finds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from dlrover_run.coordination.bounds import Count, Name, Total
+from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyReport, PolicyState
+from dlrover_run.coordination.reasons import BoundedReasons
+from dlrover_run.stall.suspects import Suspect
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.model import NodeReport, Plan
+
+MAX_SUSPECTS = 256
+"""Workers of one node that are reported. A node that has more reports none, and no stall of its rounds is found."""
+
+MAX_GUILTY = 64
+"""Workers that a finding names."""
+
+Ranks = Annotated[tuple[Total, ...], Meta(max_length=MAX_GUILTY)]
+
+
+class StallNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, tag="stall"):
+    """The workers of the node make no progress, for the `number`th time in the round that the report is about. `trains`
+    is that of `stall.guilt.find_stall`. A node whose workers make progress has no such part."""
+
+    number: Count = 0
+    trains: bool = False
+    suspects: Annotated[tuple[Suspect, ...], Meta(max_length=MAX_SUSPECTS)] = ()
+
+    def problem(self, report: NodeReport, plan: Plan) -> str | None:
+        ranks = [one.rank for one in self.suspects]
+        if report.ranks is None or not all(map(report.ranks.has_rank, ranks)) or len(set(ranks)) < len(ranks):
+            return f"{report.host} reports a stall of ranks that are not its own"
+        return None
+
+
+class StallFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No worker of the round `key` makes progress. The others wait for the workers `ranks`, on the nodes `nodes`, both
+    empty if the evidence names none; `reasons` continues their names. A restart kills the workers `to_restart`.
+
+    `number` grows with each stall of the round, so that a node acts on each once.
+    """
+
+    key: RoundKey
+    number: Total
+    ranks: Ranks
+    nodes: Annotated[tuple[Name, ...], Meta(max_length=MAX_GUILTY)]
+    reasons: BoundedReasons
+    to_restart: Ranks
+
+
+class StallState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="stall"):
+    """The stall of the round that runs, None while there is none."""
+
+    finding: StallFinding | None = None
+
+
+class StallAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="stall"):
+    """The stall of the round in which the node has ranks."""
+
+    finding: StallFinding

@@ -1,0 +1,219 @@
+"""The stacks of a job: who is asked, how the answers are folded, who is named as missing, and what is shown."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from virtual_job import VirtualJob, rules
+
+from dlrover_run.agent.worker_stacks import problem_of
+from dlrover_run.coordination import stacks
+from dlrover_run.coordination.model import NodeKey
+from dlrover_run.coordination.requests import RequestFailed, StackQuery
+from dlrover_run.coordination.stacks import (
+    FoldedStack,
+    JobStacks,
+    MissingStacks,
+    NodeName,
+    NodeStacks,
+    StackFolder,
+    StackFrame,
+    StackProblem,
+    StackRequest,
+    nodes_to_ask,
+)
+from dlrover_run.operate.text import PROBLEMS, render_stacks
+from dlrover_run.transport.messages import (
+    MAX_MASTER_MESSAGE,
+    MAX_NODE_MESSAGE,
+    Answered,
+    StacksFound,
+    StacksWanted,
+    decode_from_master,
+    decode_from_node,
+    encode,
+)
+
+REDUCE = (StackFrame("/lib/torch/distributed.py", 88, "all_reduce"), StackFrame("/home/ann/train.py", 40, "main"))
+LOAD = (StackFrame("/home/ann/train.py", 61, "next_batch"), StackFrame("/home/ann/train.py", 39, "main"))
+
+A, B, C = (NodeKey(name, "1") for name in "abc")
+NODES = {A: NodeName(0, "n01", "a"), B: NodeName(1, "n02", "b"), C: NodeName(None, "n03", "c")}
+
+
+def trio() -> VirtualJob:
+    """A job that trains with a and b, of two workers each, with c as its spare."""
+    job = VirtualJob(rules(2, 2, spares=1))
+    job.come("a", "b", "c")
+    return job
+
+
+def asked(job: VirtualJob, query: StackQuery) -> list[str]:
+    return [key.node_id for key in nodes_to_ask(job.plan, job.coordinator.members, query)]
+
+
+class TestWhoIsAsked:
+    def test_all_nodes_and_those_of_the_round_first(self) -> None:
+        assert asked(trio(), StackQuery()) == ["a", "b", "c"]
+        names = nodes_to_ask(trio().plan, trio().coordinator.members, StackQuery())
+        assert list(names.values()) == [NodeName(0, "a", "a"), NodeName(1, "b", "b"), NodeName(None, "c", "c")]
+
+    @pytest.mark.parametrize(("rank", "node"), [(0, "a"), (1, "a"), (2, "b"), (3, "b")])
+    def test_of_a_rank_its_node_alone(self, rank: int, node: str) -> None:
+        assert asked(trio(), StackQuery(rank=rank)) == [node]
+
+    @pytest.mark.parametrize("name", ["1", "b"])
+    def test_one_node(self, name: str) -> None:
+        assert asked(trio(), StackQuery(node=name)) == ["b"]
+
+    @pytest.mark.parametrize("query", [StackQuery(rank=4), StackQuery(node="n99"), StackQuery(rank=0, node="b")])
+    def test_nothing_that_is_not_there(self, query: StackQuery) -> None:
+        with pytest.raises(RequestFailed):
+            asked(trio(), query)
+
+    def test_a_job_without_a_round_has_no_ranks(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("a")
+        assert asked(job, StackQuery()) == ["a"]
+        with pytest.raises(RequestFailed):
+            asked(job, StackQuery(rank=0))
+
+
+class TestFolding:
+    def test_equal_stacks_are_one_and_the_outlier_is_first(self) -> None:
+        folder = StackFolder(10_000)
+        folder.add([0, 1], REDUCE)
+        folder.add([2], LOAD)
+        folder.add([4, 3], REDUCE)
+        assert folder.folded == (FoldedStack((2,), LOAD), FoldedStack((0, 1, 3, 4), REDUCE))
+
+    def test_another_line_is_another_stack(self) -> None:
+        folder = StackFolder(10_000)
+        folder.add([0], REDUCE)
+        folder.add([1], (msgspec.structs.replace(REDUCE[0], line=89), *REDUCE[1:]))
+        assert len(folder.folded) == 2
+
+    def test_what_has_no_room_is_named(self) -> None:
+        folder = StackFolder(250)
+        for worker in range(3):
+            folder.add([worker], (StackFrame(f"{worker}" * 100, 1, "f"),))
+        folder.add_missing(StackProblem.STOPPED, [7])
+        assert [each.workers for each in folder.folded] == [(0,)]
+        assert folder.missing == (
+            MissingStacks(StackProblem.NO_ROOM, (1, 2)),
+            MissingStacks(StackProblem.STOPPED, (7,)),
+        )
+
+    def test_the_largest_answers_fit_into_their_messages(self) -> None:
+        text = "\u20ac" * stacks.MAX_TEXT
+        for limit, most in ((stacks.MAX_NODE_BYTES, MAX_NODE_MESSAGE), (stacks.MAX_JOB_BYTES, MAX_MASTER_MESSAGE)):
+            folder = StackFolder(limit)
+            for worker in range(2000):
+                frames = tuple(StackFrame(text, line, text) for line in range(worker % stacks.MAX_FRAMES))
+                folder.add([worker], (*frames, StackFrame("", worker, "")))
+            found = NodeStacks(folder.folded, folder.missing)
+            assert len(encode(StacksFound(1, msgspec.Raw(msgspec.json.encode(found))))) <= most
+
+
+class TestRequest:
+    def test_it_is_done_with_the_last_answer(self) -> None:
+        done: list[bool] = []
+        request = StackRequest(1, NODES, [A, B], lambda: done.append(True))
+        assert request.waits_for == (A, B)
+        request.take(A, NodeStacks((FoldedStack((0, 1), REDUCE),)))
+        request.take(A, NodeStacks((FoldedStack((0, 1), LOAD),)))
+        assert not done
+        request.take(B, NodeStacks((FoldedStack((2,), REDUCE),), (MissingStacks(StackProblem.STOPPED, (3,)),)))
+        assert done
+        found = request.result("resnet", trio().plan)
+        assert found.stacks == (FoldedStack((0, 1, 2), REDUCE),)
+        assert found.missing == (MissingStacks(StackProblem.STOPPED, (3,)),)
+        assert [(one.node_id, one.problem) for one in found.silent] == [("c", StackProblem.NODE_DISCONNECTED)]
+
+    def test_a_node_that_does_not_answer_is_named(self) -> None:
+        request = StackRequest(1, NODES, [A, B])
+        request.take(B, NodeStacks())
+        silent = request.result("resnet", trio().plan).silent
+        assert [(one.node, one.problem) for one in silent] == [
+            (0, StackProblem.NODE_NO_ANSWER), (None, StackProblem.NODE_DISCONNECTED),
+        ]  # fmt: skip
+
+    def test_a_node_that_is_lost_meanwhile_is_not_waited_for(self) -> None:
+        done: list[bool] = []
+        request = StackRequest(1, {A: NODES[A], B: NODES[B]}, [A, B], lambda: done.append(True))
+        request.take(A, NodeStacks())
+        request.lose(C)
+        assert not done
+        request.lose(B)
+        assert done
+        assert request.result("resnet", trio().plan).silent[0].problem is StackProblem.NODE_DISCONNECTED
+
+    def test_an_answer_of_a_node_that_was_not_asked_is_ignored(self) -> None:
+        request = StackRequest(1, {A: NODES[A]}, [A])
+        request.take(B, NodeStacks((FoldedStack((9,), LOAD),)))
+        assert request.result("resnet", trio().plan).stacks == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "has_file", "problem"),
+    [
+        ("T", True, True, StackProblem.STOPPED),
+        ("t", False, False, StackProblem.STOPPED),
+        ("D", True, True, StackProblem.BLOCKED),
+        ("Z", False, False, StackProblem.ENDED),
+        ("S", True, True, StackProblem.NO_ANSWER),
+        ("R", False, True, StackProblem.NOT_ASKED),
+        ("R", False, False, StackProblem.NOT_REGISTERED),
+    ],
+)
+def test_why_a_worker_has_no_stack(state: str, asked: bool, has_file: bool, problem: StackProblem) -> None:
+    assert problem_of(state, asked, has_file) is problem
+
+
+class TestMessages:
+    def test_they_travel(self) -> None:
+        wanted = StacksWanted(3, 7)
+        assert decode_from_master(encode(wanted)) == wanted
+        found = NodeStacks((FoldedStack((0, "worker 1"), LOAD),), (MissingStacks(StackProblem.BLOCKED, ("ps 0",)),))
+        message = decode_from_node(encode(StacksFound(3, msgspec.Raw(msgspec.json.encode(found)))))
+        assert isinstance(message, StacksFound)
+        assert msgspec.json.decode(message.stacks, type=NodeStacks) == found
+
+    def test_an_answer_without_stacks_has_none(self) -> None:
+        answer = decode_from_master(encode(Answered()))
+        assert isinstance(answer, Answered)
+        assert msgspec.json.decode(answer.stacks, type=JobStacks | None) is None
+
+    def test_names_that_are_too_long_are_cut_at_their_beginning(self) -> None:
+        long = "/very/long" * 100 + "/train.py"
+        assert len(stacks.clipped(long)) == stacks.MAX_TEXT
+        assert stacks.clipped(long).endswith("/train.py")
+        assert stacks.clipped("train.py") == "train.py"
+
+
+class TestText:
+    def job(self, **changes: object) -> JobStacks:
+        request = StackRequest(1, NODES, [A, B])
+        request.take(A, NodeStacks((FoldedStack((0, 1, 2), REDUCE), FoldedStack((3,), LOAD))))
+        return msgspec.structs.replace(request.result("resnet", trio().plan), **changes)
+
+    def test_each_stack_once_and_the_outlier_first(self) -> None:
+        lines = render_stacks(self.job()).split("\n")
+        assert "stacks of 4 of 4 workers" in lines[0]
+        assert lines.index("rank 3:") < lines.index("ranks 0-2:")
+        assert lines[lines.index("rank 3:") + 1] == "  /home/ann/train.py:61 in next_batch"
+        assert lines[-2].startswith("node 1 (n02): ")
+        assert lines[-1].startswith("node c (n03): ")
+
+    def test_tasks_go_by_their_names(self) -> None:
+        text = render_stacks(self.job(stacks=(FoldedStack(("ps 0", "worker 1"), ()),), silent=()))
+        assert "ps 0, worker 1:\n" in text
+
+    def test_a_control_character_of_another_node_does_not_reach_the_terminal(self) -> None:
+        frames = (StackFrame("\x1b]0;x\x07", 1, "f\x1b[2J"),)
+        assert "\x1b" not in render_stacks(self.job(stacks=(FoldedStack((0,), frames),)))
+
+    def test_each_problem_has_a_text(self) -> None:
+        assert PROBLEMS.keys() == set(StackProblem)
+        missing = tuple(MissingStacks(problem, (rank,)) for rank, problem in enumerate(StackProblem))
+        assert len(set(render_stacks(self.job(missing=missing)).split("\n"))) >= len(StackProblem)

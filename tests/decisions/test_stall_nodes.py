@@ -1,0 +1,234 @@
+"""A stall of a round with several nodes: what the coordinator finds from all reports, and which node acts on it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from dlrover_run.agent.stall_response import RoundStalls
+from dlrover_run.agent.stall_watch import QuietNode
+from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.model import (
+    Assignment,
+    Member,
+    NodeKey,
+    NodePhase,
+    NodeReport,
+    Plan,
+    PlanPhase,
+    RoundKey,
+    rank_assignments,
+)
+from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.validation import validate_report
+from dlrover_run.policies.registry import decode_part, policy_of
+from dlrover_run.policies.stall.model import StallAssignment, StallFinding, StallNodeReport, StallState
+from dlrover_run.policies.stall.policy import StallPolicy, find
+from dlrover_run.policies.stall.rules import StallRules
+from dlrover_run.stall.guilt import NODES_AGE_MARGIN, GuiltCode
+from dlrover_run.stall.suspects import Place, Suspect
+
+RULES = JobRules(3, 3, policy=StallRules(watched=1))
+KEY = RoundKey(5, 2)
+PLAN = Plan(
+    epoch=5,
+    phase=PlanPhase.TRAINING,
+    key=KEY,
+    members=tuple(Member(f"n{place}", "i", f"node-{place}", 2) for place in range(3)),
+)
+
+
+def quiet(place: int, *suspects: Suspect, number: int = 1, trains: bool = False) -> StallNodeReport:
+    """A node whose workers wait in a collective, apart from these."""
+    others = {rank: Suspect(rank, Place.COLLECTIVE) for rank in (2 * place, 2 * place + 1)}
+    return StallNodeReport(number, trains, tuple((others | {one.rank: one for one in suspects}).values()))
+
+
+def report(place: int, part: StallNodeReport | None, phase: NodePhase = NodePhase.RUNNING) -> NodeReport:
+    member = PLAN.members[place]
+    return NodeReport(
+        node_id=member.node_id,
+        incarnation=member.incarnation,
+        host=member.host,
+        address="",
+        port=0,
+        workers=member.workers,
+        phase=phase,
+        ranks=rank_assignments(PLAN)[member.key],
+        known_round=KEY,
+        epoch=5,
+        policy=part,
+    )
+
+
+def members(*parts: StallNodeReport | None, **changes: Any) -> dict[NodeKey, MemberState]:
+    reports = [report(place, part) for place, part in enumerate(parts)]
+    return {one.key: MemberState(one, 0.0, 0.0, **changes) for one in reports}
+
+
+ELSEWHERE = Suspect(5, Place.ELSEWHERE, file="/u/train.py", line=10, function="load")
+ALL = (quiet(0), quiet(1), quiet(2, ELSEWHERE))
+
+
+def test_the_guilty_rank_is_named_with_its_node() -> None:
+    found = find(PLAN, members(*ALL))
+    assert found is not None
+    assert (found.key, found.ranks, found.nodes, found.to_restart) == (KEY, (5,), ("node-2",), (5,))
+    assert GuiltCode.ELSEWHERE.within(found.reasons)
+    assert GuiltCode.PLACE.within(found.reasons)
+
+
+@pytest.mark.parametrize("busy", range(3))
+def test_no_stall_while_one_node_makes_progress(busy: int) -> None:
+    parts = [None if place == busy else part for place, part in enumerate(ALL)]
+    assert find(PLAN, members(*parts)) is None
+
+
+def test_no_stall_while_a_node_is_away_or_between_rounds() -> None:
+    assert find(PLAN, members(*ALL, disconnected_at=1.0, lost_at=9.0)) is None
+    assert find(PLAN, members(*ALL[:2])) is None
+    gathering = msgspec.structs.replace(PLAN, phase=PlanPhase.GATHERING)
+    assert find(gathering, members(*ALL)) is None
+    next_round = msgspec.structs.replace(PLAN, key=RoundKey(5, 3))
+    assert find(next_round, members(*ALL)) is None, "reports of the last round"
+
+
+def test_workers_that_need_not_wait_for_each_other_are_no_stall() -> None:
+    idle = [[Suspect(2 * place + each, Place.ELSEWHERE) for each in (0, 1)] for place in range(3)]
+    assert find(PLAN, members(*(quiet(place, *workers) for place, workers in enumerate(idle)))) is None
+    counting = [quiet(place, *workers, trains=place == 1) for place, workers in enumerate(idle)]
+    found = find(PLAN, members(*counting))
+    assert found is not None
+    assert (found.ranks, found.nodes, found.to_restart) == ((), (), (0,))
+
+
+def test_a_node_whose_workers_have_all_left_the_loop() -> None:
+    state = members(*ALL[:2], None)
+    key = PLAN.members[2].key
+    state[key] = MemberState(report(2, None, NodePhase.SUCCEEDED), 0.0, 0.0, succeeded=KEY)
+    found = find(PLAN, state)
+    assert found is not None
+    assert (found.ranks, found.nodes, found.to_restart) == ((4, 5), ("node-2",), (0,))
+    assert GuiltCode.ENDED.within(found.reasons)
+
+
+def test_a_rank_that_has_not_reached_the_store() -> None:
+    late = quiet(2, Suspect(4, late=True), Suspect(5, late=True))
+    found = find(PLAN, members(*ALL[:2], late))
+    assert found is not None
+    assert (found.ranks, found.nodes) == ((4, 5), ("node-2",))
+    assert GuiltCode.LATE.within(found.reasons)
+    alone = [quiet(place, *(Suspect(2 * place + each, late=True) for each in (0, 1))) for place in range(3)]
+    assert find(PLAN, members(*alone)) is None, "no worker has reached it"
+
+
+@pytest.mark.parametrize(("more", "ranks"), [(NODES_AGE_MARGIN / 2, ()), (NODES_AGE_MARGIN * 2, (3,))])
+def test_ages_of_two_nodes_are_compared_with_a_margin(more: float, ranks: tuple[int, ...]) -> None:
+    def aged(place: int) -> StallNodeReport:
+        here = (2 * place, 2 * place + 1)
+        return quiet(place, *(Suspect(r, Place.COLLECTIVE, sent_age=0.1 + (more if r == 3 else 0)) for r in here))
+
+    found = find(PLAN, members(*map(aged, range(3))))
+    assert found is not None
+    assert found.ranks == ranks
+
+
+def test_a_node_may_report_its_own_ranks_only() -> None:
+    assert validate_report(report(2, ALL[2]), PLAN) is None
+    assert validate_report(report(2, ALL[1]), PLAN) is not None
+    found = find(PLAN, members(ALL[0], ALL[1], quiet(2, Suspect(0, state="T"))))
+    assert found is None or 0 not in found.ranks
+
+
+def test_the_records_travel() -> None:
+    sent = report(2, ALL[2])
+    assert msgspec.json.decode(msgspec.json.encode(sent), type=NodeReport, dec_hook=decode_part) == sent
+    found = find(PLAN, members(*ALL))
+    assert found is not None
+    plan = msgspec.structs.replace(PLAN, policy=StallState(found))
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part) == plan
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "stall", "suspects": [{"rank": rank} for rank in range(257)]},
+        {"type": "stall", "suspects": [{"rank": 1, "file": "x" * 141}]},
+        {"type": "stall", "suspects": [{"rank": 1, "function": "a\nb"}]},
+        {"type": "stall", "suspects": [{"rank": 1, "state": "TT"}]},
+    ],
+)
+def test_a_part_out_of_bounds_is_refused(part: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Expected|Object"):
+        decode_part(StallNodeReport, part)
+
+
+def test_the_finding_is_sent_to_all_nodes_until_they_make_progress() -> None:
+    policy = policy_of(RULES)
+    assert type(policy) is StallPolicy
+    stalled = decide(policy, PLAN, members(*ALL), 10.0).plan
+    sent = policy.tasks(stalled, rank_assignments(stalled))
+    assert set(sent) == {member.key for member in PLAN.members}
+    assert decide(policy, stalled, members(*ALL), 11.0).plan is stalled
+    going_on = decide(policy, stalled, members(None, *ALL[1:]), 12.0).plan
+    assert policy.tasks(going_on, rank_assignments(going_on)) == {}
+    assert StallState.get(policy.end_round(stalled).policy).finding is None
+
+
+def test_without_a_stall_all_decisions_are_those_of_a_job_without_the_policy() -> None:
+    assert set(vars(StallPolicy)) & set(vars(Policy)) - {"__module__", "__doc__"} == {"refresh", "end_round", "tasks"}
+    policy = policy_of(RULES)
+    assert policy.refresh(PLAN, members(None, None, None), 1.0).plan is PLAN
+    assert policy.end_round(PLAN) is PLAN
+    assert policy.tasks(PLAN, rank_assignments(PLAN)) == {}
+
+
+class Watch:
+    """The watch of a round, as `RoundStalls` uses it."""
+
+    def __init__(self) -> None:
+        self.confirmed: list[tuple[Any, ...]] = []
+
+    async def run(self) -> None: ...
+
+    def confirm(self, *found: Any) -> None:
+        self.confirmed.append(found)
+
+
+def assigned(number: int, key: RoundKey = KEY) -> Assignment:
+    finding = StallFinding(key, number, (5,), ("node-2",), (GuiltCode.LOCKED(),), (5,))
+    return Assignment(epoch=5, phase=PlanPhase.TRAINING, key=key, policy=StallAssignment(finding))
+
+
+def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlrover_run.agent.stall_response.asyncio.ensure_future", lambda running: running.close())
+    woken: list[None] = []
+    workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
+    stalls = RoundStalls(workers, lambda: woken.append(None))
+    watch: Any = Watch()
+    stalls.begin(watch)
+    stalls.follow(assigned(1))
+    assert watch.confirmed == []
+    stalls.note_quiet(QuietNode(1, False, ALL[0].suspects))
+    assert StallNodeReport.find(stalls.add_to_report(report(0, None)).policy) == ALL[0]
+    other = msgspec.structs.replace(report(0, None), ranks=None)
+    assert stalls.add_to_report(other).policy is None, "a report on another round"
+    stalls.follow(assigned(1, RoundKey(5, 1)))
+    stalls.follow(assigned(2))
+    stalls.follow(assigned(2))
+    assert watch.confirmed == [((5,), (GuiltCode.LOCKED(),), (5,), ("node-2",))]
+    stalls.note_quiet(None)
+    stalls.follow(assigned(3))
+    stalls.note_quiet(QuietNode(2, False, ALL[0].suspects))
+    stalls.follow(assigned(2))
+    stalls.follow(assigned(4))
+    assert len(watch.confirmed) == 2
+    assert len(woken) == 3
+    stalls.close()
+    stalls.follow(assigned(5))
+    assert len(watch.confirmed) == 2
