@@ -115,6 +115,7 @@ class Agent:
 
     async def _reconcile_until_done(self) -> None:
         while True:
+            await self._shutdown.until_decided()
             self._wake.clear()
             if self._adapter.problem is not None:
                 raise self._adapter.problem

@@ -59,6 +59,13 @@ class SignalDeduplicator:
     def due(self) -> float | None:
         return min((read_at + WITNESS_SECONDS for _, read_at in self._waiting), default=None)
 
+    def undecided_until(self, now: float) -> float | None:
+        """When it is known at the latest whether the workers have received each signal that has reached the launcher or
+        the agent; None if nothing is to be waited for."""
+        ends = [read_at + WITNESS_SECONDS for _, read_at in self._waiting]
+        ends += [at + WITNESS_SECONDS for at in self._own.values() if at + WITNESS_SECONDS > now]
+        return max(ends, default=None)
+
     def to_agent(self, number: int, at: float, now: float) -> list[AcceptedSignal]:
         """The agent itself received a signal at the time `at`."""
         self._own[number] = at
@@ -118,6 +125,7 @@ class ShutdownRequest:
         self._interrupted = False
         self._received = SignalDeduplicator()
         self._timer: asyncio.TimerHandle | None = None
+        self._decided = asyncio.Event()
         self.signal: signal.Signals | None = None
         """The signal that ends this launcher."""
         self.stop_signal = signal.SIGTERM
@@ -144,6 +152,20 @@ class ShutdownRequest:
         if self.signal is None:
             return signal.SIGTERM, grace, None
         return self.stop_signal, self.grace, self.delivered_at
+
+    async def until_decided(self) -> None:
+        """Return when no signal is undecided, after `WITNESS_SECONDS` at most.
+
+        A scheduler that ends a job signals every node. A node that leaves first ends the round, and a worker that is
+        stopped because of that while its own node's signal is undecided would get the signal twice.
+        """
+        loop = asyncio.get_running_loop()
+        if self.wanted or (end := self._received.undecided_until(loop.time())) is None:
+            return
+        self._decided.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(end):
+                await self._decided.wait()
 
     def drain(self) -> None:
         """Leave because an operator asks for it: as on a notice of the scheduler, or else on SIGTERM. Only the first
@@ -187,6 +209,7 @@ class ShutdownRequest:
     def _act(self, decided: Sequence[AcceptedSignal]) -> None:
         for number, delivered_at in decided:
             self._take(signal.Signals(number), delivered_at)
+            self._decided.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

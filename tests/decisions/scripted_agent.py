@@ -110,7 +110,8 @@ class ScriptedRendezvous:
                 self.problem = answer
             elif answer is not None:
                 self.assignment = answer
-            self._listener()
+            # As from a socket: what the loop finds with it comes first.
+            asyncio.get_running_loop().call_soon(self._listener)
 
     async def close(self) -> None:
         assert not self._steps, f"{len(self._steps)} steps were not reached; the last status was {self.statuses[-1]}"
@@ -155,9 +156,9 @@ class Play:
     parent_pipes: Sequence[int] = ()
     watchdog_end: int = -1
 
-    def signal(self, number: signal.Signals) -> None:
-        """Tell the agent of a signal as its watchdog does."""
-        watchdog.send(self.watchdog_end, watchdog.ReceivedSignal(number, False, os.getpid(), time.monotonic()))
+    def signal(self, number: signal.Signals, above: bool = False) -> None:
+        """Tell the agent of a signal as its watchdog does; `above`: from an ancestor of it."""
+        watchdog.send(self.watchdog_end, watchdog.ReceivedSignal(number, above, os.getpid(), time.monotonic()))
 
     def on(self, wanted: NodePhase | Callable[[NodeReport], bool], answer: Answer = None) -> Play:
         """The next step: what the board answers once the agent has said that."""

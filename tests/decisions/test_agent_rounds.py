@@ -280,6 +280,26 @@ class TestLeaving:
         assert {ranks and ranks.key for ranks in leaving} == {RoundKey(1, 1)}
         assert played.result.ends[0].code == 7
 
+    def test_a_round_that_ends_meanwhile_does_not_repeat_the_signal_of_its_workers(self, stage: Path) -> None:
+        """The scheduler signals all processes of all nodes, and another node has left first."""
+        told = "trap 'echo x > told; exit 7' TERM; echo x > up; until read word < gate; do :; done"
+        play = Play(stage, told, spec={"shutdown_timeout": 0.5}).on(WAITING, training(rank_assignment()))
+
+        def signal_agent(turns: int) -> None:
+            if turns:
+                asyncio.get_running_loop().call_soon(signal_agent, turns - 1)
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def half_of_the_signal() -> Assignment:
+            play.signal(signal.SIGTERM, above=True)
+            signal_agent(turns=5)  # The loop acts on the end of the round before.
+            return gathering(1)
+
+        played = play.on(RUNNING, when_up(stage, half_of_the_signal)).run()
+        assert played.result.ends[0].code == -signal.SIGKILL
+        assert not (stage / "told").exists()
+
     def test_no_other_node_begins_anew_when_its_workers_have_succeeded(self, stage: Path) -> None:
         play = Play(stage, "exit 0").on(WAITING, training(rank_assignment()))
         played = play.on(SUCCEEDED, lambda: play.signal(signal.SIGTERM)).run()

@@ -219,7 +219,6 @@ def test_a_master_outlives_the_nodes_of_its_step(mailbox: Mailbox) -> None:
     for node in nodes:
         assert node.finish() == 128 + signal.SIGTERM
         assert "the master" not in node.output, node.output
-    assert mailbox.pending() == []
     cluster.close()
     cluster.check_place()
 
@@ -410,6 +409,24 @@ def test_which_signals_are_delivered_to_the_workers_and_which_they_have_received
     assert deduplicator.due is None
 
 
+@pytest.mark.parametrize(
+    ("deliveries", "end"),
+    [
+        pytest.param([], None, id="no signal"),
+        pytest.param([person_sends(5.0)], None, id="a signal that is passed on at once"),
+        pytest.param([launcher_gets(STEPD, 5.0)], 5.0 + WITNESS_SECONDS, id="the launcher's copy alone"),
+        pytest.param([agent_gets(5.0)], 5.0 + WITNESS_SECONDS, id="the agent's copy alone"),
+        pytest.param([agent_gets(1.0, now=5.0)], None, id="a copy of the agent that no other followed"),
+        pytest.param([agent_gets(5.0), launcher_gets(STEPD, 5.0)], None, id="both copies"),
+    ],
+)
+def test_until_when_a_stop_for_another_reason_waits_for_a_signal(deliveries: list[Delivery], end: float | None) -> None:
+    deduplicator = SignalDeduplicator()
+    for act in deliveries:
+        act(deduplicator)
+    assert deduplicator.undecided_until(5.0) == end
+
+
 @pytest.fixture
 def signals_of_its_own() -> Iterator[None]:
     """Restore the signal handlers of the test process."""
@@ -451,3 +468,27 @@ def test_workers_that_a_busy_agent_starts_after_a_signal_have_not_received_it(la
     (delivered_at,) = came
     assert delivered_at is not None
     assert delivered_at < started
+
+
+@pytest.mark.usefixtures("signals_of_its_own")
+def test_a_round_that_ends_meanwhile_waits_until_a_signal_is_decided() -> None:
+    """A node that leaves first ends the round of the others, which have got half of the same signal."""
+    parent_pipe, watchdog_end = os.pipe()
+
+    async def decide() -> tuple[signal.Signals | None, float | None]:
+        departure = ShutdownRequest(parse([__file__], {}), lambda *_: None, lambda *_: None, lambda: None)
+        departure.listen([parent_pipe])
+        await departure.until_decided()
+        assert departure.signal is None
+        watchdog.send(watchdog_end, sent(STEPD, time.monotonic()))
+        for _ in range(3):  # The loop reads the pipe.
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), TERM)
+        await departure.until_decided()
+        return departure.signal, departure.delivered_at
+
+    number, delivered_at = event_loop.run(decide())
+    os.close(parent_pipe)
+    os.close(watchdog_end)
+    assert number is TERM
+    assert delivered_at is not None
