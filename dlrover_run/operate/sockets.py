@@ -8,7 +8,6 @@ kernel for the user of the other, and accepts only its own.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import struct
 from pathlib import Path
@@ -26,7 +25,7 @@ def socket_prefix(uid: int) -> str:
 
 def new_socket_name() -> str:
     """The name of the socket of this agent. Containers may share names and process ids, so it is random too."""
-    return f"{socket_prefix(os.geteuid())}{os.getpid()}-{secrets.token_hex(8)}"
+    return f"{socket_prefix(os.geteuid())}{os.getpid()}-{os.urandom(8).hex()}"
 
 
 def socket_names(prefix: str, proc: Path = Path("/proc")) -> set[str]:

@@ -114,3 +114,14 @@ def test_a_job_imports_no_policy_that_it_does_not_have(module: str) -> None:
 def edges(root: Path) -> set[tuple[str, str]]:
     """Each import of one module by another."""
     return {(name, each) for name, all_imported in graph(root).items() for each in all_imported}
+
+
+def test_an_agent_imports_no_module_that_costs_every_launch_memory() -> None:
+    """Each takes 0.7 MiB or more of the launcher and of the agent: OpenSSL behind hashlib, and what a job of one node
+    does not use."""
+    script = (
+        "import sys, dlrover_run.launch, dlrover_run.agent.agent, dlrover_run.agent.torch_adapter; "
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & "
+        "{'_hashlib', 'secrets', 'grpc', 'psutil', 'torch'}))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
