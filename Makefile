@@ -37,7 +37,9 @@ demo-tf: $(VENV)/.demo-tf $(TF)/.made ## train the Criteo example with two param
 # gets a run of neighbours, which share what a file sets up.
 PARALLEL := -n 3 --dist worksteal
 
-test: check tensorflow-newest tensorflow-2.15 ## check the code and run the tests
+# The environments are made, and the code is checked, two at a time: pip and mypy use one core each.
+test: ## check the code and run the tests
+	@$(MAKE) --no-print-directory --jobs=2 check tensorflow-newest tensorflow-2.15
 	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL)
 
 test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 slurm browser $(RAY)/.made ## a hundred kills and recoveries, Slurm, Ray, torchrun itself
