@@ -37,7 +37,8 @@ TIMEOUT = 60.0
 TF_SERVER = """
 import sys
 import tensorflow as tf
-server = tf.distribute.Server({"ps": [f"localhost:{sys.argv[1]}"]}, job_name="ps", task_index=0)
+server = tf.distribute.Server({"ps": ["localhost:0"]}, job_name="ps", task_index=0)
+print(server.target.rpartition(":")[2], flush=True)
 sys.stdin.read()
 """
 
@@ -198,10 +199,11 @@ async def test_a_port_that_is_only_held_is_probed_until_a_server_listens_on_it(h
     async with watching(held.number) as watcher:
         await asyncio.wait_for(tried.wait(), TIMEOUT)
         assert watcher.states == []
-        held.release()
+        # Held until the server has it: no other process gets the port in between.
         code = PRETEND.read_text().replace("127.0.0.1:0", f"127.0.0.1:{held.number}")
         with started([sys.executable, "-c", code, "answer"]):
             await watcher.until(ProbeState.READY)
+    held.release()
 
 
 @in_loop
@@ -272,11 +274,9 @@ async def test_a_server_that_is_removed_is_no_longer_probed() -> None:
 @newest_tensorflow_first
 @in_loop
 async def test_a_server_of_tensorflow_is_ready_and_unresponsive_when_stopped(tensorflow: Path) -> None:
-    held = HeldPort()
-    with started([str(tensorflow), "-c", TF_SERVER, str(held.number)]) as server:
-        # TensorFlow can bind the port, without SO_REUSEADDR, only after it is released.
-        held.release()
-        async with watching(held.number) as watcher:
+    with started([str(tensorflow), "-c", TF_SERVER]) as server:
+        assert server.stdout is not None
+        async with watching(int(server.stdout.readline())) as watcher:
             await watcher.until(ProbeState.READY)
             server.send_signal(signal.SIGSTOP)
             await watcher.until(ProbeState.READY, ProbeState.UNRESPONSIVE)
