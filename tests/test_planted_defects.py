@@ -78,6 +78,12 @@ DEFECTS = {
         "if (last := None) is not None:",
         "test_agent_rounds.py::test_the_same_ranks_from_another_coordinator_leave_the_workers_alone",
     ),
+    "a checkpoint from before the announcement counts": Defect(
+        "dlrover_run/agent/worker_round.py",
+        "            self._specs.startup_probe.read_marks()\n            self._change",
+        "            self._change",
+        "test_worker_round.py::test_only_a_checkpoint_after_its_announcement_counts_for_a_planned_change",
+    ),
     "the workers of an ended round count": Defect(
         "dlrover_run/agent/node_state.py",
         "if current is None or current.key != state.round:",

@@ -23,6 +23,7 @@ from dlrover_run.coordination.model import (
     Waiting,
 )
 from dlrover_run.coordination.reasons import codes
+from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import HealthReport, HealthStatus
 from dlrover_run.policies.health.rules import HealthRules
@@ -94,6 +95,11 @@ class VirtualJob:
         """A node reports what it does in the round in which it has ranks."""
         self.report(name, phase=phase, failure=failure, progressed=progressed)
 
+    def mark(self, *names: str) -> None:
+        """Workers of these nodes mark a checkpoint, which their agents report as the product's do."""
+        for name in names:
+            self.report(name, saves=True, saved_for=self.assignment(name).change or self.statuses[name].saved_for)
+
     def fail(self, name: str, failure: Failure = KILLED, progressed: bool = True) -> None:
         self.report_phase(name, NodePhase.FAILED, failure, progressed)
 
@@ -156,7 +162,9 @@ class VirtualJob:
         )
         if moved and status.phase not in (NodePhase.LEAVING, NodePhase.LEFT):
             phase = NodePhase.WAITING if wanted.ranks is None else NodePhase.RUNNING
-            status = msgspec.structs.replace(status, phase=phase, failure=None, progressed=False)
+            status = msgspec.structs.replace(
+                status, phase=phase, failure=None, progressed=False, saves=False, saved_for=None
+            )
         self.statuses[name] = status
         self.coordinator.receive(status, self.now)
         return True
@@ -176,6 +184,11 @@ class VirtualJob:
         self.statuses[name] = msgspec.structs.replace(status, policy=after)
         self.coordinator.receive(self.statuses[name], self.now)
         return True
+
+    def drain(self, name: str) -> None:
+        """An operator asks this node to leave."""
+        self.coordinator.request(OperatorRequest(Action.DRAIN, name), self.now)
+        self.settle()
 
     def leave(self, *names: str) -> None:
         for name in names:
@@ -226,6 +239,8 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "lose": lambda job, names: job.lose(*names),
     "back": lambda job, names: job.come_back(*names),
     "succeed": lambda job, names: job.succeed(*names),
+    "mark": lambda job, names: job.mark(*names),
+    "drain": lambda job, names: [job.drain(name) for name in names],
     "fail": lambda job, names: [job.fail(name) for name in names],
     "fail_early": lambda job, names: [job.fail(name, progressed=False) for name in names],
     "lose_peer": lambda job, names: [job.fail(name, LOST_PEER) for name in names],
@@ -264,6 +279,7 @@ FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
     "known": lambda job: [f"{one.node_id}.{one.incarnation}" for one in check_state(job.plan).health],
     "dismissed": lambda job: [one.node_id for one in check_state(job.plan).health if one.dismissed],
     "because": lambda job: list(codes(job.plan.reasons)),
+    "drained": lambda job: [key.node_id for key in job.plan.draining],
 }
 """What a script may ask of a job. A training `round` comes with its nodes by rank; `formed` has the coordinator's epoch
 before both. `named` are the nodes that a health check did not pass, `known` the

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dlrover_run.agent.host import display_name
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import OVER, Assignment, Failure, NodePhase, NodeReport, RankAssignment, RoundKey
@@ -129,7 +131,9 @@ def build_report(state: NodeState, current: WorkerRound | None, leaving: bool) -
         return state.report(NodePhase.LEAVING)
     end = current.failure
     if end is None:
-        return state.report(NodePhase.RUNNING)
+        return msgspec.structs.replace(
+            state.report(NodePhase.RUNNING), saves=current.saves, saved_for=current.saved_for
+        )
     return state.report(NodePhase.FAILED, build_failure(end, state.host), current.has_trained)
 
 

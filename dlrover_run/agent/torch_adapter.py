@@ -103,6 +103,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._health_file.follow(assignment, self._health_check.devices)
         if self._stalls is not None:
             self._stalls.follow(assignment)
+        if self._round is not None and self._round.key == assignment.key:
+            self._round.follow_change(assignment.change)
         if not ends and self._node_state.round is None and self.idle:
             # No worker runs, so the devices are free.
             self._health_check.update(part.check_task, part.health)

@@ -17,7 +17,7 @@ from dlrover_run.agent.progress_events import ProgressEvents
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
-from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.model import PlannedChange, RoundKey
 from dlrover_run.events.records import NO_EVENTS, CheckpointSeen, Events, WorkerExited, WorkerFailed, WorkerStarted
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
@@ -83,6 +83,11 @@ class WorkerRound:
         self.stalled: dict[int, str] = {}
         """The workers that make no progress by their ranks, with a code of the reason."""
         self.has_trained = False
+        self.saves = False
+        """Whether a worker has marked a checkpoint."""
+        self.saved_for: PlannedChange | None = None
+        """The planned change after whose announcement a worker has marked a checkpoint."""
+        self._change: PlannedChange | None = None
 
     @property
     def key(self) -> RoundKey:
@@ -96,8 +101,7 @@ class WorkerRound:
 
     async def start(self, starter: Starter) -> None:
         """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
-        round_ = self.ranks.round
-        self._specs.startup_probe.listen(lambda step: self._events.emit(CheckpointSeen(round=round_, step=step)))
+        self._specs.startup_probe.listen(self._note_checkpoint)
         self._starting = asyncio.ensure_future(self._start(starter))
         try:
             with contextlib.suppress(asyncio.CancelledError):
@@ -123,6 +127,22 @@ class WorkerRound:
             return pid
 
         await self.group.start(start_one)
+
+    def follow_change(self, change: PlannedChange | None) -> None:
+        """Note which planned change waits for a checkpoint. Idempotent."""
+        if change != self._change and not self._closed:
+            # Those that have been marked already are before the announcement.
+            self._specs.startup_probe.read_marks()
+            self._change = change
+
+    def _note_checkpoint(self, step: int | None) -> None:
+        self._events.emit(CheckpointSeen(round=self.ranks.round, step=step))
+        is_news = not self.saves or self._change not in (None, self.saved_for)
+        self.saves = True
+        if self._change is not None:
+            self.saved_for = self._change
+        if is_news:
+            self._on_news()
 
     def cancel(self) -> None:
         """Start no further worker: a template may import for minutes, and a shutdown does not wait for it."""

@@ -140,6 +140,9 @@ TABLE: tuple[Key, ...] = (
     Key("scale_up_delay", _time,
         "Seconds from the arrival of a new node until the job includes it and those that came meanwhile",
         scope="nodes"),
+    Key("scale_wait", _time,
+        "Seconds for which new nodes and drains wait at most for the next checkpoint of a job that marks them",
+        scope="nodes"),
     Key("cut_off_timeout", _time,
         "Seconds without an answer of the master or etcd and of all other nodes after which a node ends, so that it "
         "can be replaced; 0 for never",

@@ -79,6 +79,7 @@ def common_assignment(plan: Plan) -> Assignment:
         restart_count=plan.restart_count,
         reasons=plan.reasons,
         failure=plan.failure,
+        change=plan.change,
     )
 
 

@@ -365,7 +365,9 @@ class Coordinator:
                     del self._processes[key.node_id]
 
 
-_NOT_SENT_APART = frozenset({"epoch", "clock", "since", "restart_times", "early_failures", "failure", "reasons"})
+_NOT_SENT_APART = frozenset(
+    {"epoch", "clock", "since", "restart_times", "early_failures", "failure", "reasons", "to_drain", "saves", "change"}
+)
 """Fields of a plan from which no node's own part is made: they are sent to all nodes alike, or to none."""
 
 _SENT_APART = tuple(field for field in Plan.__struct_fields__ if field not in _NOT_SENT_APART)

@@ -10,6 +10,7 @@ from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline
 from dlrover_run.coordination.gathering import gather
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Plan, PlanPhase
+from dlrover_run.coordination.planned_changes import note_checkpoints
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.running import expire_restarts, train
 
@@ -27,7 +28,7 @@ def decide(policy: Policy, plan: Plan, members: Members, now: float) -> Decision
     if charged != plan.restart_times:
         # Stored, because a successor's job time begins at the last plan that was stored.
         plan = update_plan(plan, now, restart_times=charged)
-    plan, _, lines, _ = policy.refresh(plan, members, now)
+    plan, _, lines, _ = policy.refresh(note_checkpoints(plan, members, now), members, now)
     decision = (gather if plan.phase is PlanPhase.GATHERING else train)(policy, plan, members, now)
     lines += decision.log_lines
     if policy.watches_spares and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:

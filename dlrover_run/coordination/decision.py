@@ -29,6 +29,8 @@ class DeadlineReason(enum.Enum):
     """The node with rank 0 of the next round has not answered: the job fails."""
     SCALE_UP = "scale up"
     """Nodes that have come take part in a larger round."""
+    CHECKPOINT = "checkpoint"
+    """A planned change that admits no node is made though no checkpoint was marked."""
     BLAME = "blame"
     """The failure of a worker that only lost a peer counts."""
     BUDGET = "budget"

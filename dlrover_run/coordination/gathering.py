@@ -43,7 +43,7 @@ def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision 
     """The next round, or what it waits for; or the plan in which the policy begins what has to precede the round."""
     rules = policy.rules
     is_first = plan.key.number == 0
-    alive = policy.eligible(plan, members)
+    alive = candidates(policy, plan, members)
     if is_first and not alive and not (policy.has_started(plan) and members):
         # No node waits.
         return Decision(plan)
@@ -124,6 +124,7 @@ def form_round(rules: JobRules, plan: Plan, ranked: list[MemberState], now: floa
         store_address=address,
         store_port=port,
         reasons=reasons,
+        change=None,
     )
 
 
@@ -140,10 +141,31 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, rank0_node: NodeReport) -> 
     return rules.store is not None or knows or rank0_node.known_round > plan.key
 
 
+def candidates(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
+    """The nodes of which a round can be formed: those that are eligible, without those that are about to leave."""
+    leaving = {*plan.draining, *plan.to_drain}
+    return [state for state in policy.eligible(plan, members) if state.report.key not in leaving]
+
+
 def start_next_round(policy: Policy, plan: Plan, members: Members, now: float, reasons: Reasons) -> Decision:
-    """The round is over: form the next one of the nodes that are alive, or wait for others."""
-    ended = update_plan(policy.end_round(plan), now, phase=PlanPhase.GATHERING, since=now, reasons=reasons)
+    """The round is over: form the next one of the nodes that are alive, or wait for others. A planned change that waits
+    for a checkpoint of the round is made with it."""
+    ended = update_plan(
+        policy.end_round(release_drains(plan, now)),
+        now,
+        phase=PlanPhase.GATHERING,
+        since=now,
+        reasons=reasons,
+        change=None,
+    )
     return gather(policy, ended, members, now)
+
+
+def release_drains(plan: Plan, now: float) -> Plan:
+    """The plan in which the nodes that are to drain are told so."""
+    if not plan.to_drain:
+        return plan
+    return update_plan(plan, now, draining=tuple(dict.fromkeys((*plan.draining, *plan.to_drain))), to_drain=())
 
 
 def round_members(plan: Plan, members: Members) -> list[tuple[Member, MemberState | None]]:

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.activity import NodeActivity
+from dlrover_run.coordination.activity import NodeActivity, Seconds
 from dlrover_run.coordination.bounds import (
     MAX_TRACE,
     MAX_WHAT,
@@ -128,6 +128,14 @@ class RankAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return 0 <= rank - self.first_rank < self.workers
 
 
+class PlannedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A change of membership that waits for the next checkpoint of the round. The epoch of the coordinator that began
+    it and the job time at which it began identify it."""
+
+    epoch: int
+    since: Seconds
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one node reports of itself; only that node writes it.
 
@@ -136,8 +144,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `ranks`: the ranks that the node has taken, None before its first and while it waits without any. `known_round` is
     the latest round that the node knows of, whether it took part or not. `epoch` is the latest coordinator that it
     obeys, which sent it `restart_count`. `progressed` is set once the workers of this round have found each other or
-    have written a checkpoint. `preferred_rank` is the node rank that the user gave it. `policy` is what it reports to
-    the job's policy. `ended_by` names the signal for which it leaves, or has left; it is empty where there is none.
+    have written a checkpoint. `saves` is set once they have marked a checkpoint, and `saved_for` is the planned change
+    after whose announcement they have marked one. `preferred_rank` is the node rank that the user gave it. `policy` is
+    what it reports to the job's policy. `ended_by` names the signal for which it leaves, or has left; it is empty where
+    there is none.
     `activity` is what its tasks do, which only a status shows.
     """
 
@@ -155,6 +165,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     epoch: int = 0
     restart_count: Count = 0
     progressed: bool = False
+    saves: bool = False
+    saved_for: PlannedChange | None = None
     failure: Failure | None = None
     policy: PolicyReport | None = None
     ended_by: SignalName = ""
@@ -198,7 +210,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
     times `restart_times`. `early_failures` rounds in succession failed before any worker made progress. `failure` is
     what ended the last round, if a worker did. `reasons` are the codes of why the plan is as it is. `policy` is
-    the state of the job's policy. `draining` are nodes that an operator has asked to leave.
+    the state of the job's policy. `draining` are nodes that an operator has asked to leave, `to_drain` those that are
+    told so with the planned change. `saves` is set once a worker of the job has marked a checkpoint. `change` is the
+    planned change that waits for the next one.
     """
 
     epoch: int = 0
@@ -216,6 +230,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reasons: BoundedReasons = (Code.NO_REPORT_YET(),)
     policy: PolicyState | None = None
     draining: tuple[NodeKey, ...] = ()
+    to_drain: tuple[NodeKey, ...] = ()
+    saves: bool = False
+    change: PlannedChange | None = None
 
     @property
     def reason(self) -> str:
@@ -266,7 +283,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Assignment(NodeView, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The part of the plan that one node needs. `waiting` is what it waits for, if it waits."""
+    """The part of the plan that one node needs. `change` is the planned change for which it reports the next
+    checkpoint. `waiting` is what it waits for, if it waits."""
 
     epoch: int = 0
     phase: PlanPhase = PlanPhase.GATHERING
@@ -274,6 +292,7 @@ class Assignment(NodeView, frozen=True, kw_only=True, forbid_unknown_fields=True
     restart_count: Count = 0
     reasons: BoundedReasons = ()
     failure: Failure | None = None
+    change: PlannedChange | None = None
     waiting: Waiting | None = None
 
     @property

@@ -126,6 +126,7 @@ class Code(ReasonCode):
     NAMED = ": {names:join}"
     TRAINING = "{number:#node} {number:trains|train}"
     JOINS_NEXT_ROUND = "this one takes part in the next round"
+    JOINS_AT_CHECKPOINT = "this one takes part after the next checkpoint"
     SPARE = "this one waits to step in, {number:#spare} in all"
     SPARE_OF = "this one waits to step in, {number:#spare} in all ({wanted} asked for)"
 

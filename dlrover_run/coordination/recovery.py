@@ -40,6 +40,7 @@ def recover_plan(empty_plan: Plan, reports: Sequence[NodeReport], grace_over: bo
         key=latest,
         restart_count=max(report.restart_count for report in reports),
         reasons=(Code.RECOVERED(),),
+        saves=any(report.saves for report in reports),
     )
     if not by_round:
         return recovered

@@ -72,6 +72,15 @@ def apply_request(policy: Policy, plan: Plan, members: Members, request: Operato
         reason = Code.STOPPED_ON_REQUEST(by=request.by or "an operator")
         stopped = end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FAILED, (reason,)).plan
         return policy.end_job(stopped, now)
-    known = [key for key in plan.draining if key in members]
-    draining = dict.fromkeys((*known, *find_nodes(plan, members, request.node)))
-    return msgspec.structs.replace(plan, clock=now, draining=tuple(draining)[:MAX_DRAINING])
+    wanted = find_nodes(plan, members, request.node)
+    # Of a round that runs they leave with the next planned change. Tasks without a round are moved by their policy.
+    waits = policy.has_rounds and plan.phase is PlanPhase.TRAINING
+    later = {member.key for member in plan.members} if waits else set()
+    draining = [key for key in (*plan.draining, *(key for key in wanted if key not in later)) if key in members]
+    to_drain = [key for key in (*plan.to_drain, *(key for key in wanted if key in later)) if key in members]
+    return msgspec.structs.replace(
+        plan,
+        clock=now,
+        draining=tuple(dict.fromkeys(draining))[:MAX_DRAINING],
+        to_drain=tuple(dict.fromkeys(key for key in to_drain if key not in draining))[:MAX_DRAINING],
+    )

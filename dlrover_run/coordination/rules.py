@@ -21,6 +21,9 @@ JOIN_TIMEOUT = 600.0
 PEND_TIMEOUT = 600.0
 """Seconds that a job which has lost nodes waits for others to take their place before it fails."""
 
+SCALE_WAIT = 60.0
+"""Seconds for which a planned change waits for the next checkpoint at most."""
+
 LOST_AFTER = 1.0
 """Seconds after the end of a node's connection at which the node counts as lost.
 
@@ -57,8 +60,9 @@ class JobRules(msgspec.Struct, frozen=True):
     A round has `min_nodes` to `max_nodes` nodes, a multiple of `node_unit`; nodes beyond that are spares, of which
     `spares` are requested. `max_restarts` counts failures of workers, in the last `restart_window` seconds or, with 0,
     in the whole job. A newcomer to a running job starts a new round after `scale_up_delay` seconds, together with those
-    that came meanwhile. `early_failure_limit` 0 is no limit. `store` is (address, port) when flags name the place of
-    the workers' store, else None: then the node with rank 0 offers a port that it holds. The loss of a node may stay
+    that came meanwhile. In a job that marks checkpoints a planned change waits for the next one, for `scale_wait`
+    seconds at most. `early_failure_limit` 0 is no limit. `store` is (address, port) when flags name the place of the
+    workers' store, else None: then the node with rank 0 offers a port that it holds. The loss of a node may stay
     unknown for `detection_delay` seconds: a lease's time where the records live under leases, 0 where a connection ends
     with the node.
 
@@ -80,6 +84,7 @@ class JobRules(msgspec.Struct, frozen=True):
     join_timeout: float = JOIN_TIMEOUT
     pend_timeout: float = PEND_TIMEOUT
     scale_up_delay: float = 0.0
+    scale_wait: float = SCALE_WAIT
     lost_after: float = LOST_AFTER
     keep_alive_interval: float = KEEP_ALIVE_INTERVAL
     keep_alive_attempts: int = KEEP_ALIVE_ATTEMPTS

@@ -15,15 +15,14 @@ from dlrover_run.coordination.decision import (
 from dlrover_run.coordination.gathering import (
     RoundMembers,
     disconnects_resolved_at,
-    form_round,
-    offers_a_fresh_port,
+    release_drains,
     round_members,
     start_next_round,
 )
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.planned_changes import change_round, may_change
 from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.text import node_name
@@ -114,15 +113,14 @@ def train(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
         return _restart(policy, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
         # No node joins any more. The success of a member that is about to be dropped is kept in the plan.
-        return Decision(
-            _remember_done(policy.stop_watching(plan, now), members, now), deadline_if(broken, DeadlineReason.LOST)
-        )
+        stopped = policy.stop_watching(release_drains(plan, now), now)
+        return Decision(_remember_done(stopped, members, now), deadline_if(broken, DeadlineReason.LOST))
     if broken is not None:
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
-    if not policy.is_active(plan) and len(members) == sum(state is not None for _, state in in_round):
+    if not policy.is_active(plan) and len(members) == len(in_round) and not may_change(plan):
         return Decision(plan)
     watched = policy.watch(plan, members, now)
-    decision = _scale_up(policy, watched.plan, members, now)
+    decision = change_round(policy, watched.plan, members, now)
     return Decision(decision.plan, watched.deadlines + decision.deadlines, watched.log_lines + decision.log_lines)
 
 
@@ -165,31 +163,6 @@ def _regroup_without(policy: Policy, plan: Plan, members: Members, lost_or_left:
     """The next round after a change of membership, which costs nothing."""
     ended = msgspec.structs.replace(plan, failure=None)
     return start_next_round(policy, ended, members, now, _departures(plan, lost_or_left))
-
-
-def _scale_up(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
-    """The round that includes the nodes which joined since, if it would be larger."""
-    rules = policy.rules
-    current = {member.key for member in plan.members}
-    alive = policy.admitted(plan, policy.eligible(plan, members))
-    newcomers = [state for state in alive if state.report.key not in current]
-    size = rules.size(len(alive))
-    if not newcomers or size <= len(plan.members):
-        return Decision(plan)
-    due_at = min(state.joined_at for state in newcomers) + rules.scale_up_delay
-    if size < rules.max_size and now < due_at:
-        return Decision(plan, (Deadline(due_at, DeadlineReason.SCALE_UP),))
-    ranked = assign_ranks(plan.members, alive, size)
-    if not offers_a_fresh_port(rules, plan, ranked[0].report):
-        return Decision(plan)
-    joined = shown_names(
-        [node_name(state.report.host, rank) for rank, state in enumerate(ranked) if state.report.key not in current]
-    )
-    reasons = (Code.SCALED_UP(names=joined, after=size, before=len(plan.members)),)
-    ended = msgspec.structs.replace(plan, failure=None)
-    if policy.needs_gathering:
-        return start_next_round(policy, ended, members, now, reasons)
-    return Decision(form_round(rules, ended, ranked, now, reasons))
 
 
 def _remember_done(plan: Plan, members: Members, now: float) -> Plan:

@@ -20,8 +20,8 @@ from dlrover_run.coordination.reasons import Code, chain, shown_names
 if TYPE_CHECKING:
     from dlrover_run.coordination.coordinator import Coordinator
 
-_SHOWN = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
-"""What a node without ranks may wait for. A restart that no longer counts changes nothing for it."""
+_SHOWN = frozenset(DeadlineReason) - {DeadlineReason.BUDGET, DeadlineReason.CHECKPOINT}
+"""What a node without ranks may wait for. A restart that no longer counts changes nothing for it, nor does a drain."""
 
 INTERVAL = 1.0
 """The minimum number of seconds between two status messages to the nodes of a job."""
@@ -64,7 +64,8 @@ def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequ
     held = min(of_policy, default=None, key=lambda deadline: deadline.at)
     watched = None if held is None else policy.watch_reason(held, joining=joins_in is not None)
     if joins_in is not None:
-        return Waiting((train, watched or Code.JOINS_NEXT_ROUND()), joins_in)
+        joins = Code.JOINS_NEXT_ROUND() if plan.change is None else Code.JOINS_AT_CHECKPOINT()
+        return Waiting((train, watched or joins), joins_in)
     if held is not None and watched is not None:
         return Waiting((train, watched), max(0.0, held.at - now))
     members = {member.key for member in plan.members}

@@ -92,4 +92,5 @@ def _is_done(before: Coordinator, after: Coordinator, request: OperatorRequest) 
         return after.plan.phase in OVER
     here = after.members
     wanted = find_nodes(before.plan, before.members, request.node)
-    return all(key in after.plan.draining or key not in here or here[key].is_draining for key in wanted)
+    asked = {*after.plan.draining, *after.plan.to_drain}
+    return all(key in asked or key not in here or here[key].is_draining for key in wanted)

@@ -13,7 +13,6 @@ import logging
 import os
 import pickle
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +20,7 @@ from typing import Any, BinaryIO
 import torch
 
 from dlrover_run.progress import page
+from dlrover_run.training.checkpoint_marks import mark_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +28,6 @@ MAGIC = b"DLRVCKP1"
 LENGTH_BYTES = 8
 FOOTER_SIZE = hashlib.sha256().digest_size + LENGTH_BYTES + len(MAGIC)
 READ_SIZE = 1 << 20
-
-MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
-"""The variable with which `dlrover-run` names a file to which the step of each checkpoint is written, as a line: a job
-that has written one is not stopped early when it fails, and the event log shows how much work a failure cost. Nothing
-of the launcher is imported for this."""
 
 _NAME = re.compile(r"step-(\d{12,})\.pt")
 _TEMPORARY = ".step-*.tmp"
@@ -141,9 +136,7 @@ class CheckpointDirectory:
             self._files.remove(temporary)
             raise
         self._files.sync_directory(self.path)
-        if mark := os.environ.get(MARK_VARIABLE):
-            with suppress(OSError):
-                Path(mark).write_text(f"{step}\n")
+        mark_checkpoint(step)
         # Files of later steps are not counted: they are damaged, or of a run that this one was deliberately reset from.
         older = [number for number in self.steps() if number <= step]
         for number in older[: -self.keep]:

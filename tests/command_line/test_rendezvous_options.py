@@ -160,6 +160,7 @@ KEYS = {
     "pend_timeout": 0,
     "lost_after": 2,
     "scale_up_delay": 5,
+    "scale_wait": 30,
     "restart_window": 3600,
     "keep_alive_interval": 0.5,
     "early_failure_limit": 0,

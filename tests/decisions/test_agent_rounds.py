@@ -26,6 +26,7 @@ from dlrover_run.coordination.model import (
     Failure,
     NodePhase,
     NodeReport,
+    PlannedChange,
     PlanPhase,
     RankAssignment,
     RoundKey,
@@ -223,6 +224,18 @@ class TestFailures:
     def test_a_checkpoint_is_evidence_of_work(self, stage: Path, mark: str, has_trained: bool) -> None:
         played = Play(stage, f"{mark} exit 3").on(WAITING, training(rank_assignment())).on(FAILED, FINISHED).run()
         assert [s.progressed for s in played.statuses if s.phase is FAILED] == [has_trained]
+
+    def test_the_first_checkpoint_is_reported_and_then_one_for_each_planned_change(self, stage: Path) -> None:
+        change, place = PlannedChange(epoch=7, since=30.0), rank_assignment()
+        shell = 'while :; do echo 10 > "$DLROVER_CHECKPOINT_MARK"; sleep 0.05; done'
+        play = (
+            Play(stage, shell)
+            .on(WAITING, training(place))
+            .on(lambda status: status.saves, training(place, change=change))
+        )
+        played = play.on(lambda status: status.saved_for == change, FINISHED).run()
+        saved = [status.saved_for for status in played.statuses if status.phase is RUNNING]
+        assert saved == [None, None, change]
 
     @pytest.mark.parametrize(("written", "step"), [(b"120\n", 120), (b"120\n180\n", 180), (b"1", None), (b"x\n", None)])
     def test_a_checkpoint_is_noted_at_once_with_its_step(self, written: bytes, step: int | None) -> None:

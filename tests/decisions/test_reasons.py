@@ -112,6 +112,10 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ),
     ((Code.TRAINING(number=1), Code.JOINS_NEXT_ROUND()), "1 node trains; this one takes part in the next round"),
     (
+        (Code.TRAINING(number=2), Code.JOINS_AT_CHECKPOINT()),
+        "2 nodes train; this one takes part after the next checkpoint",
+    ),
+    (
         (HealthCode.RESULTS(answered=1, number=2), Code.MISSING(names=("b",))),
         "node check: 1 of 2 nodes have computed; missing: b",
     ),

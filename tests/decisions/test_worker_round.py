@@ -15,6 +15,7 @@ import pytest
 from virtual_loop import run_virtually
 
 from dlrover_run.agent.worker_round import LOST_PEER_DELAY, WorkerRound
+from dlrover_run.coordination.model import PlannedChange
 from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
 from dlrover_run.failures import causes
 from dlrover_run.progress.page import Phase, Progress, StepSource
@@ -52,6 +53,8 @@ class Bed(Events):
     emitted: list[Event] = field(default_factory=list)
     pages: dict[int, Progress] = field(default_factory=dict)
     is_closed: bool = False
+    unread: list[int] = field(default_factory=list)
+    news: int = 0
 
     def __post_init__(self) -> None:
         stream = SimpleNamespace(path=None)
@@ -71,6 +74,11 @@ class Bed(Events):
     def _read_marks(self) -> None:
         if self.is_closed:
             raise OSError(errno.EBADF, "Bad file descriptor")
+        while self.unread:
+            self.save(self.unread.pop(0))
+
+    def save(self, step: int) -> None:
+        self.round._note_checkpoint(step)
 
     # What the round uses of its process group and of the relay.
 
@@ -105,6 +113,7 @@ class Bed(Events):
         self.workers[rank].stopped_at = asyncio.get_running_loop().time()
 
     def _note(self) -> None:
+        self.news += 1
         if self.round.failure is not None:
             self.reported.append((asyncio.get_running_loop().time(), self.round.failure.rank))
 
@@ -113,6 +122,34 @@ class Bed(Events):
         await self.round.collect_exit_info(None)
         root = causes.root_cause(self.round.ends)
         return root.rank if root is not None else None
+
+
+def test_only_a_checkpoint_after_its_announcement_counts_for_a_planned_change() -> None:
+    async def run() -> None:
+        bed, change = Bed(), PlannedChange(epoch=7, since=30.0)
+        bed.unread.append(10)
+        bed.round.follow_change(change)
+        assert (bed.round.saves, bed.round.saved_for) == (True, None)
+        bed.save(20)
+        assert bed.round.saved_for == change
+
+    run_virtually(run())
+
+
+def test_of_frequent_checkpoints_those_are_news_that_a_decision_depends_on() -> None:
+    async def run() -> None:
+        bed = Bed()
+        for step in range(10):
+            bed.save(step)
+        bed.round.follow_change(PlannedChange(epoch=7, since=30.0))
+        for step in range(10):
+            bed.save(step)
+        bed.round.follow_change(None)
+        bed.save(20)
+        assert bed.news == 2
+        assert len(bed.emitted) == 21
+
+    run_virtually(run())
 
 
 def test_the_loss_of_a_peer_waits_for_the_failure_that_explains_it() -> None:

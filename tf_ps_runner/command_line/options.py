@@ -102,7 +102,7 @@ TABLE: tuple[Flag, ...] = (
 )
 # fmt: on
 
-IGNORED_KEYS = frozenset(("scale_up_delay", "restart_window", "early_failure_limit", "check_timeout"))
+IGNORED_KEYS = frozenset(("scale_up_delay", "scale_wait", "restart_window", "early_failure_limit", "check_timeout"))
 """Keys of `--rdzv-conf` that have no effect on a job with parameter servers."""
 
 TF_PS_RUN = Program(

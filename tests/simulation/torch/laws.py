@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from policy_parts import check_part, check_rules, check_state
 
@@ -14,6 +14,7 @@ from dlrover_run.coordination.model import (
     NodeKey,
     NodePhase,
     Plan,
+    PlannedChange,
     PlanPhase,
     RankAssignment,
     RoundKey,
@@ -47,6 +48,11 @@ class TorchLaws(Laws):
         self._succeeded: set[tuple[RoundKey, NodeKey]] = set()
         self._checks: dict[tuple[int, int], float] = {}
         self._disturbed: set[tuple[int, int]] = set()
+        self._marked_before: dict[PlannedChange, int] = {}
+        self.marks: Mapping[RoundKey, int] = {}
+        """How often the workers of a round have saved."""
+        self.waited = 0
+        """Newcomers that were admitted after a checkpoint, or at the deadline."""
         self.blamed: set[RoundKey] = set()
         self.dismissed: set[NodeKey] = set()
         self.found_kinds: set[str] = set()
@@ -70,6 +76,7 @@ class TorchLaws(Laws):
                 is_known and not self._durable and bool(check_rules(self._rules).check),
                 "no round is skipped that nobody knows of",
             )
+        self._check_planned_change(plan, after, present, now)
         self._check_rest(plan, after, present)
         if after.phase is PlanPhase.FINISHED:
             lacking = [m.host for m in plan.members if (plan.key, m.key) not in self._succeeded]
@@ -150,6 +157,21 @@ class TorchLaws(Laws):
         demand(plan.phase is PlanPhase.TRAINING, "only a round that trains can fail")
         if not self._rules.restart_window:
             demand(after.restart_count <= self._rules.max_restarts, "no more restarts than were granted")
+
+    def _check_planned_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+        """A planned change interrupts no round before its workers have saved or the deadline has passed."""
+        if after.change is not None:
+            self._marked_before.setdefault(after.change, self.marks.get(plan.key, 0))
+        if not Code.SCALED_UP.within(after.reasons) or after.reasons == plan.reasons:
+            return
+        change, longest = plan.change, self._rules.scale_wait
+        if change is None:
+            saves = any(p.report.saves for p in present.values())
+            demand(not saves or not longest, "a planned change waits for a checkpoint of a job that saves")
+            return
+        saved = self.marks.get(plan.key, 0) > self._marked_before.get(change, 0)
+        demand(saved or now >= change.since + longest, "no round is interrupted before it has saved")
+        self.waited += 1
 
     def _check_rest(self, plan: Plan, after: Plan, present: Members) -> None:
         """Where all nodes stay, a round ends only by its end, by a failure, or for a larger one."""

@@ -68,6 +68,8 @@ class TorchNode(Node):
                 self.note(f"obeys the coordinator of epoch {wanted.epoch}")
             self._state.accept(wanted)
             self._check.follow(check_part(wanted).check_task)
+            if self.group is not None and self.group.key == wanted.key:
+                self.group.change = wanted.change
         self.rendezvous.report(
             self._check.add_to_report(build_report(self._state, cast(Any, self.group), self._leaving))
         )
@@ -103,7 +105,7 @@ class TorchNode(Node):
         ranks = self._state.ranks
         assert ranks is not None, "only a seat is a reason to start"
         self._state.take_port()
-        group = self.group = Group(self._program.workers, ranks, self._note_end)
+        group = self.group = Group(self._program.workers, ranks, self._note_end, lambda: self.run(self._receive))
 
         def start() -> None:
             if self._state.round == ranks.key and not self._leaving:

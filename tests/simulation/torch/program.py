@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 HUNG = 30.0
 """Seconds after which workers that wait for a peer in vain give up by themselves."""
 
+SHARE_OF_SAVING_RUNS = 0.15
+"""In how many runs the workers mark checkpoints."""
+
 SHARE_OF_SHORT_CUT_OFFS = 0.3
 """In how many runs a node that is cut off ends while the network may still be cut."""
 
@@ -66,6 +69,8 @@ class TorchProgram(Program):
         super().__init__(scenario, seed)
         self._seed = seed
         self.health = health_of(seed)
+        self._saving = Random(f"marks {seed}")
+        self._marks_every = 0.0
 
     def rules(self, random: Random) -> JobRules:
         rules = replace(
@@ -78,6 +83,9 @@ class TorchProgram(Program):
         short = Random(f"cut off {self._seed}")
         if short.random() < SHARE_OF_SHORT_CUT_OFFS:
             rules = replace(rules, cut_off_timeout=short.choice((2.0, 5.0, 15.0)))
+        if self._saving.random() < SHARE_OF_SAVING_RUNS:
+            self._marks_every = self._saving.choice((0.5, 5.0, 20.0))
+            rules = replace(rules, scale_wait=self._saving.choice((0.0, 3.0, 10.0)))
         return rules
 
     def make_laws(self, durable: bool, nodes_stay: bool) -> TorchLaws:
@@ -87,6 +95,8 @@ class TorchProgram(Program):
     def furnish(self) -> None:
         random = self.timeline.random
         self.workers = Workers(self.timeline, work=random.uniform(3, 60), patience=HUNG)
+        self.workers.marks_every = self._marks_every
+        self.laws.marks = self.workers.marks
         self.workers.fixed_store = self.scenario.rules.store is not None
         self.slow_stop = random.choice((0.1, 2.0, 15.0))
         self.slow_start = random.choice((0.1, 3.0))

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dlrover_run.coordination.model import RankAssignment, RoundKey
+from dlrover_run.coordination.model import PlannedChange, RankAssignment, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from simulation.timeline import Timeline, demand
 
@@ -15,16 +15,23 @@ PEER_WORDS = "Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: C
 
 
 class Group:
-    """One node's workers of one round, as `statement` wants to see them. `on_end` hears when they succeed or fail."""
+    """One node's workers of one round, as `statement` wants to see them. `on_end` hears when they succeed or fail, and
+    `on_news` when they have marked a checkpoint."""
 
-    def __init__(self, workers: Workers, ranks: RankAssignment, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, workers: Workers, ranks: RankAssignment, on_end: Callable[[], None], on_news: Callable[[], None]
+    ) -> None:
         self.ranks = ranks
         self.key = ranks.key
         self.live = False
         self.succeeded = False
         self.failure: WorkerExit | None = None
         self.has_trained = False
+        self.saves = False
+        self.saved_for: PlannedChange | None = None
+        self.change: PlannedChange | None = None
         self.on_end = on_end
+        self.on_news = on_news
         self._workers = workers
 
     @property
@@ -36,6 +43,11 @@ class Group:
         """Start them; they look for their peers at the store."""
         self.live = True
         self._workers.meet(self)
+
+    def mark(self) -> None:
+        """One of them marks a checkpoint."""
+        self.saves = True
+        self.saved_for = self.change or self.saved_for
 
     def fail(self, words: str = OWN_WORDS, killed: bool = False) -> None:
         """One of them ends badly; the others of the node are ended by their agent only in the next step."""
@@ -76,7 +88,8 @@ class Workers:
 
     Of those whose peer is gone most notice soon, by a broken connection. Some hang until somebody ends them, or until
     their own `patience` is over: longer than a node takes to come to the store, for who gives up before that fails of
-    no change of membership. `failed` are the rounds in which a worker failed for a reason of its own.
+    no change of membership. In every round that is complete rank 0 saves each `marks_every` seconds, if that is not 0;
+    `marks` counts that. `failed` are the rounds in which a worker failed for a reason of its own.
     """
 
     def __init__(self, timeline: Timeline, work: float, patience: float) -> None:
@@ -85,6 +98,8 @@ class Workers:
         self.patience = patience
         self._meetings: dict[tuple[str, int, RoundKey | None], Meeting] = {}
         self.fixed_store = False
+        self.marks_every = 0.0
+        self.marks: dict[RoundKey, int] = {}
         self.failed: set[RoundKey] = set()
         self.completed: list[RoundKey] = []
 
@@ -105,9 +120,21 @@ class Workers:
             self._timeline.note("workers", f"of round {ranks.key.number} have met")
             for one in meeting.groups.values():
                 one.has_trained = True
+            if self.marks_every:
+                self._timeline.after(self.marks_every, lambda: self._mark(meeting))
             self._timeline.after(self._work, lambda: self._finish(meeting))
         else:
             self._timeline.after(self.patience, lambda: None if meeting.complete else group.fail(PEER_WORDS))
+
+    def _mark(self, meeting: Meeting) -> None:
+        """The workers of rank 0 mark a checkpoint, and again after a while."""
+        first = meeting.groups[0]
+        if not meeting.ended and first.live:
+            self.marks[meeting.key] = self.marks.get(meeting.key, 0) + 1
+            first.mark()
+            self._timeline.note("workers", f"of round {meeting.key.number} have saved")
+            first.on_news()
+            self._timeline.after(self.marks_every, lambda: self._mark(meeting))
 
     def part(self, group: Group) -> None:
         """One node's workers are gone before their work was done."""

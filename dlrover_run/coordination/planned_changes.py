@@ -1,0 +1,89 @@
+"""Planned changes of a round that runs: newcomers that make it larger, and nodes that an operator drains. Pure.
+
+Nothing has failed, so the workers need not lose what they have done since their last checkpoint. In a job that marks
+its checkpoints the change waits for the next mark, for `scale_wait` seconds at most. The coordinator announces the
+change to all nodes, and each reports the first checkpoint that its workers mark from then on. So no clock of a node
+matters, a node that marks a checkpoint at each step reports no more than one, and a successor of the coordinator goes
+on with the same change.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, update_plan
+from dlrover_run.coordination.gathering import (
+    candidates,
+    form_round,
+    offers_a_fresh_port,
+    release_drains,
+    start_next_round,
+)
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import Plan, PlannedChange, PlanPhase
+from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.ranks import assign_ranks
+from dlrover_run.coordination.reasons import Code, shown_names
+from dlrover_run.coordination.text import node_name
+
+
+def note_checkpoints(plan: Plan, members: Members, now: float) -> Plan:
+    """The plan that says whether the job marks checkpoints."""
+    if plan.saves or plan.phase is not PlanPhase.TRAINING or not any(s.report.saves for s in members.values()):
+        return plan
+    return update_plan(plan, now, saves=True)
+
+
+def may_change(plan: Plan) -> bool:
+    """Whether a change is planned, or was, though no node has come."""
+    return bool(plan.change or plan.to_drain)
+
+
+def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
+    """Make the planned change of a round that runs, if there is one and it has not to wait."""
+    rules = policy.rules
+    current = {member.key for member in plan.members}
+    alive = policy.admitted(plan, candidates(policy, plan, members))
+    newcomers = [state for state in alive if state.report.key not in current]
+    size = rules.size(len(alive))
+    grows = bool(newcomers) and size > len(plan.members)
+    if not grows and not plan.to_drain:
+        return Decision(plan if plan.change is None else update_plan(plan, now, change=None))
+    if not plan.to_drain:
+        due_at = min(state.joined_at for state in newcomers) + rules.scale_up_delay
+        if size < rules.max_size and now < due_at:
+            return Decision(plan, (Deadline(due_at, DeadlineReason.SCALE_UP),))
+    if plan.saves and rules.scale_wait:
+        if plan.change is None:
+            plan = update_plan(plan, now, change=PlannedChange(plan.epoch, now))
+        assert plan.change is not None
+        latest = plan.change.since + rules.scale_wait
+        if now < latest and not _have_saved(plan, members):
+            return Decision(plan, (Deadline(latest, DeadlineReason.SCALE_UP if grows else DeadlineReason.CHECKPOINT),))
+    if plan.to_drain:
+        # The round ends when they leave, and the next one has the newcomers too.
+        return Decision(update_plan(release_drains(plan, now), now, change=None))
+    return _scale_up(policy, plan, members, assign_ranks(plan.members, alive, size), now)
+
+
+def _have_saved(plan: Plan, members: Members) -> bool:
+    """Whether all nodes whose workers mark the checkpoints of this round have marked one since the announcement: one
+    node, as a rule that with rank 0, or each node if each writes its own part."""
+    reports = [state.report for member in plan.members if (state := members.get(member.key)) is not None]
+    saving = [report for report in reports if report.saves and report.in_round(plan.key)]
+    return bool(saving) and all(report.saved_for == plan.change for report in saving)
+
+
+def _scale_up(policy: Policy, plan: Plan, members: Members, ranked: list[MemberState], now: float) -> Decision:
+    """The larger round of these nodes."""
+    if not offers_a_fresh_port(policy.rules, plan, ranked[0].report):
+        return Decision(plan)
+    current = {member.key for member in plan.members}
+    joined = shown_names(
+        [node_name(state.report.host, rank) for rank, state in enumerate(ranked) if state.report.key not in current]
+    )
+    reasons = (Code.SCALED_UP(names=joined, after=len(ranked), before=len(plan.members)),)
+    ended = msgspec.structs.replace(plan, failure=None)
+    if policy.needs_gathering:
+        return start_next_round(policy, ended, members, now, reasons)
+    return Decision(form_round(policy.rules, ended, ranked, now, reasons))

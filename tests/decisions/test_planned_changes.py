@@ -1,0 +1,122 @@
+"""What a planned change waits for: newcomers and drains of a job that marks its checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from virtual_job import VirtualJob, play, rules
+
+from dlrover_run.coordination import planned_changes
+from dlrover_run.coordination.rules import SCALE_WAIT
+
+PAIR = "come a b; wait 31; round 1 a b; "
+
+SCRIPTS = {
+    "a job that has marked no checkpoint admits a newcomer at once": "come c; round 2 a b c",
+    "a newcomer waits for the next checkpoint": "mark a; come c; wait 5; round 1 a b; mark a; round 2 a b c",
+    "a checkpoint before the newcomer came does not count": "mark a; mark a; come c; wait 5; round 1 a b",
+    "without another checkpoint it waits for the deadline": (
+        "mark a; come c; wait 59.9; round 1 a b; wait 0.2; round 2 a b c; restarts 0"
+    ),
+    "the deadline is that of the first newcomer": (
+        "mark a; come c; wait 50; come d; wait 9.9; round 1 a b; wait 0.2; round 2 a b c d"
+    ),
+    "a round that has marked none yet waits for its first": (
+        "mark a; come c; mark a; round 2 a b c; come d; wait 5; round 2 a b c; mark a; round 3 a b c d"
+    ),
+    "all nodes that save have to save": "mark a b; come c; mark a; wait 5; round 1 a b; mark b; round 2 a b c",
+    "a node that does not save is not waited for": "mark b; come c; mark b; round 2 a b c",
+    "a change of which nothing is left is forgotten": (
+        "mark a; come c; wait 50; gone c; wait 5; come d; wait 50; round 1 a b; wait 11; round 2 a b d"
+    ),
+    "a failure includes the newcomers at once": "mark a; come c; fail a; round 2 a b c; restarts 1",
+    "a loss includes them at once": "mark a; come c; lose b; wait 2; round 2 a c",
+    "a drain waits for the next checkpoint": (
+        "mark a; drain b; wait 5; drained; mark a; drained b; leaving b; left b; round 2 a"
+    ),
+    "a drain waits for the deadline at most": "mark a; drain b; wait 59.9; drained; wait 0.2; drained b",
+    "a job that has marked no checkpoint drains at once": "drain b; drained b",
+    "a spare drains at once": "mark a; come c d e; drain e; drained e; round 1 a b",
+    "a drained node and a newcomer are one change": (
+        "mark a; drain b; come c; wait 5; round 1 a b; mark a; drained b; leaving b; left b; round 2 a c; restarts 0"
+    ),
+    "a node that is about to leave gets no ranks": (
+        "mark a; drain b; come c; fail a; drained b; round 2 a c; restarts 1"
+    ),
+    "a node drains at once after the first success": "mark a; drain b; succeed a; drained b",
+    "a successor waits for the same checkpoint": (
+        "mark a; come c; wait 5; successor journal; back a b c; wait 5; round 1 a b; mark a; round 2 a b c"
+    ),
+    "a checkpoint of which the successor learns later counts": (
+        "mark a; come c; wait 5; lose a; mark a; successor journal; back b c a; round 2 a b c"
+    ),
+    "a successor counts from the announcement, with which its job time begins": (
+        "mark a; come c; wait 50; successor journal; back a b c; wait 59; round 1 a b; wait 2; round 2 a b c"
+    ),
+    "a successor without a journal knows from the nodes that they save": (
+        "mark a; successor; back a b; come c; wait 5; round 1 a b; mark a; round 2 a b c"
+    ),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_planned_change(script: str) -> None:
+    play(VirtualJob(rules(1, 4)), PAIR + script)
+
+
+def test_it_can_be_switched_off() -> None:
+    play(VirtualJob(rules(1, 4, scale_wait=0.0)), PAIR + "mark a; come c; round 2 a b c")
+
+
+def test_newcomers_are_gathered_before_they_wait_for_a_checkpoint() -> None:
+    job = VirtualJob(rules(1, 5, scale_up_delay=10.0))
+    play(job, PAIR + "mark a; come c; mark a; wait 9; come d; mark a; wait 2; round 1 a b; mark a; round 2 a b c d")
+
+
+def test_the_newcomer_reads_what_it_waits_for_and_how_long() -> None:
+    job = play(VirtualJob(rules(1, 4)), PAIR + "mark a; come c; wait 10")
+    assert job.waiting.text == "2 nodes train; this one takes part after the next checkpoint"
+    assert job.waiting.seconds == SCALE_WAIT - 10
+
+
+def test_a_node_that_saves_often_reports_it_once() -> None:
+    """Its reports cause decisions, and writes in etcd."""
+    job = play(VirtualJob(rules(1, 4)), PAIR + "mark a")
+    before = job.statuses["a"]
+    job.mark("a", "a")
+    assert job.statuses["a"] == before
+
+
+def change_at_once(plan: Any, members: Any) -> bool:
+    return True
+
+
+def count_any_checkpoint(plan: Any, members: Any) -> bool:
+    return any(state.report.saves for state in members.values())
+
+
+def wait_for_one_node(plan: Any, members: Any) -> bool:
+    return any(state.report.saved_for == plan.change for state in members.values())
+
+
+DEFECTS = {
+    "a round is interrupted before a checkpoint": ("_have_saved", change_at_once),
+    "a checkpoint from before counts": ("_have_saved", count_any_checkpoint),
+    "the first of several nodes that save is enough": ("_have_saved", wait_for_one_node),
+    "it is never known that the job saves": ("note_checkpoints", lambda plan, members, now: plan),
+}
+
+
+@pytest.mark.parametrize(("name", "wrong"), DEFECTS.values(), ids=DEFECTS)
+def test_a_planted_defect_is_found(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_changes, name, wrong)
+    if name == "note_checkpoints":
+        monkeypatch.setattr("dlrover_run.coordination.decide.note_checkpoints", wrong)
+    failed = []
+    for title, script in SCRIPTS.items():
+        try:
+            play(VirtualJob(rules(1, 4)), PAIR + script)
+        except AssertionError:
+            failed.append(title)
+    assert failed
