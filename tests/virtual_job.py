@@ -190,6 +190,13 @@ class VirtualJob:
         self.coordinator.request(OperatorRequest(Action.DRAIN, name), self.now)
         self.settle()
 
+    def scale(self, size: str) -> None:
+        """An operator asks for another size, N or MIN:MAX."""
+        least, _, most = size.rpartition(":")
+        request = OperatorRequest(Action.SCALE, by="ann", min_nodes=int(least or 0), max_nodes=int(most))
+        self.coordinator.request(request, self.now)
+        self.settle()
+
     def leave(self, *names: str) -> None:
         for name in names:
             self.report_phase(name, NodePhase.LEFT)
@@ -240,6 +247,7 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "back": lambda job, names: job.come_back(*names),
     "succeed": lambda job, names: job.succeed(*names),
     "mark": lambda job, names: job.mark(*names),
+    "scale": lambda job, sizes: [job.scale(size) for size in sizes],
     "drain": lambda job, names: [job.drain(name) for name in names],
     "fail": lambda job, names: [job.fail(name) for name in names],
     "fail_early": lambda job, names: [job.fail(name, progressed=False) for name in names],

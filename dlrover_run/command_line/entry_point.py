@@ -17,10 +17,6 @@ from dlrover_run.command_line.options import CURRENT_SHELL
 from dlrover_run.command_line.parser import CommandLine, Program, UsageError, parse_argv
 from dlrover_run.spec import SpecError
 
-RESERVED = frozenset({"status", "top", "why", "events", "stacks", "drain", "stop", "scale"})
-"""Names of subcommands, those to come included, so that no command line changes its meaning when one is added. One that
-exists is in `Program.subcommands`."""
-
 Job = TypeVar("Job")
 ReadJob = Callable[[CommandLine, Callable[[str], None]], Job]
 """Reads the job of a command line; the second argument takes warnings. Raises SpecError."""
@@ -57,12 +53,9 @@ def job_or_code(program: Program, argv: Sequence[str], read_job: ReadJob[Job]) -
 
 def refuse_reserved(program: Program, script: str) -> None:
     """Refuse a script whose name, without a directory, is the name of a subcommand."""
-    if script not in RESERVED:
-        return
-    problem = "is reserved for a subcommand, which does not exist yet"
     if script in program.subcommands:
         problem = "is a subcommand, which must come before all flags"
-    raise SpecError(f"{script!r} {problem}: give ./{script} to run a script of this name.")
+        raise SpecError(f"{script!r} {problem}: give ./{script} to run a script of this name.")
 
 
 def report(name: str, sentence: str) -> None:

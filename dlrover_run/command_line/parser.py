@@ -114,7 +114,10 @@ A drop-in for torchrun: every flag of torchrun 2.13 to 2.15 means the same here.
             "First of two, by hand: [b]dlrover-run --nnodes=2 --node-rank=0 --master-addr=node0 train.py[/]",
         )
     ),
-    subcommands=OPERATOR_COMMANDS,
+    subcommands={
+        **OPERATOR_COMMANDS,
+        "scale": Subcommand("dlrover_run.operate.scale:scale", "Change how many nodes of a running job train."),
+    },
     unsupported=UNSUPPORTED_DLROVER_FLAGS,
 )
 

@@ -83,7 +83,7 @@ class Coordinator:
         self.rules = rules
         self.superseded = False
         self.activity_changes = 0
-        self.policy = policy_of(rules)
+        self.policy = policy_of(rules.resized(before.desired))
         self.plan = self.policy.take_over(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
         self._members: dict[NodeKey, MemberState] = {}
@@ -210,7 +210,9 @@ class Coordinator:
         before, is_new = self.plan, self._is_new
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
-            decision = decide(self.policy, self._requested(time), self._members, time)
+            plan = self._requested(time)
+            self.policy = policy_of(self.rules.resized(plan.desired))
+            decision = decide(self.policy, plan, self._members, time)
             self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
             self._lines += decision.log_lines
             self._forget(time)
@@ -262,7 +264,7 @@ class Coordinator:
         """Take a request of an operator, which the next `advance` carries out. Raises RequestFailed."""
         if self._recovering_until is not None or self.superseded:
             raise RequestFailed("the coordinator of the job has just begun; try again in a moment")
-        apply_request(self.policy, self.plan, self._members, request, self._job_time(now))
+        apply_request(self.rules, self.policy, self.plan, self._members, request, self._job_time(now))
         self._requests.append(request)
 
     def status(self, name: str, now: float, *, aged: bool = True) -> JobStatus:
@@ -292,7 +294,7 @@ class Coordinator:
         for request in requests:
             # What was possible when it was taken may not be any more, after another request.
             with contextlib.suppress(RequestFailed):
-                plan = apply_request(self.policy, plan, self._members, request, time)
+                plan = apply_request(self.rules, self.policy, plan, self._members, request, time)
         return plan
 
     @property
@@ -366,7 +368,19 @@ class Coordinator:
 
 
 _NOT_SENT_APART = frozenset(
-    {"epoch", "clock", "since", "restart_times", "early_failures", "failure", "reasons", "to_drain", "saves", "change"}
+    {
+        "epoch",
+        "clock",
+        "since",
+        "restart_times",
+        "early_failures",
+        "failure",
+        "reasons",
+        "to_drain",
+        "saves",
+        "change",
+        "desired",
+    }
 )
 """Fields of a plan from which no node's own part is made: they are sent to all nodes alike, or to none."""
 

@@ -36,6 +36,7 @@ _CAUSES = (
     (Code.LEFT_ON_REQUEST, "drain"),
     (Code.ASKED_TO_LEAVE, "drain"),
     (Code.SCALED_UP, "scale_up"),
+    (Code.SCALED_DOWN, "scale_down"),
 )
 
 CAUSES = (*dict.fromkeys(cause for _, cause in _CAUSES), "start")

@@ -26,6 +26,7 @@ from dlrover_run.coordination.bounds import (
 )
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyProgress, PolicyReport, PolicyState
 from dlrover_run.coordination.reasons import BoundedReasons, Code, Reason, render
+from dlrover_run.coordination.rules import DesiredSize
 from dlrover_run.coordination.text import node_name
 
 
@@ -212,7 +213,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     what ended the last round, if a worker did. `reasons` are the codes of why the plan is as it is. `policy` is
     the state of the job's policy. `draining` are nodes that an operator has asked to leave, `to_drain` those that are
     told so with the planned change. `saves` is set once a worker of the job has marked a checkpoint. `change` is the
-    planned change that waits for the next one.
+    planned change that waits for the next one. `desired` is the size that an operator has asked for.
     """
 
     epoch: int = 0
@@ -233,6 +234,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     to_drain: tuple[NodeKey, ...] = ()
     saves: bool = False
     change: PlannedChange | None = None
+    desired: DesiredSize | None = None
 
     @property
     def reason(self) -> str:

@@ -1,4 +1,5 @@
-"""Planned changes of a round that runs: newcomers that make it larger, and nodes that an operator drains. Pure.
+"""Planned changes of a round that runs: newcomers that make it larger, and what an operator requests: another size, and
+nodes to drain. Pure.
 
 Nothing has failed, so the workers need not lose what they have done since their last checkpoint. In a job that marks
 its checkpoints the change waits for the next mark, for `scale_wait` seconds at most. The coordinator announces the
@@ -36,7 +37,7 @@ def note_checkpoints(plan: Plan, members: Members, now: float) -> Plan:
 
 def may_change(plan: Plan) -> bool:
     """Whether a change is planned, or was, though no node has come."""
-    return bool(plan.change or plan.to_drain)
+    return bool(plan.change or plan.to_drain or plan.desired)
 
 
 def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
@@ -47,9 +48,10 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
     newcomers = [state for state in alive if state.report.key not in current]
     size = rules.size(len(alive))
     grows = bool(newcomers) and size > len(plan.members)
-    if not grows and not plan.to_drain:
+    shrinks = 0 < size < len(plan.members) and rules.max_size < len(plan.members)
+    if not (grows or shrinks or plan.to_drain):
         return Decision(plan if plan.change is None else update_plan(plan, now, change=None))
-    if not plan.to_drain:
+    if grows and not plan.to_drain:
         due_at = min(state.joined_at for state in newcomers) + rules.scale_up_delay
         if size < rules.max_size and now < due_at:
             return Decision(plan, (Deadline(due_at, DeadlineReason.SCALE_UP),))
@@ -63,7 +65,7 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
     if plan.to_drain:
         # The round ends when they leave, and the next one has the newcomers too.
         return Decision(update_plan(release_drains(plan, now), now, change=None))
-    return _scale_up(policy, plan, members, assign_ranks(plan.members, alive, size), now)
+    return _resize(policy, plan, members, assign_ranks(plan.members, alive, size), now)
 
 
 def _have_saved(plan: Plan, members: Members) -> bool:
@@ -74,15 +76,18 @@ def _have_saved(plan: Plan, members: Members) -> bool:
     return bool(saving) and all(report.saved_for == plan.change for report in saving)
 
 
-def _scale_up(policy: Policy, plan: Plan, members: Members, ranked: list[MemberState], now: float) -> Decision:
-    """The larger round of these nodes."""
+def _resize(policy: Policy, plan: Plan, members: Members, ranked: list[MemberState], now: float) -> Decision:
+    """The larger or smaller round of these nodes."""
     if not offers_a_fresh_port(policy.rules, plan, ranked[0].report):
         return Decision(plan)
     current = {member.key for member in plan.members}
     joined = shown_names(
         [node_name(state.report.host, rank) for rank, state in enumerate(ranked) if state.report.key not in current]
     )
-    reasons = (Code.SCALED_UP(names=joined, after=len(ranked), before=len(plan.members)),)
+    number = {"after": len(ranked), "before": len(plan.members)}
+    by = "an operator" if plan.desired is None else plan.desired.by or "an operator"
+    reason = Code.SCALED_UP(names=joined, **number) if joined else Code.SCALED_DOWN(by=by, **number)
+    reasons = (reason,)
     ended = msgspec.structs.replace(plan, failure=None)
     if policy.needs_gathering:
         return start_next_round(policy, ended, members, now, reasons)

@@ -1,4 +1,5 @@
-"""Requests of an operator: drain a node, or stop the job; and the question for stacks, which changes nothing. Pure.
+"""Requests of an operator: drain a node, change the size of the job, or stop it. Pure. The question for stacks, which
+changes nothing, is here too.
 
 A request becomes part of the plan at the next decision and is then as durable as the plan. The nodes act on it as on a
 signal to their launchers, so nothing else in the core depends on it.
@@ -10,12 +11,14 @@ import enum
 
 import msgspec
 
-from dlrover_run.coordination.bounds import Name, Total
+from dlrover_run.coordination.bounds import Count, Name, Total
 from dlrover_run.coordination.decision import end_job
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, Plan, PlanPhase
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.reasons import Code
+from dlrover_run.coordination.rules import DesiredSize, JobRules
+from dlrover_run.coordination.text import counted
 
 MAX_DRAINING = 1000
 """Nodes that drain at one time; of more the first."""
@@ -25,15 +28,24 @@ class Action(enum.StrEnum):
     """What an operator requests."""
 
     DRAIN = "drain"
+    SCALE = "scale"
     STOP = "stop"
 
 
 class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A request. `node` names the node to drain: its rank, its host or its id. `by` is who requests it, for people."""
+    """A request. `node` names the node to drain: its rank, its host or its id. `min_nodes` and `max_nodes` are the size
+    to scale to, with 0 for the `min_nodes` that the job was started with. `by` is who requests it, for people."""
 
     action: Action
     node: Name = ""
     by: Name = ""
+    min_nodes: Count = 0
+    max_nodes: Count = 0
+
+    def __str__(self) -> str:
+        size = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes else str(self.max_nodes)
+        what = size if self.action is Action.SCALE else self.node
+        return f"{self.by or 'an operator'} requests: {self.action.value} {what}".rstrip()
 
 
 class StackQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -64,14 +76,19 @@ def find_nodes(plan: Plan, members: Members, name: str) -> tuple[NodeKey, ...]:
     return tuple(found)
 
 
-def apply_request(policy: Policy, plan: Plan, members: Members, request: OperatorRequest, now: float) -> Plan:
-    """The plan after a request. Raises RequestFailed."""
+def apply_request(
+    rules: JobRules, policy: Policy, plan: Plan, members: Members, request: OperatorRequest, now: float
+) -> Plan:
+    """The plan after a request, of a job that was started with these rules. Raises RequestFailed."""
     if plan.phase in OVER:
         raise RequestFailed("the job is over")
     if request.action is Action.STOP:
         reason = Code.STOPPED_ON_REQUEST(by=request.by or "an operator")
         stopped = end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FAILED, (reason,)).plan
         return policy.end_job(stopped, now)
+    if request.action is Action.SCALE:
+        size = desired_size(rules, policy, plan, members, request)
+        return msgspec.structs.replace(plan, clock=now, desired=size)
     wanted = find_nodes(plan, members, request.node)
     # Of a round that runs they leave with the next planned change. Tasks without a round are moved by their policy.
     waits = policy.has_rounds and plan.phase is PlanPhase.TRAINING
@@ -84,3 +101,25 @@ def apply_request(policy: Policy, plan: Plan, members: Members, request: Operato
         draining=tuple(dict.fromkeys(draining))[:MAX_DRAINING],
         to_drain=tuple(dict.fromkeys(key for key in to_drain if key not in draining))[:MAX_DRAINING],
     )
+
+
+def desired_size(
+    rules: JobRules, policy: Policy, plan: Plan, members: Members, request: OperatorRequest
+) -> DesiredSize | None:
+    """The size that a request asks for; None for that with which the job was started. Raises RequestFailed."""
+    if not policy.has_rounds:
+        raise RequestFailed("it has tasks and no rounds; change their number with tf-ps-run scale")
+    least, most = request.min_nodes or rules.min_nodes, request.max_nodes
+    if not rules.min_nodes <= least <= most <= rules.max_nodes:
+        given = f"{least}:{most}" if request.min_nodes else str(most)
+        raise RequestFailed(f"it was started with --nnodes={rules.min_nodes}:{rules.max_nodes}, which excludes {given}")
+    size = DesiredSize(least, most, request.by)
+    if (problem := rules.resized(size).problem()) is not None:
+        raise RequestFailed(problem)
+    if plan.phase is PlanPhase.TRAINING:
+        if any(one.done or ((p := members.get(one.key)) and p.succeeded_in(plan.key)) for one in plan.members):
+            raise RequestFailed("workers have succeeded already, so no further round is planned")
+        here = sum(p.is_available for p in members.values())
+        if not rules.resized(size).size(here):
+            raise RequestFailed(f"only {counted(here, 'node')} {'is' if here == 1 else 'are'} here")
+    return None if (least, most) == (rules.min_nodes, rules.max_nodes) else size

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from dlrover_run.coordination.bounds import Count, Name
 from dlrover_run.coordination.policy_records import PolicyRules
 
 MAX_NODES = 20_000
@@ -54,6 +55,15 @@ that name is refused because of the result of this one.
 """
 
 
+class DesiredSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many nodes a round has at the request of an operator, within what the job was started with. `by` is who asked
+    for it, for people."""
+
+    min_nodes: Count
+    max_nodes: Count
+    by: Name = ""
+
+
 class JobRules(msgspec.Struct, frozen=True):
     """The rules of one job. Those of the first node that joins hold for all of it.
 
@@ -97,6 +107,12 @@ class JobRules(msgspec.Struct, frozen=True):
         """How many of that many nodes a round has: 0 when they are too few for one."""
         size = min(nodes, self.max_nodes) // self.node_unit * self.node_unit
         return size if size >= self.min_nodes else 0
+
+    def resized(self, size: DesiredSize | None) -> JobRules:
+        """The rules with that size of a round."""
+        if size is None:
+            return self
+        return msgspec.structs.replace(self, min_nodes=size.min_nodes, max_nodes=size.max_nodes)
 
     @property
     def max_size(self) -> int:

@@ -20,7 +20,7 @@ from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
 from dlrover_run.coordination.policy_records import PROGRAM, PolicyAssignment
 from dlrover_run.coordination.reasons import Reasons
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.rules import DesiredSize, JobRules
 
 SCHEMA = 1
 """The version of the meaning of the fields. New fields keep it."""
@@ -86,6 +86,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     `seconds` is for how long it is in its state, `age` how long it has had a coordinator; both are None
     where they are not known. `restarts_left` is None where nothing limits them. `reason` renders `reasons`, which say
     why the plan is as it is; `waiting` is what nodes without a place wait for, at most `waiting_seconds` from now.
+    `desired_nodes` is the size, N or MIN:MAX, that `desired_by` has asked for, empty where that is the whole range.
+    `change_waits` says that a planned change waits for the next checkpoint, `change_seconds` at most from now.
     `node_counts` counts all nodes by their state, also the `nodes_omitted`."""
 
     schema: int = SCHEMA
@@ -109,6 +111,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Reasons = ()
     waiting: str = ""
     waiting_seconds: float | None = None
+    desired_nodes: str = ""
+    desired_by: str = ""
+    change_waits: bool = False
+    change_seconds: float | None = None
     node_counts: Mapping[str, int]
     nodes: tuple[NodeStatus, ...]
     nodes_omitted: int = 0
@@ -136,6 +142,8 @@ def job_status(view: JobView) -> JobStatus:
     nodes = list(_nodes(view))
     shown = _shown(nodes)
     used = len(plan.restart_times) if rules.restart_window else plan.restart_count
+    desired, change = plan.desired, plan.change
+    latest = None if change is None or not view.aged else change.since + rules.scale_wait
     waiting = view.waiting if plan.phase is not PlanPhase.TRAINING or not has_rounds else None
     return JobStatus(
         job=view.name,
@@ -160,10 +168,19 @@ def job_status(view: JobView) -> JobStatus:
         reasons=plan.reasons,
         waiting="" if waiting is None else waiting.text,
         waiting_seconds=None if waiting is None else waiting.seconds,
+        desired_nodes="" if desired is None else desired_text(rules, desired),
+        desired_by="" if desired is None else desired.by,
+        change_waits=change is not None,
+        change_seconds=None if latest is None else round(max(0.0, latest - view.now), 3),
         node_counts=dict(sorted(Counter(each.state.value for each in nodes).items())),
         nodes=shown,
         nodes_omitted=len(nodes) - len(shown),
     )
+
+
+def desired_text(rules: JobRules, size: DesiredSize) -> str:
+    """A size as the user gives it."""
+    return str(size.max_nodes) if size.min_nodes == rules.min_nodes else f"{size.min_nodes}:{size.max_nodes}"
 
 
 STATES = {

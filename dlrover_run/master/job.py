@@ -216,7 +216,7 @@ class Job:
     def request(self, request: OperatorRequest, now: float) -> None:
         """Take a request of an operator; `step` is needed. Raises RequestFailed."""
         self._coordinator.request(request, now)
-        self._log(f"{request.by or 'an operator'} requests: {request.action.value} {request.node}".rstrip())
+        self._log(str(request))
 
     def status(self, now: float) -> JobStatus:
         """The status of the job for an operator."""

@@ -363,7 +363,7 @@ async def drain(
     if not force and (problem := drain_problem(before, node)) is not None:
         raise AskFailed(f"{problem} (--force drains it all the same)")
     leaving = {each.node_id for each in named(before, node)}
-    await asker.ask(job, OperatorRequest(Action.DRAIN, node, by=_who()))
+    await asker.ask(job, OperatorRequest(Action.DRAIN, node, by=requester()))
     print(f"{asker.name}: node {node} is asked to leave the job {job.name!r}", flush=True)
     while wait and leaving:
         found = await asker.ask(job)
@@ -378,7 +378,7 @@ async def drain(
 async def stop(asker: Asker, wait: Wait = False) -> int:
     """Stop a job on all of its nodes. The workers get SIGTERM and the time of [b]--shutdown-timeout[/]."""
     job = await asker.find()
-    await asker.ask(job, OperatorRequest(Action.STOP, by=_who()))
+    await asker.ask(job, OperatorRequest(Action.STOP, by=requester()))
     print(f"{asker.name}: the job {job.name!r} stops", flush=True)
     while wait:
         try:
@@ -391,7 +391,7 @@ async def stop(asker: Asker, wait: Wait = False) -> int:
     return exit_codes.SUCCESS
 
 
-def _who() -> str:
+def requester() -> str:
     """The user of this process and the machine, for messages of the job."""
     try:
         user = getpass.getuser()

@@ -35,6 +35,7 @@ def render_status(status: JobStatus, effective: Effectiveness | None = None, her
     if status.waiting and status.state is JobState.WAITING:
         left = "" if status.waiting_seconds is None else f" (at most {format_duration(status.waiting_seconds)} more)"
         lines.append(f"waits: {status.waiting}{left}")
+    lines.append(_scale(status))
     lines = [line for line in lines if line]
     if status.nodes:
         lines += ["", *_node_table(status, here or {})]
@@ -84,6 +85,18 @@ def _restarts(status: JobStatus) -> str:
     if status.reason and (status.round > 1 or status.state in (JobState.SUCCEEDED, JobState.FAILED)):
         parts.append(f"last: {status.reason}")
     return "   ".join(parts)
+
+
+def _scale(status: JobStatus) -> str:
+    """The size that an operator has asked for, and the planned change that waits."""
+    parts = []
+    if status.desired_nodes:
+        noun = "node" if status.desired_nodes == "1" else "nodes"
+        parts.append(f"scale: {status.desired_nodes} {noun}, asked for by {status.desired_by or 'an operator'}")
+    if status.change_waits:
+        left = "" if status.change_seconds is None else f" (at most {format_duration(status.change_seconds)} more)"
+        parts.append(f"a planned change waits for the next checkpoint{left}")
+    return "; ".join(parts)
 
 
 def _node_table(status: JobStatus, here: NodeTasks) -> list[str]:

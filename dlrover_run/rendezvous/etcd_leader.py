@@ -247,7 +247,7 @@ class EtcdLeader:
         with contextlib.suppress(InvalidMessage, RequestFailed):
             request = decode_record(current.value, OperatorRequest)
             coordinator.request(request, now)
-            self.log(f"{request.by or 'an operator'} requests: {request.action.value} {request.node}".rstrip())
+            self.log(str(request))
 
     async def _delete_requests(self) -> None:
         """Delete the requests that the stored plan contains, which shows that they are carried out."""

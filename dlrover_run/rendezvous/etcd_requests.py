@@ -13,7 +13,7 @@ import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, NodeReport
-from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed, find_nodes
+from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed, desired_size, find_nodes
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.etcd.operations import (
     Compacted,
@@ -90,6 +90,8 @@ async def _request(store: KeyValueStore, keys: Keys, request: OperatorRequest) -
 def _is_done(before: Coordinator, after: Coordinator, request: OperatorRequest) -> bool:
     if request.action is Action.STOP:
         return after.plan.phase in OVER
+    if request.action is Action.SCALE:
+        return after.plan.desired == desired_size(before.rules, before.policy, before.plan, before.members, request)
     here = after.members
     wanted = find_nodes(before.plan, before.members, request.node)
     asked = {*after.plan.draining, *after.plan.to_drain}

@@ -121,6 +121,29 @@ def test_what_an_operator_does_from_elsewhere(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["master", *only_long("etcd")])
+def test_another_size(kind: str, tmp_path: Path) -> None:
+    async def operate() -> None:
+        async with asyncio.timeout(WAIT), meeting(kind, tmp_path) as place:
+            spec = replace(place, rules=replace(place.rules, min_nodes=1))
+            async with training(spec):
+                job = JobElsewhere(spec)
+                await seen(job, training=2, spare=1)
+                await job.ask(OperatorRequest(Action.SCALE, by="ann", max_nodes=1))
+                found = await seen(job, training=1, spare=2)
+                assert (found.round, found.desired_nodes, found.desired_by) == (2, "1", "ann")
+
+                with pytest.raises(AskFailed) as failed:
+                    await job.ask(OperatorRequest(Action.SCALE, max_nodes=3))
+                assert not failed.value.no_job
+
+                await job.ask(OperatorRequest(Action.SCALE, max_nodes=2))
+                found = await seen(job, training=2, spare=1)
+                assert (found.round, found.desired_nodes, found.restarts) == (3, "", 0)
+
+    asyncio.run(operate())
+
+
+@pytest.mark.parametrize("kind", ["master", *only_long("etcd")])
 def test_the_stacks_of_all_nodes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "NODE_TIMEOUT", 2.0)
     loop = (StackFrame("train.py", 10, "main"),)

@@ -203,8 +203,6 @@ def test_the_endpoint_takes_precedence_over_the_masters_address() -> None:
 
 def test_a_script_with_a_reserved_name_runs_by_its_path_and_other_programs_by_their_name(here: Path) -> None:
     (here / "status").write_text("")
-    with pytest.raises(SpecError, match="'scale' is reserved for a subcommand"):
-        parse(["scale"], {})
     with pytest.raises(SpecError, match="'status' is a subcommand"):
         parse(["--nnodes=1", "status"], {})
     assert parse(["./status"], {}).entrypoint.target == "./status"

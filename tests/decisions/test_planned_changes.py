@@ -8,7 +8,10 @@ import pytest
 from virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination import planned_changes
+from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.rules import SCALE_WAIT
+from dlrover_run.operate.scale import decision
+from dlrover_run.operate.text import render_status
 
 PAIR = "come a b; wait 31; round 1 a b; "
 
@@ -58,6 +61,75 @@ SCRIPTS = {
         "mark a; successor; back a b; come c; wait 5; round 1 a b; mark a; round 2 a b c"
     ),
 }
+
+RESIZES = {
+    "a smaller size makes the highest ranks spares": "scale 1; round 2 a; because scaled_down; restarts 0",
+    "they take part again when it grows": "scale 1; scale 2; round 3 a b; because scaled_up; restarts 0",
+    "it waits for the next checkpoint": "mark a; scale 1; wait 5; round 1 a b; mark a; round 2 a",
+    "a larger size waits too": (
+        "mark a; scale 1; mark a; round 2 a; mark a; scale 2; wait 5; round 2 a; mark a; round 3 a b"
+    ),
+    "it waits for the deadline at most": "mark a; scale 1; wait 59.9; round 1 a b; wait 0.2; round 2 a",
+    "a newcomer beyond the size is a spare": "scale 2; come c; wait 100; round 1 a b",
+    "a spare takes the place of a node that is lost": "scale 1; round 2 a; lose a; wait 2; round 3 b",
+    "a size that is taken back changes nothing": (
+        "mark a; scale 1; wait 5; scale 4; wait 5; mark a; wait 5; round 1 a b"
+    ),
+    "a size above the nodes that are here waits for others": "scale 3; wait 5; round 1 a b; come c d; round 2 a b c",
+    "a smallest size holds when nodes are lost": "scale 2:3; lose b; wait 2; phase gathering; come c; round 2 a c",
+    "a failure applies it at once": "mark a; scale 1; fail b; round 2 a",
+    "a successor knows it": "scale 1; round 2 a; successor journal; back a b; wait 100; round 2 a",
+    "a drain and a size are one change": (
+        "mark a; scale 1; drain a; wait 5; round 1 a b; mark a; drained a; leaving a; left a; round 2 b"
+    ),
+}
+
+
+@pytest.mark.parametrize("script", RESIZES.values(), ids=RESIZES)
+def test_another_size(script: str) -> None:
+    play(VirtualJob(rules(1, 4)), PAIR + script)
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [
+        ("5", "--nnodes=1:4, which excludes 5"),
+        ("2:5", "--nnodes=1:4, which excludes 2:5"),
+        ("3:4", "only 2 nodes are here"),
+    ],
+)
+def test_a_size_that_is_refused_changes_nothing(size: str, why: str) -> None:
+    job = play(VirtualJob(rules(1, 4)), PAIR)
+    with pytest.raises(RequestFailed, match=why):
+        job.scale(size)
+    play(job, "wait 100; round 1 a b")
+
+
+def test_a_size_is_a_multiple_of_the_unit() -> None:
+    job = play(VirtualJob(rules(2, 4, node_unit=2)), "come a b c d; round 1 a b c d")
+    play(job, "scale 3; round 2 a b")
+    with pytest.raises(RequestFailed, match="no multiple of 2"):
+        job.scale("3:3")
+
+
+def test_no_size_is_taken_after_the_first_success() -> None:
+    job = play(VirtualJob(rules(1, 4)), PAIR + "succeed b")
+    with pytest.raises(RequestFailed, match="succeeded already"):
+        job.scale("1")
+
+
+def test_the_status_shows_the_size_and_what_it_waits_for() -> None:
+    job = play(VirtualJob(rules(1, 4)), PAIR + "mark a; scale 1; wait 10")
+    found = job.coordinator.status("resnet", job.now)
+    assert (found.desired_nodes, found.desired_by, found.change_waits) == ("1", "ann", True)
+    assert found.change_seconds == SCALE_WAIT - 10
+    text = render_status(found)
+    assert "scale: 1 node, asked for by ann; a planned change waits for the next checkpoint (at most 50 s more)" in text
+    assert decision(found) == "2 nodes train until the next checkpoint, in at most 50 s, and then a round of 1"
+    job.mark("a")
+    found = job.coordinator.status("resnet", job.now)
+    assert (found.change_waits, decision(found)) == (False, "1 node trains")
+    assert (found.min_nodes, found.max_nodes) == (1, 4)
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)

@@ -116,6 +116,10 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         "2 nodes train; this one takes part after the next checkpoint",
     ),
     (
+        (Code.SCALED_DOWN(by="ann@n01", after=1, before=2),),
+        "ann@n01 asked for fewer nodes, so 1 node trains instead of 2",
+    ),
+    (
         (HealthCode.RESULTS(answered=1, number=2), Code.MISSING(names=("b",))),
         "node check: 1 of 2 nodes have computed; missing: b",
     ),

@@ -72,6 +72,30 @@ def test_a_job_is_watched_drained_stopped_and_explained(tmp_path: Path) -> None:
     assert [event["event"] for event in drained] == ["dlrover.stop.requested"]
 
 
+@pytest.mark.long
+def test_a_job_is_scaled(tmp_path: Path) -> None:
+    script = tmp_path / "wait.py"
+    script.write_text("import time\ntime.sleep(1000)\n")
+    job = start(OURS, ["--local-nodes=2", "--nnodes=1:2", f"--rdzv-id={NAME}", script], cwd=tmp_path)
+    try:
+        until(tmp_path, 1, training=2)
+        scaled = operate(tmp_path, "scale", "--nodes=1", f"--rdzv-id={NAME}")
+        assert (scaled.code, f"the job {NAME!r} accepts: " in scaled.out) == (exit_codes.SUCCESS, True), scaled
+        found = until(tmp_path, 2, spare=1, training=1)
+        assert (found["desired_nodes"], found["min_nodes"], found["max_nodes"], found["restarts"]) == ("1", 1, 2, 0)
+        for size, code in (("3", REFUSED), ("0", exit_codes.BAD_COMMAND_LINE), ("x", exit_codes.BAD_COMMAND_LINE)):
+            assert operate(tmp_path, "scale", f"--nodes={size}", f"--rdzv-id={NAME}").code == code
+        assert operate(tmp_path, "scale", "--nodes=1:2", f"--rdzv-id={NAME}").code == exit_codes.SUCCESS
+        assert until(tmp_path, 3, training=2)["desired_nodes"] == ""
+        assert operate(tmp_path, "stop", "--wait", f"--rdzv-id={NAME}").code == exit_codes.SUCCESS
+        finish(job)
+    finally:
+        if job.poll() is None:
+            job.send_signal(signal.SIGKILL)
+            job.wait()
+    assert operate(tmp_path, "scale", "--nodes=1", f"--rdzv-id={NAME}").code == NO_JOB
+
+
 COUNTS = """
 import os, time
 from dlrover_run.training import report
