@@ -1,6 +1,6 @@
-"""Which tests may be skipped where every test is expected to run, as in CI (`CI` is set to anything).
+"""The tests that may be skipped where every test is expected to run, as in CI (`CI` is set to anything).
 
-A test that is skipped shows nothing, so a run in CI fails if it skips a test that is not named here.
+A skipped test shows nothing, so a run in CI fails if it skips a test that is not named here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Nodes that are checked before they train, and a gate at which all that their check processes measure can be held,
-killed, slowed or spoiled.
+"""Nodes with a health check before training, and a gate: a server that each check process waits for before it measures.
+At the gate a test can hold, kill or slow down a process, or make its result wrong.
 
-Check processes connect to the gate themselves (`workers/check_gate.py`), so that no test has to find them in time.
+Check processes connect to the gate themselves (`workers/check_gate.py`), so no test has to find them in time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cluster import Cluster, Node
 from harness import WAIT, WORKERS
 
 SPEEDS = {"compute": 0.1, "link": 1.0}
-"""The speed that every measurement of a healthy node reports: TFLOP/s, and GB/s. The check process does the real
-measurement, but what it measures depends on what else the machine does, so a test never uses it."""
+"""The speed that every measurement of a healthy node reports: TFLOP/s, and GB/s. The check process really measures,
+but its result depends on the load of the machine, so a test never uses it."""
 
 SLOWER = 10
-"""How many times slower a slow node is, and each link that it is in."""
+"""How many times slower a slow node is, and each of its links."""
 
 FAULT_LINE = "RuntimeError: The node network is breakdown."
 STRAGGLER_LINE = "RuntimeError: The node is a straggler and exits."
@@ -36,7 +36,7 @@ STRAGGLER_LINE = "RuntimeError: The node is a straggler and exits."
 
 @dataclass(eq=False)
 class Visit:
-    """One measurement of a check process, from its arrival at the gate to its end. The process is held by a pidfd."""
+    """One measurement of a check process, from its connection to the gate to its end. A pidfd refers to the process."""
 
     node: str
     local_rank: int
@@ -51,11 +51,11 @@ class Visit:
     slowed: bool = False
 
     def go(self) -> None:
-        """Let it measure."""
+        """Let the process measure."""
         self._send(b"go")
 
     def spoil(self) -> None:
-        """Let it measure, and multiply wrongly."""
+        """Let the process measure, with a wrong product."""
         self._send(b"wrong")
 
     def kill(self) -> None:
@@ -63,12 +63,12 @@ class Visit:
         self._signal(signal.SIGKILL)
 
     def slow(self) -> None:
-        """Let it measure, and report a speed that is `SLOWER` times lower."""
+        """Let the process measure, and report a speed that is `SLOWER` times lower."""
         self.slowed = True
         self._send(b"go")
 
     def report(self, speed: float) -> None:
-        """Answer a process that has measured: the speed that it shall report."""
+        """Send a process that has measured the speed that it is to report."""
         self._send(str(speed).encode())
 
     def _send(self, word: bytes) -> None:
@@ -81,14 +81,14 @@ class Visit:
 
 
 Act = Callable[[Visit], None]
-"""What becomes of a measurement."""
+"""An action on a measurement that waits at the gate."""
 
 
 class Gate:
-    """Where each measurement of a check process waits until the test lets it go.
+    """A server at which each measurement of a check process waits until the test releases it.
 
-    Computing begins when `together` nodes have come to it. `rules` say what becomes of a node's visits, by its name;
-    `Act`s are called in this gate's own thread. A visit without a rule may go.
+    Computing begins when `together` nodes have connected for it. `rules` maps the name of a node to the action on its
+    measurements; actions run in the thread of this gate. A measurement without a rule is released at once.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -112,27 +112,27 @@ class Gate:
 
     @property
     def env(self) -> dict[str, str]:
-        """What leads a node's check processes here."""
+        """Environment variables that let the check processes of a node find this gate."""
         path = os.pathsep.join(filter(None, (str(self._site), os.environ.get("PYTHONPATH"))))
         return {"CHECK_GATE": self._name, "PYTHONPATH": path}
 
     def until(self, holds: Callable[[Sequence[Visit]], bool]) -> None:
-        """Wait until that holds of all visits that there have been."""
+        """Wait until the condition holds for the list of all measurements so far."""
         with self._news:
             assert self._news.wait_for(lambda: holds(self.visits), WAIT), [(v.node, v.stage) for v in self.visits]
 
     def until_at(self, stage: str, *names: str) -> list[Visit]:
-        """Wait until each of these nodes has come to measure that; the first visit of each."""
+        """Wait until each of these nodes has connected for that stage. Return the first measurement of each."""
         self.until(lambda visits: {v.node for v in visits if v.stage == stage}.issuperset(names))
         return [next(v for v in self.visits if v.node == name and v.stage == stage) for name in names]
 
     def of(self, *names: str, stage: str | None = None) -> list[Visit]:
-        """The visits of these nodes so far."""
+        """Return the measurements of these nodes so far."""
         with self._news:
             return [v for v in self.visits if v.node in names and stage in (None, v.stage)]
 
     def close(self) -> None:
-        """Let nobody in any more; who waits goes on."""
+        """Accept no more connections, and release the processes that wait."""
         self._bell.close()
         self._thread.join()
         self._selector.close()
@@ -170,7 +170,8 @@ class Gate:
             self._waiting.remove(visit)
 
     def _speed(self, visit: Visit) -> float:
-        """The planted speed. A link is as slow as the slowest of its nodes, which have all come before one is done."""
+        """Return the planted speed. A link is as slow as its slowest node. All nodes of a link have connected before
+        any of them has finished."""
         concerned = [each for each in self.visits if each.link == visit.link][-visit.world :] if visit.link else [visit]
         return SPEEDS[visit.stage] / (SLOWER if any(each.slowed for each in concerned) else 1)
 
@@ -199,11 +200,11 @@ class Gate:
 
 
 def hold(visit: Visit) -> None:
-    """Leave it at the gate."""
+    """Leave the process waiting at the gate."""
 
 
 def kill_once() -> Act:
-    """Kill the first that comes, and let all others go."""
+    """Return an action that kills the first process that connects, and releases all others."""
     killed: list[Visit] = []
 
     def act(visit: Visit) -> None:
@@ -214,27 +215,27 @@ def kill_once() -> Act:
 
 
 def at(stage: str, act: Act) -> Act:
-    """Do that where such a thing is measured, and let all else go."""
+    """Return an action that does `act` at that stage, and releases processes at other stages."""
     return lambda visit: act(visit) if visit.stage == stage else visit.go()
 
 
 class CheckedCluster:
-    """Starts nodes of a cluster that are checked. Their names are letters, and a node's wish is the rank of its letter
-    in the alphabet, which is its place in the check of a job that begins."""
+    """Starts nodes with a health check. Their names are letters, and a node prefers the rank that is the index of its
+    letter in the alphabet. That is also its index in the first check of a job."""
 
     def __init__(self, cluster: Cluster, gate: Gate) -> None:
         self.cluster = cluster
         self.gate = gate
 
     def node(self, name: str, nnodes: str, *flags: str | Path, rank: int | None = None, **options: Any) -> Node:
-        """Start one node; its rank where it steps in for another one."""
+        """Start one node. `rank` is the rank of the node that it replaces."""
         node_rank = ord(name) - ord("a") if rank is None else rank
         env = {**self.gate.env, "NODE_ID": f"node-{name}", "OMP_NUM_THREADS": "1", **options.pop("env", {})}
         flags = ("--network-check", f"--node-rank={node_rank}", *flags)
         return self.cluster.node(name, nnodes, *flags, env=env, **options)
 
     def nodes(self, count: int, *flags: str | Path, **options: Any) -> list[Node]:
-        """Start all nodes of a job of that many, whose first computing waits until all have come to it."""
+        """Start all `count` nodes of a job. The first computation waits until all have connected for it."""
         self.gate.together = count
         return [self.node(name, str(count), *flags, **options) for name in letters(count)]
 
@@ -249,17 +250,17 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 @pytest.fixture
 def checked(cluster: Cluster, gate: Gate) -> CheckedCluster:
-    """Nodes that one test starts, and the gate to which their check processes come."""
+    """Nodes that one test starts, and the gate to which their check processes connect."""
     return CheckedCluster(cluster, gate)
 
 
 def letters(count: int) -> str:
-    """The names of so many nodes."""
+    """Return the names of `count` nodes."""
     return "abcdefghijklmnop"[:count]
 
 
 def check_processes(node: Node) -> list[psutil.Process]:
-    """The check processes of a node that live."""
+    """Return the running check processes of a node."""
     found = []
     for process in node.processes:
         with contextlib.suppress(psutil.NoSuchProcess):

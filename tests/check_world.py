@@ -1,27 +1,27 @@
-"""A simulated truth for the node check: nodes that are whole, broken or slow, what they would measure, and the whole
+"""A simulated ground truth for the node check: healthy, broken and slow nodes, what they would measure, and the whole
 loop of a check as the coordinator runs it.
 
-A *plant* is one thing that is wrong: with a node (it fails at computing, computes wrongly, computes slowly, has no
-network, has a slow one) or with the link between two nodes (it does not work, or slowly). A slow thing is 3 to 10 times
-slower. A node that computes slowly may slow its links too, by up to as much. Each measurement is off by up to `noise`,
-uniformly. An *accident* happens at the first try only, or slows the first two, and is nobody's fault. Who had one when
-it passed an earlier check is known by its slow reading.
+A *plant* is one planted defect: of a node (it fails at computing, computes wrongly, computes slowly, has no network,
+has a slow network) or of the link between two nodes (it does not work, or is slow). Slow means 3 to 10 times slower. A
+node that computes slowly may slow down its links too, by up to the same factor. Each measurement has a uniform error of
+up to `noise`. An *accident* affects only the first try, or slows down the first two, and is not a defect. A node that
+had an accident when it passed an earlier check is known by its slow measurement.
 
-Healthy is a node for which nothing is planted; no more than two of its links are bad or slow. A node with three bad
-links may be taken for a broken one when it meets just these three.
+A node is healthy if nothing is planted in it; at most two of its links are bad or slow. A node with three bad links may
+be taken for a broken node if it is linked with only these three partners.
 
-What can be told, of nodes that are present to the end and are not trusted partners:
+What the check can detect, for nodes that are present to the end and are not trusted partners:
 
-- that a node fails at computing, or computes wrongly: always;
-- that it computes slowly: when, of those with as many workers and the same device that can compute, fewer are slow
-  than are not; or when there are just two, of which the other one is not slow. (3 times slower, off by 20 % on both
-  sides, is just twice.) A third of them must have had no accident, or nobody knows that there was one. One that is
-  known by a slow reading counts as slow;
-- that it has no network: when two others at least have a working link to a third one, or to each other;
-- that its network is slow: when three others at least, with as many workers, have a quick link to another one of these;
-  or two, when nobody leaves and there are no nodes of another size, which cannot say whether it is slow; and when all
-  that is planted among these, and those that leave, are no more than a third of them.
-  Those who have passed an earlier check have to be as they were, and count as two at most.
+- a node fails at computing, or computes wrongly: always;
+- a node computes slowly: if, of the nodes with the same number of workers and the same device that can compute, fewer
+  are slow than are not; or if there are only two, of which the other is not slow. (3 times slower, with an error of
+  20 % on both sides, is just twice.) At least a third of them must have had no accident, or the accident cannot be
+  recognised. A node that is known by a slow measurement counts as slow;
+- a node has no network: if at least two other nodes have a working link to a third node, or to each other;
+- a node has a slow network: if at least three other nodes with the same number of workers have a fast link to another
+  of these nodes; two are enough if no node leaves and there are no nodes of another size, which cannot show whether the
+  network is slow. In addition, the plants among these nodes, and the nodes that leave, are at most a third of them.
+  Nodes that have passed an earlier check must be unchanged, and count as two at most.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ NOISE = 0.2
 TFLOPS = 0.084
 GIGABYTES = 1.2
 SLOW = (3.0, 10.0)
-"""How many times slower a slow thing is: drawn from this range."""
+"""How many times slower a slow node or link is: drawn from this range."""
 
 OLDER = 4.0
 """How many times slower an old device computes than a new one."""
 
 MOST_BAD_LINKS = 2
-"""Bad or slow links that one healthy node may have."""
+"""How many bad or slow links a healthy node may have."""
 
 MOST_ROUNDS = 100
-"""A check that goes on for longer than this never ends."""
+"""Rounds after which a check counts as endless."""
 
 Pair = tuple[int, int]
 
@@ -83,9 +83,9 @@ ACCIDENTS = (Computing.FAILS_ONCE, *DISTURBED)
 
 @dataclass(frozen=True)
 class NodeTruth:
-    """What is true of one node. It computes `slower` times slower and its links are `drag` times slower, 1 is neither;
-    `cut` says that it has no network. It is gone at the end of the round `leaves`. With an `old_device` it computes
-    `OLDER` times slower, which is no fault."""
+    """The true state of one node. It computes `slower` times slower and its links are `drag` times slower (1: not
+    slower). A `cut` node has no network. The node is gone at the end of the round `leaves`. With an `old_device` it
+    computes `OLDER` times slower, which is not a fault."""
 
     computing: Computing = Computing.WELL
     slower: float = 1.0
@@ -106,7 +106,7 @@ class NodeTruth:
 
     @property
     def seems_slow(self) -> bool:
-        """Whether its readings are slow to the end: it does not compute again when it has passed an earlier check."""
+        """Whether its measurements stay slow: a node that has passed an earlier check does not compute again."""
         return self.slower > 1 or (self.trusted and self.computing in DISTURBED)
 
     @property
@@ -116,14 +116,14 @@ class NodeTruth:
 
 @dataclass(frozen=True)
 class World:
-    """All nodes, and links by their ends that are so many times slower than others, or bad when 0."""
+    """All nodes, and for pairs of nodes how many times slower their link is than others (0: the link is bad)."""
 
     nodes: tuple[NodeTruth, ...]
     links: Mapping[Pair, float] = field(default_factory=dict)
     noise: float = NOISE
 
     def link(self, one: int, other: int) -> float:
-        """How many times slower than others this link is; 0 when it does not work."""
+        """Return how many times slower than others this link is, or 0 if it does not work."""
         ends = self.nodes[one], self.nodes[other]
         slower = self.links.get((min(one, other), max(one, other)), 1.0)
         if not slower or any(end.cut or not end.computes for end in ends):
@@ -132,7 +132,7 @@ class World:
 
 
 class Kind(Enum):
-    """What may be planted."""
+    """The kinds of plants."""
 
     FAILS = "fails at computing"
     WRONG = "computes wrongly"
@@ -148,7 +148,7 @@ LINKS = frozenset({Kind.BAD_LINK, Kind.SLOW_LINK})
 
 
 def plant(nodes: int, kinds: Sequence[Kind], drawn: random.Random, accidents: float = 0.0) -> World:
-    """A world with one plant of each of the kinds given, where there is room; and so many accidents to a whole node."""
+    """Return a world with one plant of each given kind, where there is room, and with accidents on healthy nodes."""
     truths = [NodeTruth() for _ in range(nodes)]
     free = drawn.sample(range(nodes), nodes)
     for kind in kinds:
@@ -186,18 +186,19 @@ def _broken(kind: Kind, drawn: random.Random) -> NodeTruth:
 
 
 def most_plants(nodes: int) -> int:
-    """How many plants a world has at most: a third of the nodes, and one where there are just two."""
+    """Return the maximum number of plants: a third of the nodes, and one if there are only two nodes."""
     return max(1, nodes // 3)
 
 
 def draw_world(drawn: random.Random, nodes: int, accidents: float = 0.05) -> World:
-    """A world of so many nodes with plants of any kind, from none to as many as may be."""
+    """Draw a world of that many nodes with plants of any kind, from none to the maximum."""
     kinds = drawn.choices(list(Kind), k=drawn.randint(0, most_plants(nodes)))
     return plant(nodes, kinds, drawn, accidents)
 
 
 def draw_odd_world(drawn: random.Random, nodes: int) -> World:
-    """The same with nodes that have passed an earlier check, that leave meanwhile, of two sizes and two devices."""
+    """Draw a world with nodes that have passed an earlier check, that leave during the check, and that differ in
+    their number of workers and in their device."""
     world = draw_world(drawn, nodes)
     old_devices = drawn.choice((0.0, 0.0, 0.2, 0.5))
     passed, leaving, large = (drawn.choice(chances) for chances in ((0.0, 0.5, 0.9), (0.0, 0.1), (0.0, 0.3, 0.5)))
@@ -221,7 +222,7 @@ def _passed(computing: Computing) -> Computing:
 
 
 def expected_statuses(world: World) -> dict[int, HealthStatus]:
-    """What can be told of whom, as this module's first words define it."""
+    """Return what the check can detect of each node, as the docstring of this module defines it."""
     nodes = world.nodes
     expected: dict[int, HealthStatus] = {}
     staying = [node for node, truth in enumerate(nodes) if truth.leaves is None]
@@ -238,7 +239,7 @@ def expected_statuses(world: World) -> dict[int, HealthStatus]:
             if sum(any(world.link(one, other) for other in others if other != one) for one in others) >= 2:
                 expected[node] = HealthStatus.FAULT
         elif truth.slower > 1:
-            # Who leaves may still be there when it is judged, and may not.
+            # A node that leaves may or may not be present when its status is decided.
             kind = (truth.workers, truth.old_device)
             alike = [other for other in nodes if (other.workers, other.old_device) == kind and other.computes]
             slow = sum(other.seems_slow for other in alike)
@@ -259,12 +260,12 @@ def expected_statuses(world: World) -> dict[int, HealthStatus]:
 
 
 def _troubles(world: World, workers: int) -> float:
-    """The share of all that is planted, and of those that leave, in the nodes with so many workers."""
+    """Return the share of plants and of leaving nodes among the nodes with that many workers."""
     peers = {node for node, truth in enumerate(world.nodes) if truth.workers == workers}
     if any(world.nodes[node].trusted and not world.nodes[node].healthy for node in peers):
         return 1.0
     nodes = sum(not world.nodes[node].healthy or world.nodes[node].leaves is not None for node in peers)
-    # Two of those who have passed take part at least, should they be needed.
+    # At least two of the nodes that have passed take part if they are needed.
     taking_part = sum(not world.nodes[node].trusted for node in peers)
     taking_part += min(2, len(peers) - taking_part)
     return (nodes + sum(peers.issuperset(pair) for pair in world.links)) / taking_part
@@ -272,7 +273,7 @@ def _troubles(world: World, workers: int) -> float:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a check came out. `held` are the tasks of its rounds."""
+    """The result of a check. `held` has the tasks of its rounds."""
 
     check: HealthCheck
     diagnosis: Diagnosis
@@ -280,13 +281,13 @@ class Outcome:
 
     @property
     def named(self) -> dict[int, HealthStatus]:
-        """Who was named, and as what."""
+        """The nodes that were named, with their status."""
         statuses = (finding.status for finding in self.diagnosis.findings)
         return {node: status for node, status in enumerate(statuses) if status is not HealthStatus.PASSED}
 
 
 class Trial:
-    """One check of one world. The measurements come from `drawn`, so that the same seed has the same ones."""
+    """One check of one world. The measurements come from `drawn`, so the same seed has the same measurements."""
 
     def __init__(self, world: World, drawn: random.Random) -> None:
         self._world = world
@@ -299,7 +300,7 @@ class Trial:
         diagnose_with: Callable[[HealthCheck, float], Diagnosis] = diagnose,
         beside: bool = False,
     ) -> Outcome:
-        """The whole loop: all compute before it begins, then rounds until nobody can learn more."""
+        """Run the whole loop: all nodes compute before it begins, then rounds until no round can find out more."""
         check = HealthCheck(
             key=CheckKey(1, 1, 0),
             since=0.0,
@@ -310,7 +311,7 @@ class Trial:
         tasks: pairing.RoundTasks | None = pairing.first_round(check, measure_links)
         assert tasks is not None
         if not any(tasks):
-            # A single node, or one that comes beside a training job: there may be another try at computing.
+            # A single node, or a node that joins a training job: it may compute once more.
             diagnosis = diagnose_with(check, THRESHOLD)
             tasks = pairing.next_round(check, diagnosis, measure_links)
         held = []
@@ -359,7 +360,7 @@ class Trial:
         truth = self._world.nodes[node]
         earlier = self._tries[node]
         self._tries[node] += 1
-        # The measurement is drawn in any case, so that one world's measurements do not shift with another's faults.
+        # The measurement is always drawn, so a fault does not shift the other measurements of this seed.
         speed = TFLOPS / truth.slower / (OLDER if truth.old_device else 1) * self._off()
         if truth.computing is Computing.WRONG:
             return ComputeFact(node, problem="a product is wrong", wrong=True)
@@ -388,17 +389,17 @@ def check_world(
     diagnose_with: Callable[[HealthCheck, float], Diagnosis] = diagnose,
     beside: bool = False,
 ) -> Outcome:
-    """Check the world once, with measurements from that seed."""
+    """Check the world once, with the measurements of that seed."""
     return Trial(world, random.Random(str(seed))).run(measure_links, diagnose_with, beside)
 
 
 def whole(nodes: int) -> World:
-    """A world in which nothing is wrong."""
+    """Return a world without plants."""
     return World((NodeTruth(),) * nodes)
 
 
 def with_nodes(world: World, **changes: NodeTruth) -> World:
-    """The same world but for some nodes: `n3=NodeTruth(cut=True)`."""
+    """Return the same world with some nodes replaced: `n3=NodeTruth(cut=True)`."""
     nodes = list(world.nodes)
     for name, truth in changes.items():
         nodes[int(name.removeprefix("n"))] = truth

@@ -1,6 +1,7 @@
-"""Several nodes on this machine: launchers that meet on loopback, masters of their own, and links that can be cut.
+"""Several nodes on this machine: launchers that rendezvous on loopback, standalone masters, and links that can be cut.
 
-Whatever a test starts is below this process, for it takes orphans in: so it can be said that nothing is left.
+This process is a subreaper, so every process that a test starts stays its descendant, and a test can assert that no
+process is left.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ NEVER = 10_000
 """Seconds of a time-out that a test must not need."""
 
 SETTINGS = {"last_call_timeout": NEVER, "lost_after": 0.2}
-"""What every node is told. The first round has the most nodes, so that none is left out because it started late."""
+"""Settings of every node. The first round has the maximum number of nodes, so none is left out because it started
+late."""
 
 SOON = {"last_call_timeout": 0.1}
-"""For a job that begins with the fewest nodes."""
+"""Settings of a job that begins with the minimum number of nodes."""
 
 World = list[dict[str, Any]]
 
 
 class Talker:
-    """A process whose words on the console are kept."""
+    """A process whose output is read and kept."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self.name = name
@@ -56,29 +58,29 @@ class Talker:
         return self.process.pid
 
     def has_printed(self, words: str) -> bool:
-        """Whether words are among those that have come, wherever lines were broken."""
+        """Whether the output so far contains this text; line breaks count as spaces."""
         return words in " ".join(self.output.split())
 
     def until_prints(self, words: str, timeout: float = WAIT) -> None:
-        """Wait for words that come after those that were waited for before."""
+        """Wait until this text appears in the output behind the text that was waited for before."""
         deadline = time.monotonic() + timeout
         while (at := self.output.find(words, self._searched)) < 0:
             if not self._listen(deadline):
-                raise AssertionError(f"{self.name} did not say {words!r} but:\n{self.output}")
+                raise AssertionError(f"{self.name} did not print {words!r} but:\n{self.output}")
         self._searched = at + len(words)
 
     def finish(self, timeout: float = WAIT) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for the end of the process, and return its exit code."""
         deadline = time.monotonic() + timeout
         while self._listen(deadline):
             pass
         try:
             return self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end within {timeout} s, and said:\n{self.output}") from None
+            raise AssertionError(f"{self.name} did not end within {timeout} s, and printed:\n{self.output}") from None
 
     def catch_up(self) -> None:
-        """Take what has come by now, unless its console is closed."""
+        """Read the output that is available now, unless the pipe is closed."""
         assert self.process.stdout is not None
         while not self.process.stdout.closed and self._listen(0.0):
             pass
@@ -87,11 +89,11 @@ class Talker:
         self.process.send_signal(number)
 
     def _listen(self, deadline: float) -> bool:
-        """Take what comes next; whether anything did before the deadline or the end."""
+        """Read the next output. Return whether there was any before the deadline or the end."""
         return listen([self], deadline)
 
     def take(self) -> bool:
-        """Take what has come; False at the end of its words."""
+        """Read the available output. Return False at the end of the output."""
         assert self.process.stdout is not None
         data = os.read(self.process.stdout.fileno(), 65536)
         self.output += data.decode(errors="replace")
@@ -100,7 +102,8 @@ class Talker:
 
 
 def listen(talkers: Sequence[Talker], deadline: float) -> bool:
-    """Take what comes next from any of them; whether anything did before the deadline or the end of all."""
+    """Read the next output of any of these processes. Return whether there was any before the deadline or the end of
+    all outputs."""
     while speaking := {one.process.stdout: one for one in talkers if not one.at_end}:
         ready, _, _ = select.select(list(speaking), [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
@@ -111,7 +114,7 @@ def listen(talkers: Sequence[Talker], deadline: float) -> bool:
 
 
 class Node(Talker):
-    """One launcher, in the place where the nodes of its job meet."""
+    """One launcher, on the rendezvous backend of its job."""
 
     def __init__(self, name: str, process: subprocess.Popen[str], place: MeetingPlace, node_id: str) -> None:
         super().__init__(name, process)
@@ -124,18 +127,18 @@ class Node(Talker):
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """The watchdog and all that is below it, but for a master: that one belongs to the job."""
+        """The watchdog and its descendants, except for a master, which belongs to the job."""
         watchdog = psutil.Process(self.pid)
         return [watchdog, *(process for process in watchdog.children(recursive=True) if not is_master(process))]
 
     def lose(self) -> None:
-        """Kill all of it in one moment, as when its machine loses its power, and have it be lost at once."""
+        """Kill all processes of the node at the same moment, as in a power failure, and have it lost at once."""
         self.kill()
         self.expire()
 
     def kill(self) -> None:
-        """Kill all of it in one moment."""
-        # The agent first, for it would find the words to say goodbye.
+        """Kill all processes of the node at the same moment."""
+        # The agent first, because it would have time for its last report.
         agent = self.agent
         for process in (agent, *self.processes):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -143,12 +146,12 @@ class Node(Talker):
         assert self.finish() == -signal.SIGKILL
 
     def expire(self) -> None:
-        """Have it be lost now, which its processes that were killed or stopped tell nobody in some places."""
+        """Have the node declared lost now. Some backends cannot notice that its processes were killed or stopped."""
         self._place.expire(self._node_id)
 
 
 class Cluster:
-    """The nodes of one job, whose workers post to the mailbox, and the place where they meet."""
+    """The nodes of one job, whose workers post to the mailbox, and the rendezvous backend of the job."""
 
     def __init__(self, mailbox: Mailbox, place: MeetingPlace) -> None:
         self.mailbox = mailbox
@@ -160,7 +163,7 @@ class Cluster:
 
     @property
     def port(self) -> int:
-        """Where the master is, for a test of masters."""
+        """The port of the master, for a test of masters."""
         (port,) = self.place.ports
         return port
 
@@ -175,8 +178,8 @@ class Cluster:
         endpoint: int | Sequence[int] | None = None,
         env: Mapping[str, str | None] | None = None,
     ) -> Node:
-        """Start a launcher that joins; its workers post `name`. `endpoint` are other ports on loopback than those
-        of the meeting place, 0 for no word of one."""
+        """Start a launcher that joins; its workers post `name`. `endpoint` replaces the ports on loopback of the
+        rendezvous backend; 0 leaves the flag out."""
         settings = ",".join(f"{k}={v}" for k, v in {**SETTINGS, **self.place.conf, **(conf or {})}.items())
         ports = (endpoint,) if isinstance(endpoint, int) else endpoint or self.place.ports
         place = self.place.flags(ports) if all(ports) else []
@@ -216,13 +219,13 @@ class Cluster:
         return master
 
     def master(self) -> psutil.Process:
-        """The master that one of the nodes has started. One that came too late to listen ends by itself."""
+        """The master that one of the nodes has started. A master that came too late to bind the port ends by itself."""
         found = [process for process in self._below() if is_master(process) and listens(process, self.port)]
         assert len(found) == 1, f"{len(found)} masters"
         return found[0]
 
     def world(self, size: int) -> World:
-        """The next `size` workers that report, which must be those of one round, in the order of their ranks."""
+        """Return the next `size` workers that post, in the order of their ranks. They must belong to one round."""
         try:
             world = self.mailbox.gather(size)
         except AssertionError as error:
@@ -233,8 +236,8 @@ class Cluster:
         return world
 
     def step_of(self, world: World, since: int) -> int:
-        """The step that a world of `workers/count.py` is at, which must be later than `since`, and which the same
-        workers have all taken."""
+        """Return the step of a world of `workers/count.py`. It must be later than `since`, and the same for all of
+        these workers."""
         os.kill(world[0]["pid"], signal.SIGUSR2)
         reports = self.world(len(world))
         assert [(m["rank"], m["pid"], m["port"]) for m in reports] == [(m["rank"], m["pid"], m["port"]) for m in world]
@@ -243,7 +246,7 @@ class Cluster:
         return int(step)
 
     def close(self) -> None:
-        """Fail unless the test has ended its launchers and all else has ended by itself."""
+        """Fail unless the test has ended its launchers and all other processes have ended by themselves."""
         unfinished = [talker for talker in self._talkers if talker.process.poll() is None]
         left: list[str] = []
         try:
@@ -257,23 +260,24 @@ class Cluster:
         assert not unfinished, f"the test left {[t.name for t in unfinished]} running{self.outputs()}"
         assert not left, f"left behind: {left}{self.outputs()}"
         if all(talker.process.returncode == 0 for talker in self._talkers):
-            # No round of this test was stopped, so that each worker that has reported belongs to a round that the test
-            # asked for. In a test that stops or kills a launcher a worker may report while that happens.
+            # No round of this test was stopped, so each worker that has posted belongs to a round that the test
+            # expected. In a test that stops or kills a launcher, a worker may post at that moment.
             unread = [message for message in self.mailbox.pending() if "world" in message]
             assert unread == [], f"a round that no step of the test accounts for: {unread}{self.outputs()}"
 
     def check_place(self) -> None:
-        """Fail unless the place where the nodes met is as if there had been no job."""
+        """Fail unless the rendezvous backend is as if there had been no job."""
         assert (left := self.place.left()) == [], f"left in {self.place.name}: {left}{self.outputs()}"
 
     def outputs(self) -> str:
-        """All that whoever was started has said by now, for the message of a test that fails."""
+        """Return the output so far of all processes that were started, for the message of a failing test."""
         for talker in self._talkers:
             talker.catch_up()
         return "".join(f"\n--- {talker.name}\n{talker.output}" for talker in self._talkers)
 
     def _below(self) -> list[psutil.Process]:
-        """What lives below this process on account of the test. Orphans that have ended are collected."""
+        """Return the running descendants of this process that the test has started. Orphans that have ended are
+        reaped."""
         ours = {talker.pid for talker in self._talkers}
         others = self._before | self.place.pids
         living = []
@@ -288,7 +292,7 @@ class Cluster:
         return living
 
     def _end_all(self) -> None:
-        # A watchdog that is killed first would let what it watches begin something new.
+        # If the watchdog were killed first, the processes that it watches could start new ones.
         while processes := self._below():
             with watched_processes(processes) as pidfds:
                 kill_leftovers(pidfds)
@@ -301,7 +305,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def watched_processes(processes: Sequence[psutil.Process]) -> Iterator[list[int]]:
-    """As `harness.watched`, of those that have not gone meanwhile."""
+    """As `harness.watched`, for the processes that have not ended in the meantime."""
     with contextlib.ExitStack() as stack:
         fds: list[int] = []
         for process in processes:
@@ -311,14 +315,14 @@ def watched_processes(processes: Sequence[psutil.Process]) -> Iterator[list[int]
 
 
 def is_master(process: psutil.Process) -> bool:
-    """Whether it is a master that lives."""
+    """Whether the process is a running master."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.name() == tree.MASTER_NAME and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def listens(process: psutil.Process, port: int) -> bool:
-    """Whether a process, which must be of this user, listens on a port and lives."""
+    """Whether a process, which must be of this user, is running and listens on a port."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp"))
     return False
@@ -331,11 +335,11 @@ def _describe(process: psutil.Process) -> str:
 
 
 _BLOCK = 100
-"""Ports that a process takes to itself at a time."""
+"""Ports that a process reserves at a time."""
 
 _BLOCKS: list[socket.socket] = []
-"""What tells other test runs on this machine, such as other workers of pytest-xdist, which blocks are taken: sockets
-with names that only one process can have, and that end with it."""
+"""Locks that show other test runs on this machine, such as other workers of pytest-xdist, which blocks are reserved:
+sockets with names that only one process can have, and that end with it."""
 
 
 def _quiet_ports() -> Iterator[int]:
@@ -354,7 +358,8 @@ _QUIET_PORTS = _quiet_ports()
 
 
 def quiet_port() -> int:
-    """A port that nobody listens on and that the kernel gives to nobody who asks for any. Nobody else was given it."""
+    """Return a port on which no process listens, which is outside the kernel's ephemeral range, and which no other
+    test was given."""
     for port in _QUIET_PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -375,12 +380,12 @@ def places(world: World) -> dict[str, int]:
 
 
 def succeed(world: World, *nodes: Node) -> None:
-    """Have all workers end with success, and see all nodes leave together."""
+    """Let all workers end with success, and assert that all nodes leave together."""
     send_signal(world, signal.SIGUSR1)
     assert [node.finish() for node in nodes] == [0] * len(nodes), "".join(node.output for node in nodes)
 
 
 def leave(node: Node) -> None:
-    """Ask a node to go, and wait until it has gone."""
+    """Send a node SIGTERM, and wait until it has ended."""
     node.signal(signal.SIGTERM)
     assert node.finish() == 128 + signal.SIGTERM, node.output

@@ -1,7 +1,7 @@
-"""Environments of launchers in clusters: the variables of node 2 of a job of four, and what they come to.
+"""Environments of launchers in clusters: the variables of node 2 of a job of four, and the job that is detected.
 
-Open MPI's are those of version 4.1; the others follow the documentation of each cluster. Variables that mean nothing
-to a launcher are left out, except some that could be mistaken for others.
+The variables of Open MPI are those of version 4.1; the others follow the documentation of each cluster. Variables that
+mean nothing to a launcher are left out, except some that could be mistaken for others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dlrover_run.cluster_environment.records import Context
 
 @dataclass(frozen=True)
 class Recorded:
-    """One launcher: its variables and machine, the flags that the cluster needs, and the job that follows."""
+    """One launcher: its variables and machine, the flags that the cluster needs, and the resulting job."""
 
     name: str
     environ: Mapping[str, str]

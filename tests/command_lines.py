@@ -25,7 +25,7 @@ AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
 
 
 def isolate(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change to a working directory with one script, and remove every variable that could change a job."""
+    """Change to a working directory with one script, and remove every environment variable that could change a job."""
     for name in [*os.environ]:
         if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_", "TORCHELASTIC_")) or name == "PYTHON_EXEC":
             monkeypatch.delenv(name)
@@ -37,14 +37,14 @@ def isolate(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_pems(directory: Path) -> dict[str, str]:
-    """A file of each kind that TLS takes, by their names; only their first lines are ever read."""
+    """Write one file of each kind that TLS takes, and return them by name; only their first lines are ever read."""
     for name, kind in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
         (directory / name).write_text(f"-----BEGIN {kind}-----\nAA==\n-----END {kind}-----\n")
     return {name: str(directory / name) for name in ("ca", "cert", "key")}
 
 
 def run_python(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A Python process with these words and variables, run to its end."""
+    """Run a Python process with these arguments and variables to its end."""
     return subprocess.run(
         [sys.executable, *words],
         env={**os.environ, **variables},
@@ -63,25 +63,25 @@ def fake_etcd3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count(kind: str, environ: Mapping[str, str]) -> int:
-    """The devices of a machine that has eight."""
+    """Return the device count of a machine that has eight."""
     return {"auto": 8, "gpu": 8}[kind]
 
 
 def parsed(line: str, **environ: str) -> tuple[JobSpec, list[str]]:
-    """The job of these flags and variables, and its warnings."""
+    """Return the job of these flags and variables, and its warnings."""
     warnings: list[str] = []
     return parse([*line.split(), "train.py", "--lr"], environ, count_workers=count, warn=warnings.append), warnings
 
 
 def job(line: str, **environ: str) -> JobSpec:
-    """The job of these flags and variables, which give no warning."""
+    """Return the job of these flags and variables, which give no warning."""
     spec, warnings = parsed(line, **environ)
     assert warnings == []
     return spec
 
 
 def error(line: str, **environ: str) -> str:
-    """The error of these flags and variables."""
+    """Return the error of these flags and variables."""
     with pytest.raises(SpecError) as raised:
         parsed(line, **environ)
     sentence = str(raised.value)
@@ -91,7 +91,7 @@ def error(line: str, **environ: str) -> str:
 
 
 def launched(config: LaunchConfig, monkeypatch: pytest.MonkeyPatch) -> JobSpec:
-    """The job of a configuration from Python; nothing is started."""
+    """Return the job of a configuration from Python; nothing is started."""
     jobs: list[JobSpec] = []
 
     def take(spec: JobSpec) -> dict[int, Any]:

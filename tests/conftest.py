@@ -24,8 +24,8 @@ from meeting_places import MeetingPlace, place, shared_etcd, shared_etcd_cluster
 
 from dlrover_run.local_cluster.network import Network, why_not
 
-# A shell has what it starts in the background ignore SIGINT and SIGQUIT, and nohup SIGHUP. That would be inherited by
-# all that is started here.
+# A shell makes its background processes ignore SIGINT and SIGQUIT, and nohup makes them ignore SIGHUP. All processes
+# that are started here would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for ignored in (signal.SIGQUIT, signal.SIGHUP):
@@ -42,11 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(SkipGuard())
 
 
-# How long an example takes says nothing on a machine that runs other tests at the same time.
+# The duration of an example shows nothing on a machine that runs other tests at the same time.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
 
-# These test what runs inside a worker with torch, and cannot even be imported without it (see `make test-other`).
+# These test code that runs inside a worker with torch, and cannot be imported without it (see `make test-other`).
 collect_ignore = (
     []
     if importlib.util.find_spec("torch")
@@ -61,8 +61,8 @@ collect_ignore = (
 
 @pytest.fixture(params=[pytest.param(TORCHRUN, marks=pytest.mark.rival), OURS], ids=lambda launcher: launcher.name)
 def launcher(request: pytest.FixtureRequest) -> Launcher:
-    """Each launcher in turn: a test that takes this holds the two to the same behaviour. What torchrun does depends on
-    its version alone, so `make test` asks ours only, and `make test-long` and `make test-torch` ask both."""
+    """Each launcher in turn: a test with this fixture requires the same behaviour of both. The behaviour of torchrun
+    depends only on its version, so `make test` runs ours only; `make test-long` and `make test-torch` run both."""
     chosen: Launcher = request.param
     return chosen
 
@@ -77,8 +77,8 @@ def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
 
 @pytest.fixture
 def cluster(mailbox: Mailbox, place: MeetingPlace) -> Iterator[Cluster]:  # noqa: F811
-    """Nodes that one test starts; whoever of them is left at its end makes it fail, and so does what is left of their
-    job where they met."""
+    """Nodes that one test starts. The test fails if one of their processes is left at its end, or if something of
+    their job is left in the rendezvous backend."""
     nodes = Cluster(mailbox, place)
     yield nodes
     nodes.close()
@@ -87,13 +87,13 @@ def cluster(mailbox: Mailbox, place: MeetingPlace) -> Iterator[Cluster]:  # noqa
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens on, and that nobody else is given."""
+    """A port on which no process listens, and which no other test is given."""
     return quiet_port()
 
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """The switch that machines of a test are connected to; skips the test where there can be none."""
+    """The switch that connects the machines of a test; skips the test where no switch can be made."""
     if why := why_not():
         pytest.skip(f"no networks for nodes: {why}")
     with contextlib.closing(Network()) as there:

@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """One simple command of a shell: the variables that it sets for itself, and its words."""
+    """One simple command of a shell: the variables that it sets for itself, and its arguments."""
 
     place: str
     variables: dict[str, str]
@@ -44,19 +44,19 @@ class Command(NamedTuple):
 
 
 def blocks(page: Path, *languages: str) -> list[Block]:
-    """The code blocks of a page in these languages, or all of them."""
+    """Return the code blocks of a page in these languages, or all of them."""
     text = page.read_text()
     found = [Block(page, text.count("\n", 0, at.start()) + 2, at[1], at[2]) for at in _FENCE.finditer(text)]
     return [block for block in found if not languages or block.language in languages]
 
 
 def prose(page: Path) -> str:
-    """A page without its code blocks."""
+    """Return a page without its code blocks."""
     return _FENCE.sub("", page.read_text())
 
 
 def commands(block: Block) -> list[Command]:
-    """The simple commands of a block: those of pipes, of lists and of `$(...)` each by itself."""
+    """Return the simple commands of a block: those in pipes, lists and `$(...)` are separate."""
     text = block.text.replace("\\\n", " ")
     if block.language == "console":
         text = "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
@@ -68,7 +68,7 @@ def commands(block: Block) -> list[Command]:
 
 
 def inline_commands(page: Path, *programs: str) -> list[Command]:
-    """The commands of these programs that the prose names, such as `make demo`. Examples with `...` are left out."""
+    """Return the commands of these programs in the prose, such as `make demo`. Examples with `...` are left out."""
     spans = [span for span in _INLINE.findall(prose(page)) if "..." not in span]
     found = [command for span in spans for command in _simple_commands(page.name, span)]
     return [command for command in found if len(command.words) > 1 and command.words[0] in programs]
@@ -111,7 +111,7 @@ def links(page: Path) -> list[str]:
 def run_block(
     text: str, directory: Path, stand_ins: Mapping[str, str], environ: Mapping[str, str], code: int = 0
 ) -> list[str]:
-    """Run a block with bash, and with shell scripts in the place of these programs; the lines that it prints."""
+    """Run a block with bash, with shell scripts in place of these programs, and return the lines that it prints."""
     for name, script in stand_ins.items():
         (directory / name).write_text(f"#!/bin/bash\n{script}\n")
         (directory / name).chmod(0o755)

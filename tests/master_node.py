@@ -1,4 +1,4 @@
-"""What the master's tests share: a node that speaks the protocol and nothing more, over a real stream of gRPC."""
+"""Shared by the tests of the master: a node that only speaks the protocol, over a real gRPC stream."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from dlrover_run.transport.messages import (
 grpc = load_grpc()
 
 PATIENT = 100.0
-"""An interval of heartbeats for nodes that send none, on however busy a machine."""
+"""A heartbeat interval for nodes that send none: none of them is declared lost, however busy the machine is."""
 
 FAST = JobRules(
     min_nodes=2, max_nodes=2, lost_after=0.05, last_call_timeout=0.05, max_restarts=3, keep_alive_interval=PATIENT
 )
-"""Rules under which a test does not wait for what it knows."""
+"""Rules with which a test never waits for a timeout whose outcome it knows."""
 
 
 def status(name: str = "a", incarnation: str = "one", **fields: Any) -> NodeReport:
@@ -51,29 +51,29 @@ def status(name: str = "a", incarnation: str = "one", **fields: Any) -> NodeRepo
 
 
 class Ended(Exception):
-    """The master has ended the stream without a word that was asked for."""
+    """The master has ended the stream without the expected message."""
 
 
 class Node:
-    """One stream. `status` is what it said last; `assignments` are kept in the order in which they came."""
+    """One stream. `status` is its last report; `assignments` are kept in the order of their arrival."""
 
     def __init__(self, channel: Any, status: NodeReport, job: str = "job", token: str = "") -> None:
         self.status = status
         self.token = token
         self.hello = Hello(PROTOCOL, job, status.node_id, status.incarnation, auth.new_nonce())
         self.call = channel.stream_stream(METHOD)()
-        # Unlike `read()`, the iterator gives also what the master said just before it ended the stream.
+        # Unlike `read()`, the iterator also yields the messages that the master sent just before it ended the stream.
         self._incoming = aiter(self.call)
         self.assignment: Assignment | None = None
 
     async def send(self, *messages: NodeMessage) -> None:
-        # A master that has ended the stream meanwhile has said why, which is still to be heard.
+        # If the master has ended the stream in the meantime, its reason can still be received.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for message in messages:
                 await asyncio.wait_for(self.call.write(encode(message)), WAIT)
 
     async def receive(self) -> MasterMessage:
-        """The master's next word. Raises Ended."""
+        """Return the next message of the master. Raises Ended."""
         try:
             data = await asyncio.wait_for(self._incoming.__anext__(), WAIT)
         except grpc.aio.AioRpcError as error:
@@ -87,7 +87,7 @@ class Node:
         return decode_from_master(data)
 
     async def join(self, rules: JobRules = FAST) -> Welcome:
-        """Open the stream; AssertionError with the master's reason when it refuses."""
+        """Open the stream. Raises AssertionError with the master's reason if it refuses."""
         await self.send(self.hello)
         challenge = await self.receive()
         assert isinstance(challenge, Challenge), challenge
@@ -105,25 +105,25 @@ class Node:
         await self.send(Report(self.status))
 
     async def until(self, wanted: Callable[[Assignment], object]) -> Assignment:
-        """The first assignment from here on for which `wanted` holds."""
+        """Return the first assignment from now on for which `wanted` holds."""
         while True:
             word = await self.receive()
             assert isinstance(word, Assigned), word
             self.assignment = word.assignment
             if not self.status.epoch:
-                # An agent says so at once, with a port that no other coordinator has heard of.
+                # An agent reports this at once, with a port that it has reported to no other coordinator.
                 await self.report(epoch=word.assignment.epoch)
             if wanted(word.assignment):
                 return word.assignment
 
     async def take_ranks(self, number: int) -> Assignment:
-        """Wait for a seat in that round, take it and say so."""
+        """Wait for ranks in that round, accept and report them."""
         found = await self.until(lambda wanted: wanted.ranks is not None and wanted.ranks.round == number)
         await self.report(phase=NodePhase.RUNNING, ranks=found.ranks, known_round=found.key, epoch=found.epoch)
         return found
 
     async def refused(self) -> Refused:
-        """The master's last word; whatever it says before is left out."""
+        """Return the last message of the master; earlier messages are skipped."""
         while not isinstance(word := await self.receive(), Refused):
             pass
         return word
@@ -135,17 +135,17 @@ class Node:
                 await self.receive()
 
     async def close(self) -> None:
-        """Be done: what was said is heard before the stream ends."""
+        """Close the stream: what was sent arrives before its end."""
         await self.call.done_writing()
         await self.ended()
 
     def cut(self) -> None:
-        """End the stream without a word."""
+        """Cancel the stream without a report."""
         self.call.cancel()
 
 
 class Bed:
-    """A master in this process, and channels to it. `said` are the lines for its person."""
+    """A master in this process, and channels to it. `said` has the lines that it logs."""
 
     def __init__(self) -> None:
         self.output: list[str] = []
@@ -155,7 +155,7 @@ class Bed:
         self.changed = asyncio.Event()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something of the master's jobs is so."""
+        """Wait until the condition holds for the jobs of the master."""
         while not holds():
             self.changed.clear()
             await asyncio.wait_for(self.changed.wait(), WAIT)
@@ -164,7 +164,7 @@ class Bed:
         return Node(self.channel, status(name, incarnation, **fields), job, token)
 
     async def joined(self, *names: str, job: str = "job", rules: JobRules = FAST, token: str = "") -> list[Node]:
-        """Nodes that have joined, in this order."""
+        """Return nodes that have joined, in this order."""
         nodes = [self.node(name, job, token) for name in names]
         for node in nodes:
             await node.join(rules)

@@ -1,4 +1,4 @@
-"""What the tests of real master processes share."""
+"""Shared by the tests of real master processes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ COMMAND = (sys.executable, "-m", "dlrover_run.master")
 
 @dataclass(frozen=True)
 class Master:
-    """A master that listens. `address` is HOST:PORT."""
+    """A listening master. `address` is HOST:PORT."""
 
     process: subprocess.Popen[str]
     address: str
 
     def finish(self, timeout: float = WAIT) -> tuple[int, str]:
-        """Wait for its end: the exit code and what it said."""
+        """Wait for its end, and return the exit code and its output."""
         _, err = self.process.communicate(timeout=timeout)
         return self.process.returncode, err
 
 
 def read_line(fd: int) -> dict[str, Any]:
-    """The line of JSON that a master writes once it listens."""
+    """Return the line of JSON that a master writes once it listens."""
     if not select.select([fd], [], [], WAIT)[0]:
-        raise AssertionError(f"the master said nothing within {WAIT} s")
+        raise AssertionError(f"the master wrote nothing within {WAIT} s")
     with open(fd) as file:
         answer: dict[str, Any] = json.loads(file.read())
     return answer
@@ -44,7 +44,7 @@ def read_line(fd: int) -> dict[str, Any]:
 def master(
     *args: str | Path, listen: str = "127.0.0.1:0", env: dict[str, str | None] | None = None, **popen: Any
 ) -> Iterator[Master]:
-    """A master process; it is killed at the end if it still runs."""
+    """A master process, which is killed at the end if it is still running."""
     ready, theirs = os.pipe()
     options: dict[str, Any] = {"stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **popen}
     fds = (theirs, *options.pop("pass_fds", ()))

@@ -1,6 +1,7 @@
-"""Where the nodes of a job can meet: what each place is to a node, and what holds there when a job is over.
+"""The rendezvous backends of the tests (*places*): the settings of a node for each, and what must hold there after a
+job.
 
-What a job promises it promises wherever its nodes meet, so a test of that runs at each of these places.
+What a job promises holds with every rendezvous backend, so a test of that runs with each of them.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from harness import only_long
 from dlrover_run.coordination.rules import RESULT_RETENTION
 
 EVERYWHERE = pytest.mark.parametrize("place", ["c10d", *only_long("etcd", "etcd of three")], indirect=True)
-"""For tests of what a job promises on every rendezvous backend. `make test` runs them on the built-in master only, for
-the simulation holds both clients to the same laws; `make test-long` runs them on etcd too."""
+"""For tests of what a job promises on every rendezvous backend. `make test` runs them with the built-in master only,
+because the simulation checks the same laws for both clients; `make test-long` runs them with etcd too."""
 
 
 class MeetingPlace(abc.ABC):
-    """One place, which serves one test. `name` is what nodes call it, `ports` are those on loopback where it is, and
-    `conf` is what every node is told. `guest` is told to a node that shall only visit it. `refusal` is what stands
-    before the reason why it lets a node not in."""
+    """A rendezvous backend for one test. `name` is its name in the output of nodes, `ports` are its ports on loopback,
+    and `conf` are the settings of every node. `guest` are the settings of a node that must not start the master.
+    `refusal` is the text before the reason for which a node is refused."""
 
     name: str
     refusal: str
@@ -37,27 +38,27 @@ class MeetingPlace(abc.ABC):
     conf: Mapping[str, object] = {}
     guest: Mapping[str, object] = {}
     alert: Mapping[str, object]
-    """Settings under which a node that is silent is lost in seconds, for the few tests that wait for that. A node that
-    a busy machine does not schedule for as long is lost as well, so no other test has them."""
+    """Settings with which a node without heartbeats is declared lost within seconds, for the few tests that wait for
+    that. A node that a busy machine does not schedule for this long is lost as well, so no other test has them."""
 
     @abc.abstractmethod
     def flags(self, ports: Sequence[int]) -> list[str]:
-        """The words of a command line that lead there by `ports`."""
+        """Return the command line flags that select this backend at `ports`."""
 
     @property
     def pids(self) -> frozenset[int]:
-        """Processes that belong to the place and to no job."""
+        """Processes that belong to the backend and to no job."""
         return frozenset()
 
     def identity(self, name: str) -> Mapping[str, str]:
-        """Variables that give a node an id by which `expire` finds it."""
+        """Return variables that give a node an id by which `expire` finds it."""
         return {}
 
     def expire(self, node_id: str) -> None:  # noqa: B027
-        """Have a node that is dead or stopped be lost now where only a time-out would tell that it is gone."""
+        """Have a killed or stopped node declared lost now, if this backend would notice that only by a timeout."""
 
     def left(self) -> list[str]:
-        """What is left of the job there."""
+        """Return what is left of the job in the backend."""
         return []
 
 
@@ -77,13 +78,14 @@ class AtMaster(MeetingPlace):
         return ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
 
     def left(self) -> list[str]:
-        """Masters of the job that live, also those that got away from below the test, which only ends what is there."""
+        """Return the running masters of the job, also those that are no descendants of the test any more: the test ends
+        only its descendants."""
         living = [process for process in psutil.process_iter() if is_master(process)]
         return [f"the master {p.pid}" for p in living for port in self.ports if listens(p, port)]
 
 
 class InEtcd(MeetingPlace):
-    """Keys below a path in etcd that no other test has. `user` is who may read them, empty for everybody."""
+    """Keys below a prefix in etcd that no other test has. `user` is the user that may read them; empty: every user."""
 
     user = ""
     name = "etcd"
@@ -95,7 +97,7 @@ class InEtcd(MeetingPlace):
         self.ports = tuple(port for _, port in etcd.places)
         self.prefix = f"/test-{os.urandom(6).hex()}"
         # A lease of 18 s. A node whose agent a busy machine does not schedule for that long is lost, so it is much
-        # longer than any pause; what a test kills is lost at once by `expire`. Below RESULT_KEPT, see `left`.
+        # longer than any pause; `expire` makes a killed node lost at once. Less than RESULT_RETENTION, see `left`.
         self.conf = {"keep_alive_interval": 6, "prefix": self.prefix}
         self._identities = itertools.count()
 
@@ -110,30 +112,30 @@ class InEtcd(MeetingPlace):
         return {"NODE_ID": f"{name}-{next(self._identities)}"}
 
     def expire(self, node_id: str) -> None:
-        """As when its lease runs out by etcd's clock. One that has run out by now leaves nothing to do."""
+        """Revoke the lease of the node, as if it had expired. If it has expired already, there is nothing to do."""
         for key, lease in self._leases_by_key().items():
             if key.endswith(f"/nodes/{node_id}"):
                 self.etcd.ctl("lease", "revoke", lease, user=self.user)
 
     def left(self) -> list[str]:
-        """All but what runs out by itself: the result of a job that a node may still come back to learn."""
+        """Return all keys without those that expire by themselves: the result of a job, for a node that reconnects."""
         keys = self._leases_by_key()
         kept = {lease for key, lease in keys.items() if key.endswith("/unaware") and self._runs_out_soon(lease)}
         return [key for key, lease in keys.items() if lease not in kept]
 
     def all_keys(self) -> list[str]:
-        """The keys of the test's jobs as they are now."""
+        """Return the current keys of the test's jobs."""
         return list(self._leases_by_key())
 
     def elected(self) -> str:
-        """The node id of the elected agent; AssertionError when there is none."""
+        """Return the node id of the elected agent. Raises AssertionError if there is none."""
         keys = self.all_keys()
         leaders = [key for key in keys if key.endswith("/leader")]
         assert len(leaders) == 1, f"no agent is elected: {keys}"
         return self.etcd.ctl("get", "--print-value-only", *leaders, user=self.user).strip()
 
     def leases(self) -> set[str]:
-        """Under which the keys of the test's jobs are now, as etcdctl writes them."""
+        """Return the leases of the current keys of the test's jobs, as etcdctl writes them."""
         return set(self._leases_by_key().values())
 
     def _leases_by_key(self) -> dict[str, str]:
@@ -148,21 +150,21 @@ class InEtcd(MeetingPlace):
 
 @pytest.fixture(scope="module")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """One server for all tests of a file that do nothing to it."""
+    """One server for all tests of a file that neither stop nor change it."""
     with serving(tmp_path_factory.mktemp("etcd")) as etcd:
         yield etcd
 
 
 @pytest.fixture(scope="module")
 def shared_etcd_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """Three servers for all tests of a file that do nothing to them."""
+    """Three servers for all tests of a file that neither stop nor change them."""
     with serving(tmp_path_factory.mktemp("etcd"), 3) as etcd:
         yield etcd
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> MeetingPlace:
-    """Where the nodes of a test meet: at a master, unless the test says otherwise."""
+    """The rendezvous backend of a test: a master, unless the test is parametrized otherwise."""
     servers = {"etcd": "shared_etcd", "etcd of three": "shared_etcd_cluster"}
     name = servers.get(getattr(request, "param", "c10d"))
     return AtMaster() if name is None else InEtcd(request.getfixturevalue(name))

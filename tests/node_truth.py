@@ -1,4 +1,4 @@
-"""How healthy the nodes of a made-up job really are, and what they find when a check asks them to try something."""
+"""The true health of the nodes of a simulated job, and their results for the tasks of a node check."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dlrover_run.policies.health.model import (
 )
 
 USUAL = 10.0
-"""TFLOP/s, and GB/s, of a node of which nothing else is said."""
+"""TFLOP/s, and GB/s, of a node by default."""
 
 
 @dataclass
 class Truth:
-    """Nodes are known by their addresses. Those of `crashing` die while they compute, those of `wrong` compute wrongly,
-    those of `cut` reach nobody, and links of `bad` do not work. `slowness` divides a node's speed at computing, and
-    `link_slowness` that of all its links."""
+    """Nodes are named by their addresses. Nodes of `crashing` die while they compute, nodes of `wrong` compute wrongly,
+    nodes of `cut` reach no other node, and links of `bad` do not work. `slowness` divides the computing speed of a
+    node, and `link_slowness` the speed of all its links."""
 
     crashing: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
@@ -32,7 +32,7 @@ class Truth:
     link_slowness: dict[str, float] = field(default_factory=dict)
 
     def compute(self, address: str, key: CheckKey = CheckKey()) -> ComputeResult:  # noqa: B008 (it is frozen)
-        """What comes of computing on that node."""
+        """Return the result of a computation on that node."""
         if address in self.crashing:
             return ComputeResult(key, problem="its check process was killed by SIGKILL")
         if address in self.wrong:
@@ -40,7 +40,7 @@ class Truth:
         return ComputeResult(key, (DeviceSpeed(0, "cpu", USUAL / self.slowness.get(address, 1.0)),))
 
     def link(self, address: str, task: CheckTask) -> LinkResults:
-        """What the node finds of the links of its task."""
+        """Return the results of the node for the links of its task."""
         return LinkResults(task.key, tuple(self._try(task.node, ends) for ends in task.links))
 
     def _try(self, node: int, ends: tuple[LinkEnd, ...]) -> LinkResult:
@@ -52,6 +52,6 @@ class Truth:
         return LinkResult(other, USUAL / max(self.link_slowness.get(address, 1.0) for address in addresses))
 
     def is_healthy(self, address: str) -> bool:
-        """Whether nothing is wrong with that node."""
+        """Whether that node is healthy."""
         ailing = self.crashing | self.wrong | self.cut | self.slowness.keys() | self.link_slowness.keys()
         return address not in ailing

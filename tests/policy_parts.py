@@ -1,4 +1,4 @@
-"""The parts that policies have in the records of the core, for tests."""
+"""The parts of policies in the records of the core, for tests."""
 
 from __future__ import annotations
 
@@ -20,53 +20,54 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def check_state(plan: Plan) -> HealthState:
-    """The state of the health check."""
+    """Return the state of the health check."""
     return HealthState.get(plan.policy)
 
 
 def check_report(report: NodeReport) -> HealthReport:
-    """What a node reports of its part in a health check."""
+    """Return the part of the health check in a report."""
     return HealthReport.get(report.policy)
 
 
 def check_part(assignment: Assignment | NodeView) -> HealthAssignment:
-    """What a node is assigned by the health check."""
+    """Return the part of the health check in an assignment."""
     return HealthAssignment.get(assignment.policy)
 
 
 def check_rules(rules: JobRules) -> HealthRules:
-    """The rules of the health check."""
+    """Return the rules of the health check."""
     return HealthRules.get(rules.policy)
 
 
 def cluster_of(plan: Plan) -> Cluster | None:
-    """The cluster of a job with parameter servers."""
+    """Return the cluster of a job with parameter servers."""
     return Cluster.find(plan.policy)
 
 
 def tasks_of(report: NodeReport) -> NodeTasks | None:
-    """What a node reports of its tasks."""
+    """Return the part of parameter servers in a report: the tasks of the node."""
     return NodeTasks.find(report.policy)
 
 
 def order_of(assignment: Assignment | NodeView) -> NodeOrder | None:
-    """A node's order."""
+    """Return the part of parameter servers in an assignment: the order of the node."""
     return NodeOrder.find(assignment.policy)
 
 
 def cluster_rules(rules: JobRules) -> ClusterRules:
-    """The rules of a job with parameter servers."""
+    """Return the rules of a job with parameter servers."""
     return ClusterRules.get(rules.policy)
 
 
 def with_part(record: Record, kind: type[PolicyRecord], **changes: Any) -> Record:
-    """The record with those changes of its policy's part."""
+    """Return the record with these changes in the part of its policy."""
     part = kind.get(record.policy)  # type: ignore[attr-defined]
     return msgspec.structs.replace(record, policy=msgspec.structs.replace(part, **changes))  # type: ignore[type-var]
 
 
 def fold(kind: type[PolicyRecord], fields: dict[str, Any], part: PolicyRecord | None = None) -> dict[str, Any]:
-    """The fields of a record, with those of a policy's part folded into `policy`; `part` is the part before."""
+    """Return the fields of a record, with the fields of a policy's part moved into `policy`; `part` is the former
+    part."""
     own = {name: fields[name] for name in kind.__struct_fields__ if name in fields}  # type: ignore[attr-defined]
     others = {name: value for name, value in fields.items() if name not in own}
     return {**others, "policy": msgspec.structs.replace(kind.get(part), **own)} if own else others  # type: ignore[type-var]

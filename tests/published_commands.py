@@ -1,4 +1,4 @@
-r"""The command blocks of the published documents that start this kind of system or harm it, letter for letter, and the
+r"""The verbatim command blocks of the published documents that start this kind of system or inject faults, and the
 environments of their pods. `docs/published-experiments.md` lists the documents by the same names.
 """
 
@@ -29,7 +29,7 @@ dlrover-run --network-check --exclude-straggler --nnodes=3:$WORKER_NUM \\
 """Document 001, "Fault-tolerance and Elasticity Experiments of DLRover ElasticJob"."""
 
 CHAOS_BY_HAND = "sh examples/pytorch/mnist/start_chaos.sh cpu-overload "
-"""What document 001 types in a pod."""
+"""The command that document 001 runs in a pod."""
 
 CHAOS_ARTICLE = {
     "preempted": """\
@@ -53,7 +53,7 @@ dlrover-run --network-check --exclude-straggler --nnodes=3:$WORKER_NUM \\
         }.items()
     },
 }
-"""Document 002, "Use ChaosBlade to verify DLRover's resiliency"; its page has broken each `&`."""
+"""Document 002, "Use ChaosBlade to verify DLRover's resiliency"; on its page each `&` is garbled."""
 
 KUBEDL_ARGS = [
     "/workspace/examples/imagenet/main.py",
@@ -74,10 +74,10 @@ KUBEDL_FLAGS = [
     "--nproc_per_node=1",
     "--nnodes=1:3",
 ]
-"""What that operator puts in front of them for the document's `elasticPolicy`."""
+"""The arguments that the operator prepends for the document's `elasticPolicy`."""
 
 KUBEDL_POD = {"MASTER_ADDR": "resnet-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"}
-"""What it sets in the pod of worker 0."""
+"""The variables that it sets in the pod of worker 0."""
 
 TF_WORKER_POD = {
     "DLROVER_MASTER_ADDR": "elasticjob-deepctr-auto-scaling-job-dlrover-master:50001",
@@ -96,7 +96,7 @@ MASTER = "elasticjob-chaos-test-dlrover-master:50001"
 
 
 def torch_pod(worker_id: int, rank: int | None = None, master: str = MASTER) -> dict[str, str]:
-    """The environment of a pod of four in documents 001 and 002; a replacement has the rank of another pod."""
+    """Return the environment of a pod of four in documents 001 and 002; a replacement has the rank of another pod."""
     return {
         "DLROVER_MASTER_ADDR": master,
         "WORKER_TYPE": "worker",
@@ -107,7 +107,7 @@ def torch_pod(worker_id: int, rank: int | None = None, master: str = MASTER) -> 
 
 
 def typed(text: str, paths: dict[str, str]) -> str:
-    """A block with its `&` mended and other paths in place of those of the image."""
+    """Return a block with its `&` repaired, and other paths in place of those of the image."""
     text = text.replace("& amp; & amp;", "&&").replace("& amp;", "&")
     for published, here in paths.items():
         text = text.replace(published, here)

@@ -1,4 +1,4 @@
-"""What stands on the screen of a terminal after it was sent some text: as much of one as the launcher makes use of."""
+"""An emulated terminal: the text on its screen after some output, for the control sequences that the launcher uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PIECE = re.compile(r"\x1b\[([\d;]*)([A-Za-z])|[^\x1b]", re.DOTALL)
 
 
 class Screen:
-    """A terminal of `rows` by `columns`, whose text scrolls away above."""
+    """A terminal of `rows` by `columns`, which scrolls."""
 
     def __init__(self, rows: int, columns: int) -> None:
         self.rows = rows
@@ -19,11 +19,11 @@ class Screen:
 
     @property
     def lines(self) -> list[str]:
-        """All lines that were ever written, but what was erased or written over."""
+        """All lines that were ever written, without text that was erased or overwritten."""
         return [line.rstrip() for line in [*self.gone, *self._lines]]
 
     def feed(self, text: str) -> None:
-        """Take what a program has written, after the kernel has made `\\n` a `\\r\\n`."""
+        """Process the output of a program, after the kernel has replaced `\\n` by `\\r\\n`."""
         for piece in _PIECE.finditer(text.replace("\r\n", "\n").replace("\n", "\r\n")):
             number, command = piece.groups()
             if command is None:

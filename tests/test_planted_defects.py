@@ -1,7 +1,7 @@
-"""Defects that are planted in the agent, and the tests of `make test` that find each of them.
+"""Planted defects of the agent, each with a test of `make test` that finds it.
 
-The simulation plants its own in decisions. What talks to the kernel is not simulated, so its defects are planted in a
-copy of the packages, which the test named here is run against.
+The simulation plants its own defects in decisions. Code that talks to the kernel is not simulated, so its defects are
+planted in a copy of the packages, and the test that is named here runs against that copy.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from dlrover_run.process_tree import tree
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_TIMEOUT = 300.0
-"""Seconds for the test that is to find a defect. A run that reaches it has hung, and is ended."""
+"""Timeout in seconds of the test that is to find a defect. A run that reaches it hangs, and is ended."""
 
 MAX_HEALTHY_RUN = RUN_TIMEOUT / 2
-"""Seconds for the same test without a defect: only then does a run that reaches RUN_TIMEOUT show that a job hung."""
+"""Maximum seconds of the same test without a defect: only because this is much less, a run that reaches RUN_TIMEOUT
+shows that a job hangs."""
 
 TEST_TIMEOUT = 90
-"""Seconds for it with one set of parameters: many a defect lets a job hang."""
+"""Timeout of the test itself with one set of parameters: many defects make a job hang."""
 
 
 @dataclass(frozen=True)
 class Defect:
-    """One place in the sources, what is there, what is there instead, and a test that has to fail of it."""
+    """A text in a source file, its replacement, and a test that must fail because of it."""
 
     file: str
     right: str
@@ -195,11 +196,11 @@ DEFECTS = {
 }
 
 SAMPLE = ("a task starts where another one still runs", "a leaving node takes new ranks")
-"""Those that are planted in `make test` too, so that it shows that this file works."""
+"""Defects that `make test` plants too, to show that this file works."""
 
 
 def locate(test: str) -> str:
-    """A test with the path of its file, in whichever folder of the tests it is."""
+    """Return a test with the path of its file, in whichever folder of the tests it is."""
     file, separator, name = test.partition("::")
     (path,) = (ROOT / "tests").rglob(file)
     return f"{path}{separator}{name}"
@@ -207,7 +208,7 @@ def locate(test: str) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of one test: pytest's exit code, None if the run reached RUN_TIMEOUT, and its seconds and output."""
+    """A run of one test: the exit code of pytest (None if the run reached RUN_TIMEOUT), its seconds and its output."""
 
     code: int | None
     seconds: float
@@ -215,12 +216,12 @@ class Run:
 
 
 def run_against(packages: Path, test: str) -> Run:
-    """Run one test against a copy of the packages, with the parameters that `make test` would run it with."""
-    # The working directory and PYTHONPATH come before the packages that are installed.
+    """Run one test against a copy of the packages, with the parameters that `make test` uses."""
+    # The working directory and PYTHONPATH come before the installed packages.
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     options = ["-x", "-q", f"--timeout={TEST_TIMEOUT}", "-p", "no:cacheprovider", "-m", "not long and not rival"]
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), *options]
-    # Agents of a job that hangs keep what they inherited open, and would hold a pipe; their orphans come to this
+    # Agents of a job that hangs keep inherited descriptors open, such as a pipe; their orphans come to this
     # process, which ends them.
     output = packages / "output"
     tree.become_subreaper()
@@ -255,7 +256,7 @@ def assert_passes(packages: Path, test: str) -> None:
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """The directory of a copy of the packages."""
+    """Return the directory of a copy of the packages."""
     for package in ("dlrover_run", "tf_ps_runner"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path

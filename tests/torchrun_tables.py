@@ -1,4 +1,4 @@
-"""The command line of each torchrun, as `scripts/record_torchrun.py` has recorded it, and ours beside them.
+"""The command line of each torchrun, as `scripts/record_torchrun.py` has recorded it, compared with ours.
 
     python tests/torchrun_tables.py
 
@@ -18,11 +18,11 @@ TABLES = Path(__file__).with_name("torchrun")
 VERSIONS = ("2.13.0", "2.14.1", "2.15.0")
 
 SAME_DEFAULT = {"nnodes": {"1:1": "1"}}
-"""Their default, and the text in which ours says the same."""
+"""Their default, and the text with the same meaning in ours."""
 
 
 class Torchrun(NamedTuple):
-    """What one torchrun takes. `flags` are by `dest`, without the script and its arguments."""
+    """The flags of one version of torchrun, by `dest`, without the script and its arguments."""
 
     version: str
     flags: dict[str, dict[str, Any]]
@@ -33,7 +33,7 @@ class Torchrun(NamedTuple):
 
 
 def torchrun(version: str) -> Torchrun:
-    """The recorded table of one version."""
+    """Return the recorded table of one version."""
     table = json.loads((TABLES / f"{version}.json").read_text())
     flags = {row["dest"]: row for row in table["flags"] if row["spellings"][0].startswith("-")}
     others = (table[name] for name in ("variables", "worker_variables", "rendezvous_keys", "launch_config"))
@@ -41,19 +41,19 @@ def torchrun(version: str) -> Torchrun:
 
 
 def takes_a_value(row: dict[str, Any]) -> bool:
-    """Whether a word after the flag is its value."""
+    """Whether the argument after the flag is its value."""
     return row["action"] not in ("help", "check_env", "store_true") and row.get("nargs") != 0
 
 
 def default_of(row: dict[str, Any]) -> str:
-    """Their default as a text; empty for none."""
+    """Return their default as text; empty if there is none."""
     default = row.get("default")
     text = "" if default is None or default == [] else str(default)
     return SAME_DEFAULT.get(row["dest"], {}).get(text, text)
 
 
 def differences(row: dict[str, Any], flag: Flag | None) -> list[str]:
-    """In what our flag is not the one of this row: empty when a user of that torchrun finds the same."""
+    """Return how our flag differs from this row; empty if a user of that torchrun finds the same."""
     if flag is None or flag.extension:
         return ["not here"]
     found = []

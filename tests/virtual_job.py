@@ -1,4 +1,4 @@
-"""A job in virtual time for tests of decisions: nodes are names, and every status and second is the test's own."""
+"""A job in virtual time for tests of decisions: nodes are names, and the test writes every report and every second."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ LOST_PEER = Failure(
 
 
 class VirtualJob:
-    """A coordinator with nodes that take their assignments at once, unless they are deaf.
+    """A coordinator with nodes that accept their assignments at once, unless they are *deaf* (they receive nothing).
 
-    Nodes stay what they are when the coordinator is replaced by another one. With a `truth` they compute when they
-    come, and try what a node check asks of them, unless they are mute.
+    Nodes keep their state when another coordinator takes over. With a `truth` they compute when they join, and do the
+    tasks of a node check, unless they are *mute* (they report nothing about tasks).
     """
 
     def __init__(self, rules: JobRules, epoch: int = 5, truth: Truth | None = None) -> None:
@@ -63,7 +63,7 @@ class VirtualJob:
         return [member.node_id for member in self.plan.members]
 
     def come(self, *names: str, incarnation: str = "1", **changes: object) -> None:
-        """Nodes arrive, all in the same moment."""
+        """Nodes join, all at the same time."""
         for name in names:
             status = NodeReport(
                 node_id=name,
@@ -82,7 +82,7 @@ class VirtualJob:
         self.settle()
 
     def report(self, name: str, **changes: object) -> None:
-        """A node sends a report with these changes, which is received unless its connection has ended."""
+        """Send a report of a node with these changes. It is received unless the connection of the node has ended."""
         status = self.statuses[name]
         self.statuses[name] = msgspec.structs.replace(status, **fold(HealthReport, changes, status.policy))
         if name not in self.away:
@@ -92,7 +92,7 @@ class VirtualJob:
     def report_phase(
         self, name: str, phase: NodePhase, failure: Failure | None = None, progressed: bool = False
     ) -> None:
-        """A node reports what it does in the round in which it has ranks."""
+        """Report the phase of a node in the round in which it has ranks."""
         self.report(name, phase=phase, failure=failure, progressed=progressed)
 
     def mark(self, *names: str) -> None:
@@ -114,14 +114,14 @@ class VirtualJob:
         self.settle()
 
     def come_back(self, *names: str) -> None:
-        """These nodes connect again, with their last reports."""
+        """These nodes reconnect, with their last reports."""
         for name in names:
             self.away.discard(name)
             self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
 
     def wait(self, seconds: float) -> None:
-        """Time passes, with a decision at every moment that the coordinator asked for."""
+        """Let time pass, with a decision at every deadline of the coordinator."""
         end = self.now + seconds
         while (due := self.coordinator.wake_at()) is not None and due <= end:
             assert due > self.now - 1e-6, "the next decision is due in the past"
@@ -131,13 +131,13 @@ class VirtualJob:
         self.settle()
 
     def stall(self, seconds: float) -> None:
-        """The coordinator does not run for that long, and notices."""
+        """Stop the coordinator for that long; it notices the stall."""
         self.now += seconds
         self.coordinator.compensate_stall(seconds)
         self.settle()
 
     def settle(self) -> None:
-        """Decide until nothing changes and every node that is not deaf has its assignment."""
+        """Decide until nothing changes, and every node that is not deaf has its assignment."""
         while True:
             while self.coordinator.advance(self.now):
                 self.stored.append(self.plan)
@@ -147,7 +147,7 @@ class VirtualJob:
                 return
 
     def take(self, name: str) -> bool:
-        """A node receives its assignment and answers; whether that was anything new."""
+        """Let a node receive its assignment and report. Return whether that changed anything."""
         status, wanted = self.statuses[name], self.assignment(name)
         if (wanted.key, wanted.epoch, wanted.ranks) == (status.known_round, status.epoch, status.ranks) or self.is_over:
             return False
@@ -170,7 +170,7 @@ class VirtualJob:
         return True
 
     def try_task(self, name: str) -> bool:
-        """A node does what a check asks of it; whether there was anything new to do."""
+        """Let a node do its task of a health check. Return whether there was a new task."""
         status, task = self.statuses[name], check_part(self.assignment(name)).check_task
         if self.truth is None or task is None or name in self.mute:
             return False
@@ -203,12 +203,12 @@ class VirtualJob:
             del self.statuses[name]
 
     def receive_again(self, name: str) -> None:
-        """A deaf node hears the latest assignment."""
+        """Let a deaf node receive the latest assignment."""
         self.deaf.discard(name)
         self.settle()
 
     def succeed_by_another(self, epoch: int, with_journal: bool, after: float = 3.0) -> None:
-        """The coordinator dies; another one begins, with another clock, and no node is connected to it yet."""
+        """Replace the coordinator by a successor with another clock, to which no node is connected yet."""
         self.now += after + 5e6
         self.coordinator = Coordinator(self.rules, self.now, epoch, self.stored[-1] if with_journal else None)
         self.away = set(self.statuses)
@@ -217,13 +217,13 @@ class VirtualJob:
         return self.statuses[name].key
 
     def ranks_of(self, name: str) -> RankAssignment:
-        """A node's place in the round; it must have one."""
+        """Return the ranks of a node in the current round. It must have some."""
         ranks = self.coordinator.ranks(self.key(name))
-        assert ranks is not None, f"{name} has no seat"
+        assert ranks is not None, f"{name} has no ranks"
         return ranks
 
     def assignment(self, name: str) -> Assignment:
-        """What a node receives, which must have the fields of one state only."""
+        """Return the assignment of a node, which must have the fields of one state only."""
         given = self.coordinator.assignment(self.key(name), self.waiting)
         assert given.ranks is None or (given.phase is PlanPhase.TRAINING and given.waiting is None), given
         assert given.waiting is None or given.phase not in OVER, given
@@ -231,7 +231,8 @@ class VirtualJob:
 
     @property
     def waiting(self) -> Waiting:
-        """What nodes without ranks receive, in whole seconds: two clocks never agree on the last digit."""
+        """Return what nodes without ranks receive, in whole seconds, because two clocks never agree on the last
+        digit."""
         waiting = self.coordinator.waiting(self.now)
         return waiting if waiting.seconds is None else msgspec.structs.replace(waiting, seconds=round(waiting.seconds))
 
@@ -267,8 +268,8 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "stall": lambda job, seconds: job.stall(float(seconds[0])),
     "successor": lambda job, kind: job.succeed_by_another(9, with_journal=kind == ["journal"]),
 }
-"""What happens to a job, with the names of nodes or a time. A node that is `gone` does not come back; one of which the
-test has computed well has `come_computed`."""
+"""The events of a script, with the names of nodes or a time. A node that is `gone` does not come back; a node that has
+`come_computed` reports a good measurement when it joins."""
 
 FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
     "round": lambda job: [job.plan.phase.value, str(job.plan.key.number), *job.ranks],
@@ -289,13 +290,13 @@ FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
     "because": lambda job: list(codes(job.plan.reasons)),
     "drained": lambda job: [key.node_id for key in job.plan.draining],
 }
-"""What a script may ask of a job. A training `round` comes with its nodes by rank; `formed` has the coordinator's epoch
-before both. `named` are the nodes that a health check did not pass, `known` the
-processes that it knows of."""
+"""The facts that a script may check. A training `round` has its number and its nodes by rank; `formed` has the epoch of
+the coordinator before both. `named` are the nodes that did not pass a health check, `known` the processes that it knows
+of."""
 
 
 def play(job: VirtualJob, script: str) -> VirtualJob:
-    """Carry out events and check facts, in the order of a script such as `lose b; wait 2; round 2 a c`."""
+    """Carry out the events and check the facts of a script such as `lose b; wait 2; round 2 a c`, in their order."""
     for step in filter(None, map(str.strip, script.split(";"))):
         verb, *words = step.split()
         if verb in EVENTS:
@@ -307,6 +308,6 @@ def play(job: VirtualJob, script: str) -> VirtualJob:
 
 
 def rules(least: int, most: int, **changes: object) -> JobRules:
-    """Rules with a budget, unless a test says otherwise."""
+    """Return rules with a restart budget, unless a test sets others."""
     plain = {"min_nodes": least, "max_nodes": most, "max_restarts": 3}
     return JobRules(**{**plain, **fold(HealthRules, changes)})  # type: ignore[arg-type]

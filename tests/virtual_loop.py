@@ -11,14 +11,14 @@ Answer = TypeVar("Answer")
 
 
 class _Selector(selectors.DefaultSelector):
-    """Looks for what is ready, and instead of waiting lets that time have passed."""
+    """Looks for ready descriptors, and advances the time instead of waiting."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready:
-            assert timeout is not None, "everybody waits, and for nothing that has a time"
+            assert timeout is not None, "all tasks wait, and none of them for a time"
             self.now += timeout
         return ready
 

@@ -1,1 +1,1 @@
-"""A policy for tests: the nodes of a round warm up together before it. It uses each point of the seam of policies."""
+"""A policy for tests: the nodes of a round warm up together before it. It uses every method of the policy interface."""

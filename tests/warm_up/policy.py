@@ -16,7 +16,7 @@ from warm_up.text import Code
 
 
 class WarmUpPolicy(Policy):
-    """Has the nodes of each round warm up before it."""
+    """Lets the nodes of each round warm up before it."""
 
     needs_gathering = True
 
@@ -40,36 +40,36 @@ class WarmUpPolicy(Policy):
         return Decision(_update(plan, now, warming=(), warm=(*state.warm, *state.warming)), log_lines=("warm",))
 
     def begin(self, plan: Plan, ranked: Sequence[MemberState], nodes: Sequence[MemberState], now: float) -> Plan | None:
-        """The plan in which the nodes of the round that are not warm begin to warm up."""
+        """Return the plan in which the nodes of the round that are not warm begin to warm up."""
         state = WarmUpState.get(plan.policy)
         cold = tuple(tuple(p.report.key) for p in ranked if tuple(p.report.key) not in state.warm)
         return _update(plan, now, count=state.count + 1, since=now, warming=cold) if cold else None
 
     def end_round(self, plan: Plan) -> Plan:
-        """The plan in which all nodes are cold."""
+        """Return the plan in which all nodes are cold."""
         return _update(plan, plan.clock, warm=())
 
     def end_job(self, plan: Plan, now: float) -> Plan:
-        """The plan without a warm-up."""
+        """Return the plan without a warm-up."""
         return _update(plan, now, warming=()) if self.is_active(plan) else plan
 
     def expected(self, plan: Plan) -> list[Member]:
-        """The nodes that warm up."""
+        """Return the nodes that warm up."""
         return [Member(*key, "", 0) for key in WarmUpState.get(plan.policy).warming]
 
     def recover(self, plan: Plan, members: Members) -> Plan:
-        """The plan in which all members count as warm."""
+        """Return the plan in which all members count as warm."""
         return _update(plan, plan.clock, warm=tuple(tuple(member.key) for member in plan.members))
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, WarmUpAssignment]:
-        """The warm-up, for the nodes that take part in it."""
+        """Return the warm-up, for the nodes that take part in it."""
         state = WarmUpState.get(plan.policy)
         if plan.phase in OVER:
             return {}
         return {NodeKey(*key): WarmUpAssignment(state.count) for key in (*state.warming, *state.warm)}
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
-        """How many nodes warm up."""
+        """Return how many nodes warm up."""
         number = len(WarmUpState.get(plan.policy).warming)
         return Waiting((Code.WARMING(number=number),), seconds, WarmUpProgress(number)) if number else None
 
