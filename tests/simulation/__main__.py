@@ -1,4 +1,4 @@
-"""Run seeds by hand: one with a trace of its events, or many."""
+"""Run seeds by hand: one seed with a trace of its events, or many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulation.torch.program import TorchProgram
 
 
 def main() -> int:
-    """The exit code is the number of seeds that failed, at most 100."""
+    """Return the exit code: the number of seeds that failed, at most 100."""
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("seed", type=int, help="the seed, or the first of several")
     parser.add_argument("--count", type=int, default=1, help="run that many seeds, without a trace")

@@ -1,4 +1,4 @@
-"""The three rendezvous backends in virtual time, and nodes of which a test writes each report."""
+"""The three rendezvous backends in virtual time, and nodes whose reports a test writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from simulation.scenario import stand_ins
 from simulation.timeline import Timeline
 
 MAX_WAIT = 3600.0
-"""Seconds of virtual time after which something has not happened."""
+"""Timeout of `until` in seconds of virtual time."""
 
 
 class ClientAlone(NodeClient):
@@ -41,8 +41,8 @@ class ClientAlone(NodeClient):
 
 
 class WrittenNode(Node):
-    """A node that reports what a test writes. `policy` is the part of its policy, and `changes` counts how often its
-    client had something new."""
+    """A node that sends the reports that a test writes. `policy` is the part of its policy; `changes` counts the
+    changes that its client has notified."""
 
     def __init__(self, place: Place, spec: JobSpec, host: str, incarnation: str, policy: PolicyReport | None) -> None:
         self.changes = 0
@@ -55,12 +55,12 @@ class WrittenNode(Node):
         return self.rendezvous.assignment
 
     def report(self, **changes: Any) -> None:
-        """Report that, now and after each assignment of the same round, as an agent does."""
+        """Report this state now and after each assignment of the same round, as an agent does."""
         self._fields = changes
         self.run(self._send)
 
     def leave(self, **changes: Any) -> None:
-        """Report for the last time, and end."""
+        """Send the last report, and end."""
         self.report(**changes)
         self.run(self._close)
 
@@ -115,7 +115,7 @@ class Backend:
         self._stack.close()
 
     def node(self, name: str = "a", policy: PolicyReport | None = None) -> WrittenNode:
-        """A process begins to be a node of the job, and reports that it waits."""
+        """Start a process that becomes a node of the job, and reports that it waits."""
         number = len(self.nodes) + 1
         spec = job_spec(name, f"10.1.0.{number}", 2, "default", None, self.rules)
         node = WrittenNode(self._place, spec, name, f"i{number}", policy)
@@ -128,7 +128,7 @@ class Backend:
         self.timeline.now = end
 
     def until(self, holds: Callable[[], object]) -> None:
-        """Let time pass until something is so."""
+        """Let time pass until the condition holds."""
         self.timeline.run_until(self.timeline.now + MAX_WAIT, lambda: bool(holds()))
         assert holds(), [(node.key.node_id, node.rendezvous.problem, node.assignment) for node in self.nodes]
 

@@ -1,4 +1,4 @@
-"""A cluster of etcd and one process with a client of it, for tests of the simulation itself."""
+"""An etcd cluster and processes with clients of it, for tests of the simulation itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulation.timeline import Timeline
 
 
 class Bed:
-    """A timeline with one cluster, and processes with clients of it."""
+    """A timeline with one etcd cluster, and processes with clients of it."""
 
     def __init__(self, seed: int = 1, echo: float = 0.0, lag: float = 0.0) -> None:
         self.timeline = Timeline(seed)

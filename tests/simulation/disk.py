@@ -1,4 +1,4 @@
-"""The disk of a state directory: journals in memory, with a disk's faults and a predecessor that is shut out."""
+"""The disk of a state directory: journals in memory, with the faults of a disk, and fencing of a former master."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simulation.timeline import Timeline
 
 
 class Disk:
-    """What outlives masters. `full` makes every write fail; the laws hear of each plan that is durable."""
+    """The records that outlive masters. `full` makes every write fail. Each durable plan is passed to the laws."""
 
     def __init__(self, laws: Laws, timeline: Timeline) -> None:
         self.laws = laws
@@ -31,7 +31,7 @@ class Disk:
 
 
 class DiskJournal:
-    """Stands in for `dlrover_run.master.journal.Journal`, whose own tests show that it keeps these promises.
+    """Replaces `dlrover_run.master.journal.Journal`, whose own tests show that it behaves like this.
 
     `burn` is called before and after each write, and may end the process that writes.
     """
@@ -54,7 +54,7 @@ class DiskJournal:
         if before is None:
             story = JournalContents(JournalHeader(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
         else:
-            # The product's own, which needs no file.
+            # The function of the product, which needs no file.
             story = Journal._next_contents(cast(Journal, self), encode(before), epoch)
         self._ticket = next(self._disk.tickets)
         self._disk.owners[self._job] = self._ticket
@@ -68,7 +68,7 @@ class DiskJournal:
         self._burn()
         self._write()
         self._disk.laws.writing(self._disk.owners.get(self._job) == self._ticket)
-        # Every plan has to get through the disk whole.
+        # Every plan is encoded and decoded, as on a disk.
         plan = msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part)
         story = self._disk.stories[self._job]
         self._disk.stories[self._job] = JournalContents(story.header, plan)

@@ -1,7 +1,7 @@
-"""A cluster of etcd as its clients see it: one store whose changes follow each other, in everybody's time.
+"""An etcd cluster as its clients see it: one store with a single order of changes, in the time of the run.
 
-Where the real one has a choice it is made at random. What the real one refuses, and no program of ours should send,
-breaks the run.
+Where the behaviour of etcd is not determined, the choice is random. A request that etcd refuses, and that the product
+should never send, fails the run.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from dlrover_run.etcd.operations import (
 from simulation.timeline import Process, Timeline, demand
 
 EXPIRY_TICK = 0.5
-"""Seconds between two looks of etcd for leases that have run out."""
+"""Seconds between two checks of etcd for expired leases."""
 
 LEAST_TTL = 2
-"""Seconds that etcd gives a lease at least, with its default election timeout."""
+"""The minimum TTL of a lease in etcd in seconds, with its default election timeout."""
 
 MOST_OPERATIONS = 128
-"""Operations that etcd takes in one branch of a transaction by default, and as many conditions."""
+"""The default limit of etcd for the operations in one branch of a transaction, and for its conditions."""
 
 Notify = Callable[[int, list[Change]], None]
-"""Gets the changes of one revision, with that revision."""
+"""Receives the changes of one revision, and that revision."""
 
 
 @dataclass
 class Lease:
-    """`ends` is when it runs out, unless it is renewed; it is gone a moment later. `owner` is who was granted it."""
+    """`ends` is when it expires unless it is renewed; its keys are deleted a moment later. `owner` is the process to
+    which it was granted."""
 
     seconds: int
     ends: float
@@ -54,15 +55,15 @@ class Lease:
 
 @dataclass(eq=False)
 class Follower:
-    """Somebody who is told of each change in a range."""
+    """A watcher that receives each change in a range."""
 
     range: Range
     notify: Notify
 
 
 class EtcdCluster:
-    """The store. `on_change` is called after each change of keys with who made it, None for etcd itself, and with the
-    keys as they were. `away` says that no member answers.
+    """The store. `on_change` is called after each change of keys with the process that made it (None: etcd itself),
+    and with the former keys. If `away`, no member answers.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -84,7 +85,7 @@ class EtcdCluster:
         return lease
 
     def renew(self, lease: int) -> bool:
-        """Let a lease run anew, unless it has run out, be it that its keys are still there."""
+        """Restart the TTL of a lease, unless it has expired (even if its keys still exist)."""
         known = self.leases.get(lease)
         if known is None or known.ends <= self.timeline.now:
             return False
@@ -112,13 +113,13 @@ class EtcdCluster:
         return TxnResult(succeeded, self.revision, found)
 
     def follow(self, range: Range, revision: int, notify: Notify) -> Follower:
-        """Tell of the changes from that revision on: at once of those that have been. Raises Compacted."""
+        """Notify of the changes from that revision on, past changes at once. Raises Compacted."""
         if revision < self.compacted:
             raise Compacted
         for number, changes in self._history:
             if number >= revision:
                 _notify(range, number, changes, notify)
-        # Of a revision that is still to come nothing is told before it is there.
+        # Nothing is sent for a future revision before it exists.
         follower = Follower(range, lambda number, changes: notify(number, changes) if number >= revision else None)
         self._followers.append(follower)
         return follower
@@ -128,19 +129,19 @@ class EtcdCluster:
             self._followers.remove(follower)
 
     def compact(self) -> None:
-        """Forget changes up to a revision that may be the present one."""
+        """Discard the changes up to a revision that is at most the current one."""
         self.compacted = self.timeline.random.randint(self.compacted, self.revision)
         self._history = [entry for entry in self._history if entry[0] >= self.compacted]
         self.note(f"is compacted at {self.compacted}")
 
     def change_leader(self) -> None:
-        """Another member leads, and lets each lease run its whole time again."""
+        """Elect another leader, which restarts the TTL of each lease."""
         self.note("has another leader")
         for lease in self.leases.values():
             lease.ends = self.timeline.now + lease.seconds
 
     def lose_everything(self) -> None:
-        """Somebody has set the cluster up anew, with nothing in it: revisions begin anew, and nobody is told."""
+        """Replace the cluster by an empty one: revisions start from the beginning, and no client is notified."""
         self.note("has lost its data")
         before = dict(self.keys)
         self.keys.clear()
@@ -152,7 +153,7 @@ class EtcdCluster:
         self.on_change(None, before)
 
     def come_back(self) -> None:
-        """The members answer again, with all their data, and under another leader."""
+        """Let the members answer again, with all their data, and with another leader."""
         self.note("is back")
         self.away = False
         self.change_leader()
@@ -220,11 +221,11 @@ class EtcdCluster:
         known = self.leases[lease]
 
         def look() -> None:
-            # All data may have been lost, and this be another time's lease.
+            # All data may have been lost since, so that this lease no longer exists.
             if self.leases.get(lease) is not known:
                 return
             if known.ends > self.timeline.now or self.away:
-                # Without a leader none runs out, and the next leader lets all of them run anew.
+                # Without a leader no lease expires, and the next leader restarts the TTL of all of them.
                 self._expire_later(lease)
                 return
             self.note(f"a lease of {known.owner.name} has run out")
@@ -234,7 +235,7 @@ class EtcdCluster:
         self.timeline.at(max(known.ends, self.timeline.now) + late, look)
 
     def answer(self, act: Callable[[], Any]) -> Any:
-        """What a request that has arrived comes to. Raises Away as well as what `act` raises."""
+        """Return the result of a request that has arrived. Raises Away, and the errors of `act`."""
         if self.away:
             raise EtcdUnavailable("no member has a leader")
         return act()
@@ -247,7 +248,7 @@ def _notify(range: Range, revision: int, changes: Sequence[Change], notify: Noti
 
 
 def _check(txn: Txn) -> None:
-    """What etcd refuses is a defect: too much, and a key that is written twice."""
+    """Fail the run for transactions that etcd refuses: too many operations, and keys that are written twice."""
     for branch in (txn.then, txn.otherwise):
         demand(max(len(branch), len(txn.conditions)) <= MOST_OPERATIONS, "etcd takes a transaction of that size")
         _written(branch)
@@ -257,13 +258,13 @@ def _check(txn: Txn) -> None:
 
 
 def _written(branch: Iterable[Get | Put | Delete | Txn]) -> list[str]:
-    """The keys that a branch puts, nested ones too, each once, and none that it deletes."""
+    """Return the keys that a branch puts, also in nested transactions: each once, and none that the branch deletes."""
     puts: list[str] = []
     for operation in branch:
         if isinstance(operation, Put):
             puts.append(operation.key)
         elif isinstance(operation, Txn):
-            # Only one of the two is done, so they may put the same key.
+            # Only one of the two branches is executed, so they may put the same key.
             puts += sorted({*_written(operation.then), *_written(operation.otherwise)})
     demand(len(set(puts)) == len(puts), "no transaction puts a key twice")
     deleted = [operation.range for operation in branch if isinstance(operation, Delete)]

@@ -1,6 +1,6 @@
-"""A node's client of etcd: requests and watches over a network that delays, holds back, loses and repeats.
+"""The etcd client of a node: requests and watches over a network that delays, blocks, loses and repeats messages.
 
-It keeps the promises of `operations.Store` and no others: what the real client does not promise goes wrong at random.
+It guarantees only what `operations.Store` guarantees: all that the real client does not guarantee fails at random.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from simulation.network import TO_NODE, Link, Weather
 from simulation.timeline import Timeline
 
 STRAY = 5.0
-"""Seconds after which a request that a member has put aside may still be carried out, at most."""
+"""Maximum seconds after which a request that a member has delayed may still be carried out."""
 
 
 class Parcel:
-    """Something that arrives once, when its time has come and the way is free."""
+    """A message that arrives once: when it is due, and the link is not blocked."""
 
     def __init__(self, timeline: Timeline, link: Link, direction: int, arrive: Callable[[], None]) -> None:
         self._link = link
@@ -34,7 +34,7 @@ class Parcel:
         self._timeline.at(due, self.pump)
 
     def pump(self) -> None:
-        """Let it arrive now, if the way is free."""
+        """Deliver the message now if the link is not blocked."""
         if self._link.free(self._direction):
             self._arrive()
         else:
@@ -42,8 +42,8 @@ class Parcel:
 
 
 class Client:
-    """The end of one process. `burn` is called before each transaction is sent and after its answer has come; what it
-    does to the process happens at once. `denied` says that etcd refuses everything for now."""
+    """The client of one process. `burn` is called before each transaction is sent and after its answer has arrived;
+    its effect on the process is immediate. If `denied`, etcd refuses every request."""
 
     def __init__(
         self, process: LoopProcess, link: Link, cluster: EtcdCluster, weather: Weather, burn: Callable[[], None]
@@ -54,7 +54,7 @@ class Client:
         self.weather = weather
         self._burn = burn
         self._random = process.timeline.random
-        # In the order of their coming, so that a seed replays exactly.
+        # In the order of their arrival, so that a seed replays exactly.
         self._pending: dict[asyncio.Future[Any], None] = {}
         self._watches: dict[Watch, None] = {}
         self._closed = False
@@ -88,7 +88,7 @@ class Client:
             watch.end(EtcdUnavailable("the client is closed"))
 
     def cut(self) -> None:
-        """All connections break: nobody knows what has become of a request, and watches begin where they stopped."""
+        """Break all connections: the result of a request is unknown, and watches resume where they stopped."""
         self._connected = False
         for answer in list(self._pending):
             _settle(answer, EtcdUnavailable("the connection was broken off"))
@@ -96,7 +96,7 @@ class Client:
             watch.break_off()
 
     def vanish(self) -> None:
-        """The process is gone, and nobody tells it anything more."""
+        """Deliver nothing more to the process, which has ended."""
         for watch in list(self._watches):
             watch.end(None)
 
@@ -106,7 +106,7 @@ class Client:
         return self._random.uniform(0, self.weather.slowness)
 
     def lag(self) -> float:
-        """Seconds that etcd takes to tell a watch of a change."""
+        """Return the seconds that etcd takes to notify a watch of a change."""
         return self._random.uniform(0, self.weather.lag) if self._random.random() < 0.3 else 0.0
 
     def send(self, direction: int, arrive: Callable[[], None], due: float | None = None) -> None:
@@ -114,7 +114,7 @@ class Client:
         parcel.send(self.process.timeline.now + self.delay() if due is None else due)
 
     def _over_connection(self, send: Callable[[], None]) -> None:
-        """Send something once there is a connection, for which both ways have to be free."""
+        """Send once there is a connection, which needs both directions of the link."""
 
         def connected() -> None:
             self._connected = True
@@ -129,7 +129,7 @@ class Client:
     async def _burn_one(self) -> None:
         self._burn()
         if not self.process.alive:
-            # The rest of this step is not done any more.
+            # The rest of this step is not executed.
             await self.process.create_future()
 
     async def _call(self, act: Callable[[], Any]) -> Any:
@@ -141,7 +141,7 @@ class Client:
 
         def carry_out(is_answered: bool) -> None:
             if answer.done() and self._random.random() < 0.5:
-                # Who asked has given up, and has called it off in time.
+                # The caller has given up, and has cancelled the request in time.
                 return
             try:
                 result = EtcdMisconfigured(DENIED) if self.denied else self.cluster.answer(act)
@@ -152,7 +152,7 @@ class Client:
 
         def send() -> None:
             if self._random.random() < self.weather.echo / 4:
-                # A member says nothing, so the request goes to another one; what the first one had is carried out too.
+                # A member does not answer, so the request goes to another member; the first one carries it out too.
                 late = self._random.choice((4 * self.delay(), self._random.uniform(0, STRAY)))
                 self.send(TO_ETCD, lambda: carry_out(False), process.timeline.now + late)
             self.send(TO_ETCD, lambda: carry_out(True))

@@ -1,4 +1,4 @@
-"""What goes wrong with etcd, and with the agent that is elected there."""
+"""Faults of etcd, and of the elected agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class EtcdFaults(Faults):
-    """As with a master. Another leader of etcd prolongs the lease of who is gone, which is not gentle."""
+    """The same faults of nodes and of the network as with a master, and those of etcd. In a gentle run etcd does not
+    change its leader, because that prolongs the leases of nodes that have ended."""
 
     def __init__(self, scenario: EtcdScenario) -> None:
         self._etcd = scenario.cluster
@@ -44,7 +45,7 @@ class EtcdFaults(Faults):
 
     def _lag(self) -> None:
         weather = self._scenario.place.weather
-        # A job that waits 20 s for its nodes cannot hear of them as late as that.
+        # A job that waits 20 s for its nodes cannot be notified of them that late.
         most = self._scenario.rules.pend_timeout / 4
         before, weather.lag = weather.lag, min(most, self._random.choice((1.0, 5.0, 20.0)))
         self._etcd.note(f"tells of changes up to {weather.lag:g} s late")
@@ -64,7 +65,7 @@ class EtcdFaults(Faults):
         self._break_all_streams()
 
     def _deny(self) -> None:
-        """Somebody takes a node's rights away, and gives them back."""
+        """An administrator revokes the rights of a node, and grants them again."""
         if (node := self._node()) is None:
             return
         node.note("is denied by etcd")
@@ -86,7 +87,7 @@ class EtcdFaults(Faults):
             self._later(self._random.choice((1.0, 10.0, 30.0)), leader.resume)
 
     def _light_fuse(self) -> None:
-        """The elected agent is killed, or stopped for a while, in the middle of what it does."""
+        """The elected agent is killed, or stopped for a while, in the middle of a step."""
         if (leader := self._leader()) is None:
             return
         leader.fuse = self._random.randint(0, 12)

@@ -1,4 +1,4 @@
-"""What must hold of the keys of a job in etcd, checked at each commit that could break it."""
+"""The laws for the keys of a job in etcd, checked at each commit that could break them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulation.timeline import Process, demand
 
 
 class Store:
-    """What stands in etcd, and the laws of that: each is checked at the commit that could break it."""
+    """The records in etcd, and their laws: each is checked at the commit that could break it."""
 
     def __init__(self, cluster: EtcdCluster, laws: Laws, keys: Keys) -> None:
         self._cluster = cluster
@@ -38,17 +38,17 @@ class Store:
         return len(self._leaders)
 
     def holder(self, node_id: str) -> Process | None:
-        """The process whose status stands under that id."""
+        """Return the process whose report is stored under that id."""
         return self._owner(self._cluster.keys.get(self._keys.node(node_id)))
 
     def receiving(self, wanted: Assignment) -> None:
-        """A node hears a word of the coordinator."""
+        """Check an assignment that a node has received."""
         if wanted.key.number or wanted.phase in OVER:
             known = (wanted.key, wanted.phase, wanted.restart_count) in self._stored_rounds
-            demand(known, "a plan is stored before anybody is told")
+            demand(known, "a plan is stored before it is sent to a node")
 
     def publishing(self, status: NodeReport) -> None:
-        """A node wants this to stand there."""
+        """Note that a node stores this report."""
         published = self._published.setdefault(status.key, {})
         status = _without_memory(status)
         published[status] = max(published.values(), default=0) + 1
@@ -62,7 +62,7 @@ class Store:
         for key, current in after.items():
             if before.get(key) == current:
                 continue
-            demand(current.lease != 0, f"nothing is left behind for ever, as {key} would be")
+            demand(current.lease != 0, f"every key of a job is deleted or has a lease, unlike {key}")
             if key.startswith(keys.nodes):
                 previous = before.get(key)
                 demand(previous is None or self._owner(previous) in (None, writer), "two processes are one node")
@@ -84,7 +84,7 @@ class Store:
         published = self._published[now.key]
         demand(
             last.key != now.key or published[last] <= published[now],
-            "no older status of a node comes back over a newer one",
+            "no older report of a node replaces a newer one",
         )
 
     def _check_plan(self, before: Plan | None, after: Plan | None) -> None:
@@ -95,7 +95,7 @@ class Store:
 
 
 def _without_memory(report: NodeReport) -> NodeReport:
-    """The report as the agent made it: the client adds what a coordinator without records would need."""
+    """Return the report as the agent made it: the client adds fields that a coordinator without records needs."""
     tasks = tasks_of(report)
     return report if tasks is None else replace(report, policy=replace(tasks, hint=None))
 

@@ -1,4 +1,4 @@
-"""One run of a job whose records live in etcd: the product's own client on each node, and one store for all."""
+"""One run of a job whose records are in etcd: the client of the product on each node, and one store for all."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from simulation.torch.program import TorchProgram
 SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
 
 NEIGHBOUR = f"{SPEC.prefix}/job/team/plan"
-"""The key of another job, of people whose prefix is this job's name."""
+"""The key of another job, whose prefix is the name of this job."""
 
 
 class WatchedEtcdClient(WatchedClient, EtcdClient):
-    """The product's client of etcd, with the laws around it."""
+    """The etcd client of the product, with checks of the laws."""
 
     def __init__(self, node: Node, store: Store, *given: Any) -> None:
         self._laws_of_store = store
@@ -45,7 +45,7 @@ class WatchedEtcdClient(WatchedClient, EtcdClient):
 
 
 class ClientInEtcd(NodeClient):
-    """The client of a node whose job has its records in etcd."""
+    """The client of a node of a job with its records in etcd."""
 
     leaving = 30.0
 
@@ -75,7 +75,7 @@ class ClientInEtcd(NodeClient):
 
 
 class Clocks:
-    """Stands in for the module `time`: the clocks on the walls of all nodes, which differ."""
+    """Replaces the module `time`: the wall clocks of all nodes, which differ."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -87,7 +87,7 @@ class Clocks:
 
 
 class EtcdScenario(Scenario):
-    """The records live in etcd. `durable` says that it keeps them."""
+    """The records are in etcd. If `durable`, etcd never loses them."""
 
     flag = " --etcd"
 
@@ -96,12 +96,12 @@ class EtcdScenario(Scenario):
     ) -> None:
         super().__init__(seed, log, program)
         random = self.timeline.random
-        # The product's default with etcd is 0.
+        # The default of the product with etcd is 0.
         self.rules = replace(self.rules, lost_after=random.choice((0.0, 0.0, 1.0)))
         self.trouble = random.choice(TROUBLES)
         self.durable = self.trouble == "gentle" or random.random() < 0.8 or self.program.always_durable
         if self.trouble == "gentle":
-            # No echo, for the late echo of a renewal has the lease of a dead node live on.
+            # No echo, because a late echo of a renewal would prolong the lease of a node that has ended.
             weather = Weather(slowness=0.05, echo=0.0, lag=random.choice((0.0, 0.05)))
         else:
             weather = Weather(
@@ -110,7 +110,7 @@ class EtcdScenario(Scenario):
                 lag=random.choice((0.0, 0.5, 3.0)),
             )
         self.laws = self.program.make_laws(self.durable, nodes_stay=False)
-        # What is decided waits for an answer of etcd, which may take its time.
+        # A decision waits for an answer of etcd, which may take long.
         self.laws.slow_disk = self.trouble != "gentle"
         self.cluster = EtcdCluster(self.timeline)
         # Other users of etcd have made changes too.
@@ -139,7 +139,7 @@ class EtcdScenario(Scenario):
 
     @property
     def leader(self) -> Node | None:
-        """The node that is elected, be it that it is gone and its lease has not run out."""
+        """The elected node. It may have ended while its lease has not expired."""
         leader = self.store.leader
         assert leader is None or isinstance(leader, Node), "only nodes stand for election"
         return leader
@@ -151,7 +151,7 @@ class EtcdScenario(Scenario):
         return ClientInEtcd(node, spec, on_change, self.store, client)
 
     def _may_stay(self, node: Node) -> bool:
-        # A dead process of that name is in the way for as long as its lease runs, which may be for too long.
+        # A process of that name that has ended blocks the id until its lease expires, which may be too late.
         return self.store.holder(node.key.node_id) in (None, node)
 
     def _settle(self) -> None:
@@ -169,5 +169,5 @@ class EtcdScenario(Scenario):
         plan = self.plan
         if plan is None or plan.phase in OVER:
             left = self.cluster.keys.keys() - {NEIGHBOUR}
-            demand(not left, f"a job that is over leaves nothing in etcd, not {left}")
-        demand(not self.durable or NEIGHBOUR in self.cluster.keys, "nobody touches the keys of another job")
+            demand(not left, f"a job that is over leaves no keys in etcd, but there are {left}")
+        demand(not self.durable or NEIGHBOUR in self.cluster.keys, "no node changes the keys of another job")

@@ -1,4 +1,4 @@
-"""A node's watch of etcd over the simulated network: it lags behind, breaks, and goes on where it stopped."""
+"""An etcd watch of a node over the simulated network: it lags, breaks, and resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 TO_ETCD = TO_MASTER
 
 REQUEST_TIMEOUT = 5.0
-"""Seconds after which a request that was not answered is given up. It may be carried out all the same."""
+"""Timeout of a request in seconds. The request may still be carried out later."""
 
 DENIED = "etcd: permission denied"
-"""What a client hears while somebody has taken its rights away."""
+"""The error that a client receives while its rights are revoked."""
 
 
 class Watch:
-    """One watch of several ranges, each of which lags behind by its own time. It begins when it is entered, from the
-    revision that some member then has."""
+    """One watch of several ranges, each with a lag of its own. It begins when it is entered, at the current revision of
+    some member."""
 
     def __init__(self, client: Client, ranges: Sequence[Range]) -> None:
         self._client = client
@@ -51,7 +51,7 @@ class Watch:
         self.end(None)
 
     async def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
-        """The changes after that revision."""
+        """Yield the changes after that revision."""
         if any(revision < following - 1 for following in self._next.values()):
             raise EtcdUnavailable("etcd has lost data since the watch began")
         while True:
@@ -62,19 +62,19 @@ class Watch:
                 yield changes
 
     async def _wait(self) -> None:
-        """Wait for something to happen to this watch, or raise what has ended it."""
+        """Wait for an event of this watch. Raises the error that has ended it."""
         if self._error is not None:
             raise self._error
         self._waiter = self._client.process.create_future()
         try:
             await self._waiter
         except asyncio.CancelledError:
-            # As with a generator: what was cancelled in the middle does not go on.
+            # As with a generator: after a cancellation it does not continue.
             self.end(None)
             raise
 
     def break_off(self) -> None:
-        """Its connection is gone, with all that was on its way; it looks for another one."""
+        """Lose the connection, with all messages in transit, and look for another one."""
         if self._ended:
             return
         self._unfollow()
@@ -82,7 +82,7 @@ class Watch:
         process.call_later(process.timeline.random.uniform(0, 1), self._connect)
 
     def end(self, error: BaseException | None) -> None:
-        """Nothing more comes of it, but the error."""
+        """End the watch: it yields nothing more, and raises the error."""
         if not self._ended:
             self._ended = True
             self._error = error
@@ -108,7 +108,7 @@ class Watch:
         self._followers.clear()
 
     def _follow(self, range: Range, connection: int) -> None:
-        """At etcd: the request has arrived."""
+        """At etcd: handle the request, which has arrived."""
         client = self._client
         if connection != self._connection:
             return
@@ -123,7 +123,7 @@ class Watch:
 
             self._followers.append(client.cluster.follow(range, start, notify))
 
-        # A member may be behind the others.
+        # A member may lag behind the others.
         behind = client.process.timeline.random.choice((0, 0, 0, 2))
         start = self._next[range] or max(client.cluster.compacted, client.cluster.revision - behind) + 1
         try:
@@ -135,7 +135,7 @@ class Watch:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._retry(connection, "no member has a leader")))
 
     def _notify(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
-        """At etcd: there is something to tell, which comes behind all that was told of this range before."""
+        """At etcd: send a notification, which arrives after all earlier notifications of this range."""
         client = self._client
         now = client.process.timeline.now
         self._due[range] = max(now + client.delay() + client.lag(), self._due[range])
@@ -163,7 +163,7 @@ class Watch:
             self._wake()
 
     def _retry(self, connection: int, why: str) -> None:
-        """An attempt to follow has failed; after some of them all that a watch can do is to say so."""
+        """Retry after a failed attempt to follow; after several failures the watch ends with the error."""
         if connection != self._connection or len(self._begun_ranges) == len(self._next):
             return
         if self._client.process.timeline.random.random() < 0.5:

@@ -1,4 +1,4 @@
-"""What goes wrong in a run until it is calm, and how often."""
+"""The faults of a run until it is calm, and how often they happen."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Fault = Callable[[], None]
 
 
 class Faults(ABC):
-    """Chooses faults at random, each run with another taste for them. Those of `place` befall the place of the
-    records; of `gentle` ones everybody knows within a second."""
+    """Chooses faults at random, each run with other frequencies. The faults of `place` affect the place of the records;
+    every node is notified of a `gentle` fault within a second."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -41,7 +41,7 @@ class Faults(ABC):
         self._pause = self._random.choice((1.0, 4.0, 15.0, 15.0))
 
     def begin(self, until: float) -> None:
-        """Faults happen until then, from now on or once a round may have formed."""
+        """Let faults happen until that time, from now on or after the time in which a first round can form."""
         self._until = until
         self._timeline.after(self._random.choice((0.0, 10.0, 35.0)), self._next)
 
@@ -67,7 +67,7 @@ class Faults(ABC):
         return self._scenario.any_node()
 
     def _later(self, most: float, act: Fault) -> None:
-        """Undo something, unless everything has been undone by then."""
+        """Undo a fault after at most that many seconds, unless all faults have been undone by then."""
         self._timeline.after(self._random.uniform(0.05, most), lambda: None if self.over else act())
 
     def _kill_node(self) -> None:
@@ -133,7 +133,7 @@ class Faults(ABC):
 
 
 class MasterFaults(Faults):
-    """What goes wrong with masters, too."""
+    """The faults of masters, in addition to those of nodes and of the network."""
 
     def __init__(self, scenario: MasterScenario, disk: Disk | None) -> None:
         self._masters = scenario.masters
@@ -146,7 +146,7 @@ class MasterFaults(Faults):
     def _kill_master(self) -> None:
         if self._masters.current.alive:
             silent = self._random.random() < 0.2
-            # Nodes that hear of no end find their next master later than others, and too late for its grace.
+            # Nodes that are not notified of the end find the next master later, and too late for its grace period.
             self._scenario.laws.nodes_stay &= not silent
             self._masters.current.kill(silent)
 

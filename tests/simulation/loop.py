@@ -1,4 +1,4 @@
-"""Processes whose event loop runs asyncio's own tasks, futures, events and time-outs in virtual time."""
+"""Processes whose event loop runs asyncio's own tasks, futures, events and timeouts in virtual time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from simulation.timeline import Broken, Killed, Process, Timeline
 
 ORDINARY = (asyncio.CancelledError, asyncio.TimeoutError, StopAsyncIteration, GeneratorExit)
-"""What may end a task though Python itself raised it. Any other error of Python's own is a defect."""
+"""Errors raised by Python that may end a task. Any other error raised by Python is a defect."""
 
 MOST_CLOSINGS = 20
-"""How often a coroutine that is thrown away may wait for something on its way out."""
+"""How often a coroutine that is closed may wait again before it ends."""
 
 
 class Steps(Coroutine[Any, Any, Any]):
-    """A coroutine of which somebody hears when it fails, before its task shuts the failure in."""
+    """A coroutine whose failure is passed to `failed` before its task stores it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Steps(Coroutine[Any, Any, Any]):
         except StopIteration:
             raise
         except Killed:
-            # The process has ended in the middle of this step: the task waits for ever.
+            # The process was killed in the middle of this step: the task waits forever.
             never = self._killed()
             never._asyncio_future_blocking = True
             return never
@@ -60,7 +60,7 @@ class Steps(Coroutine[Any, Any, Any]):
 
 
 class NumberedFuture(asyncio.Future[Any]):
-    """A future whose place in a set does not depend on where it lies in memory, so that a seed replays exactly."""
+    """A future whose hash does not depend on its address in memory, so that a seed replays exactly."""
 
     def __init__(self, number: int, **given: Any) -> None:
         self.number = number
@@ -82,9 +82,9 @@ class NumberedTask(asyncio.Task[Any]):
 
 
 class LoopProcess(Process):
-    """A process whose callbacks find it as their running loop, and can start tasks in it.
+    """A process that is the running event loop of its callbacks, and can run tasks.
 
-    Once it is killed nothing happens in it: its tasks are never woken again, and `dispose` throws them away.
+    After it is killed nothing runs in it: its tasks are never woken again, and `dispose` closes them.
     """
 
     def __init__(self, timeline: Timeline, name: str) -> None:
@@ -98,7 +98,7 @@ class LoopProcess(Process):
     def create_task(
         self, coroutine: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """As asyncio's. A task that fails as only a defect does breaks the run."""
+        """As in asyncio. A task that fails because of a defect fails the run."""
         steps = Steps(coroutine, self._note_failure, self._note_kill)
         given = {} if context is None else {"context": context}
         task = NumberedTask(next(self._numbers), steps, loop=self._as_loop, name=name, **given)
@@ -115,15 +115,15 @@ class LoopProcess(Process):
         return asyncio._get_running_loop() is self._as_loop
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What asyncio would print: nobody has asked how a task ended. An answer that comes when nobody waits for it
-        any more is none of that."""
+        """Fail the run where asyncio would print that the exception of a task was never retrieved. A late result of a
+        request that has been given up does not count."""
         if self.alive and isinstance(context.get("task") or context.get("future"), asyncio.Task):
             self._break(f"{context.get('message')}: {context.get('exception')!r}")
 
     def dispose(self) -> None:
-        """Throw away what still waits, without a word."""
+        """Close the coroutines that still wait, without a message."""
         self.end()
-        # A new list each time would be the old one to whoever still looks at it.
+        # A new list: code that still iterates over the former list does not see a change.
         tasks, self._tasks = self._tasks, []
         with self._running():
             for task, steps in tasks:

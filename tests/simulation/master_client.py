@@ -1,4 +1,4 @@
-"""A node's client of a master: the product's `MasterClient`, over a connection of the simulated network."""
+"""The master client of a node: `MasterClient` of the product, over a connection of the simulated network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPEC = MasterSpec("10.0.0.1", 29400, is_host=False)
 
 
 class SimulatedConnection:
-    """The node's side of a stream to a master, as `transport.connection.Connection`."""
+    """The node's end of a stream to a master, as `transport.connection.Connection`."""
 
     def __init__(self, node: Node, masters: Masters) -> None:
         master = masters.find()
@@ -43,11 +43,11 @@ class SimulatedConnection:
 
 
 class WatchedMasterClient(WatchedClient, MasterClient):
-    """The product's client of a master, with the laws around it."""
+    """The master client of the product, with checks of the laws."""
 
 
 class ClientOfMaster(NodeClient):
-    """The client of a node whose job has a master."""
+    """The client of a node of a job with a master."""
 
     def __init__(self, node: Node, spec: JobSpec, on_change: Callable[[], None], masters: Masters) -> None:
         super().__init__(node)

@@ -1,5 +1,5 @@
-"""Masters: the product's `Jobs` and `NodeSession` in a process that may be stopped or killed at any moment, and what
-starts the next one."""
+"""Masters: `Jobs` and `NodeSession` of the product in a process that may be stopped or killed at any moment; and the
+start of the next master."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB = "job"
 
 
 class Inbox:
-    """What has arrived at one end of a stream, for a task of its process."""
+    """The messages that have arrived at one end of a stream, for a task of its process."""
 
     def __init__(self, process: LoopProcess) -> None:
         self._process = process
@@ -36,7 +36,7 @@ class Inbox:
             self._waiting.set_result(None)
 
     async def get(self) -> bytes:
-        """The next message. Raises ConnectionLost after the last one."""
+        """Return the next message. Raises ConnectionLost after the last message."""
         while not self._messages:
             self._waiting = self._process.create_future()
             await self._waiting
@@ -49,7 +49,7 @@ class Inbox:
 class Master(LoopProcess):
     """One master. `fuse` counts down with each write to the disk and each assignment sent; at 0 the process is killed.
 
-    `disk` None is a master without a state directory.
+    With `disk` None the master has no state directory.
     """
 
     def __init__(self, timeline: Timeline, name: str, disk: Disk | None, started_ms: int, laws: Laws) -> None:
@@ -65,7 +65,7 @@ class Master(LoopProcess):
         self.run(lambda: self._serve(stream, connection))
 
     def kill(self, silent: bool = False) -> None:
-        """SIGKILL; `silent` is the loss of its whole machine."""
+        """Send SIGKILL. If `silent`, the whole machine is lost."""
         self.note("is killed" if not silent else "vanishes with its machine")
         self._go(silent)
 
@@ -77,7 +77,7 @@ class Master(LoopProcess):
         super().note(what)
 
     def burn(self) -> None:
-        """One step nearer to the end, where one is set."""
+        """Count the fuse down, if one is set."""
         if self.fuse is not None:
             self.fuse -= 1
             if self.fuse < 0:
@@ -85,19 +85,19 @@ class Master(LoopProcess):
 
     @property
     def job(self) -> Job | None:
-        """The one job, when it was begun."""
+        """The only job, if it has begun."""
         return self.jobs._jobs.get(JOB)
 
     def check_stored(self, wanted: Assignment) -> None:
-        """Nobody is told of a plan that is not on the disk."""
+        """Check that the plan of an assignment is on the disk before the assignment is sent."""
         job = self.job
         if job is None or job._coordinator._recovering_until is not None or not isinstance(job._journal, DiskJournal):
-            # No journal, or nobody is told anything new.
+            # There is no journal, or the assignment is not new.
             return
         self.laws.sending(job._journal.durable, wanted)
 
     def _begin(self, disk: Disk | None, started_ms: int) -> None:
-        # A stand-in takes the place of the journal, and with it of the directory.
+        # The journal is simulated, and so is its directory.
         directory: Any = None if disk is None else (disk, self.burn)
         self.jobs = WatchedJobs(self, directory, started_ms)
 
@@ -113,7 +113,7 @@ class Master(LoopProcess):
 
 
 class MastersConnection:
-    """The master's side of a stream, as `transport.connection.ServerConnection`."""
+    """The master's end of a stream, as `transport.connection.ServerConnection`."""
 
     def __init__(self, master: Master, stream: Stream) -> None:
         self._master = master
@@ -131,7 +131,7 @@ class MastersConnection:
 
 
 class WatchedSession(NodeSession):
-    """The product's session, with the law that nothing is sent that is not stored."""
+    """The session of the product, with the law that a plan is stored before it is sent."""
 
     def __init__(self, master: Master, connection: MastersConnection) -> None:
         self._master = master
@@ -143,7 +143,7 @@ class WatchedSession(NodeSession):
 
 
 class WatchedJobs(Jobs):
-    """The product's jobs, with the laws around the statuses that they take."""
+    """The jobs of the product, with checks of the laws for the reports that they accept."""
 
     def __init__(self, master: Master, directory: Any, started_ms: int) -> None:
         self._master = master
@@ -162,10 +162,10 @@ class WatchedJobs(Jobs):
 
 
 class Masters:
-    """Starts masters one after the other, and knows where nodes find one.
+    """Starts masters one after the other, and resolves the master for nodes.
 
-    With `two_places` a master that does not answer is replaced while it may still live, and some nodes are sent to the
-    old one for a while.
+    With `two_places` a master that does not answer is replaced while it may still be running, and some nodes are sent
+    to the old master for a while.
     """
 
     def __init__(self, timeline: Timeline, laws: Laws, disk: Disk | None, two_places: bool, clock_jumps: bool) -> None:
@@ -198,14 +198,14 @@ class Masters:
         self.current.note("begins")
 
     def find(self) -> Master | None:
-        """Where a node that looks for a master is sent to."""
+        """Return the master that a node finds when it looks for one."""
         random = self._timeline.random
         if self._two_places and random.random() < 0.2:
             return random.choice(self.living) if self.living else None
         return self.current if self.current.alive else None
 
     def keep_up(self, most: float) -> None:
-        """From now on a master that has died is followed by another one, within that many seconds."""
+        """From now on start another master after a master has died, within that many seconds."""
         self._timeline.after(self._timeline.random.uniform(0.05, most), lambda: self._look(most))
 
     def _look(self, most: float) -> None:
@@ -214,7 +214,7 @@ class Masters:
         self.keep_up(most)
 
     def settle(self) -> None:
-        """All faults are over: the latest master runs, and the others are gone."""
+        """End all faults: the latest master runs, and the others have ended."""
         for master in self.living:
             if master is not self.current:
                 master.kill()

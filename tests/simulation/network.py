@@ -1,4 +1,4 @@
-"""Streams between nodes and masters, over a network that delays, holds back, repeats, cuts and loses."""
+"""Streams between nodes and masters, over a network that delays, blocks, repeats, cuts and loses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from simulation.timeline import Event, Process, Timeline
 
 REPEATABLE = (b'{"type":"assigned"', b'{"type":"report"')
-"""How the messages begin that may arrive more than once: each is all that its sender has to say, so the same one again
+"""The prefixes of messages that may arrive more than once: each has the complete state of its sender, so a repetition
 must change nothing.
 
-What opens and ends a stream is sent once, by the product's streams as by these.
+The first and the last message of a stream are sent once, by the streams of the product and by these.
 """
 
 
@@ -21,11 +21,11 @@ def is_repeatable(message: Any) -> bool:
 
 
 class Weather:
-    """`slowness` is how many seconds every fifth message may take, in all the network. `echo` is how probably a message
-    arrives once more, and after that once more again. `lag` is how many seconds later than it could etcd may tell a
-    watch of a change.
+    """`slowness` is the maximum delay of every fifth message of the network in seconds. `echo` is the probability that
+    a message arrives once more, and then once more again. `lag` is the maximum additional delay in seconds with
+    which etcd notifies a watch of a change.
 
-    A stream keeps its order, so a repetition may be late but comes before whatever was said next.
+    A stream keeps its order, so a repetition may be late but arrives before the next message.
     """
 
     def __init__(self, slowness: float, echo: float, lag: float = 0.0) -> None:
@@ -35,15 +35,15 @@ class Weather:
 
 
 class Waits(Protocol):
-    """What stands before a way that is held up."""
+    """A message or a connection that waits at a blocked link."""
 
     def pump(self) -> None: ...
 
 
 class Link:
-    """The way between one node and the masters, or etcd. Each direction can be held up on its own.
+    """The link between one node and the masters, or etcd. Each direction can be blocked separately.
 
-    What is sent meanwhile waits, as TCP does it, and comes in order once the way is free.
+    As with TCP, messages that are sent to a blocked link wait, and arrive in order once it is unblocked.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Link:
             self._resume(direction)
 
     def wait(self, direction: int, waits: Waits) -> None:
-        """Have this pumped when the way is free again."""
+        """Pump this when the direction is unblocked."""
         self._waiting[direction].append(waits)
 
     def _resume(self, direction: int) -> None:
@@ -103,7 +103,7 @@ class Pipe:
         self._queue.append((due, message))
 
     def lose(self) -> None:
-        """Forget what is on its way, or the last part of it."""
+        """Lose the messages in transit, or the last part of them."""
         kept = self._timeline.random.randint(0, len(self._queue))
         while len(self._queue) > kept:
             self._queue.pop()
@@ -113,7 +113,7 @@ class Pipe:
         self.receive = lambda message: None
 
     def pump(self) -> None:
-        """Let everything arrive that is due."""
+        """Deliver all messages that are due."""
         while self._queue:
             if not self._link.free(self._direction):
                 self._link.wait(self._direction, self)
@@ -132,14 +132,15 @@ TO_MASTER, TO_NODE = 0, 1
 
 
 class End:
-    """What the other side hears when a stream has ended."""
+    """What the other end receives when a stream has ended."""
 
 
 END = End()
 
 
 class Stream:
-    """A stream with two ends. Who closes his end hears no more, and the other one learns of it, if the way is free."""
+    """A stream with two ends. An end that is closed receives nothing more, and the other end is notified of it unless
+    the link is blocked."""
 
     def __init__(self, timeline: Timeline, link: Link, weather: Weather) -> None:
         self._timeline = timeline
@@ -147,22 +148,23 @@ class Stream:
         self._closed = [False, False]
 
     def listen(self, direction: int, process: Process, receive: Callable[[Any], None]) -> None:
-        """Have what comes in that direction received in a process."""
+        """Deliver the messages of that direction to a process."""
         self._pipes[direction].receive = lambda message: process.run(lambda: receive(message))
 
     def send(self, direction: int, message: Any) -> None:
-        """Send something; whether it arrives is another question."""
+        """Send a message, which may be lost."""
         if not self._closed[direction]:
             self._pipes[direction].send(message)
 
     def finish(self, direction: int) -> None:
-        """Whoever sends in that direction sends nothing more, and goes on to listen."""
+        """Half-close: the sender of that direction sends nothing more, and can still receive."""
         if not self._closed[direction]:
             self._closed[direction] = True
             self._pipes[direction].send(END)
 
     def close(self, direction: int, silent: bool = False, reset: bool = False) -> None:
-        """Whoever sends in that direction is gone. `silent` tells nobody; `reset` loses what was on its way."""
+        """Close the end that sends in that direction. If `silent`, the other end is not notified; `reset` loses the
+        messages in transit."""
         self._pipes[1 - direction].shut()
         if self._closed[direction]:
             return

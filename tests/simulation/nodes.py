@@ -1,4 +1,4 @@
-"""Nodes: an agent's process with the product's own rendezvous client, whatever tasks it has."""
+"""Nodes: the process of an agent with the rendezvous client of the product, independent of its tasks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from simulation.network import Link, Weather
 from simulation.timeline import Timeline, demand, demand_no_internal_error
 
 PROBE_TIME = 0.05
-"""Seconds from a probe of a machine to its answer, or to the certainty that there is none."""
+"""Seconds from a probe of a machine to its answer, or to the timeout."""
 
 
 class NodeClient:
-    """A rendezvous client as a simulated agent sees it, and what may become of its connections."""
+    """A rendezvous client as a simulated agent sees it, and the faults of its connections."""
 
     client: RendezvousClient
     leaving = 5.0
-    """Seconds in which an agent that leaves has ended, with a place of the records that answers or without one."""
+    """Maximum seconds until an agent that leaves has ended: if the place of the records answers, and if it does not."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -44,23 +44,23 @@ class NodeClient:
 
     @property
     def may_give_up(self) -> bool:
-        """Whether it finds out if the node is cut off, or has."""
+        """Whether the client detects that the node is cut off, or has detected it."""
         return getattr(self.client, "_cut_off_watch", None) is not None
 
     def report(self, status: NodeReport) -> None:
         self.client.report(status)
 
     def close(self, on_closed: Callable[[], None]) -> None:
-        """Let the last status be stored, and call `on_closed` when that is over."""
+        """Let the last report be stored, then call `on_closed`."""
         self._node.create_task(self.client.close()).add_done_callback(lambda _: on_closed())
-        # A process that was stopped meanwhile gets the time for what arrived meanwhile.
+        # A process that was stopped in the meantime gets time to process what has arrived.
         self._node.call_later(self.leaving, self._node.call_later, 1.0, self._demand_end)
 
     def break_off(self, silent: bool) -> None:
-        """The process is gone; its kernel ends the connections, unless the machine is gone too."""
+        """End the connections of a process that has ended, as its kernel does; not if its machine is lost too."""
 
     def cut(self) -> None:
-        """The connections break, for both ends."""
+        """Break the connections, for both ends."""
 
     def _demand_end(self) -> None:
         demand(not self._node.alive, "an agent that leaves ends in a bounded time")
@@ -68,8 +68,8 @@ class NodeClient:
 
 @dataclass(frozen=True)
 class Place:
-    """All that a node finds around it. `answers` says whether the machine at an address answers a node.
-    `open_client` opens its rendezvous client."""
+    """The environment of a node. `answers` tells whether the machine at an address answers a node; `open_client` opens
+    its rendezvous client."""
 
     timeline: Timeline
     open_client: Callable[[Node, JobSpec, Callable[[], None]], NodeClient]
@@ -79,9 +79,9 @@ class Place:
 
 
 class Node(LoopProcess, ABC):
-    """One agent with its tasks. `spec` says who it is; each incarnation is another process.
+    """One agent with its tasks. `spec` has its identity; each incarnation is another process.
 
-    `fuse` counts down with each step that the agent does in etcd; at 0 `on_fuse` happens to it.
+    `fuse` counts down with each step of the agent in etcd; at 0 `on_fuse` is called.
     """
 
     def __init__(self, place: Place, spec: JobSpec, host: str, incarnation: str) -> None:
@@ -107,7 +107,7 @@ class Node(LoopProcess, ABC):
         self.run(self._begin_to_leave)
 
     def kill(self, silent: bool = False) -> None:
-        """SIGKILL of agent and workers; `silent` is the loss of the machine, of which nobody hears."""
+        """Kill agent and workers with SIGKILL. If `silent`, the machine is lost, and no other process is notified."""
         if self.alive:
             self.note("vanishes with its machine" if silent else "is killed")
             self.end()
@@ -119,7 +119,7 @@ class Node(LoopProcess, ABC):
         raise AssertionError("a node is killed by kill()")
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Whether the machine at that address answers this node within a moment."""
+        """Whether the machine at that address answers this node in time."""
         await asyncio.sleep(PROBE_TIME)
         answered = self.place.answers(self, address)
         if answered:
@@ -127,7 +127,7 @@ class Node(LoopProcess, ABC):
         return answered
 
     def burn(self) -> None:
-        """One step nearer to what is set to happen."""
+        """Count the fuse down, if one is set."""
         if self.fuse is not None:
             self.fuse -= 1
             if self.fuse < 0:
@@ -146,7 +146,7 @@ class Node(LoopProcess, ABC):
 
     @abstractmethod
     def _receive(self) -> None:
-        """The client has changed."""
+        """Handle a change of the client."""
 
     @abstractmethod
     def _follow(self) -> None:
@@ -154,20 +154,20 @@ class Node(LoopProcess, ABC):
 
     @abstractmethod
     def _end_tasks(self) -> None:
-        """All tasks are gone with their agent."""
+        """End all tasks, together with their agent."""
 
     def _begin_to_leave(self) -> None:
         self._leaving = True
         self._receive()
 
     def _close(self) -> None:
-        """Leave the job: everything has been reported."""
+        """Leave the job after everything has been reported."""
         self.left = True
         self.rendezvous.close(self.end)
 
 
 def job_spec(node_id: str, address: str, workers: int, role: str, node_rank: int | None, rules: Any) -> JobSpec:
-    """What a person said to this node."""
+    """Return the job specification that the user has given to this node."""
     return JobSpec(
         entrypoint=Entrypoint("script", "a.py"),
         run_id="job",
@@ -181,7 +181,8 @@ def job_spec(node_id: str, address: str, workers: int, role: str, node_rank: int
 
 
 class WatchedClient(RemoteClient):
-    """The product's client of a master or of etcd, with the laws around what it receives and whom it reaches."""
+    """The master or etcd client of the product, with checks of the laws for what it receives and which machines it
+    reaches."""
 
     def __init__(self, node: Node, *given: Any, **more: Any) -> None:
         self._node = node

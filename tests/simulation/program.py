@@ -1,4 +1,4 @@
-"""What a scenario needs to know of the program whose job it runs: torch rounds, or parameter servers."""
+"""The interface between a scenario and the program whose job it runs: torch rounds, or parameter servers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to, so that a test can see that something happened in it.
+    """The result of a run, so that a test can assert that something happened in it.
 
-    A torch job has `rounds`, those `completed` by all their workers, `checks`, and nodes `dismissed` by them. A job
+    A torch job has `rounds`, rounds `completed` by all their workers, `checks`, and nodes `dismissed` by checks. A job
     with parameter servers has `versions`, of which some were `planned` changes that lost no step.
     """
 
@@ -37,15 +37,15 @@ class Outcome:
 
 
 class Program(ABC):
-    """The program of one run: its nodes, tasks, faults and laws. It draws from the random numbers of the run only in
+    """The program of one run: its nodes, tasks, faults and laws. It draws from the random generator of the run only in
     the methods below, so that a seed stays the same run."""
 
     flag = ""
-    """What selects it on the command line of the simulation."""
+    """The flag that selects it on the command line of the simulation."""
 
     laws: Laws
     always_durable = False
-    """Whether the records of such a job are never lost."""
+    """Whether the records of such a job are always durable."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
@@ -53,48 +53,48 @@ class Program(ABC):
 
     @abstractmethod
     def rules(self, random: Random) -> JobRules:
-        """The rules of the job."""
+        """Draw the rules of the job."""
 
     @abstractmethod
     def make_laws(self, durable: bool, nodes_stay: bool) -> Laws:
-        """The laws of this run."""
+        """Return the laws of this run."""
 
     @abstractmethod
     def furnish(self) -> None:
-        """Choose how tasks behave."""
+        """Draw how tasks behave."""
 
     @abstractmethod
     def slow_stops(self, seconds: float) -> None:
-        """Tasks may take that long to end."""
+        """Let tasks take up to that many seconds to end."""
 
     @abstractmethod
     def first_nodes(self) -> int:
-        """How many nodes there are in the beginning."""
+        """Return the number of nodes at the beginning."""
 
     @abstractmethod
     def new_node(self, name: str, number: int, is_return: bool) -> Node:
-        """A process begins to be a node. No other one of the run has its number."""
+        """Start a process that becomes a node. Its number is unique in the run."""
 
     @abstractmethod
     def faults(self) -> list[Callable[[], None]]:
-        """The faults of tasks."""
+        """Return the faults of tasks."""
 
     @abstractmethod
     def calm(self) -> None:
-        """No task fails any more without a cause."""
+        """Let no task fail any more by itself."""
 
     @abstractmethod
     def replenish(self, staying: set[str]) -> None:
-        """All faults are over, and these nodes stay: add those that the job needs to come to its end."""
+        """After the last fault, add the nodes that the job needs to end, beside the nodes that stay."""
 
     @abstractmethod
     def demand_progress(self) -> None:
-        """Within a bounded time after the last fault the job makes progress, or is over."""
+        """Demand that the job makes progress, or is over, within a bounded time after the last fault."""
 
     @abstractmethod
     def demand_end(self) -> None:
-        """The job ends, and all nodes learn of it."""
+        """Demand that the job ends, and that all nodes receive its end."""
 
     @abstractmethod
     def outcome(self) -> Outcome:
-        """What the run came to."""
+        """Return the result of the run."""

@@ -1,4 +1,4 @@
-"""One run: a job of random rules on random nodes, its faults, and what has to come of it once they are over."""
+"""One run: a job with random rules on random nodes, its faults, and what must hold after the last fault."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from simulation.timeline import Broken, Timeline, demand
 from simulation.torch.program import TorchProgram
 
 TROUBLES = ("gentle", "nodes", "network", "place", "all", "all")
-"""What a run has trouble with, besides its workers. In a gentle one nobody is silent, so everything is known within a
-second, and so is what each failure came from."""
+"""The kinds of faults of a run, besides those of its workers. In a gentle run every loss is notified within a second,
+and so is the cause of each failure."""
 
 
 class Scenario(ABC):
-    """One seed's run, wherever the records of its job live. `tell` gets the lines of a trace."""
+    """The run of one seed, independent of the place of its records. `log` receives the lines of a trace."""
 
     faults: Faults
     laws: Laws
@@ -50,30 +50,30 @@ class Scenario(ABC):
     @property
     @abstractmethod
     def plan(self) -> Plan | None:
-        """The plan that holds."""
+        """The current plan."""
 
     @property
     @abstractmethod
     def coordinators(self) -> int:
-        """How many have coordinated the job."""
+        """How many coordinators the job has had."""
 
     @abstractmethod
     def _open_client(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
-        """A node's end."""
+        """Open the rendezvous client of a node."""
 
     def _keep_up(self) -> None:  # noqa: B027 (etcd needs nothing)
-        """Have whatever is needed besides nodes."""
+        """Start the processes that are needed besides nodes."""
 
     @abstractmethod
     def _settle(self) -> None:
-        """All faults of the place of the records are over."""
+        """End all faults of the place of the records."""
 
     def _may_stay(self, node: Node) -> bool:
-        """Whether nothing keeps a living node out of the job."""
+        """Whether nothing keeps a running node out of the job."""
         return True
 
     def _furnish(self, weather: Weather) -> None:
-        """Choose what a node finds around it."""
+        """Draw the environment of nodes."""
         random = self.timeline.random
         self.program.furnish()
         self.place = Place(self.timeline, self._open_client, self.laws, weather, self._answers)
@@ -82,7 +82,7 @@ class Scenario(ABC):
         self.is_short = random.random() < 0.1
 
     def _answers(self, node: Node, address: str) -> bool:
-        """Whether the machine at that address answers a node: its kernel does, whatever its processes do."""
+        """Whether the machine at that address answers a node: its kernel does, in whatever state its processes are."""
         machine = next(other for other in self.nodes if other.address == address)
         ways = [(each.link, way) for each in (node, machine) for way in (TO_MASTER, TO_NODE)]
         return not machine.machine_lost and all(link.free(way) for link, way in ways)
@@ -92,7 +92,7 @@ class Scenario(ABC):
         self.timeline.note("job", f"trouble with {self.trouble}, {kept}, calm at {self.calm_at:.1f}")
 
     def add_node(self, node_id: str | None = None) -> Node:
-        """A process begins to be a node: a new one, or another process under an id that there has been."""
+        """Start a process that becomes a node: a new node, or another process with a former id."""
         self._hosts += 1
         node = self.program.new_node(node_id or f"n{self._hosts}", self._hosts, node_id is not None)
         self.nodes.append(node)
@@ -107,7 +107,7 @@ class Scenario(ABC):
         return [node for node in self.nodes if node.alive and not node.left]
 
     def run(self) -> Outcome:
-        """Let it happen. Raises Broken with the law that did not hold."""
+        """Run the scenario. Raises Broken with the law that did not hold."""
         self._begin()
         self.timeline.run_until(self.calm_at, lambda: self.laws.over is not None)
         self._calm()
@@ -124,7 +124,7 @@ class Scenario(ABC):
         self.faults.begin(self.calm_at)
 
     def _calm(self) -> None:
-        """No fault happens any more, and what was stopped or cut off comes back."""
+        """End all faults: stopped processes are resumed, and links that were cut are healed."""
         self.timeline.note("job", "all faults are over")
         self.faults.over = True
         self.program.calm()
@@ -141,16 +141,16 @@ class Scenario(ABC):
         self.program.replenish(staying)
 
     def _demand_rest(self) -> None:  # noqa: B027 (a master leaves nothing)
-        """What else has to hold when every node is gone."""
+        """Demand what else must hold when every node has ended."""
 
     def close(self) -> None:
-        """Let go of all processes."""
+        """Dispose of all processes."""
         for node in self.nodes:
             node.dispose()
 
 
 class MasterScenario(Scenario):
-    """The records live in a master."""
+    """The records are in a master."""
 
     def __init__(
         self, seed: int, log: Callable[[str], None] | None = None, program: type[Program] = TorchProgram
@@ -197,7 +197,7 @@ class MasterScenario(Scenario):
 
 @contextmanager
 def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
-    """What takes the place of sockets and disks, and puts the laws around every decision."""
+    """Patches that replace sockets and disks, and check the laws at every decision."""
     from dlrover_run.agent import node_state
     from dlrover_run.coordination import coordinator, policy
     from dlrover_run.master import jobs
@@ -208,7 +208,7 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
     class Port:
         def __init__(self, number: int = 0) -> None:
             self.number = number or next(ports, 0)
-            demand(self.number > 0, "nodes do not change their ports for ever")
+            demand(self.number > 0, "a node changes its ports only a bounded number of times")
 
         def release(self) -> None:
             pass
@@ -232,7 +232,7 @@ def simulate(
     kind: type[Scenario] = MasterScenario,
     program: type[Program] = TorchProgram,
 ) -> Outcome:
-    """Run one seed. Raises Broken, whose words name the seed and how to see the run again."""
+    """Run one seed. Raises Broken, whose message names the seed and the command that repeats the run."""
     found: list[Scenario] = []
     with stand_ins(lambda: found[0].laws):
         try:

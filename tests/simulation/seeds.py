@@ -1,4 +1,4 @@
-"""What the tests of all programs share: a range of seeds in which every law holds, and planted defects."""
+"""Shared by the tests of all programs: ranges of seeds in which every law holds, and planted defects."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from simulation.scenario import MasterScenario, Scenario
 from simulation.timeline import Broken
 
 PLACES: dict[str, type[Scenario]] = {"master": MasterScenario, "etcd": EtcdScenario}
-"""Where the records of a job may be."""
+"""The places of the records of a job."""
 
 LONG_CHUNK = 1000
-"""Seeds of one of the long tests."""
+"""The number of seeds of one long test."""
 
 NEAR = 10
-"""How many seeds are tried for a planted defect. A change of the product may make a seed another run."""
+"""How many seeds are tried for a planted defect. After a change of the product, a seed may be another run."""
 
 ENOUGH = 2000
-"""Seeds among which another one is looked for when those do not find it, which takes longer."""
+"""How many seeds are searched for another one if those do not find the defect. That takes longer."""
 
 Simulate = Callable[[int], Outcome]
 
 Variant = Callable[[], AbstractContextManager[None]]
-"""A variant of the product, as long as the context is open."""
+"""A variant of the product until the end of the context."""
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A variant of the product that breaks a law, and a seed that finds it: with a master, and with etcd. None is a
-    place where it is not planted."""
+    """A variant of the product that breaks a law, and a seed that finds it: with a master, and with etcd. None: the
+    defect is not planted with this place of the records."""
 
     variant: Variant
     master: int | None = None
@@ -46,7 +46,7 @@ class Defect:
 
 
 def run_seeds(simulate: Simulate, first: int, count: int) -> list[Outcome]:
-    """The outcomes of seeds in which every law holds."""
+    """Return the outcomes of seeds; every law must hold in each of them."""
     outcomes, broken = [], []
     for seed in range(first, first + count):
         try:
@@ -58,13 +58,13 @@ def run_seeds(simulate: Simulate, first: int, count: int) -> list[Outcome]:
 
 
 def patched(*places: tuple[Any, str], by: Any) -> Variant:
-    """A variant with something in place of a name in every module that uses it."""
+    """Return a variant with other values for these names, in every module that uses them."""
 
     @contextmanager
     def variant() -> Iterator[None]:
         with ExitStack() as stack:
             for owner, name in places:
-                # A built-in is in no module until it is put there; whatever else is not there was renamed.
+                # A built-in is in no module until it is set there; any other missing name was renamed.
                 stack.enter_context(patch.object(owner, name, by, create=hasattr(builtins, name)))
             yield
 
@@ -72,7 +72,7 @@ def patched(*places: tuple[Any, str], by: Any) -> Variant:
 
 
 def cases(defects: dict[str, Defect]) -> list[Any]:
-    """The parameters of a test: each defect in each place, with its seed."""
+    """Return the parameters of a test: each defect in each place of the records, with its seed."""
     return [
         pytest.param(defect, place, seed, id=f"{name}-{place}")
         for name, defect in defects.items()
@@ -82,15 +82,16 @@ def cases(defects: dict[str, Defect]) -> list[Any]:
 
 
 def demand_found(variant: Variant, simulate: Simulate, seed: int) -> None:
-    """A seed breaks a law: that one or one soon after it, or else, with a warning that names it, another one."""
+    """Demand that a seed breaks a law: that seed or one of the next seeds; or else another one, with a warning that
+    names it."""
     near = range(seed, seed + NEAR)
     with variant():
         found = next(((each, law) for each in (*near, *range(ENOUGH)) if (law := _broken(simulate, each))), None)
     assert found is not None, f"neither seeds {near[0]} to {near[-1]} nor the first {ENOUGH} break a law"
-    # A variant that does not fit the product any more raises: that shows nothing of the laws.
+    # A variant that no longer fits the product raises an error, which shows nothing about the laws.
     assert "Error(" not in found[1], found[1]
     if found[0] not in near:
-        warnings.warn(f"the seed that finds this is {found[0]} now, and no longer {seed}", stacklevel=2)
+        warnings.warn(f"the seed that finds this defect is now {found[0]}, no longer {seed}", stacklevel=2)
 
 
 def _broken(simulate: Simulate, seed: int) -> str | None:

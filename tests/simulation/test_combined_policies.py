@@ -137,7 +137,7 @@ def test_at_most_one_policy_decides_alone() -> None:
 
 
 class Watched:
-    """The law that each node with a rank is warm, and how often both policies had a part in the plan."""
+    """Checks the law that each node with a rank is warm, and counts how often both policies had a part in the plan."""
 
     def __init__(self) -> None:
         self.combined = 0

@@ -1,4 +1,4 @@
-"""Whole jobs with parameter servers over the real clients of a master and of etcd, in virtual time."""
+"""Whole jobs with parameter servers, with the real clients of a master and of etcd, in virtual time."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from simulation.seeds import LONG_CHUNK, PLACES, Defect, Variant, cases, demand_
 from simulation.timeline import Broken
 
 SEEDS = {"master": 24, "etcd": 9}
-"""Seeds of the ordinary run; `make test-long` runs 10,000 of each. Of the planted defects below, 19 with a master and
-12 with etcd name one of these seeds."""
+"""The seeds of `make test`; `make test-long` runs 10,000 of each place. Of the planted defects below, 19 with a master
+and 12 with etcd name one of these seeds."""
 
 
 @pytest.mark.parametrize(("place", "seeds"), SEEDS.items())
 def test_every_law_of_parameter_servers_holds(place: str, seeds: int) -> None:
     outcomes = run_seeds(partial(simulate, kind=PLACES[place], program=ServersProgram), 0, seeds)
-    # The laws say something only of jobs in which something has happened.
+    # The laws only show something for jobs in which something has happened.
     assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
     assert sum(outcome.versions for outcome in outcomes) > seeds
     assert place == "etcd" or sum(outcome.planned for outcome in outcomes) > seeds / 20
@@ -52,7 +52,7 @@ def test_every_law_of_parameter_servers_holds_for_ten_thousand_seeds(place: str,
 
 @contextmanager
 def requests_without_bound() -> Iterator[None]:
-    """Any number is granted, and started."""
+    """Grant and start any number of tasks."""
     granted = patched((scaling, "out_of_range"), by=lambda request, limits: ())
     started = patched((placement, "clamp"), by=lambda desired, least, most: most if desired is None else desired)
     with granted(), started():
@@ -60,13 +60,13 @@ def requests_without_bound() -> Iterator[None]:
 
 
 def steps_without(name: str) -> Variant:
-    """A variant that lacks one of its rules."""
+    """Return a variant of the policy without one of its steps."""
     assert name in {step.__name__ for step in policy.STEPS}
     return patched((policy, "STEPS"), by=tuple(step for step in policy.STEPS if step.__name__ != name))
 
 
 def with_step(step: policy.Step, by: policy.Step) -> Variant:
-    """A variant with another rule in the place of one."""
+    """Return a variant of the policy with one step replaced."""
     assert step in policy.STEPS
     return patched((policy, "STEPS"), by=tuple(by if one is step else one for one in policy.STEPS))
 
@@ -93,7 +93,7 @@ def give_old_id(*given: Any) -> Any:
 
 
 def charge_nothing(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, Reasons]:
-    """Every end is free, except for servers."""
+    """Charge no exit, except of servers."""
     is_server = losses[0].task.role is Role.PS
     return real_consume_restarts(limits, cluster, losses) if is_server else (cluster, ())
 
@@ -121,24 +121,24 @@ DEFECTS = {
         with_step(failures.lose_servers, by=keep_servers), master=0, etcd=0
     ),
     "the loss of a server changes nothing": Defect(steps_without("lose_servers"), master=0, etcd=8),
-    "the end of a worker or a chief changes nothing": Defect(steps_without("replace_others"), master=6, etcd=1),
-    "nothing is ever missing": Defect(steps_without("fill"), master=20, etcd=4),
+    "the exit of a worker or a chief changes nothing": Defect(steps_without("replace_others"), master=6, etcd=1),
+    "no task is ever missing": Defect(steps_without("fill"), master=20, etcd=4),
     "a change never ends": Defect(steps_without("conclude"), master=10, etcd=110),
     "the gate never opens": Defect(steps_without("open_gate"), master=0, etcd=0),
-    "the end of the chief is not noticed": Defect(steps_without("end_job"), master=0, etcd=0),
-    "an id is given again": Defect(
+    "the exit of the chief is not noticed": Defect(steps_without("end_job"), master=0, etcd=0),
+    "an id is used twice": Defect(
         patched((placement, "new_task"), (failures, "new_task"), by=give_old_id), master=0, etcd=0
     ),
-    "nothing is charged": Defect(patched((failures, "consume_restarts"), by=charge_nothing), master=6, etcd=1),
-    "all is charged twice": Defect(patched((failures, "consume_restarts"), by=charge_twice), master=6, etcd=1),
-    "old processes may live on when the gate opens": Defect(
+    "no exit is charged": Defect(patched((failures, "consume_restarts"), by=charge_nothing), master=6, etcd=1),
+    "every exit is charged twice": Defect(patched((failures, "consume_restarts"), by=charge_twice), master=6, etcd=1),
+    "the gate opens while processes of an earlier version run": Defect(
         with_step(versions.open_gate, by=open_gate_early), master=11
     ),
     "the chief saves while workers train": Defect(
         patched((reshape, "workers_left"), by=lambda *given: False), master=11, etcd=20
     ),
-    "workers are let in all the time": Defect(patched((policy, "_common_order"), by=let_all_in), master=4, etcd=0),
-    "what was started counts as ready": Defect(
+    "workers always pass the gate": Defect(patched((policy, "_common_order"), by=let_all_in), master=4, etcd=0),
+    "a task that was started counts as ready": Defect(
         patched((ClusterView, "is_ready"), by=report_ready_early), master=0, etcd=0
     ),
     "capacity has no bound": Defect(
@@ -156,7 +156,7 @@ DEFECTS = {
     ),
     "the coordinator never wakes up": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=0),
     "lost nodes are forgotten": Defect(patched((Coordinator, "disconnect"), by=lambda self, key, now: None), master=5),
-    "a member that hosts nothing more is forgotten": Defect(
+    "a member that hosts no task any more is forgotten": Defect(
         patched((policy, "_with_members"), by=lambda seen, plan, cluster: plan), master=6, etcd=46
     ),
 }
@@ -168,7 +168,7 @@ def test_a_planted_defect_of_the_cluster_is_found(defect: Defect, place: str, se
 
 
 def test_a_version_is_ended_by_what_was_lost_when_that_was_decided_on() -> None:
-    """A node that was cut off may be back by the time at which a slow network has stored the plan."""
+    """A node that was cut off may have reconnected before a slow network has stored the plan."""
 
     def version(number: int, first_id: int) -> Plan:
         places = [(Role.PS, "ps-node"), (Role.CHIEF, "chief-node")]

@@ -1,4 +1,4 @@
-"""The simulated etcd, on which the simulation of jobs stands: it does what the real one does, and its worst."""
+"""The simulated etcd, which the simulation of jobs uses: it behaves as real etcd does in its worst cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from simulation.timeline import Broken
 
 
 def gather_changes(bed: Bed, received: list[Change], ranges: Sequence[Range]) -> asyncio.Task[Any]:
-    """Hear what changes from now on."""
+    """Receive the changes from now on."""
 
     async def receive(begun: asyncio.Event) -> None:
         revision = bed.cluster.revision

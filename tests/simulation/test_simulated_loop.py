@@ -1,4 +1,4 @@
-"""The loop that runs asyncio's own tasks in virtual time, in processes that are stopped, resumed and killed."""
+"""The event loop that runs asyncio's own tasks in virtual time, in processes that are stopped, resumed and killed."""
 
 from __future__ import annotations
 

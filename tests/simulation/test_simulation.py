@@ -1,4 +1,4 @@
-"""Whole jobs in virtual time: many seeds, that a seed replays exactly, and that broken rules are found."""
+"""Whole jobs in virtual time: the laws hold for many seeds, a seed replays exactly, and planted defects are found."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from simulation.torch import program as torch_program
 from simulation.torch.program import TorchProgram
 
 SEEDS = {"master": 60, "etcd": 33}
-"""Seeds of the ordinary run; `make test-long` runs 10,000 of each. Of the planted defects below, 20 with a master and
-11 with etcd name one of these seeds."""
+"""The seeds of `make test`; `make test-long` runs 10,000 of each place. Of the planted defects below, 20 with a master
+and 11 with etcd name one of these seeds."""
 
 
 @pytest.mark.parametrize(("place", "seeds"), SEEDS.items())
 def test_every_law_holds_whatever_happens(place: str, seeds: int) -> None:
     outcomes = run_seeds(partial(simulate, kind=PLACES[place]), 0, seeds)
-    # The laws say something only of jobs in which something has happened.
+    # The laws only show something for jobs in which something has happened.
     assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
     assert sum(outcome.rounds for outcome in outcomes) > seeds
     assert sum(outcome.completed for outcome in outcomes) > seeds / 2
@@ -84,7 +84,7 @@ for flags in ([], ["--etcd"], ["--parameter-servers"], ["--etcd", "--parameter-s
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
-    """With the sets of another `PYTHONHASHSEED`, by the command that prints a trace."""
+    """With another `PYTHONHASHSEED`, which changes the order of sets, and with the command that prints a trace."""
     here = Path(__file__).parents[1]
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{here}:{here.parent}"}
@@ -134,7 +134,7 @@ def diagnose_both_ends(check: HealthCheck, threshold: float) -> Diagnosis:
 
 
 def diagnose_alone(check: HealthCheck, threshold: float) -> Diagnosis:
-    """Names only those whose computing fails: the others show by nothing but a comparison."""
+    """Name only nodes that fail to compute: the others are found only by a comparison."""
     found = real_diagnose(check, threshold)
     alone = (
         one if "comput" in one.reason and one.status is HealthStatus.FAULT else Finding(HealthStatus.PASSED)
@@ -154,7 +154,7 @@ real_diagnose = health_steps.diagnose
 
 @contextmanager
 def obey_the_last_sender() -> Iterator[None]:
-    """Neither side looks at epochs: each of them alone would be enough."""
+    """Neither side checks epochs: each of the two checks alone would be enough."""
     with (
         patch.object(AssignmentTracker, "take", take_whatever_is_new),
         patch.object(Coordinator, "_compare_epochs", lambda self, status: None),
@@ -164,7 +164,7 @@ def obey_the_last_sender() -> Iterator[None]:
 
 @contextmanager
 def end_whenever_the_coordinator_is_gone() -> Iterator[None]:
-    """Takes no answer of another node into account, in runs that all have little time."""
+    """Ignore the answers of other nodes, in runs that all have a short timeout."""
     with (
         patch.object(CutOffDetector, "note_answer", lambda self, now: None),
         patch.object(torch_program, "SHARE_OF_SHORT_CUT_OFFS", 1.0),
@@ -188,7 +188,7 @@ DEFECTS = {
         end_whenever_the_coordinator_is_gone, master=48, etcd=32
     ),
     "a failure is charged twice": Defect(patched((running, "_restart"), by=charge_without_ending), master=0),
-    "a failure is charged to nobody": Defect(
+    "a failure is not charged": Defect(
         patched((running, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan), master=0
     ),
     "a round may use a port that another one used": Defect(
@@ -198,14 +198,14 @@ DEFECTS = {
         master=76,
     ),
     "a node offers a port again": Defect(patched((NodeState, "accept"), by=take_without_another_port), master=164),
-    "nodes are told before the journal is": Defect(
+    "assignments are sent before the plan is in the journal": Defect(
         patched((DiskJournal, "append"), by=lambda self, plan: None), master=0
     ),
-    "a node obeys whoever spoke last": Defect(obey_the_last_sender, master=125),
+    "a node obeys the coordinator of the last message": Defect(obey_the_last_sender, master=125),
     "an old master does not notice its successor": Defect(
         patched((DiskJournal, "_look"), by=lambda self: None), master=144
     ),
-    "a round is formed while it is unknown who lives": Defect(
+    "a round is formed while it is unknown which members are alive": Defect(
         patched(
             (gathering, "disconnects_resolved_at"),
             (running, "disconnects_resolved_at"),
@@ -227,11 +227,11 @@ DEFECTS = {
         ),
         master=0,
     ),
-    "no more nodes train than have to": Defect(
+    "only the minimum number of nodes trains": Defect(
         patched((JobRules, "size"), by=lambda self, nodes: self.min_size if nodes >= self.min_size else 0), master=4
     ),
     "one success is enough": Defect(patched((running, "all"), by=any), master=1),
-    "nobody looks when something falls due": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=1),
+    "no decision is made at a deadline": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=1),
     "the loss of a node changes nothing": Defect(
         patched((running, "_regroup_without"), by=lambda policy, plan, present, gone, now: Decision(plan)),
         master=0,
@@ -239,7 +239,7 @@ DEFECTS = {
     "a broken connection goes unnoticed": Defect(
         patched((Coordinator, "disconnect"), by=lambda self, key, now: None), master=7
     ),
-    "a round that is adopted is ended first": Defect(
+    "a recovered round is ended first": Defect(
         patched(
             (Coordinator, "assignment"),
             by=lambda self, key, waiting=None: msgspec.structs.replace(
@@ -248,7 +248,7 @@ DEFECTS = {
         ),
         master=16,
     ),
-    "nobody waits for what others failed of": Defect(patched((JobRules, "blame_delay"), by=0.0), master=9),
+    "a failure is not waited for that explains another": Defect(patched((JobRules, "blame_delay"), by=0.0), master=9),
     "two processes may have one id": Defect(patched((Coordinator, "refusal"), by=lambda self, key: None), master=48),
     "newcomers take part unchecked": Defect(
         patched(
@@ -257,10 +257,10 @@ DEFECTS = {
         ),
         master=799,
     ),
-    "nobody is ever at fault": Defect(patched((health_steps, "diagnose"), by=diagnose_none), master=19),
+    "no node is ever at fault": Defect(patched((health_steps, "diagnose"), by=diagnose_none), master=19),
     "a partner is blamed for a link": Defect(patched((health_steps, "diagnose"), by=diagnose_both_ends), master=19),
-    "who reaches nobody trains": Defect(patched((health_steps, "diagnose"), by=diagnose_alone), master=157),
-    "who is slow is not named": Defect(patched((health_steps, "diagnose"), by=diagnose_links_alone), master=393),
+    "a node without a network trains": Defect(patched((health_steps, "diagnose"), by=diagnose_alone), master=157),
+    "a slow node is not named": Defect(patched((health_steps, "diagnose"), by=diagnose_links_alone), master=393),
     "a node that takes no part in checks is blamed": Defect(
         patched((health_steps, "without_check"), by=lambda p: False), master=22
     ),
@@ -290,7 +290,7 @@ real_write = FencedWriter.write
 
 
 async def do_nothing(*given: Any) -> None:
-    """In place of something that matters."""
+    """Replace a function that is needed."""
 
 
 async def renew_and_hope(self: EtcdClient) -> None:
@@ -300,7 +300,7 @@ async def renew_and_hope(self: EtcdClient) -> None:
 
 
 async def sweep(self: EtcdClient) -> None:
-    """The last one to leave deletes whatever stands below the name of the job."""
+    """The last node to leave deletes all keys that begin with the name of the job."""
     await self._store.revoke(self._lease)
     everything = Delete(Range(self._keys.job, prefix=True))
     await self._store.commit(Txn((Absent(Range(self._keys.nodes, prefix=True)),), (everything,)))
@@ -308,7 +308,7 @@ async def sweep(self: EtcdClient) -> None:
 
 @contextmanager
 def leave_everything_behind() -> Iterator[None]:
-    """Neither the last node nor a lease takes the keys of a job along."""
+    """Neither the last node nor a lease deletes the keys of a job."""
     with patch.object(EtcdClient, "_leave", do_nothing), patch.object(etcd_leader, "RESULT_RETENTION", 3600.0):
         yield
 
@@ -320,25 +320,25 @@ DEFECTS_IN_ETCD = {
     "an agent writes though another one is elected": Defect(
         patched((fenced_writer, "CreateRevisionIs"), (fenced_writer, "LeaseIs"), by=always), etcd=3
     ),
-    "an older write comes after a newer one": Defect(patched((fenced_writer, "ModRevisionIs"), by=always), etcd=65),
-    "an older status comes after a newer one": Defect(patched((etcd_client, "ModRevisionIs"), by=always), etcd=26),
-    "nodes are told before the plan is stored": Defect(
+    "an older write arrives after a newer one": Defect(patched((fenced_writer, "ModRevisionIs"), by=always), etcd=65),
+    "an older report arrives after a newer one": Defect(patched((etcd_client, "ModRevisionIs"), by=always), etcd=26),
+    "assignments are sent before the plan is stored": Defect(
         patched((FencedWriter, "write"), by=send_and_then_store), etcd=0
     ),
     "a watch begins one revision too late": Defect(
         patched((Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)), etcd=4
     ),
     "a node does not notice that its lease is gone": Defect(patched((EtcdClient, "_renew"), by=renew_and_hope), etcd=2),
-    "nobody stands for election": Defect(patched((Election, "_campaign"), by=do_nothing), etcd=15),
+    "no agent stands for election": Defect(patched((Election, "_campaign"), by=do_nothing), etcd=15),
     "two processes may write the report of one node": Defect(
         patched((EtcdClient, "_join_txn"), by=enter_without_asking), etcd=49
     ),
-    "the last one leaves everything behind": Defect(leave_everything_behind, etcd=0),
-    "the last one takes another job along": Defect(patched((EtcdClient, "_leave"), by=sweep), etcd=0),
+    "the last node leaves all keys behind": Defect(leave_everything_behind, etcd=0),
+    "the last node deletes the keys of another job too": Defect(patched((EtcdClient, "_leave"), by=sweep), etcd=0),
     "a coordinator counts epochs by revisions alone": Defect(
         patched((EtcdLeader, "_first_epoch"), by=property(lambda self: self.leader.created)), etcd=240
     ),
-    "the elected agent forgets who was seated when it was elected": Defect(
+    "the elected agent forgets the ranked nodes when it is elected": Defect(
         patched((EtcdLeader, "_take_over"), by=lambda self, stored, now: real_take_over(self, None, now)), etcd=0
     ),
     "the end of a node's lease goes unnoticed": Defect(

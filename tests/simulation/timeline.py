@@ -1,4 +1,4 @@
-"""Virtual time, and processes that live in it: each with a clock of its own, to be stopped, resumed and killed."""
+"""Virtual time and its processes, each with a clock of its own; a process can be stopped, resumed and killed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from random import Random
 from typing import Any
 
 GRAIN = 1e-6
-"""Seconds by which every event is later than it was ordered for: no clock stands still while something happens."""
+"""Seconds by which every event is later than its scheduled time: clocks advance while code runs."""
 
 MOST_EVENTS = 400_000
-"""More than any run has: a loop that is always busy is a failure, not a run that never ends."""
+"""A limit above the number of events of any run: a loop that is always busy fails, instead of running forever."""
 
 
 class Broken(BaseException):
-    """Something that must always hold does not. No code under test may catch it."""
+    """A law does not hold. No code under test may catch this."""
 
 
 def demand(condition: bool, law: str) -> None:
@@ -28,17 +28,17 @@ def demand(condition: bool, law: str) -> None:
 
 
 def demand_no_internal_error(message: str | None) -> None:
-    """Raise Broken with a message of the product that reports a defect of its own."""
+    """Raise Broken if a message of the product reports an internal error."""
     demand(message is None or "internal error" not in message, f"{message}")
 
 
 class Killed(BaseException):
-    """The process that runs ends here, in the middle of what it does. No code under test may catch it."""
+    """The running process is killed at this point. No code under test may catch this."""
 
 
 @dataclass(order=True)
 class Event:
-    """Something that will happen, unless it is cancelled."""
+    """A scheduled event, which can be cancelled."""
 
     time: float
     order: int
@@ -50,7 +50,7 @@ class Event:
 
 
 class Timeline:
-    """All that is going to happen, in its order. `random` is the only source of chance in a run."""
+    """All scheduled events in their order. `random` is the only source of randomness in a run."""
 
     def __init__(self, seed: int, log: Callable[[str], None] | None = None) -> None:
         self.random = Random(seed)
@@ -62,7 +62,7 @@ class Timeline:
         self._broken: Broken | None = None
 
     def at(self, time: float, run: Callable[[], None]) -> Event:
-        """Have something happen at a time, or at once when that has passed."""
+        """Schedule a call at a time, or at once if that has passed."""
         event = Event(max(time, self.now) + GRAIN, next(self._order), run)
         heapq.heappush(self._events, event)
         return event
@@ -71,20 +71,20 @@ class Timeline:
         return self.at(self.now + delay, run)
 
     def run_until(self, time: float, done: Callable[[], bool]) -> None:
-        """Let everything happen until that time, or until it is done."""
+        """Run all events until that time, or until `done`."""
         while self._events and self._events[0].time <= time and not done():
             event = heapq.heappop(self._events)
             self.now = event.time
             if not event.cancelled:
                 self._count += 1
                 if self._count > MOST_EVENTS:
-                    raise Broken("the run never comes to rest: somebody is always busy")
+                    raise Broken("the run never comes to rest: a process is always busy")
                 event.run()
             if self._broken is not None:
                 raise self._broken
 
     def break_off(self, broken: Broken) -> None:
-        """End the run after this event: what was broken is in a task, which keeps its exceptions to itself."""
+        """End the run after this event: the law was broken in a task, which does not pass on its exceptions."""
         self._broken = self._broken or broken
 
     def note(self, who: str, what: str) -> None:
@@ -100,10 +100,10 @@ def _call(callback: Callback, args: tuple[Any, ...], context: Context | None) ->
 
 
 class Process:
-    """A process with one event loop, of which it offers as much as the code under test uses.
+    """A process with one event loop, which has the methods that the code under test uses.
 
-    Its clock began at another moment than everybody else's. While it is stopped everything waits that should happen in
-    it; once it goes on, what came from outside is first, as in asyncio.
+    Its clock has another origin than all others. While the process is stopped its events wait; after it is resumed,
+    events from outside are first, as in asyncio.
     """
 
     def __init__(self, timeline: Timeline, name: str) -> None:
@@ -127,7 +127,7 @@ class Process:
         return self._order(self.timeline.now, 0, _call(callback, args, context))
 
     def run(self, callback: Callable[[], None]) -> None:
-        """Something comes from outside."""
+        """Run a callback for an event from outside."""
         self._run(0, callback)
 
     def stop(self) -> None:
@@ -145,7 +145,7 @@ class Process:
                 self._run(kind, callback)
 
     def end(self) -> None:
-        """Whatever it still had to do is not done any more."""
+        """End the process: its scheduled events do not run any more."""
         self.alive = False
 
     def died(self) -> None:
@@ -156,7 +156,7 @@ class Process:
 
     def _order(self, time: float, kind: int, callback: Callable[[], None]) -> Event:
         def happen() -> None:
-            # What was cancelled while it waited for the process to go on does not happen either.
+            # An event that was cancelled while the process was stopped does not run either.
             self._run(kind, lambda: None if event.cancelled else callback())
 
         event = self.timeline.at(time, happen)
