@@ -210,8 +210,14 @@ def _stall_timeout(flags: FlagValues) -> float | None:
 
 
 def _add_stalls(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) -> JobRules:
-    """The rules with the policy for stalls, where nodes have to compare what they see."""
-    if flags.choice("stall_action") == "off" or rendezvous.backend == "static" or rendezvous.max_nodes == 1:
+    """The rules with the policies for stragglers, and for stalls, where nodes have to compare what they see."""
+    alone = rendezvous.max_nodes == 1
+    if flags.choice("stall_action") == "off" or (rendezvous.backend == "static" and not alone):
+        return rules
+    from dlrover_run.policies.straggler.rules import StragglerRules
+
+    rules = replace(rules, policy=with_part(rules.policy, StragglerRules(watched=1)))
+    if alone:
         return rules
     from dlrover_run.policies.stall.rules import StallRules
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from dlrover_run.agent.framework import AgentServices
+from dlrover_run.agent.round_stragglers import RoundStragglers
 from dlrover_run.agent.stall_watch import QuietNode, StallReport, StallWatch
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker
@@ -38,9 +39,19 @@ def watch_stalls(workers: WorkerRound, spec: JobSpec, services: AgentServices) -
     stacks = RoundStacks(files, {one.spec.rank: (one.spec.local_rank, one.pid) for one in running})
     response = StallResponse(workers, spec.stall_action, services)
     detector = Detector(spec.stall_timeout, elsewhere=ranks.nodes > 1)
-    stalls = RoundStalls(workers, services.wake)
+    stragglers = RoundStragglers(workers, services.events, services.wake)
+    stalls = RoundStalls(workers, services.wake, stragglers)
     on_quiet = stalls.note_quiet if ranks.nodes > 1 else None
-    watch = StallWatch(detector, sampling, stacks, response.on_stall, response.on_resume, workers.steps, on_quiet)
+    watch = StallWatch(
+        detector,
+        sampling,
+        stacks,
+        response.on_stall,
+        response.on_resume,
+        workers.steps,
+        on_quiet,
+        stragglers.observe if ranks.world_size > 1 else None,
+    )
     stalls.begin(watch)
     return stalls
 
@@ -48,9 +59,12 @@ def watch_stalls(workers: WorkerRound, spec: JobSpec, services: AgentServices) -
 class RoundStalls:
     """The watch of one round, and what this node and the coordinator exchange about it. `wake` has a report built."""
 
-    def __init__(self, workers: WorkerRound, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, workers: WorkerRound, wake: Callable[[], None], stragglers: RoundStragglers | None = None
+    ) -> None:
         self._workers = workers
         self._wake = wake
+        self._stragglers = stragglers
         self._watch: StallWatch | None = None
         self._task: asyncio.Task[None] | None = None
         self._part: StallNodeReport | None = None
@@ -78,12 +92,18 @@ class RoundStalls:
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
         """A report of this node together with what the watch has found in the round that it is about."""
-        if self._part is None or not report.in_round(self._workers.key):
+        if not report.in_round(self._workers.key):
+            return report
+        if self._stragglers is not None and self._task is not None:
+            report = self._stragglers.add_to_report(report)
+        if self._part is None:
             return report
         return msgspec.structs.replace(report, policy=with_part(report.policy, self._part))
 
     def follow(self, assignment: Assignment) -> None:
         """Take what the coordinator has found, each finding once."""
+        if self._stragglers is not None and self._task is not None:
+            self._stragglers.follow(assignment)
         part = StallAssignment.find(assignment.policy)
         # Without a part of its own the finding crossed the report that the workers of this node make progress again.
         if self._watch is None or self._part is None or part is None:

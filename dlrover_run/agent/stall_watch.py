@@ -11,6 +11,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from random import uniform
 from typing import Protocol
 
 import msgspec
@@ -31,6 +32,10 @@ TRAINING_INTERVAL = 1.0
 QUIET_INTERVAL = 0.5
 """Seconds between two samples while they do not, and until their rhythm is known: pauses that are measured more often
 are learned earlier."""
+
+
+VARIATION = 0.25
+"""The part of an interval by which it varies: samples at the same moment of each step would show nothing else."""
 
 
 class Sampling(Protocol):
@@ -106,6 +111,7 @@ class StallWatch:
 
     Without `on_quiet` the workers of this node are all of the round. With it, it is called with what is known of them
     when they make no progress, and with None when they do again; whether that is a stall comes back by `confirm`.
+    `on_sample` gets each sample, and must not wait. `vary` returns the seconds to wait in place of an interval.
     """
 
     def __init__(
@@ -117,6 +123,8 @@ class StallWatch:
         on_resume: Callable[[float], None],
         steps: Callable[[], Mapping[int, int]] = dict,
         on_quiet: Callable[[QuietNode | None], None] | None = None,
+        on_sample: Callable[[Sequence[Evidence]], None] | None = None,
+        vary: Callable[[float], float] = lambda seconds: seconds * uniform(1 - VARIATION, 1 + VARIATION),
     ) -> None:
         self._detector = detector
         self._sampling = sampling
@@ -125,6 +133,8 @@ class StallWatch:
         self._on_resume = on_resume
         self._steps = steps
         self._on_quiet = on_quiet
+        self._on_sample = on_sample
+        self._vary = vary
         self._ranks: tuple[int, ...] = ()
         self._ended: list[int] = []
         self._figures: dict[int, list[Evidence]] = defaultdict(list)
@@ -145,7 +155,7 @@ class StallWatch:
         while True:
             await self.step()
             soon = self._detector.needs_figures or not self._detector.knows_limit
-            await asyncio.sleep(QUIET_INTERVAL if soon else TRAINING_INTERVAL)
+            await asyncio.sleep(self._vary(QUIET_INTERVAL if soon else TRAINING_INTERVAL))
 
     def note_end(self, rank: int) -> None:
         """A worker has exited with 0. The others go on, and may wait for it in a collective."""
@@ -166,6 +176,8 @@ class StallWatch:
         samples = self._sampling.sample(full, {rank: self._stacks.dumped(rank) for rank in self._ranks})
         if not samples:
             return
+        if self._on_sample is not None:
+            self._on_sample(samples)
         self._ranks = tuple(one.rank for one in samples)
         self._sampled_at = samples[0].at
         if not full:

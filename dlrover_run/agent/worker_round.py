@@ -191,6 +191,10 @@ class WorkerRound:
         """The steps that workers have reported, by rank; those that have reported none are left out."""
         return {worker.rank: done.steps for worker, done in self._read(self._specs.workers) if done is not None}
 
+    def waited(self) -> dict[int, float]:
+        """The seconds that workers have waited for data, by rank, as far as they report it."""
+        return {worker.rank: done.waited for worker, done in self._read(self._specs.workers) if done is not None}
+
     def progress(self) -> dict[str, Progress]:
         """What the workers have done, by name; those that have reported nothing are left out. It reads memory, and
         costs some microseconds a worker."""

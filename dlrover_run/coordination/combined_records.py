@@ -113,6 +113,10 @@ class CombinedAssignment(_Combined, PolicyAssignment, frozen=True, tag=TAG):
         return "; ".join(part.note for part in self.parts if part.note)
 
     @property
+    def stragglers(self) -> tuple[tuple[int, str], ...]:
+        return tuple(found for part in self.parts for found in part.stragglers)
+
+    @property
     def task_names(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts for name in part.task_names)
 

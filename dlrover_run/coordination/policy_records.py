@@ -141,6 +141,11 @@ class PolicyAssignment(PolicyRecord):
         return ""
 
     @property
+    def stragglers(self) -> tuple[tuple[int, str], ...]:
+        """The ranks of the node for which the others wait, each with a word for the cause."""
+        return ()
+
+    @property
     def task_names(self) -> tuple[str, ...]:
         """The names of the tasks of the node, where it has no ranks."""
         return ()

@@ -62,11 +62,19 @@ class NodeCondition(enum.StrEnum):
     EXCLUDED = "excluded"
 
 
+class StragglerStatus(msgspec.Struct, frozen=True):
+    """A worker for which the others wait in each step. `cause` says what it does meanwhile: it is `computing`, has no
+    `processor`, waits for `data` or a `disk`, sleeps (`time`), or has a slow `network`."""
+
+    rank: int
+    cause: str
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `node` is its rank, `first_rank` the first global rank of its `workers`; both are None for a node
     without a place. `seconds` is for how long it is in its state, None where that is not known. `tasks` names what it
     runs, in a job without ranks. `reason` says why it is in this state, empty where there is nothing to say.
-    `progress` is what its tasks have done, None if that is not known."""
+    `progress` is what its tasks have done, None if that is not known. `stragglers` are those of its workers."""
 
     node: int | None
     host: str
@@ -78,6 +86,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] = ()
     reason: str = ""
     progress: NodeProgress | None = None
+    stragglers: tuple[StragglerStatus, ...] = ()
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,8 +220,9 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
             workers=hosts[key].workers if p is None else p.report.workers,
             first_rank=None if place is None else place.first_rank,
             tasks=() if part is None else part.task_names,
-            reason=reason or _stall_reason(progress),
+            reason="; ".join(filter(None, (_stall_reason(progress), reason))),
             progress=progress,
+            stragglers=() if part is None else tuple(StragglerStatus(*one) for one in part.stragglers),
         )
 
 

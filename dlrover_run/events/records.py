@@ -163,6 +163,16 @@ class WorkerResumed(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.
     """A stalled worker makes progress again."""
 
 
+class StragglerFound(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.straggler.found"):
+    """The other workers of the round wait for a worker in each step. The reasons name what it does meanwhile."""
+
+    reasons: Reasons = ()
+
+
+class StragglerGone(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.straggler.gone"):
+    """They do not wait for it any more."""
+
+
 class WorkerExited(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.exited"):
     """The process of a worker has ended. `code` follows `subprocess`: an exit code, or minus a signal's number.
     `stopped_with` is the signal by which the launcher stopped it, empty if it ended by itself."""
@@ -249,7 +259,7 @@ def severity_of(event: Event) -> str:
             return ERROR
         case WorkerExited() if event.failed:
             return ERROR
-        case LogGap() | WorkerStalled() | RoundClosed(failed=True):
+        case LogGap() | WorkerStalled() | StragglerFound() | RoundClosed(failed=True):
             return WARNING
     return INFO
 

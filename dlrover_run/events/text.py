@@ -38,6 +38,10 @@ def describe(event: records.Event) -> str:
             return _joined(f"{event.name} makes no progress", render(event.reasons))
         case records.WorkerResumed():
             return f"{event.name} makes progress again"
+        case records.StragglerFound():
+            return _joined(f"{event.name} is a straggler", render(event.reasons))
+        case records.StragglerGone():
+            return f"{event.name} is a straggler no more"
         case records.WorkerExited():
             how = f"by signal {-event.code}" if event.code < 0 else f"with exit code {event.code}"
             by = f", stopped with {event.stopped_with}" if event.stopped_with else ""

@@ -37,10 +37,14 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
+from dlrover_run.events.stragglers import straggler_times
 from dlrover_run.failures.causes import Cause
 
 STRAGGLER_MARGIN = 0.1
 """A rank is slow if it waits for the others by at least this part of its time less than their median does."""
+
+MAX_STRAGGLER_TIMES = 8
+"""Times of stragglers in one answer, the longest."""
 
 
 class WhyCode(ReasonCode):
@@ -63,6 +67,8 @@ class WhyCode(ReasonCode):
     SHARES = ", the other time:"
     SHARE = "{phase} {percent:.1f} %"
     STRAGGLER = "rank {rank} on {host} waits {own:.0f} % of its time, the others {others:.0f} %"
+    STRAGGLES = "{name} on {host} is a straggler since {at}:"
+    STRAGGLED = "{name} on {host} was a straggler for {seconds:.0f} s from {at}:"
     NO_STRAGGLER = "no rank waits much less than the others"
     NO_PROGRESS = "the log has no progress of at least two ranks, so it does not show which rank is slow"
 
@@ -120,7 +126,7 @@ def explain(logs: Sequence[AgentLog], question: Question, until: datetime | None
     elif question is Question.LAST_RESTART:
         lines = _last_restart(logs)
     elif question is Question.SLOW:
-        lines = [_shares(build_ledger(logs, until, running=until is not None)), _straggler(logs)]
+        lines = [_shares(build_ledger(logs, until, running=until is not None)), *_stragglers(logs)]
     else:
         lines = _start(logs, until)
     return WhyAnswer((*lines, *_limits(logs, until is not None)))
@@ -336,6 +342,23 @@ def _shares(ledger: Ledger) -> Reasons:
     if others:
         head = (*head, WhyCode.SHARES())
     return (*head, *(WhyCode.SHARE(phase=phase.value, percent=100 * time / wall) for phase, time in others))
+
+
+def _stragglers(logs: Sequence[AgentLog]) -> list[Reasons]:
+    """The ranks for which the others wait: those that were found while the job ran, else the one that waits least by
+    what the scripts report."""
+    found = straggler_times(logs)[:MAX_STRAGGLER_TIMES]
+    if not found:
+        return [_straggler(logs)]
+    return [
+        (
+            WhyCode.STRAGGLES(name=one.name, host=one.host, at=_at(one.at))
+            if one.seconds is None
+            else WhyCode.STRAGGLED(name=one.name, host=one.host, at=_at(one.at), seconds=one.seconds),
+            *one.reasons,
+        )
+        for one in found
+    ]
 
 
 def _straggler(logs: Sequence[AgentLog]) -> Reasons:

@@ -6,6 +6,7 @@ of a node, whose number grows with each replacement.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from dlrover_run.coordination.activity import NodeProgress
 from dlrover_run.coordination.history import CAUSES
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
+from dlrover_run.stragglers import finding
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,7 +33,7 @@ def render_metrics(jobs: Sequence[JobFigures], now: float) -> str:
     """All metrics of these jobs; `now` is the Unix time."""
     return "".join(
         f"# HELP {name} {help}\n# TYPE {name} {kind}\n" + "".join(_line(name, *sample) for sample in samples)
-        for name, kind, help, samples in (*_families(jobs), *_progress_families(jobs, now))
+        for name, kind, help, samples in (*_families(jobs), *_progress_families(jobs, now), *_straggler_families(jobs))
     )
 
 
@@ -125,6 +127,18 @@ def _progress_families(jobs: Sequence[JobFigures], now: float) -> Iterable[tuple
         "gauge",
         "Workers of a node that make no progress, with --stall-action.",
         each(lambda done: float(len(done.stalled))),
+    )
+
+
+def _straggler_families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[Sample]]]:
+    counts = [
+        (job.status.job, Counter(each.cause for node in job.status.nodes for each in node.stragglers)) for job in jobs
+    ]
+    yield (
+        "dlrover_stragglers",
+        "gauge",
+        "Workers for which the others wait in each step, by what they do meanwhile, with --stall-action.",
+        [({"job": job, "cause": cause}, float(found[cause])) for job, found in counts for cause in finding.CAUSES],
     )
 
 

@@ -25,6 +25,7 @@ POLICIES = {
     "health": "dlrover_run.policies.health",
     "parameter_servers": "dlrover_run.policies.parameter_servers",
     "stall": "dlrover_run.policies.stall",
+    "straggler": "dlrover_run.policies.straggler",
 }
 
 reasons.TEXTS.update((name, f"{package}.text") for name, package in POLICIES.items())

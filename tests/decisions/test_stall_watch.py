@@ -200,7 +200,7 @@ def test_samples_are_taken_often_until_the_rhythm_is_known() -> None:
     workers = Workers()
     waits: list[float] = []
     detector = Detector()
-    watch = StallWatch(detector, workers, workers, lambda _: None, lambda _: None)
+    watch = StallWatch(detector, workers, workers, lambda _: None, lambda _: None, vary=lambda seconds: seconds)
 
     async def wait(seconds: float) -> None:
         waits.append(seconds)

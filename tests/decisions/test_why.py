@@ -18,6 +18,8 @@ from dlrover_run.events.records import (
     NodeWaiting,
     RoundClosed,
     RoundFormed,
+    StragglerFound,
+    StragglerGone,
     WorkerExited,
     WorkerFailed,
     WorkerProgress,
@@ -27,6 +29,7 @@ from dlrover_run.events.records import (
     WorkerStarted,
 )
 from dlrover_run.events.why import Question, WhyAnswer, WhyCode, explain
+from dlrover_run.stragglers.finding import Straggler
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 
@@ -197,6 +200,45 @@ def test_slow_names_the_shares_of_the_time_and_the_rank_that_waits_least() -> No
     assert params(answer, WhyCode.STRAGGLER) == [{"rank": 1, "host": "n1", "own": pytest.approx(2), "others": 41.0}]
     assert explain([log(0, 4.0), log(1, 3.9)], Question.SLOW).codes[1] == ("why.no_straggler",)
     assert explain([log(0, 4.0)], Question.SLOW).codes[1] == ("why.no_progress",)
+
+
+def straggler(rank: int, number: int) -> StragglerFound:
+    reasons = Straggler(rank, "data", 0.6, 0.02, 0.55).reasons
+    return StragglerFound(round=number, rank=rank, local_rank=0, reasons=reasons)
+
+
+def no_straggler(rank: int, number: int) -> StragglerGone:
+    return StragglerGone(round=number, rank=rank, local_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("events", "times"),
+    [
+        ([(20, straggler(1, 1))], [None]),
+        ([(20, straggler(1, 1)), (50, no_straggler(1, 1))], [30]),
+        ([(20, straggler(1, 1)), (25, straggler(1, 1)), (50, no_straggler(1, 1)), (60, straggler(1, 1))], [None, 30]),
+        ([(20, straggler(1, 1)), (40, exited(1, 1, -9)), (41, no_straggler(1, 1))], [20]),
+        ([(20, straggler(1, 1)), (40, RoundClosed(round=1, epoch=1)), (50, formed(2))], [20]),
+        ([(20, straggler(1, 1)), (30, no_straggler(1, 1)), (40, straggler(1, 1)), (90, END)], [50, 10]),
+        ([(20, no_straggler(1, 1))], []),
+    ],
+)
+def test_slow_names_the_stragglers_that_were_found_with_their_times(
+    events: list[tuple[float, Event]], times: list[float | None]
+) -> None:
+    log = log_of("n02", (0, formed(1)), (1, started(1, 1)), *events)
+    answer = explain([log_of("n1", (0, formed(1))), log], Question.SLOW, log.last.time)
+    named = [line for line in answer.lines if line[1:] == straggler(1, 1).reasons]
+    assert [line[0].params.get("seconds") for line in named] == times
+    assert {(line[0].params["name"], line[0].params["host"]) for line in named} <= {("rank 1", "n02")}
+
+
+def test_the_text_of_a_straggler() -> None:
+    log = log_of("n02", (0, formed(1)), (1, started(1, 1)), (20, straggler(1, 1)), (50, no_straggler(1, 1)), (60, END))
+    assert explain([log], Question.SLOW).text.splitlines()[1] == (
+        "rank 1 on n02 was a straggler for 30 s from 2026-11-22 04:00:20 UTC: it waits for data 60 % of the time, "
+        "and waits for other workers 2 %; they wait 55 %"
+    )
 
 
 def test_start_names_the_place_that_trained_last_and_what_its_node_waited_for() -> None:

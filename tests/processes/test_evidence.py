@@ -17,6 +17,7 @@ from dlrover_run.evidence import processes, sock_diag
 from dlrover_run.evidence.records import summarize
 from dlrover_run.evidence.sample import Sampler
 from dlrover_run.evidence.sock_diag import SockDiag, SocketCounters, TooManySockets, parse
+from dlrover_run.evidence.waits import Waits, read_main_thread
 
 WAIT = 30
 
@@ -173,3 +174,48 @@ def test_the_last_time_is_that_of_connections_with_much_data() -> None:
     assert summarize([one(1_000_000, 5, remote=29500)], 29500).sent_age is None
     assert summarize([one(1, 5)], 29500).sent_age is None
     assert summarize([], 29500).sent_age is None
+
+
+@pytest.mark.parametrize(
+    ("script", "waits"),
+    [
+        ("import time; time.sleep(999)", Waits.TIME),
+        ("import os; os.read(os.pipe()[0], 1)", Waits.DATA),
+        ("import select, os; p = select.poll(); p.register(os.pipe()[0]); p.poll()", Waits.DATA),
+        ("import socket; socket.socketpair()[0].recv(1)", Waits.DATA),
+        ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", Waits.PEERS),
+        ("while True: pass", Waits.NOTHING),
+    ],
+)
+def test_what_a_main_thread_waits_for_is_what_the_script_does(script: str, waits: Waits) -> None:
+    begins = f"print(flush=True)\n{script}"
+    with subprocess.Popen([sys.executable, "-S", "-c", begins], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            until(lambda: (found := read_main_thread(process.pid)) is not None and found.waits is waits)
+        finally:
+            process.kill()
+        process.wait()
+        assert read_main_thread(process.pid) is None
+
+
+def test_what_a_stopped_thread_waits_for_is_not_known() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        try:
+            until(lambda: (found := read_main_thread(process.pid)) is not None and found.waits is None)
+        finally:
+            process.kill()
+
+
+def test_the_time_without_a_processor_grows_with_more_threads_than_processors() -> None:
+    processors = len(os.sched_getaffinity(0))
+    script = "while True: pass"
+    crowd = [subprocess.Popen([sys.executable, "-S", "-c", script]) for _ in range(processors + 1)]
+    try:
+        until(lambda: any((found := read_main_thread(one.pid)) is not None and found.queued > 0.01 for one in crowd))
+    finally:
+        for one in crowd:
+            one.kill()
+            one.wait()
