@@ -154,6 +154,29 @@ def test_the_shutdown_timeout_falls_back_on_torchs_variable() -> None:
     assert parse(["--shutdown-timeout", "3", "train.py"], environ).shutdown_timeout == 3
 
 
+MASTER = ("--rdzv-backend=c10d", "--rdzv-endpoint=node0:29400")
+STATIC = ("--master-addr=node0", "--node-rank=0")
+
+
+@pytest.mark.parametrize(
+    ("words", "policies"),
+    [
+        ((), set()),
+        (("--stall-action=off",), set()),
+        (("--stall-action=report",), {"straggler"}),
+        (("--stall-action=report", "--nnodes=2", *MASTER), {"stall", "straggler"}),
+        (("--stall-action=report", "--nnodes=2", *STATIC), set()),
+        (("--nnodes=2", *MASTER), set()),
+    ],
+)
+def test_stalls_and_stragglers_are_looked_for_where_the_nodes_can_compare_what_they_see(
+    words: tuple[str, ...], policies: set[str]
+) -> None:
+    policy = parse([*words, "train.py"], {}).rules.policy
+    found = set() if policy is None else {one.policy_name for one in policy.each() if one.applies}
+    assert found & {"stall", "straggler"} == policies
+
+
 def test_only_words_are_resolved_by_counting_devices() -> None:
     asked: list[str] = []
 

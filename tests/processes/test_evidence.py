@@ -182,7 +182,7 @@ def test_the_last_time_is_that_of_connections_with_much_data() -> None:
         ("import time; time.sleep(999)", Waits.TIME),
         ("import os; os.read(os.pipe()[0], 1)", Waits.DATA),
         ("import select, os; p = select.poll(); p.register(os.pipe()[0]); p.poll()", Waits.DATA),
-        ("import socket; socket.socketpair()[0].recv(1)", Waits.DATA),
+        ("import socket; here, there = socket.socketpair(); here.recv(1)", Waits.DATA),
         ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", Waits.PEERS),
         ("while True: pass", Waits.NOTHING),
     ],

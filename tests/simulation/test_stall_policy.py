@@ -1,4 +1,5 @@
-"""The policy for stalls changes nothing in jobs without stalls: whole jobs in virtual time, with it and without."""
+"""The policies for stalls and stragglers change nothing in jobs without any: whole jobs in virtual time, with them and
+without."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.stall.rules import StallRules
+from dlrover_run.policies.straggler.rules import StragglerRules
 from simulation.program import Outcome, Program
 from simulation.scenario import simulate
 from simulation.seeds import PLACES
@@ -18,12 +20,13 @@ from simulation.torch.program import TorchProgram
 
 
 class WatchedProgram(TorchProgram):
-    """The same jobs, whose stalls are looked for."""
+    """The same jobs, whose stalls and stragglers are looked for."""
 
     def rules(self, random: Random) -> JobRules:
-        """The same rules, with the policy."""
+        """The same rules, with the policies."""
         rules = super().rules(random)
-        return replace(rules, policy=with_part(rules.policy, StallRules(watched=1)))
+        with_stalls = with_part(rules.policy, StallRules(watched=1))
+        return replace(rules, policy=with_part(with_stalls, StragglerRules(watched=1)))
 
 
 def run(seed: int, place: str, program: type[Program]) -> tuple[Outcome, list[str]]:
