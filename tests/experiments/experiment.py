@@ -114,9 +114,17 @@ class Experiment:
         tree.become_subreaper()
 
     def start(self, *flags: str, conf: dict[str, object] | None = None, env: dict[str, str] | None = None) -> None:
-        """Run the command of an experiment. Its first world has all nodes that start at once, however slow one is."""
+        """Run the command of an experiment. Its first world has all nodes that start at once, however slow one is.
+
+        A node that comes later waits for no checkpoint unless `conf` says so: workers that are held save none.
+        """
         meeting = [] if self.place is None else self.place.flags(self.place.ports)
-        keys = {"last_call_timeout": NEVER, **({} if self.place is None else self.place.conf), **(conf or {})}
+        keys = {
+            "last_call_timeout": NEVER,
+            "scale_wait": 0,
+            **({} if self.place is None else self.place.conf),
+            **(conf or {}),
+        }
         settings = ",".join(f"{key}={value}" for key, value in keys.items())
         self._supervisor = start(
             OURS,

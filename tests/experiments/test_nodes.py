@@ -71,18 +71,21 @@ def test_scale_down(experiment: Experiment) -> None:
 
 
 def test_scale_up(experiment: Experiment) -> None:
-    """Three nodes train, and a fourth joins them."""
-    middle = experiment.hold(5, 1)
-    experiment.start("--local-nodes=3:4", "--nnodes=3:4", f"--node-join-after={NEVER}", conf={"last_call_timeout": 0.1})
+    """Three nodes train, and a fourth joins them after the next checkpoint, so that no step before it is repeated."""
+    middle, later = experiment.hold(5, 1), experiment.hold(8, 1)
+    conf = {"last_call_timeout": 0.1, "scale_wait": NEVER}
+    experiment.start("--local-nodes=3:4", "--nnodes=3:4", f"--node-join-after={NEVER}", conf=conf)
     assert experiment.until_held(5, 1).nodes == {0: 0, 1: 1, 2: 2}
 
     experiment.signal_supervisor(signal.SIGUSR1)
-    after = experiment.until_world({0, 1, 2, 3})
+    experiment.until_printed("this one takes part after the next checkpoint")
     middle.release()
+    after = experiment.until_world({0, 1, 2, 3})
+    later.release()
 
     rounds = experiment.finish()
     assert after.nodes == {0: 0, 1: 1, 2: 2, 3: 3}
-    assert [(each.world, each.start) for each in rounds] == [(3, 0), (4, 3)]
+    assert [(each.world, each.start) for each in rounds] == [(3, 0), (4, 6)]
     assert "node 3 joined, so 4 nodes train instead of 3" in experiment.console
 
 
