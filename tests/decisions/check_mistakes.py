@@ -1,4 +1,4 @@
-"""What a simulated node check got wrong, held against what is true of its world."""
+"""The mistakes of a simulated node check, compared with the truth of its world."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dlrover_run.policies.health.model import HealthStatus
 
 
 def mistakes(world: World, outcome: Outcome) -> list[str]:
-    """What the check got wrong: a healthy node that is named, a plant that could be told and is not, a bad link that
-    was tried between two nodes with others that work and of which nothing is said."""
+    """Return the mistakes of the check: a healthy node that is named, a plant that could be detected and is not, and a
+    bad link between two nodes with other working links that was tried and is not reported."""
     named, wanted = outcome.named, expected_statuses(world)
     blameless = [node for node in named if world.nodes[node].healthy or world.nodes[node].trusted]
     wrong = [f"healthy node {node} is named {named[node].value}" for node in blameless]
@@ -21,7 +21,7 @@ def mistakes(world: World, outcome: Outcome) -> list[str]:
         for node, expected in wanted.items()
         if named.get(node) is not expected
     ]
-    return wrong + [f"nothing is said of the bad link {pair}" for pair in _unsaid(world, outcome)]
+    return wrong + [f"no report of the bad link {pair}" for pair in _unsaid(world, outcome)]
 
 
 def _unsaid(world: World, outcome: Outcome) -> Iterator[Pair]:

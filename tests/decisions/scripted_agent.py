@@ -1,4 +1,4 @@
-"""An agent in a process of its own, before a board that answers each of its statuses as the test says."""
+"""An agent in a process of its own, with a scripted rendezvous client that answers its reports as the test sets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATIENCE = 60.0
 
 
 def rank_assignment(number: int = 1, **more: Any) -> RankAssignment:
-    """This node's place in a round: alone, unless more is said."""
+    """Return the ranks of this node in a round: it is alone unless other fields are given."""
     place = RankAssignment(
         key=RoundKey(1, number), restart_count=0, node_rank=0, nodes=1, workers=1, first_rank=0, world_size=1,
         role_first_rank=0, role_world_size=1, store_address="127.0.0.1", store_port=0,
@@ -51,7 +51,7 @@ def rank_assignment(number: int = 1, **more: Any) -> RankAssignment:
 
 
 def training(place: RankAssignment | None, number: int | None = None, **more: Any) -> Assignment:
-    """The word that a round trains, in which the node has that place or none."""
+    """Return the assignment of a round that trains, with those ranks of the node, or none."""
     key = place.key if place is not None else RoundKey(1, number or 1)
     restarts = place.restart_count if place is not None else 0
     assignment = Assignment(
@@ -61,14 +61,14 @@ def training(place: RankAssignment | None, number: int | None = None, **more: An
 
 
 def gathering(number: int, text: str = "1 of 2 nodes is here: a") -> Assignment:
-    """The word that others are waited for, after that round."""
+    """Return the assignment to wait for other nodes, after that round."""
     return Assignment(
         epoch=1, key=RoundKey(1, number), reasons=sentence("node-b was lost"), waiting=Waiting(sentence(text), 30.0)
     )
 
 
 def over(phase: PlanPhase, number: int = 1, failure: Failure | None = None, reasons: Reasons = ()) -> Assignment:
-    """The word that the job has ended."""
+    """Return the assignment of a job that has ended."""
     reasons = reasons or ((failure.reason,) if failure else (Code.ALL_SUCCEEDED(),))
     return Assignment(epoch=1, phase=phase, key=RoundKey(1, number), failure=failure, reasons=reasons)
 
@@ -79,14 +79,14 @@ Answer = Assignment | str | Callable[[], Any] | None
 
 
 def phase(wanted: NodePhase) -> Callable[[NodeReport], bool]:
-    """Whether a status is of that phase."""
+    """Return a condition: a report has that phase."""
     return lambda status: status.phase is wanted
 
 
 class ScriptedRendezvous:
-    """Goes through its script: once a status is as the next step waits for, the answer becomes the assignment.
+    """Runs its script: once a report fulfils the condition of the next step, its answer becomes the assignment.
 
-    A text is a problem instead, and a function is called for the answer.
+    A text is a problem of the client instead, and a function is called for the answer.
     """
 
     def __init__(self, steps: Sequence[tuple[Callable[[NodeReport], bool], Answer]], listener: Callable[[], None]):
@@ -110,7 +110,7 @@ class ScriptedRendezvous:
                 self.problem = answer
             elif answer is not None:
                 self.assignment = answer
-            # As from a socket: what the loop finds with it comes first.
+            # As from a socket: events that the loop finds at the same time come first.
             asyncio.get_running_loop().call_soon(self._listener)
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ class ScriptedRendezvous:
 
 
 class Emitted(Events):
-    """Keeps events."""
+    """Records events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -129,7 +129,7 @@ class Emitted(Events):
 
 @dataclass(frozen=True)
 class Played:
-    """What the agent said to the board, in that order, what it printed, and its verdict."""
+    """The run of an agent: its reports in their order, its output, and the result of the job."""
 
     statuses: list[NodeReport]
     result: JobResult
@@ -147,7 +147,7 @@ class Played:
 
 @dataclass
 class Play:
-    """An agent whose workers run `shell` with /bin/sh in the test's directory, and the steps of its board's script."""
+    """An agent whose workers run `shell` with /bin/sh in the directory of the test, and the script of its client."""
 
     directory: Path
     shell: str
@@ -157,16 +157,17 @@ class Play:
     watchdog_end: int = -1
 
     def signal(self, number: signal.Signals, above: bool = False) -> None:
-        """Tell the agent of a signal as its watchdog does; `above`: from an ancestor of it."""
+        """Send the agent a signal as its watchdog does; `above`: the sender is an ancestor of the watchdog."""
         watchdog.send(self.watchdog_end, watchdog.ReceivedSignal(number, above, os.getpid(), time.monotonic()))
 
     def on(self, wanted: NodePhase | Callable[[NodeReport], bool], answer: Answer = None) -> Play:
-        """The next step: what the board answers once the agent has said that."""
+        """Add a step: the answer of the client once the agent has sent such a report."""
         self.steps.append((phase(wanted) if isinstance(wanted, NodePhase) else wanted, answer))
         return self
 
     def run(self) -> Played:
-        """Play it in a child, so that the agent's signals and sweeps are none of this process's business."""
+        """Run it in a child process, so that the signals of the agent, and its kills of orphans, do not affect this
+        process."""
         reader, writer = os.pipe()
         console = os.open(self.directory / "console", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         sys.stdout.flush()

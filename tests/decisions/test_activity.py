@@ -1,4 +1,4 @@
-"""What the tasks of a node do: when it is reported, that no decision depends on it, and what a status shows."""
+"""The activity of the tasks of a node: when it is reported, that no decision depends on it, and what is shown."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def activity(steps: int, idle: float = 1.0, **changes: object) -> NodeActivity:
 
 
 def send(job: VirtualJob, name: str, what: NodeActivity | None) -> bool:
-    """A report that has nothing new but this; whether the coordinator would decide."""
+    """Send a report in which only this is new. Return whether the coordinator would decide."""
     job.statuses[name] = msgspec.structs.replace(job.statuses[name], activity=what)
     return job.coordinator.receive(job.statuses[name], job.now)
 

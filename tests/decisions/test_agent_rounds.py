@@ -1,4 +1,4 @@
-"""The agent of a job of several nodes: what it says and does, word by word, before a board that the test speaks for."""
+"""The agent of a job of several nodes: its reports and actions for each assignment that the test sends it."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SU
 FAILED, LEAVING, LEFT = NodePhase.FAILED, NodePhase.LEAVING, NodePhase.LEFT
 
 UNTIL_RELEASED = "echo x >> started; echo x > up; read word < gate"
-"""A worker that says when it is up, and ends well as soon as something is written to the gate."""
+"""A worker that shows when it is up, and succeeds as soon as something is written to the gate."""
 
 STUBBORN = "trap : TERM; echo x > up; until read word < gate; do :; done"
-"""The same, but it goes on after a SIGTERM."""
+"""The same, but it ignores SIGTERM."""
 
 ELSEWHERE = Failure(3, "node-b", "raised ValueError: x", trace="Traceback (most recent call last):\nValueError: x")
 
@@ -60,7 +60,7 @@ def release(stage: Path) -> None:
 
 
 def when_up(stage: Path, answer: Answer) -> Callable[[], Answer]:
-    """The answer, but not before the worker that has been started is up."""
+    """Return the answer, but not before the worker that was started is up."""
 
     def wait() -> Answer:
         (stage / "up").read_text()
@@ -110,7 +110,7 @@ def test_a_node_that_loses_its_ranks_stops_its_workers_and_starts_new_ones_with_
 
 
 def test_a_word_that_comes_while_workers_end_is_answered_before_they_have(stage: Path) -> None:
-    """The coordinator may need the answer for the next round; a worker's grace can be half a minute."""
+    """The coordinator may need the report for the next round; the grace period of a worker may be half a minute."""
 
     def is_received(status: NodeReport) -> bool:
         return status.known_round.number == 3
@@ -121,7 +121,7 @@ def test_a_word_that_comes_while_workers_end_is_answered_before_they_have(stage:
 
     play = Play(stage, STUBBORN).on(WAITING, training(rank_assignment())).on(RUNNING, when_up(stage, gathering(1)))
     played = play.on(WAITING, training(None, 3)).on(is_received, released).run()
-    assert played.result.ends[0].code == 0, "it was released, and not killed after its grace"
+    assert played.result.ends[0].code == 0, "it was released, and not killed after its grace period"
 
 
 def test_each_round_prints_torchs_block_with_verbose_output(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_the_environment_follows_the_ranks(stage: Path) -> None:
 
 
 class TestFailures:
-    """What the other nodes are told of a failure."""
+    """What is reported to the other nodes about a failure."""
 
     RAISE = "echo 'Traceback (most recent call last):' >&2; echo '  File x' >&2; echo 'ValueError: x' >&2; exit 1"
     LOST = "echo 'Traceback (most recent call last):' >&2; echo 'RuntimeError: Connection closed by peer' >&2; exit 1"
@@ -265,7 +265,7 @@ class TestFailures:
 
 
 class TestLeaving:
-    """A node that is asked to go, or has to."""
+    """A node that is requested to leave, or must leave."""
 
     ENDS_ON_REQUEST = (
         "trap 'until [ -e said ]; do sleep 0.01; done; exit 7' TERM; echo x > up; until read word < gate; do :; done"
@@ -294,7 +294,7 @@ class TestLeaving:
         assert played.result.ends[0].code == 7
 
     def test_a_round_that_ends_meanwhile_does_not_repeat_the_signal_of_its_workers(self, stage: Path) -> None:
-        """The scheduler signals all processes of all nodes, and another node has left first."""
+        """A scheduler sends the signal to all processes of all nodes, and another node has left first."""
         told = "trap 'echo x > told; exit 7' TERM; echo x > up; until read word < gate; do :; done"
         play = Play(stage, told, spec={"shutdown_timeout": 0.5}).on(WAITING, training(rank_assignment()))
 
@@ -306,7 +306,7 @@ class TestLeaving:
 
         def half_of_the_signal() -> Assignment:
             play.signal(signal.SIGTERM, above=True)
-            signal_agent(turns=5)  # The loop acts on the end of the round before.
+            signal_agent(turns=5)  # Before that, the loop acts on the end of the round.
             return gathering(1)
 
         played = play.on(RUNNING, when_up(stage, half_of_the_signal)).run()
@@ -321,7 +321,7 @@ class TestLeaving:
         assert played.result.exit_code == 128 + signal.SIGTERM
 
     def test_the_loss_of_its_watchdog_kills_and_is_reported(self, stage: Path) -> None:
-        # It reads as ended once it has been opened and closed at the other end.
+        # It is at its end for the reader once the other end has been opened and closed.
         os.mkfifo(stage / "watchdog")
         watchdog = os.open(stage / "watchdog", os.O_RDONLY | os.O_NONBLOCK)
         play = Play(stage, STUBBORN, parent_pipes=[watchdog]).on(WAITING, training(rank_assignment()))
@@ -332,7 +332,7 @@ class TestLeaving:
 
 
 class TestLosingTheMaster:
-    """A board with a problem has no part in the job for this node."""
+    """With a problem of the rendezvous client, this node has no part in the job."""
 
     PROBLEM = "the master at a:1 has been away for 600 s"
 
@@ -396,7 +396,7 @@ DRAINED = JobEnd(Assignment(), stopped_by=signal.SIGTERM, drained=True)
 
 
 def checked(assignment: Assignment, status: HealthStatus) -> Assignment:
-    """The assignment of a node of which the health check found that; a node at fault is dismissed."""
+    """Return the assignment of a node with that result of the health check; a faulty node is dismissed."""
     fault = status is HealthStatus.FAULT
     health = NodeHealth(node_id="n", incarnation="i", host="h", status=status, dismissed=fault)
     return msgspec.structs.replace(assignment, policy=HealthAssignment(health=health))
@@ -423,7 +423,7 @@ RESULTS = {
 
 
 class TestResult:
-    """The reason and code of each end, and whose failure it was. `test_exit_codes.py` has the other schemes."""
+    """The reason and exit code of each result, and the node that failed. `test_exit_codes.py` has the other schemes."""
 
     @pytest.mark.parametrize(("job_end", "reason", "code"), RESULTS.values(), ids=RESULTS)
     def test_each_end_has_a_reason_and_a_code(self, job_end: JobEnd, reason: ExitReason, code: int) -> None:
@@ -467,7 +467,7 @@ class TestResult:
 
 
 class TestMeeting:
-    """Whether workers have met, from what the kernel shows of connections."""
+    """Whether workers have connected to each other, from the kernel's tables of connections."""
 
     HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     STORE = 0x99AF

@@ -1,4 +1,4 @@
-"""Waiting for what is done over a channel: whoever gives it up is told so, and nobody hears of what came of it."""
+"""Calls over a channel: a caller that gives up receives its own error, and the later result of the call is dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlrover_run.transport.grpc_errors import CallCancelled, CallTimeout, wait_f
 
 
 def complaints(conversation: Callable[[], Awaitable[None]]) -> list[str]:
-    """What asyncio would have printed during a conversation."""
+    """Return what asyncio would have printed during these calls."""
     errors: list[str] = []
 
     async def whole() -> None:

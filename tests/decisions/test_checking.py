@@ -1,4 +1,4 @@
-"""The node check inside decisions, in virtual time: when it begins, whom it waits for, and what follows from it."""
+"""The node check inside decisions, in virtual time: when it begins, which nodes it waits for, and what follows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def health(job: VirtualJob) -> dict[str, HealthStatus]:
 
 
 def dismissed(job: VirtualJob) -> list[str]:
-    """The nodes that the plan's reasons name as dismissed."""
+    """Return the nodes that the reasons of the plan name as dismissed."""
     return [str(one.params["host"]) for one in job.plan.reasons if HealthCode.DISMISSED.within([one])]
 
 
@@ -58,14 +58,14 @@ def trains(job: VirtualJob, *ranks: str) -> bool:
 
 
 def once(least: int, most: int, **changes: object) -> JobRules:
-    """The rules of a job whose nodes are checked once."""
+    """Return the rules of a job whose nodes are checked once."""
     return rules(least, most, **{"check": CHECK_ONCE, "check_timeout": TIMEOUT, **changes})
 
 
 CRASHES, WRONG, CUT, SLOW = Truth(crashing={"b.net"}), Truth(wrong={"b.net"}), Truth(cut={"d.net"}), {"d.net": 5.0}
 
 SCENARIOS = {
-    # Whom it names, and who trains.
+    # Which nodes it names, and which nodes train.
     "without the flag nothing is checked": (
         once(2, 2, check=CHECK_NEVER), Truth(), "come a b; round 1 a b; checks 0; named",
     ),
@@ -75,7 +75,7 @@ SCENARIOS = {
     "a node that reaches no other node is at fault": (
         once(3, 4), CUT, "come a b c d; round 1 a b c; named d=fault; dismissed d",
     ),
-    "a dismissed node that never leaves blocks nothing for ever": (
+    "a dismissed node that never leaves does not block the job": (
         once(1, 1, pend_timeout=100.0), CRASHES,
         "come b; dismissed b; wait 99; phase gathering; wait 2; phase failed; dismissed b",
     ),
@@ -84,7 +84,7 @@ SCENARIOS = {
         once(2, 3, lost_after=5.0), CUT,
         "mute d; come a b; come_computed d; lose d; wait 2; check runs; unmute d; back d; round 1 a b; named d=fault",
     ),
-    "a node that was lost and is back is tried anew": (
+    "a node that was lost and has reconnected is checked again": (
         once(2, 3), Truth(), "mute a c; come_computed a b c; lose c; wait 5; back c; unmute a c; round 1 a b c; named",
     ),
     "another process under a name in the check is checked after it": (
@@ -153,7 +153,7 @@ SCENARIOS = {
     "a dismissed node that was away for a while stays dismissed": (
         once(2, 4), CUT, "come a b c d; lose d; wait 5; back d; wait 100; dismissed d; round 1 a b c",
     ),
-    "so it is for a successor with a journal": (
+    "a dismissed node stays dismissed for a successor with a journal": (
         once(2, 4), CUT,
         "come a b c d; lose d; wait 5; successor journal; back a b c; round 1 a b c; wait 20; back d; wait 20;"
         "dismissed d; round 1 a b c",
@@ -367,7 +367,7 @@ class TestRound:
         assert [row.gigabytes for row in check_state(job.plan).health] == [5.0, 5.0]
 
     def answered(self, *tried: tuple[LinkResult, ...], problems: tuple[str, str, str] = ("", "", "")) -> VirtualJob:
-        """Three nodes, a triple, that have said so much of their links."""
+        """Three nodes, a group of three, with reports of this many of their links."""
         job = checked_job(3, 3)
         job.mute = {"a", "b", "c"}
         job.come("a", "b", "c", compute_result=Truth().compute("a.net"))
@@ -385,7 +385,7 @@ class TestRound:
         return job
 
     def test_a_link_that_an_end_did_not_try_counts_for_nothing(self) -> None:
-        # The processes of a hung in the link with b, so that it never came to the one with c.
+        # The processes of a hung in the link with b, so they never tried the link with c.
         hung, waited = LinkResult(1, problem="it hung"), LinkResult(0, problem="the other end did not come")
         job = self.answered((hung,), (waited, LinkResult(2, 9.0)), (waited, LinkResult(1, 9.0)))
         check = check_state(job.plan).check
@@ -426,7 +426,7 @@ class TestRound:
             job.settle()
         before = check_state(job.plan).check
         assert before is not None
-        # Some hear of their task long before the others, and meet nobody.
+        # Some nodes receive their task long before the others, and find no partner.
         task = check_part(job.assignment("a")).check_task
         if task is not None:
             alone = tuple(LinkResult(end.node, problem="it did not come") for link in task.links for end in link[1:])
@@ -527,7 +527,7 @@ class TestPaidOnce:
 
 
 class TestUnchecked:
-    """Nodes that were started without the flag, in a job that checks."""
+    """Nodes that were started without the flag, in a job with a health check."""
 
     def test_one_that_was_not_asked_to_check_itself_trains_without(self) -> None:
         job = checked_job(3, 4)

@@ -1,4 +1,4 @@
-"""What gRPC's words for a connection that failed mean, in sentences about a master and about etcd."""
+"""The texts that are shown for gRPC's messages of failed connections to a master and to etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every rule of jobs with parameter servers, in virtual time: who is started, what ends a version, what that costs."""
+"""Every rule of jobs with parameter servers, in virtual time: which tasks are started, what ends a version, and what
+that costs."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ SCENARIOS = {
     "servers that end at once cost one restart": (
         rules(4, 2, max_restarts=1), RUN + "end_together ps-0 ps-1 ps-2 ps-3; version 2; failures ps=1",
     ),
-    "what others died of it is not charged": (
+    "failures of other tasks that it explains are not charged": (
         rules(max_restarts=1), RUN + "end_together ps-0 chief-0 worker-0 worker-1; failures ps=1",
     ),
     # The end of another task.
@@ -497,7 +498,7 @@ STEPS_IN = "this node waits as a spare"
 
 
 def waiting(job: VirtualCluster) -> str:
-    """What a node that hosts nothing is told."""
+    """Return what a node that hosts no task receives."""
     return job.coordinator.waiting(job.now).text
 
 
@@ -505,7 +506,7 @@ NOT_DECIDED = (False, "")
 
 
 def answer(job: VirtualCluster) -> tuple[bool, str]:
-    """Whether the last wish of the node `a` is refused, and the answer in words."""
+    """Return whether the last scale request of the node `a` is refused, and the text of the answer."""
     order = with_answer(job.order("a"), job.cluster, NodeKey("a", "1"))
     return order.scale_refused, render(order.scale_answer)
 

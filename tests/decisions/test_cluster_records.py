@@ -1,4 +1,4 @@
-"""The records of a cluster as they travel: rules, orders, statuses, what nodes repeat, and what none of ours says."""
+"""The records of a cluster on the wire: rules, orders, reports, the state that nodes repeat, and invalid reports."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def cluster(plan: Plan) -> Cluster:
 
 
 def assignments_of(plan: Plan, *keys: NodeKey) -> list[Assignment]:
-    """What a coordinator with that plan tells the nodes."""
+    """Return what a coordinator with that plan sends to the nodes."""
     coordinator = Coordinator(RULES, 0.0, plan.epoch + 1, plan)
     return [coordinator.assignment(key, Waiting(sentence("for others"))) for key in keys]
 
@@ -175,7 +175,7 @@ def test_what_a_job_consists_of_is_reported_as_text(rules: ClusterRules, words: 
     assert rules.job_size() == words
 
 
-# What each node is told.
+# What each node receives.
 
 
 def test_each_node_receives_its_tasks_and_what_all_receive() -> None:
@@ -250,7 +250,7 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
 
 
 def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
-    """What a node of that plan says to a coordinator that knows nothing."""
+    """Return what a node of that plan reports to a coordinator without records."""
     (assignment,) = assignments_of(plan, NodeKey(name, "one"))
     tasks = tuple(
         TaskStatus(key=one.key, stage=TaskStage.READY, port=one.port, restored=40, step=90)
@@ -268,7 +268,7 @@ def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
 
 
 def recovered(*statuses: NodeReport, grace_over: bool = False) -> tuple[Plan, Cluster]:
-    """What a coordinator without records makes of these reports."""
+    """Return the plan that a coordinator without records recovers from these reports."""
     plan = recover_cluster(Plan(epoch=9), statuses, grace_over, 100.0)
     assert plan is not None
     return plan, cluster(plan)
@@ -388,7 +388,7 @@ def test_of_many_ends_the_longest_are_shortened() -> None:
     assert len(first.end.exit_text) == 100
 
 
-# What no node of ours says.
+# Invalid reports, which no agent sends.
 
 SPENT = RoleState(Role.PS, ids=MAX_ID + 1)
 

@@ -1,4 +1,4 @@
-"""Who is blamed when a process group has a time-out: the worker that did not come, and not the one that waited."""
+"""The worker that is blamed for a timeout of a process group: the one that was missing, not the one that waited."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def gave_up(words: str, code: int = 1) -> WorkerExit:
         (STORE, [COMPUTES], True, "rank 3 (pid 13), which was running"),
         # Only one is left that could be meant, whatever it does.
         (GLOO, [WAITS_TOO], True, "rank 2 (pid 12), which slept (in futex_do_wait)"),
-        # It may as well be a worker of another node.
+        # It may also be a worker of another node.
         (GLOO, [WAITS_TOO], False, None),
         (GLOO, [COMPUTES], False, None),
         (GLOO, [STOPPED], False, "rank 1 (pid 11), which was stopped (SIGSTOP or the like)"),
         (GLOO, [STOPPED, WAITS_TOO, COMPUTES], True, "rank 1 (pid 11), which was stopped (SIGSTOP or the like)"),
-        # A wait of torch with a time-out looks again after a short sleep.
+        # A wait of torch with a timeout checks again after a short sleep.
         (GLOO, [ASLEEP, WAITS_TOO, COMPUTES], True, None),
         (GLOO, [ASLEEP], False, None),
         (GLOO, [WAITS_TOO, COMPUTES], True, None),
         (GLOO, [], True, None),
         (BARRIER, [STOPPED], False, "rank 1 (pid 11), which was stopped (SIGSTOP or the like) and for rank 2"),
-        # The ranks of a group, of which nobody knows who they are in the job.
+        # The ranks of a group, whose ranks in the job are unknown.
         (BARRIER.replace("Rank 0", "Rank 1"), [STOPPED], True, f"{IN_GROUP.format(1)} and for {IN_GROUP.format(2)}"),
         ("Rank 1 failed to pass monitoredBarrier in 10000 ms", [STOPPED], True, IN_GROUP.format(1)),
         ("Connection closed by peer", [STOPPED], True, None),

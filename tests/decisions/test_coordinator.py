@@ -1,4 +1,4 @@
-"""Coordinators that come and go: with a journal and without, asleep, late, and next to each other."""
+"""Changes of the coordinator: with a journal and without, stopped, late, and two at the same time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trio(**changes: object) -> VirtualJob:
 
 
 GRACE = f"wait {RETURN_GRACE - 0.1}; number 1; wait 0.2;"
-"""The time for which a successor waits for members to come back, to its end."""
+"""The full time for which a successor waits for members to reconnect."""
 
 SCENARIOS = {
     "with a journal a successor goes on in the same round": (
@@ -33,7 +33,7 @@ SCENARIOS = {
     "it waits for a grace before it declares a node lost": (
         (2, 3), TRIO + "successor journal; back a c;" + GRACE + "formed 9 2 a c; because lost; restarts 0",
     ),
-    "a failure next to a loss while there was no coordinator is laid to the loss": (
+    "a failure next to a loss while there was no coordinator is explained by the loss": (
         (2, 3), TRIO + f"successor journal; fail b; back a b; wait {RETURN_GRACE + 0.1}; round 2 a b; restarts 0",
     ),
     "it does not wait for members that had succeeded": (
@@ -51,7 +51,7 @@ SCENARIOS = {
         (2, 3),
         TRIO + "successor journal; back a b; wait 4; stall 60; formed 5 1 a b c; back c; wait 30; formed 5 1 a b c",
     ),
-    "so does one without a journal": (
+    "a successor without a journal waits for the rest of its grace too": (
         (2, 3), TRIO + "successor; back a b; wait 4; stall 60; formed 0 0; back c; wait 30; formed 5 1 a b c",
     ),
     "without a journal a spare alone begins no job of its own": (
@@ -152,11 +152,11 @@ class TestWithAJournal:
 
 
 class TestWhatAWaitingNodeIsTold:
-    """What it is told follows from the deadline that concerns it, not from the next moment of any decision."""
+    """What it receives follows from the deadline that concerns it, not from the next deadline of any decision."""
 
     @staticmethod
     def short_of_budget(least: int, most: int, **changes: object) -> VirtualJob:
-        """A job of two nodes that has used a restart, which is forgiven 60 s after that."""
+        """Return a job of two nodes that has used a restart, which expires after 60 s."""
         job = VirtualJob(rules(least, most, restart_window=60.0, last_call_timeout=1.0, **changes))
         job.come("a", "b")
         job.wait(1.1)
@@ -205,7 +205,7 @@ class TestWhatAWaitingNodeIsTold:
 
 @pytest.mark.parametrize("field", sorted({*Plan.__struct_fields__} - _NOT_SENT_APART))
 def test_a_change_of_any_field_is_sent_to_the_nodes(field: str) -> None:
-    """Also of one that is added to the plan later, unless it is named as one that no node is told of."""
+    """Also of a field that is added to the plan later, unless it is listed as a field that is not sent to nodes."""
     changed = msgspec.structs.replace(Plan(), **{field: object()})
     assert _affects_nodes(Plan(), changed)
 

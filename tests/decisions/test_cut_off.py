@@ -1,4 +1,4 @@
-"""When a node counts as cut off from the others, and by which other nodes it finds that out."""
+"""When a node counts as cut off from the others, and which nodes it probes to find out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule of the rounds, in virtual time: when one forms and with whom, what ends it, and what that costs."""
+"""Every rule of rounds, in virtual time: when a round forms and with which nodes, what ends it, and what that costs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SCENARIOS = {
     "a round waits for a connection that has just broken": (
         rules(1, 4), "come a b; wait 29.5; lose b; wait 0.6; phase gathering; back b; round 1 a b",
     ),
-    "a job does not wait for ever for nodes that come and go": (
+    "a job does not wait forever for nodes that join and leave": (
         rules(3, 3),
         "come a; wait 180; come b; wait 5; lose a; wait 180; come c; wait 5; lose b; wait 180; come d; wait 5; lose c;"
         "phase gathering; wait 60; phase failed",
@@ -137,7 +137,7 @@ SCENARIOS = {
     "no early limit": (
         rules(1, 1, max_restarts=100, early_failure_limit=0), "come a; fail_early a a a a a a a a; phase training",
     ),
-    "what a window has forgiven is stored": (
+    "restarts that have expired from the window are stored": (
         rules(2, 3, max_restarts=1, restart_window=60.0),
         "come a b c; fail b; wait 61; wait 3600; successor journal; back a b c; fail b; phase training",
     ),
@@ -351,7 +351,7 @@ class TestLeaving:
     def test_what_becomes_of_a_job_does_not_depend_on_the_order_in_which_its_nodes_go(
         self, lost: str, gap: float, lease: float
     ) -> None:
-        """With etcd it is heard of a lost node when its lease has run out."""
+        """With etcd the loss of a node is noticed when its lease has expired."""
         phases = set()
         for order in itertools.permutations("abc"):
             job = VirtualJob(rules(1, 3, lost_after=0.0 if lease else 1.0))
@@ -631,7 +631,7 @@ class TestWords:
 
 
 def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, MemberState]]:
-    """A round of so many nodes, of which the first ones have those phases."""
+    """Return a round of that many nodes, of which the first have those phases."""
     members = tuple(Member(f"n{n}", "1", f"host{n}", 1) for n in range(nodes))
     plan = Plan(epoch=1, phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members, reasons=sentence("x"))
     present = {}

@@ -1,4 +1,4 @@
-"""Counting workers by device: CUDA's reading of its variable, NVML's failures, Intel GPUs in a made-up sysfs."""
+"""Counting workers by device: how CUDA reads its variable, failures of NVML, and Intel GPUs in a simulated sysfs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is named by a node check, in single cases and in thousands of drawn ones; `check_world` says what can be told."""
+"""The nodes that a node check names, in single cases and in thousands of random cases; `check_world` defines what the
+check can detect."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ CRASHES = NodeTruth(computing=Computing.FAILS)
 
 
 def worlds(first: int, cases: int, odd: bool) -> list[tuple[World, int]]:
-    """Drawn worlds with the seed of their measurements; half of them are small ones."""
+    """Draw worlds with the seed of their measurements; half of them are small."""
     drawn = []
     for seed in range(first, first + cases):
         source = random.Random(f"world {seed}")
@@ -74,7 +75,7 @@ def all_mistakes(
 def check(
     nodes: int, computed: Sequence[ComputeFact] = (), linked: Sequence[LinkFact] = (), trusted: Sequence[int] = ()
 ) -> HealthCheck:
-    """A check as the coordinator would ask about it; who is not among `computed` computed well."""
+    """Return a check as the coordinator passes it to `diagnose`; a node that is not in `computed` computed well."""
     named = {fact.node for fact in computed}
     return HealthCheck(
         key=CheckKey(1, 1, 0),
@@ -129,7 +130,7 @@ class TestThousandsOfCases:
 
 
 class TestBrokenRulesAreCaught:
-    """The same cases, judged by rules that are nearly right."""
+    """The same cases with slightly wrong rules."""
 
     CASES = worlds(0, 200, False)
 
@@ -340,7 +341,7 @@ H100, A100 = "NVIDIA H100", "NVIDIA A100"
 
 
 def on(*devices: str, tries: int = 1) -> list[ComputeFact]:
-    """So many tries of each node on that device; an H100 is more than twice as quick as an A100."""
+    """Return tries of each node on that device; an H100 is more than twice as fast as an A100."""
     speeds = {"cpu": 0.5, A100: 300.0}
     return [
         ComputeFact(node, speeds.get(device, 800.0), device=device)
@@ -386,7 +387,7 @@ class TestKindsOfDevice:
         assert answer.compute_again == ()
 
     def test_the_best_try_says_which_model_a_node_waits_for(self) -> None:
-        # In the first try something had slowed a card of the quicker kind.
+        # In the first try a GPU of the faster model was slowed down.
         disturbed = [ComputeFact(3, 100.0, device=H100), ComputeFact(3, 300.0, device=A100)]
         answer = self.diagnosis([*on(H100, H100, H100), *disturbed])
         assert (statuses(answer), answer.compute_again) == (["passed"] * 4, ())
@@ -399,7 +400,7 @@ class TestKindsOfDevice:
 
 
 class TestLostAccelerator:
-    """A node whose accelerator is gone computes on the CPU, without a word."""
+    """A node whose accelerator is lost computes on the CPU, without an error."""
 
     H200 = "NVIDIA H200"
 

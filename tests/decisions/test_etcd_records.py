@@ -1,4 +1,5 @@
-"""What stands in etcd: it comes back as it was, rubbish is known for what it is, and nobody finds another one's."""
+"""The records in etcd: they are read as they were written, invalid data is recognised, and jobs and nodes read only
+their own records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is left after a worker's death: its error file, the kernel's counters, the last words, and who was first."""
+"""The evidence after the death of a worker: its error file, the kernel's counters, its last output, and which worker
+failed first."""
 
 from __future__ import annotations
 
@@ -172,7 +173,7 @@ def test_what_cannot_be_passed_on_is_reported(tmp_path: Path) -> None:
 
 
 class Kernel:
-    """A made-up /proc with the cgroup trees that its mountinfo names."""
+    """A simulated /proc with the cgroup trees that its mountinfo names."""
 
     def __init__(self, root: Path) -> None:
         self.proc = root / "proc"
@@ -464,15 +465,15 @@ def test_a_culprit_that_was_stopped_on_its_way_out_is_the_root_where_all_others_
     assert root_cause([lost, culprit]) is culprit
     assert describe_exit(culprit) == "raised OSError: x"
     assert culprit.exit_status == 1
-    # A record may be old and its error overcome, so a failure that nobody helped comes first.
+    # A record may be old, of an error that was handled, so a failure without an earlier stop comes first.
     assert root_cause([culprit, end(2, 3, after=0.5)]) == end(2, 3, after=0.5)
-    # Where somebody stopped the whole job, nobody is to blame for that.
+    # If a user stopped the whole job, no worker is to blame.
     assert root_cause([culprit, end(1, -15, stopped_with=signal.SIGTERM)]) is None
 
 
 def test_an_error_counts_as_earlier_than_a_stop_only_when_it_is_for_certain() -> None:
     assert failed_before(recorded("x", 0.25), NOON + 0.5)
-    assert not failed_before(recorded("x", 0.495), NOON + 0.5)  # The clocks of files go in ticks.
+    assert not failed_before(recorded("x", 0.495), NOON + 0.5)  # Timestamps of files have the resolution of a tick.
     assert not failed_before(recorded("x", 0.0), NOON + 0.5)  # Any moment of that second.
     assert not failed_before(recorded("x", 0.25), None)
     assert not failed_before(None, NOON)
@@ -488,7 +489,7 @@ def test_a_peer_that_lost_its_connection_is_not_the_root_though_seen_first(peer:
     assert lost_peer(lost)
     killed = end(0, -9, after=0.002)
     assert root_cause([lost, killed]) is killed
-    # When all say so, the first to say it is the best guess there is.
+    # If all workers report that, the first of them is the best guess.
     assert root_cause([replace(lost, rank=2, unix_time=NOON + 3), lost]) is lost
 
 

@@ -1,4 +1,4 @@
-"""The look at a machine before its devices are tried: GPUs by a made-up NVML, limits by real ones too."""
+"""The inspection of a machine before its devices are tried: GPUs with a simulated NVML, limits also with real ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNSUPPORTED = FakeNvmlError(3, "Not Supported")
 
 @dataclass
 class HealthNvml(FakeNvml):
-    """NVML that tells of the health of its GPUs, by UUID; what is not named is as on a healthy GPU of today."""
+    """NVML with the health of its GPUs, by UUID; a value that is not set is that of a healthy, current GPU."""
 
     used: dict[str, int] = field(default_factory=dict)
     users: dict[str, list[tuple[int, int | None]]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class HealthNvml(FakeNvml):
 
 
 class SilentNvml(HealthNvml):
-    """An old GPU with an old driver, which can answer none of the questions."""
+    """An old GPU with an old driver, which supports none of the queries."""
 
     def refuse(self, *_: Any) -> Any:
         raise UNSUPPORTED
@@ -99,7 +99,7 @@ def problems(
 
 
 def only(found: list[NodeProblem], *words: str, severe: bool) -> None:
-    """There is one problem, with these words and of this weight."""
+    """Assert that there is one problem, with this text and this severity."""
     assert len(found) == 1, found
     assert [word for word in words if word not in found[0].text] == []
     assert found[0].severe is severe, found
@@ -280,7 +280,7 @@ SPACIOUS = os.statvfs_result((4096, 4096, 1 << 30, 1 << 29, 1 << 29, 1 << 20, 1 
 
 
 def machine(limit: int | None = 20000, proc: Path = Path("/nowhere"), **spaces: Any) -> LimitSources:
-    """A machine with room for all, but for what is named: a word in the folder's path, and its space."""
+    """A machine with enough space, except for the folders whose path contains a key of this mapping."""
 
     def statvfs(path: str) -> os.statvfs_result:
         return next((space for word, space in spaces.items() if word in path), SPACIOUS)
@@ -407,7 +407,7 @@ print(json.dumps([a.text for a in find_limit_problems(1, logs, {"TMPDIR": tempor
 
 @pytest.fixture
 def look(tmp_path: Path) -> Callable[..., list[str]]:
-    """Looks at real file systems of memory, mounted for one process of its own name space only."""
+    """Inspects real tmpfs file systems, mounted for one process in a mount namespace of its own."""
     inside = ["unshare", "--user", "--map-root-user", "--mount"]
     try:
         allowed = subprocess.run([*inside, "true"], capture_output=True).returncode == 0

@@ -1,4 +1,4 @@
-"""What an agent does for a node check, before a board that the test speaks for; its check processes need no torch."""
+"""The part of an agent in a node check, with assignments from the test; the check processes here need no torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WAITING, RUNNING, SUCCEEDED, FAILED = NodePhase.WAITING, NodePhase.RUNNING, Node
 SELF, PEER = LinkEnd(2, "10.0.0.2", 1111, 1), LinkEnd(5, "10.0.0.5", 2222, 3)
 
 LONG = 240.0
-"""Seconds that a task may take: a quarter of it is more than a test ever waits."""
+"""Timeout of a task in seconds: a quarter of it is more than a test ever waits."""
 
 
 def key(number: int, round: int = 0) -> CheckKey:
@@ -63,13 +63,13 @@ def key(number: int, round: int = 0) -> CheckKey:
 def task(
     number: int = 1, *links: tuple[LinkEnd, ...], compute: bool = False, timeout: float = LONG, round: int = 0
 ) -> Assignment:
-    """The word that this node, the third of the check, has something to try."""
+    """Return the assignment of a task to this node, the third of the check."""
     given = CheckTask(key=key(number, round), node=2, compute=compute, links=links, timeout=timeout)
     return Assignment(epoch=1, policy=HealthAssignment(check_task=given))
 
 
 def has_computed(number: int = 0) -> Callable[[NodeReport], bool]:
-    """Whether a status tells what came of computing in that task; 0 is what nobody asked for."""
+    """Return a condition: a report has the result of computing in that task; 0 is a computation without a task."""
     wanted = key(number) if number else CheckKey()
     return lambda status: (
         check_report(status).compute_result is not None and check_report(status).compute_result.key == wanted
@@ -84,7 +84,7 @@ def has_linked(number: int, round: int = 0) -> Callable[[NodeReport], bool]:
 
 @dataclass
 class Stage:
-    """A directory in which an agent plays; its check processes do as `behave` says, and note what they are told."""
+    """A directory in which an agent runs; its check processes do as `behave` sets, and note the orders they receive."""
 
     path: Path
 
@@ -106,7 +106,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    # What is imported is not what is tested here, and torch takes its time.
+    # Imports are not tested here, and importing torch takes long.
     monkeypatch.setattr(health_check, "PRELOAD", ())
     monkeypatch.setattr(
         torch_adapter, "HealthCheckRunner", partial(HealthCheckRunner, folder=str(WORKERS / "fake_check"))
@@ -115,7 +115,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def last(played: Played, what: str) -> Any:
-    """The last that was reported as `compute_result` or `link_result`."""
+    """Return the last reported `compute_result` or `link_result`."""
     reports = [getattr(check_report(status), what) for status in played.statuses]
     return [report for report in reports if report is not None][-1]
 
@@ -129,7 +129,7 @@ BLANK = NodeReport(node_id="n", incarnation="i", host="h", address="a", port=1, 
 
 
 class TestComputing:
-    """What a node does before anybody has asked it to."""
+    """What a node does before it has a task."""
 
     def test_it_computes_by_itself_and_reports_each_device(self, stage: Stage) -> None:
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
@@ -254,7 +254,7 @@ class TestComputing:
 
 
 class TestTasks:
-    """What a node does when it is asked to."""
+    """What a node does when it has a task."""
 
     def test_the_order_of_the_ends_gives_ranks_and_the_host(self) -> None:
         name = {"do": "link", "name": "1/4/1/2-5", "address": "10.0.0.2", "port": 1111, "world": 4, "timeout": 6.0}
@@ -308,7 +308,7 @@ class TestTasks:
     def test_after_a_death_in_a_link_the_rest_is_not_tried_nor_reported_and_the_next_task_finds_other_processes(
         self, stage: Stage, number: int, own: bool
     ) -> None:
-        """SIGABRT is how a library ends itself when the other end has gone."""
+        """A library aborts (SIGABRT) when the other end of its connection has gone."""
         stage.behave(f"0 link die {number}")
         other = LinkEnd(7, "10.0.0.7", 1, 1)
         play = stage.play().on(has_computed(), task(1, (SELF, PEER), (SELF, other)))
@@ -345,7 +345,7 @@ class TestTasks:
 
 
 async def killed(pid: int) -> None:
-    """Kill a process, and let this loop hear of its end."""
+    """Kill a process, and let this loop be notified of its end."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     pidfd = os.pidfd_open(pid)
@@ -357,7 +357,7 @@ async def killed(pid: int) -> None:
 
 
 class Workers:
-    """Stands in for the workers' starter, whose template serves the crew where it has one."""
+    """Replaces the starter of workers, whose template also starts the check processes if it has one."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.started: list[int] = []
@@ -378,7 +378,8 @@ async def healthy() -> tuple[str, ...]:
 
 
 class Scene:
-    """A node's part on its own. `tell` is what the coordinator's word does, and `until` waits for what came of it."""
+    """The health check of one node, without an agent. `assign` passes an assignment to it, and `until` waits for the
+    result."""
 
     def __init__(self, workers: int = 1) -> None:
         entrypoint = Entrypoint("script", "x.py", python=sys.executable)
@@ -424,7 +425,7 @@ class Scene:
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Scene], Awaitable[None]]], None]:
-    """Plays a scene in the test's directory and looks that nothing is left of it."""
+    """Runs such a node in the directory of the test, and checks that no process is left."""
     monkeypatch.chdir(tmp_path)
     os.mkfifo("hung")
 
@@ -445,7 +446,7 @@ Playing = Callable[[Callable[[Scene], Awaitable[None]]], None]
 
 
 class TestReplacing:
-    """The latest word counts, whatever the crew is doing."""
+    """The latest assignment counts, whatever the check processes are doing."""
 
     def test_a_newer_task_replaces_one_under_way_whose_processes_hang(self, play: Playing, tmp_path: Path) -> None:
         (tmp_path / "behave").write_text("0 link hang\n")
@@ -497,7 +498,7 @@ class TestReplacing:
             )
             assert check_report(status).compute_result == ComputeResult(key(1), problem=problem.format("0.2"))
             assert check_report(status).link_result is not None
-            # Nothing is left of the time, and of that a link has a quarter.
+            # No time is left, and a link has a quarter of that.
             cleaned = re.sub("in .* s;", "in {} s;", check_report(status).link_result.problem)
             assert (cleaned, check_report(status).link_result.results) == (
                 problem,
@@ -563,7 +564,7 @@ class TestReplacing:
 
 
 class TestRounds:
-    """The check and the workers share their devices, so that one is over before the other begins."""
+    """The check and the workers share their devices, so one ends before the other begins."""
 
     NO_CHECK_PROCESS_LIVES = (
         "for pid in $(grep -o 'pid\": [0-9]*' orders | cut -d' ' -f2); do [ -e /proc/$pid ] && exit 9; done"
@@ -643,7 +644,7 @@ class TestRounds:
 
 
 class TestLeaving:
-    """How a node goes that is in a check, or because of it."""
+    """How a node leaves during a check, or because of it."""
 
     @pytest.mark.parametrize(
         ("found", "code", "line"),
@@ -681,7 +682,7 @@ class TestLeaving:
             (stage.path / "hung").read_text()
             play.signal(signal.SIGTERM)
 
-        # In a thread: the agent goes on meanwhile, and starts the check process.
+        # In a thread: the agent continues in the meantime, and starts the check process.
         played = play.on(NodePhase.WAITING, threading.Thread(target=end_what_hangs).start).run()
         assert played.result.exit_code == 128 + signal.SIGTERM
         assert played.phases[-1] is NodePhase.LEFT

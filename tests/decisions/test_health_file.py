@@ -1,4 +1,4 @@
-"""The JSON that a node check leaves in the log directory: what is in it, where it is, and when there is none."""
+"""The JSON file of a node check in the log directory: its content, its path, and when there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a node check: the table while it goes on, what has come of it, and nothing twice."""
+"""What a user sees of a node check: the table while it runs, its results, and nothing twice."""
 
 from __future__ import annotations
 
@@ -226,8 +226,8 @@ def passed(*others: NodeHealth, links: tuple[LinkRow, ...] = (), own: NodeHealth
 def narrated(
     columns: int | None, *assignments: Assignment, lines: int = 24, worker: str = "", rules: JobRules | None = None
 ) -> list[str]:
-    """What is written when each of these is told, and told again, and some time goes by. A worker that has not ended
-    yet has last words after the first of them."""
+    """Return the output when each of these is reported, and reported again, and some time passes. A worker that has
+    not ended yet writes its last output after the first of them."""
     written: list[str] = []
     spec = JobSpec(
         entrypoint=Entrypoint("program", "/bin/sh", ("-c", "")),
@@ -296,7 +296,7 @@ class TestOnATerminal:
         shown = narrated(columns, checking(*many), checking(*many[:-1], node("gpu-63", FAULT)), lines=rows)
         screen = Screen(rows, columns)
         screen.feed("\n" * rows + "said before\n")
-        # The emulated terminal counts a wide character as one column, for which there is room enough then.
+        # The emulated terminal counts a wide character as one column, so there is enough room.
         screen.feed("".join(shown[:-1]))
         kept = screen.lines[screen.lines.index("said before") + 1 :]
         assert len(kept) <= max(1, rows - 1)
@@ -319,13 +319,13 @@ class TestElsewhere:
 
 
 def lines_of(*assignments: Assignment, rules: JobRules | None = None) -> list[str]:
-    """The lines in a file, but those of waiting."""
+    """Return the lines in a file without those about waiting."""
     lines = "".join(narrated(None, *assignments, rules=rules)).splitlines()
     return [line for line in lines if "waiting" not in line]
 
 
 class TestBetweenTwoRounds:
-    """What ended the last round is said before what the check between them comes to."""
+    """The cause of the end of the last round is reported before the result of the check between the rounds."""
 
     FAILED = Assignment(
         restart_count=1, failure=Failure(3, "b", "exited with code 1"), waiting=Waiting(sentence("for b"))

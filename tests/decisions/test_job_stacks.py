@@ -1,4 +1,5 @@
-"""The stacks of a job: who is asked, how the answers are folded, who is named as missing, and what is shown."""
+"""The stacks of a job: which nodes receive the request, how answers are folded, which nodes are named as missing, and
+what is shown."""
 
 from __future__ import annotations
 

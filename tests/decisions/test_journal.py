@@ -1,4 +1,4 @@
-"""The journal: what is read back is what was written, or the damage is told; nobody acts on what is not on disk."""
+"""The journal: it is read as it was written, or the damage is reported; a plan is used only after it is on disk."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_what_a_predecessor_makes_known_in_the_last_moment_is_not_lost(
 
     def late(source: str, target: str) -> None:
         monkeypatch.setattr(os, "rename", rename)
-        # It has no reason yet to think that it was replaced.
+        # It cannot know yet that it was replaced.
         predecessor.append(PLANS[1])
         rename(source, target)
 

@@ -1,4 +1,4 @@
-"""What a node of a local cluster is started with, and what its end is taken for."""
+"""How a node of a local cluster is started, and how its end is classified."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_module_in_the_working_directory_does_not_take_the_place_of_one_of_pyt
     assert "msgspec.DecodeError" in done.stderr
 
 
-# ---- what its end is taken for
+# ---- how its end is classified
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_page_names_tests_that_exist() -> None:
 
 
 class SlowMaster:
-    """Stands in for a master's process. The second one does not listen, and takes long to end."""
+    """Replaces the process of a master. The second process does not listen, and takes long to end."""
 
     started: list[SlowMaster]
 

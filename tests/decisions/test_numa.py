@@ -1,4 +1,4 @@
-"""`--numa-binding` on made-up machines."""
+"""`--numa-binding` on simulated machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting, prefixing and picking lines, against the plain way of doing it."""
+"""Cutting, prefixing and selecting lines, compared with a simple implementation."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_cutting_at_returns_changes_no_byte(pieces: list[bytes]) -> None:
 
 
 WRITES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.floats(0, 3)), max_size=40)
-"""Which of three workers writes how many bytes more of its output, and after how many seconds."""
+"""Steps: which of three workers writes how many more bytes of its output, and after how many seconds."""
 
 
 class Unrecorded:
-    """A source of which nobody goes on."""
+    """A source that is not resumed."""
 
     def record(self, mark: Cursor) -> None:
         pass

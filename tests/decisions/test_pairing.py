@@ -1,4 +1,4 @@
-"""Who is paired with whom in the rounds of a node check."""
+"""How nodes are paired in the rounds of a node check."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_measuring_does_not_meet_one_without_a_network_again_and_again() -> None
 
 def test_measuring_leaves_out_one_that_has_met_three_in_vain_until_it_is_cleared() -> None:
     cut = NodeTruth(cut=True)
-    # These are whom node 0 meets first.
+    # These are the first partners of node 0.
     outcome = check_world(with_nodes(whole(8), n1=cut, n2=cut, n7=cut), measure_links=True)
     assert [tasks.groups[0] for tasks in outcome.held[:3]] == [(0, 7), (0, 1), (0, 2)]
     assert outcome.held[3].groups[0][0] != 0

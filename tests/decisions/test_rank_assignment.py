@@ -1,4 +1,4 @@
-"""Who gets which rank."""
+"""Which node gets which rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ranked(before: list[str], living: list[MemberState], size: int) -> list[str]
 
 
 def named(names: str, **preferred_ranks: int) -> list[MemberState]:
-    """Nodes that arrived in this order, with the ranks that some of them prefer."""
+    """Return nodes that joined in this order, with the ranks that some of them prefer."""
     return [node(name, arrived, preferred_ranks.get(name)) for arrived, name in enumerate(names.split())]
 
 

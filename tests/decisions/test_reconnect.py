@@ -79,7 +79,7 @@ def test_a_refusal_that_may_pass_is_borne_for_a_while() -> None:
     assert backoff.note_refused(100.0 + ID_IN_USE_TIMEOUT)
     backoff.note_connected(200.0)
     assert not backoff.note_refused(201.0)
-    # A place that is away does not refuse.
+    # A rendezvous backend that does not answer does not refuse.
     backoff.note_failed()
     assert not backoff.note_refused(500.0)
 

@@ -1,4 +1,4 @@
-"""How workers are started when the template is slow, dies or lacks what was asked for; a stub stands in for it."""
+"""How workers are started if the template is slow, dies, or lacks a requested module; a stub replaces it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START = ProcessSpec(name="rank 0", argv=("python", "x.py"), environment={}, reco
 
 
 class Stub:
-    """A template that answers as it is told."""
+    """A template whose answers the test sets."""
 
     def __init__(self, skipped: tuple[str, ...] = ()) -> None:
         self.skipped = skipped
@@ -47,7 +47,7 @@ class Stub:
         return await self.lesson
 
     async def fork(self, *command: object) -> int:
-        await asyncio.sleep(0)  # As long as it takes for the others of the round to ask too.
+        await asyncio.sleep(0)  # So long that the others of the round make their requests too.
         raise TemplateError("it cannot fork")
 
     async def close(self) -> None:

@@ -1,5 +1,5 @@
-"""What is decided for scripts of a special kind: tables that only one number of servers can hold, and a chief whose
-workers serve it, so that it leaves before them."""
+"""Decisions for special scripts: tables that only one number of servers can hold, and a chief whose workers serve it,
+so it leaves before them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POLICY = ParameterServerPolicy(RULES)
 
 
 class Node:
-    """A node whose tasks are as its agent would have them; only what a test changes is otherwise."""
+    """A node whose tasks are in the state that its agent would reach, except for the changes of a test."""
 
     def __init__(self, ps: int = 4, name: str = "a") -> None:
         self.name = name
@@ -105,7 +105,7 @@ def bounds(least: int, most: int = MAX_TASKS, parts: int = 2, refused: int = 0) 
 
 
 def answer(plan: Plan) -> tuple[int, bool]:
-    """The number of the last wish of the first node that was decided on, and whether it is refused."""
+    """Return the number of the last decided scale request of the first node, and whether it is refused."""
     order = with_answer(NodeOrder(version=1), step_of(plan), NodeKey("a", "1"))
     return order.scale_answered, order.scale_refused
 
@@ -195,7 +195,7 @@ STARTED = {"stage": TaskStage.STARTED, "restored": -1, "step": -1, "saved": -1}
 def test_a_chief_that_does_not_restore_the_model_has_the_servers_of_before_come_back() -> None:
     node = Node()
     plan = changed_to(node, training(node, 3), 2)
-    # What the chief has computed counts for less than what the model was trained with.
+    # The bound that the chief has computed has less weight than the number of servers that the model was trained with.
     node.changes = {Role.CHIEF: {**STARTED, **bounds(4, 4, parts=3, refused=2)}}
     plan = decide(plan, node)
     assert (step_of(plan).version, servers(plan)) == (3, 3)
@@ -215,7 +215,7 @@ def test_a_chief_that_does_not_restore_the_model_has_the_servers_of_before_come_
 
 
 def refusing(plan: Plan, node: Node, **reported: Any) -> Plan:
-    """What follows when the chief of a version that has just begun does not restore the model."""
+    """Return the plan after the chief of a version that has just begun does not restore the model."""
     node.changes = {Role.CHIEF: {**STARTED, **reported}}
     return decide(plan, node)
 

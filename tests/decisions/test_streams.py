@@ -137,7 +137,7 @@ def test_the_latest_of_several_runs_has_the_link(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "latest") == Path(second.path).name
     remove_run_dir(first)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([Path(second.path).name, "latest"])
-    # Nothing came of it, and so nothing is left of it.
+    # It has not succeeded, so it leaves nothing behind.
     remove_run_dir(second)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""What the cluster on one machine does about its nodes, whatever happens to them and in whichever order."""
+"""The supervision of the nodes of a local cluster, for all events in any order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOST = (EndKind.DIED, EndKind.EXCLUDED, EndKind.LEFT)
 
 @dataclass
 class History:
-    """A cluster with all that has been done about it."""
+    """A cluster with the history of its actions."""
 
     local: LocalSpec
     cluster: LocalCluster
@@ -68,7 +68,7 @@ class History:
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """A cluster to which anything has happened: also ends of nodes that had ended, or never were."""
+    """Draw a cluster after any events: also ends of nodes that had ended before, or never existed."""
     least = draw(st.integers(1, 4))
     history = History.of(LocalSpec(least, draw(st.integers(least, 6)), draw(st.integers(0, 3))))
     for event in draw(st.lists(st.sampled_from(("lost", "lost", "any", "any", "refuse", "join", "stop")), max_size=14)):
@@ -86,7 +86,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def possible_steps(history: History) -> list[Transition]:
-    """Whatever could happen next."""
+    """Return the events that may happen next."""
     cluster = history.cluster
     ends = [NodeEnd(number, kind, 1, "ended") for number in range(cluster.numbers) for kind in EndKind]
     return [
@@ -236,7 +236,7 @@ def ended(number: int, kind: EndKind, code: int) -> Event:
 
 
 def stopped(number: signal.Signals) -> Event:
-    """The command is told to end."""
+    """The command receives a request to end."""
     return lambda history: history.stop(number)
 
 

@@ -27,7 +27,7 @@ LOST = TRACE + "RuntimeError: Connection closed by peer\n"
 
 @dataclass
 class Worker:
-    """A worker that has been started; `stderr` is what it has written."""
+    """A worker that was started; `stderr` is its error output."""
 
     rank: int
     stderr: str = ""

@@ -1,4 +1,4 @@
-"""A job with parameter servers in virtual time: nodes are names, and every word of theirs is the test's own."""
+"""A job with parameter servers in virtual time: nodes are names, and the test writes each of their reports."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ REPEATED = TaskEnd(EndCause.REPEATED, "raised ValueError: no such column", "Trac
 
 
 def rules(ps: int = 2, workers: int = 2, **changes: object) -> JobRules:
-    """The rules of a job with that many servers and workers, or others by name."""
+    """Return the rules of a job with that many servers and workers, and other fields by name."""
     numbers = {"min_ps": ps, "max_ps": ps, "min_workers": 0, "max_workers": workers}
     return JobRules(max_nodes=8, policy=ClusterRules(**{**numbers, **changes}))  # type: ignore[arg-type]
 
 
 class VirtualCluster:
-    """A coordinator with nodes that hold, start and end tasks at once as they are told, unless the test says other."""
+    """A coordinator with nodes that reserve, start and end tasks at once as ordered, unless the test does otherwise."""
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
@@ -82,16 +82,16 @@ class VirtualCluster:
         return next((spent for spent in self.cluster.roles if spent.role is role), RoleState(role))
 
     def order(self, name: str) -> NodeOrder:
-        """What a node is told, as one that hosts something."""
+        """Return the order of a node that hosts tasks."""
         order = self.order_if_any(name)
-        assert order is not None, f"{name} is told nothing"
+        assert order is not None, f"{name} has no order"
         return order
 
     def order_if_any(self, name: str) -> NodeOrder | None:
         return ParameterServerPolicy(self.rules).tasks(self.plan, {}).get(self.statuses[name].key)
 
     def come(self, name: str, chief: int = 1, workers: int = 2, ps: int = 2, evaluator: int = 0, **others: int) -> None:
-        """A node arrives, with slots for these roles and for `others` by name."""
+        """A node joins, with slots for these roles and for `others` by name."""
         numbers = {Role.CHIEF: chief, Role.WORKER: workers, Role.PS: ps, Role.EVALUATOR: evaluator}
         numbers |= {Role(name): number for name, number in others.items()}
         rooms = tuple(Capacity(role, number) for role, number in numbers.items() if number)
@@ -101,8 +101,8 @@ class VirtualCluster:
         self._receive(name)
 
     def obey(self) -> None:
-        """All nodes do what they are told, and say so, until nothing changes: ports are held and let go, what may start
-        does, and ends at once when it is not wanted. Nothing becomes ready by itself."""
+        """All nodes carry out their orders, and report it, until nothing changes: they reserve and release ports, start
+        the tasks that may start, and end undesired tasks at once. No task becomes ready by itself."""
         for _ in range(20):
             changed = [self._obey(name) for name in self.statuses if name not in self.deaf]
             if not any(changed):
@@ -115,7 +115,7 @@ class VirtualCluster:
             self.report_task(name, TaskStage.READY, **steps)
 
     def train(self, restored: int = 0, reached: int = -1) -> None:
-        """All goes well, from holding ports to training."""
+        """Let the job proceed without faults, from reserving ports to training."""
         self.obey()
         self.ready(*self.ids(Role.PS))
         self.ready(*self.ids(Role.CHIEF), restored=restored, reached=reached)
@@ -123,7 +123,7 @@ class VirtualCluster:
         assert self.stage is Stage.TRAINING, self.plan.reason
 
     def report_task(self, task: str, stage: TaskStage = TaskStage.READY, **changes: object) -> None:
-        """A node says something new of one of its tasks."""
+        """Report a new stage of a task."""
         role, number = task.rsplit("-", 1)
         key = TaskKey(Role(role), int(number))
         for name, status in self.statuses.items():
@@ -135,14 +135,14 @@ class VirtualCluster:
                     self._replace(name, tasks=tasks)
                     self._receive(name)
                     return
-        raise AssertionError(f"nobody hosts {task}")
+        raise AssertionError(f"no node hosts {task}")
 
     def end(self, *tasks: str, how: TaskEnd = KILLED) -> None:
         for task in tasks:
             self.report_task(task, TaskStage.ENDED, end=how)
 
     def end_together(self, *tasks: str, how: TaskEnd = KILLED) -> None:
-        """Tasks of one node end, and are told of in one status."""
+        """Tasks of one node end, which is reported in one report."""
         for name, status in self.statuses.items():
             assert tasks_of(status) is not None
             ended = tuple(
@@ -154,7 +154,7 @@ class VirtualCluster:
                 self._receive(name)
 
     def request_scale(self, name: str, number: int, **targets: int) -> None:
-        """Somebody asks for something at this node."""
+        """A user sends a scale request to this node."""
         self._replace(name, scale_request=DesiredReplicas(**targets), scale_request_number=number)
         self._receive(name)
 
@@ -163,13 +163,13 @@ class VirtualCluster:
         self._receive(name)
 
     def lose(self, *names: str) -> None:
-        """The connections of these nodes end, and do not come back."""
+        """The connections of these nodes end, and the nodes do not reconnect."""
         for name in names:
             self.coordinator.disconnect(self.statuses.pop(name).key, self.now)
         self.settle()
 
     def wait(self, seconds: float) -> None:
-        """Time passes, with a decision at every moment that the coordinator asked for."""
+        """Let time pass, with a decision at every deadline of the coordinator."""
         end = self.now + seconds
         while (due := self.coordinator.wake_at()) is not None and due <= end:
             self.now = max(due, self.now + 1e-6)
@@ -178,7 +178,7 @@ class VirtualCluster:
         self.settle()
 
     def succeed_coordinator(self) -> None:
-        """Another coordinator takes over, and hears from everybody again."""
+        """Another coordinator takes over, and receives reports from all nodes again."""
         self.coordinator = Coordinator(self.rules, self.now, self.plan.epoch + 1, self.plan)
         for name in self.statuses:
             self._receive(name)
@@ -246,7 +246,7 @@ EVENTS: dict[str, Callable[[VirtualCluster, list[str]], object]] = {
     "successor": lambda job, _: job.succeed_coordinator(),
     "wait": lambda job, seconds: job.wait(float(seconds[0])),
 }
-"""What happens to a job, with the names of nodes or of tasks, a time, or numbers of tasks. A scale request is made at
+"""The events of a script, with the names of nodes or tasks, a time, or numbers of tasks. A scale request is sent to
 node a."""
 
 FACTS: dict[str, Callable[[VirtualCluster], list[str]]] = {
@@ -259,11 +259,11 @@ FACTS: dict[str, Callable[[VirtualCluster], list[str]]] = {
     **{role.value: lambda job, role=role: job.ids(role) for role in Role},  # type: ignore[misc]
     **{f"{role.value}_on": lambda job, role=role: job.hosts(role) for role in Role},  # type: ignore[misc]
 }
-"""What a script may ask of a job. A role has its tasks by rank, and the nodes that they are on."""
+"""The facts that a script may check. A role has its tasks by rank, and the nodes that they are on."""
 
 
 def play(job: VirtualCluster, script: str) -> VirtualCluster:
-    """Carry out events and check facts, in the order of a script such as `end ps-1; version 2; ps_on b c`."""
+    """Carry out the events and check the facts of a script such as `end ps-1; version 2; ps_on b c`, in their order."""
     for step in filter(None, map(str.strip, script.split(";"))):
         verb, *words = step.split()
         if verb in EVENTS:

@@ -1,4 +1,4 @@
-"""What must hold in every run of a job with parameter servers: of its processes, and of each plan that is stored."""
+"""The laws of every run of a job with parameter servers: for its processes, and for each plan that is stored."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SERVED = (Stage.TRAINING, Stage.CHANGING, Stage.PAUSING, Stage.SAVING)
 
 
 class ClusterLaws:
-    """Looks at what processes do and at what is stored. A node that is out of touch may do what it was told before,
-    until it hears again: nobody can stop it."""
+    """Checks the actions of processes and the stored plans. A node that is cut off may carry out its last order until
+    it is connected again, because no other process can stop it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -55,7 +55,7 @@ class ClusterLaws:
             demand(not others, f"{task.key} is started while {others and others[0].task.key} lives")
 
     def ended(self, task: PlannedTask, end: TaskEnd) -> None:
-        """A task has ended: its node says how."""
+        """Note that a task has ended, with the exit that its node reports."""
 
     def restored(self, chief: Process, step: int) -> None:
         before = chief.task.version - 1
@@ -73,8 +73,12 @@ class ClusterLaws:
     def passes_gate(self, worker: Process) -> None:
         if not _cut_off(worker.node):
             version = worker.task.version
-            demand(version in self._opened_versions, f"{worker.task.key} is let in before version {version} opens")
-            demand(version >= self._opened, f"{worker.task.key} is let into version {version} after {self._opened}")
+            demand(
+                version in self._opened_versions, f"{worker.task.key} passes the gate before version {version} opens"
+            )
+            demand(
+                version >= self._opened, f"{worker.task.key} passes the gate of version {version} after {self._opened}"
+            )
             self._opened = version
 
     def trains(self, process: Process) -> None:
@@ -93,12 +97,12 @@ class ClusterLaws:
         self._saved[version] = chief.saved
 
     def lost_tasks(self, plan: Plan) -> frozenset[TaskKey]:
-        """The tasks of the plan that do not run now, or on a node that is cut off."""
+        """Return the tasks of the plan that do not run now, or that run on a node that is cut off."""
         return frozenset(task.key for task in (cluster_of(plan) or Cluster()).tasks if self._lost(task))
 
     def decided(self, before: Plan, plan: Plan, present: Members, lost: frozenset[TaskKey]) -> None:
-        """A plan is stored. `lost` are the tasks that were lost when it was decided on: a node that was cut off then
-        may be back by the time at which a slow network has stored it."""
+        """Check a plan that is stored. `lost` are the tasks that were lost at the time of the decision: a node that
+        was cut off then may have reconnected before a slow network has stored the plan."""
         cluster, former = cluster_of(plan), cluster_of(before) or Cluster()
         demand(bool(plan.reason), "a plan has no reason")
         if cluster is None:
@@ -115,7 +119,7 @@ class ClusterLaws:
             demand(self.world.disk.step >= self.world.goal, "the job is finished before the chief has reached its goal")
         if plan.phase is PlanPhase.FAILED:
             known = ("room", "left", "restart", "not allowed", "does not end", "twice", "is here", "are here")
-            demand(any(word in plan.reason for word in known), f"the job failed for no good reason: {plan.reason}")
+            demand(any(word in plan.reason for word in known), f"the job failed for no valid reason: {plan.reason}")
 
     def _in_touch(self) -> list[Process]:
         return [p for node in self.world.living() if not _cut_off(node) for p in node.processes()]
@@ -125,7 +129,7 @@ class ClusterLaws:
         for task in (*cluster.tasks, *cluster.next_servers):
             known = self._tasks.setdefault(task.key, task)
             same = (known.rank, known.version, host_of(known)) == (task.rank, task.version, host_of(task))
-            demand(same, f"{task.key} is given twice")
+            demand(same, f"{task.key} is in the plan twice")
         if plan.phase is not PlanPhase.TRAINING:
             return
         demand(plan.key.number == cluster.version, "the round is not the version")
@@ -152,7 +156,7 @@ class ClusterLaws:
         demand(servers[0] == servers[1], "the servers have changed, and the version has not")
         if former.servers_ready_at is not None:
             before, after = ({host_of(t) for t in one.tasks if t.role is Role.CHIEF} for one in (former, cluster))
-            demand(after <= before, "the chief has left the queues of the data, and the version goes on")
+            demand(after <= before, "the chief is not with the queues of the data any more, and the version goes on")
 
     def _next_version(
         self, before: Plan, former: Cluster, plan: Plan, present: Members, lost_then: frozenset[TaskKey]
@@ -161,13 +165,13 @@ class ClusterLaws:
             if former.stage is Stage.SAVING:
                 self._note_spared(former, present)
             return
-        # Late ones are told in the reason.
+        # The reason names tasks that were not ready in time.
         lost = [task for task in former.tasks if task.key in lost_then or self._lost(task)]
         has_chief = any(task.role is Role.CHIEF for task in former.tasks)
         ends = not has_chief or any(task.role in (Role.PS, Role.CHIEF) for task in lost)
         demand(
             "was not ready" in plan.reason or ends,
-            f"version {former.version} ended though its servers and its chief live: {plan.reason}",
+            f"version {former.version} ended though its servers and its chief run: {plan.reason}",
         )
 
     def _note_spared(self, former: Cluster, present: Members) -> None:
@@ -185,7 +189,7 @@ class ClusterLaws:
         return not any(p.task.key == task.key for p in node.processes())
 
     def settled(self, plan: Plan, present: Members, now: float) -> None:
-        """Nothing is left to decide at job time `now`: so nothing is left undone that could be done."""
+        """Check that everything that is possible has been done, when nothing is left to decide at job time `now`."""
         cluster, limits = cluster_of(plan), self.world.limits
         if plan.phase is not PlanPhase.TRAINING or cluster is None or limits is None:
             return
@@ -199,9 +203,9 @@ class ClusterLaws:
         here = [one for p in present.values() if tasks_of(p.report) is not None for one in tasks_of(p.report).tasks]
         fenced = any(one.key not in wanted and one.stage is not TaskStage.ENDED for one in here)
         waits = cluster.stage is Stage.STARTING and has_chief and needed <= ready and not fenced
-        demand(not waits, "servers and chief are ready, and nobody opens the gate")
+        demand(not waits, "servers and chief are ready, and the gate is not opened")
         if cluster.stage in (Stage.PAUSING, Stage.SAVING):
-            demand(now <= cluster.since + 2 * limits.save_timeout + 1, "a planned change takes for ever")
+            demand(now <= cluster.since + 2 * limits.save_timeout + 1, "a planned change never ends")
         if cluster.stage in (Stage.STARTING, Stage.TRAINING):
             self._full(cluster, present)
             ended = [
@@ -210,7 +214,7 @@ class ClusterLaws:
             demand(not ended, f"{ended and ended[0]} has ended, and stays in the plan")
 
     def _full(self, cluster: Cluster, present: Members) -> None:
-        """Whoever there is room for is there."""
+        """Check that there are as many tasks as there is room for."""
         limits = self.world.limits
         most = limits.max_workers
         if cluster.desired.workers is not None:
@@ -231,10 +235,10 @@ class ClusterLaws:
                 demand(status is not None and status.stage is TaskStage.READY, f"opened before {task.key} was ready")
         for process in self._in_touch():
             old = process.task.version < cluster.version and process.task.role is not Role.EVALUATOR
-            demand(not old, f"version {cluster.version} opens while {process.task.key} of before lives")
+            demand(not old, f"version {cluster.version} opens while {process.task.key} of an earlier version runs")
 
     def _count(self, before: Plan, former: Cluster, plan: Plan, cluster: Cluster, present: Members) -> None:
-        """What was charged is what has ended, each once."""
+        """Check that exactly the exits were charged, each once."""
         wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
         gone = [task for task in (*former.tasks, *former.next_servers) if task.key not in wanted]
         same = former.version == cluster.version and plan.phase is PlanPhase.TRAINING is before.phase
@@ -243,7 +247,7 @@ class ClusterLaws:
             old, new = _spent(former, role), _spent(cluster, role)
             demand(
                 new.ids >= old.ids and new.failures >= old.failures and new.memory_restarts >= old.memory_restarts,
-                "a cost was undone",
+                "a charge was undone",
             )
             mine = [task for task in gone if task.role is role]
             if plan.phase is PlanPhase.FAILED:
@@ -269,7 +273,7 @@ class ClusterLaws:
         if status is None or status.end is None or p is None or p.is_draining or former.stage not in SERVED:
             return False
         if not any(node.key == host_of(task) and node.alive and not _cut_off(node) for node in self.world.nodes):
-            # It was lost with its node, which costs nothing.
+            # It was lost with its node, which is not charged.
             return False
         return status.end.cause in COSTLY
 

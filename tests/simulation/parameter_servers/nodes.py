@@ -1,5 +1,5 @@
-"""Nodes of a job with parameter servers: an agent that brings its tasks nearer to its order, by the product's own
-`NodeState`, `desired_tasks` and `reconcile`."""
+"""Nodes of a job with parameter servers: an agent that reconciles its tasks with its order, with `NodeState`,
+`desired_tasks` and `reconcile` of the product."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 FORCED = TaskEnd(EndCause.FAILURE, "was killed by SIGKILL")
 
 GRACE = 3.0
-"""Seconds after which an agent kills what does not leave."""
+"""Seconds after which an agent kills a task that does not leave."""
 
 REPORT_DELAY = 0.001
 """Seconds in which changes of several tasks become one report."""
@@ -55,7 +55,7 @@ REPORT_DELAY = 0.001
 
 @dataclass
 class Slot:
-    """What an agent knows of one task."""
+    """The state of one task in the agent."""
 
     task: PlannedTask
     port: int = 0
@@ -66,7 +66,7 @@ class Slot:
 
 
 class ServerNode(Node):
-    """One agent with its tasks. `rooms` is its capacity."""
+    """One agent with its tasks. `rooms` is its capacity by role."""
 
     cut = False
 
@@ -86,16 +86,16 @@ class ServerNode(Node):
 
     @property
     def stale(self) -> bool:
-        """Whether it was declared lost, and has not ended since what it was told before."""
+        """Whether the node was declared lost, and has not yet ended the tasks of its former order."""
         return self.world.laws.is_lost(self)
 
     def talks_to(self, other: ServerNode) -> bool:
-        """Whether tasks of the two nodes reach each other."""
+        """Whether the tasks of the two nodes reach each other."""
         ways = [(node.link, way) for node in (self, other) for way in (TO_MASTER, TO_NODE)]
         return self is other or all(link.free(way) for link, way in ways)
 
     def order_for(self, task: PlannedTask) -> NodeOrder | None:
-        """What a process is told: nothing any more once its version is over."""
+        """Return the order for a process, or None once its version is over."""
         order = self.order
         return order if order is not None and order.version == task.version else None
 
@@ -103,7 +103,7 @@ class ServerNode(Node):
         return [slot.process for slot in self.slots.values() if slot.process is not None and slot.process.alive]
 
     def publish(self) -> None:
-        """A task has changed: the coordinator hears of it, if it can."""
+        """Report a change of a task to the coordinator, if the node is connected."""
         if not self._reporting:
             self._reporting = True
             self.call_later(REPORT_DELAY, self._report)
@@ -113,7 +113,7 @@ class ServerNode(Node):
 
     def _begin_to_leave(self) -> None:
         if not self._leaving:
-            # What runs here is moved to other nodes, if there is room for it.
+            # The tasks of this node move to other nodes if there is room for them.
             self.call_later(self.timeline.random.uniform(0.5, 8), self._end_soon)
         super()._begin_to_leave()
 

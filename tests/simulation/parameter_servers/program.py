@@ -1,4 +1,4 @@
-"""A job with parameter servers as the program of a scenario: its rules, its nodes, and what has to come of it."""
+"""A job with parameter servers as the program of a scenario: its rules, its nodes, and its required results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from simulation.scenario import Scenario
 
 PATIENCE = 900.0
-"""Seconds within which a job ends after the last fault: more than the time-outs of all restarts together."""
+"""Seconds within which a job ends after the last fault: more than the timeouts of all restarts together."""
 
 MAX_NODES = 10
 
@@ -52,8 +52,8 @@ ENDS = (
 
 
 class ServersLaws(Laws):
-    """Watches what is decided, stored and received. The laws of the cluster look at each plan when it is stored: one
-    that a coordinator decides on and cannot store is known to nobody."""
+    """Checks what is decided, stored and received. The laws of the cluster check each plan when it is stored: no node
+    receives a plan that a coordinator has decided on and cannot store."""
 
     def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool, program: ServersProgram) -> None:
         super().__init__(rules, durable, nodes_stay)
@@ -65,8 +65,8 @@ class ServersLaws(Laws):
         self._connected: set[NodeKey] = set()
 
     def is_lost(self, node: ServerNode) -> bool:
-        """Whether a coordinator has declared this node lost, and it is not back, or runs what no plan names any more:
-        what it does is known to nobody."""
+        """Whether a coordinator has declared this node lost, and it has not reconnected, or runs a task that is not in
+        the plan any more: no coordinator knows its actions."""
         if node.key not in self._lost:
             return False
         cluster = cluster_of(self.plan) or Cluster()
@@ -99,7 +99,7 @@ class ServersLaws(Laws):
 
     def forgetting(self, all_have_left: bool = False) -> None:
         super().forgetting(all_have_left)
-        # A node that comes now begins another job, and knows nothing of the tasks of this one.
+        # A node that joins now begins another job, and knows nothing of the tasks of this job.
         self.cluster = ClusterLaws(self._program)
         self.cluster.was_cut = True
         self._lost |= {node.key for node in self._program.nodes if node.processes()}
@@ -121,8 +121,8 @@ class ServersLaws(Laws):
 
 
 class ServersProgram(Program):
-    """Servers that hold a model, a chief that restores and saves it, and workers that wait at the gate. The job is done
-    when the model has taken `goal` steps."""
+    """Servers that hold a model, a chief that restores and saves it, and workers that wait at the gate. The job
+    succeeds when the model has made `goal` steps."""
 
     flag = " --parameter-servers"
     always_durable = True
@@ -197,7 +197,7 @@ class ServersProgram(Program):
             self.scenario.add_node("late")
 
     def demand_progress(self) -> None:
-        """Shown by the end: there are too many reasons to begin a version anew."""
+        """Not checked separately: the end of the job shows it, because there are too many reasons for a new version."""
 
     def demand_end(self) -> None:
         over = self.timeline.now + PATIENCE
@@ -207,9 +207,9 @@ class ServersProgram(Program):
         demand(ended, f"the job does not end: {plan.phase.value}, {plan.reason}")
         self.timeline.run_until(self.timeline.now + PATIENCE, lambda: not self.living())
         names = ", ".join(node.name for node in self.living())
-        demand(not names, f"the job is over, and {names} does not learn of it")
+        demand(not names, f"the job is over, and {names} was not notified")
         left = [process.task.key for node in self.nodes for process in node.processes()]
-        demand(not left, f"{left and left[0]} lives on when its agent has ended")
+        demand(not left, f"{left and left[0]} is still running when its agent has ended")
 
     def outcome(self) -> Outcome:
         over = self.laws.over
@@ -262,7 +262,7 @@ class ServersProgram(Program):
             process.end(FORCED)
 
     def _request(self) -> None:
-        """A user asks at a node for other numbers of servers and workers."""
+        """A user requests other numbers of servers and workers at a node."""
         living = self.living()
         if living:
             random = self.timeline.random
@@ -280,7 +280,7 @@ class ServersProgram(Program):
                 process.node.publish()
 
     def _hang(self) -> None:
-        """A process stands still. Of a server its agent finds that out; the others only block each other."""
+        """Hang a process. The agent detects it for a server; other processes only block each other."""
         servers = self._processes(Role.PS)
         if servers:
             process = self.timeline.random.choice(servers)

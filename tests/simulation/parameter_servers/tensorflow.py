@@ -1,4 +1,4 @@
-"""Processes of TensorFlow as far as coordination sees them: they boot, wait for each other, train, save and end."""
+"""TensorFlow processes as far as coordination sees them: they start, wait for each other, train, save and end."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SAVE_EACH = 3.0
 
 @dataclass
 class Disk:
-    """The checkpoints of the job: the step of the newest one, 0 before the first."""
+    """The checkpoints of the job: the step of the newest checkpoint, 0 before the first."""
 
     step: int = 0
 
 
 @dataclass
 class Process:
-    """One process: what it was started as, and how far it has come. A server's `model` is the version whose model it
-    holds a part of, None before that, and the first server keeps the step of it."""
+    """One process: the task that it was started for, and its progress. The `model` of a server is the version of the
+    model that it holds a part of (None before that), and the first server keeps the step of the model."""
 
     world: World
     node: Node
@@ -61,7 +61,7 @@ class Process:
         self.alive = False
 
     def end(self, how: TaskEnd) -> None:
-        """It ends, and its agent hears how."""
+        """End the process, and notify its agent of its exit."""
         if self.alive:
             self.alive = False
             self.on_end(how)
@@ -87,7 +87,7 @@ class Process:
         self.world.timeline.after(STEP * jitter, lambda: step() if self.alive and not self.hangs else None)
 
     def _peers(self) -> list[Process] | None:
-        """The servers of its `TF_CONFIG`, if each of them answers and can be reached."""
+        """Return the servers of its `TF_CONFIG` if each of them answers and can be reached."""
         found = [self.world.listening.get(address) for address in self.servers]
         peers = [one for one in found if one is not None and one.alive and one.ready and not one.hangs]
         if len(peers) < len(self.servers) or not all(self.node.talks_to(one.node) for one in peers):
@@ -101,7 +101,7 @@ class Process:
             return
         version = self.task.version
         if self.node.stale and any(one.task.version != version for one in peers):
-            # It was cut off, and has not heard yet that it is over. What it does in that moment to servers that have
+            # It was cut off, and does not know yet that it was replaced. What it would do then to servers that have
             # the addresses of its own is left out here: it would take over their model, or restore the same checkpoint.
             self._again(self._restore)
             return
@@ -120,7 +120,7 @@ class Process:
         self._again(self._lead)
 
     def _lead(self) -> None:
-        """A step of the chief."""
+        """Do a step of the chief."""
         order = self.node.order_for(self.task)
         peers = self._peers()
         if order is not None and order.save:

@@ -1,4 +1,4 @@
-"""The part of simulated nodes in a node check: they compute, and meet at links, in virtual time."""
+"""The part of simulated nodes in a node check: they compute, and try links, in virtual time."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CHECK_TIMEOUT = 60.0
 """Seconds of a round of a check. A link has a quarter of that, as in the product."""
 
 EACH = 3
-"""In one of so many seeds nodes are checked."""
+"""One of this many seeds has a node check."""
 
 HOPELESS = ("crashing", "wrong", "silent")
-"""What ails nodes that no check lets pass, however few others there are."""
+"""Planted problems of nodes that every check finds, however few other nodes there are."""
 
 ALLOWED_STATUSES = {
     "": {HealthStatus.PASSED, HealthStatus.UNCHECKED},
@@ -40,17 +40,17 @@ ALLOWED_STATUSES = {
     "flaky": {HealthStatus.PASSED, HealthStatus.FAULT},
     **{kind: {HealthStatus.FAULT} for kind in HOPELESS},
 }
-"""What a check may come to for a node with that planted in it. One that is flaky fails once, and may be thought to
-have failed again when it is silent for long. What only a comparison shows may go unseen."""
+"""The statuses that a check may give to a node with each planted problem. A flaky node fails once, and may count as
+failed twice if it sends nothing for long. A problem that only a comparison shows may stay undetected."""
 
 Meeting = tuple[CheckKey, frozenset[str]]
 
 
 @dataclass
 class Health:
-    """The truth about all nodes, and the links at which they meet. Those of `silent`, by their addresses, never answer,
-    those of `flaky` fail the first time that they compute, and those of `unasked` were started without the flag.
-    `planted` are the processes with something wrong; those of `stubborn` stay when they are dismissed."""
+    """The true health of all nodes, and the links that they try. Nodes in `silent`, by address, never answer, nodes in
+    `flaky` fail their first computation, and nodes in `unasked` were started without the flag. `planted` has the
+    processes with a problem; processes in `stubborn` stay when they are dismissed."""
 
     random: Random
     mode: int
@@ -70,7 +70,7 @@ class Health:
         return self.mode != CHECK_NEVER
 
     def plant(self, key: NodeKey, address: str) -> None:
-        """Choose what is wrong with a new node, if anything."""
+        """Draw the problem of a new node, if it has one."""
         if not self.checks or self.over:
             return
         if self.random.random() < 0.08:
@@ -90,14 +90,14 @@ class Health:
             getattr(self.truth, kind).add(address)
 
     def compute(self, address: str, key: CheckKey) -> ComputeResult:
-        """What comes of computing on that node."""
+        """Return the result of a computation on that node."""
         if address in self.flaky:
             self.flaky.remove(address)
             return ComputeResult(key, problem="its check process was killed by SIGSEGV")
         return self.truth.compute(address, key)
 
     def meet(self, meeting: Meeting, met: Callable[[], None]) -> None:
-        """Wait for the other end of a link; `met` is called for both when it is there."""
+        """Wait for the other end of a link; `met` is called for both ends when it is present."""
         waiting = self._waiting.setdefault(meeting, [])
         waiting.append(met)
         if len(waiting) == len(meeting[1]):
@@ -106,14 +106,14 @@ class Health:
 
 
 def health_of(seed: int) -> Health:
-    """Drawn apart from all other chance, so that seeds without a check are what they were before there was one."""
+    """Draw the health of nodes with a generator of its own, so that seeds without a check stay the same runs."""
     random = Random(f"health of {seed}")
     mode = random.choice((CHECK_ONCE, CHECK_ONCE, CHECK_ALWAYS)) if random.randrange(EACH) == 0 else CHECK_NEVER
     return Health(random, mode, random.randint(0, 1))
 
 
 class CheckPart:
-    """One node's. `tell` is called when there is something new to say."""
+    """The part of one node. `notify` is called when there is something new to report."""
 
     def __init__(self, process: LoopProcess, health: Health, address: str, notify: Callable[[], None]) -> None:
         self._process = process
@@ -125,13 +125,15 @@ class CheckPart:
         self._linked: LinkResults | None = None
 
     def begin(self) -> None:
-        """Compute of one's own accord."""
+        """Compute without a task."""
         if self._address not in self._health.silent | self._health.unasked:
             self._compute(CheckKey())
 
     def follow(self, task: CheckTask | None) -> None:
-        """Do what is asked, once."""
-        demand(task is None or self._address not in self._health.unasked, "who takes no part in checks has no task")
+        """Do each task once."""
+        demand(
+            task is None or self._address not in self._health.unasked, "a node that takes no part in checks has no task"
+        )
         if task is None or task.key == self._key or self._address in self._health.silent:
             return
         self._key = task.key
@@ -142,7 +144,7 @@ class CheckPart:
             self._try(task, ())
 
     def add_to_report(self, status: NodeReport) -> NodeReport:
-        """The node's status with what has come of it."""
+        """Return the report of the node with its results."""
         if self._address in self._health.unasked:
             return status
         return msgspec.structs.replace(

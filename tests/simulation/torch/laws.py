@@ -1,4 +1,4 @@
-"""What must hold in every run of a torch job."""
+"""The laws of every run of a torch job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from simulation.torch.checks import ALLOWED_STATUSES, HOPELESS, Health
 
 
 class TorchLaws(Laws):
-    """Watches rounds, ranks, the restart budget and the health check. `told` are the kinds of trouble that some check
+    """Checks rounds, ranks, the restart budget and the health check. `found_kinds` has the kinds of problems that a check
     had to find."""
 
     def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool, health: Health) -> None:
@@ -74,7 +74,7 @@ class TorchLaws(Laws):
             is_known = any(p.report.known_round == after.key for p in present.values())
             demand(
                 is_known and not self._durable and bool(check_rules(self._rules).check),
-                "no round is skipped that nobody knows of",
+                "no round number is skipped that no node knows",
             )
         self._check_planned_change(plan, after, present, now)
         self._check_rest(plan, after, present)
@@ -83,9 +83,9 @@ class TorchLaws(Laws):
             demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
 
     def _check_health(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
-        """A check ends in time, and names those with something wrong, and nobody else."""
+        """Check that a health check ends in time, and names the nodes with a problem, and no other node."""
         if not check_rules(self._rules).check:
-            demand(HealthState.find(after.policy) is None, "nobody is checked without a reason")
+            demand(HealthState.find(after.policy) is None, "no node is checked without a reason")
             return
         before, state = check_state(plan), check_state(after)
         if state.check is not None:
@@ -96,7 +96,7 @@ class TorchLaws(Laws):
                 (p := present.get(key_of(node))) and p.connected and not p.is_draining for node in state.check.nodes
             ):
                 self._disturbed.add((after.epoch, state.check.key.number))
-        demand(state.check is None or after.phase not in OVER, "a job that is over checks nobody")
+        demand(state.check is None or after.phase not in OVER, "a job that is over checks no node")
         for checkup in state.health:
             if checkup not in before.health:
                 self._check_status(checkup)
@@ -117,7 +117,7 @@ class TorchLaws(Laws):
         demand(checkup.dismissed == leaves, f"a {status} is dismissed or not as was asked for")
 
     def _check_what_must_be_found(self, check: HealthCheck, after: Plan) -> None:
-        """Where nobody goes during a check and no node is silent, it names all that a comparison shows."""
+        """If no node leaves during a check, and every node answers, it names all nodes that a comparison shows."""
         if not self.calm or (after.epoch, check.key.number) in self._disturbed:
             return
         kinds = {key_of(node): self.health.planted.get(key_of(node), "") for node in check.nodes}
@@ -133,11 +133,14 @@ class TorchLaws(Laws):
             ]
             if kind == "cut" and not check.during_training:
                 witnesses = sum(kinds[other] != "cut" for other in others)
-                demand(witnesses < ENOUGH_WITNESSES or status is HealthStatus.FAULT, "who reaches nobody is found")
+                demand(
+                    witnesses < ENOUGH_WITNESSES or status is HealthStatus.FAULT,
+                    "a node that reaches no other node is found",
+                )
                 self.found_kinds.add(kind)
             slow = sum(kinds[other] == "slow" for other in alike)
             if kind == "slow" and (len(alike) == 2 > slow or slow < len(alike) - slow):
-                demand(status is HealthStatus.STRAGGLER, "who computes slowly is found")
+                demand(status is HealthStatus.STRAGGLER, "a node that computes slowly is found")
                 self.found_kinds.add(kind)
 
     def _check_budget(self, plan: Plan, after: Plan, present: Members) -> None:
@@ -151,7 +154,7 @@ class TorchLaws(Laws):
             undisturbed = all(p is not None and p.connected and not p.is_draining for p in members)
             own = [failure for p in members if p and (failure := failure_in(p, plan.key)) and not failure.lost_peer]
             free = plan.phase is PlanPhase.TRAINING and undisturbed and own and after.phase is not PlanPhase.FAILED
-            demand(not free, "the failure of a worker costs a restart when nobody went")
+            demand(not free, "the failure of a worker costs a restart if no node left")
             return
         demand(after.restart_count == plan.restart_count + 1, "one failure costs one restart")
         demand(plan.phase is PlanPhase.TRAINING, "only a round that trains can fail")
@@ -174,11 +177,11 @@ class TorchLaws(Laws):
         self.waited += 1
 
     def _check_rest(self, plan: Plan, after: Plan, present: Members) -> None:
-        """Where all nodes stay, a round ends only by its end, by a failure, or for a larger one."""
+        """If all nodes stay, a round ends only by success, by a failure, or for a larger round."""
         if not self.nodes_stay or plan.phase is not PlanPhase.TRAINING or after.phase in OVER or self.over is not None:
             return
         if any(member.incarnation == "unknown" for member in plan.members):
-            # Without a journal: the last master had told only some of them.
+            # Without a journal: the last master had sent the round only to some of them.
             return
         failed = any(p.report.failure is not None and p.report.in_round(plan.key) for p in present.values())
         checks = check_state(after).check is not None and not check_state(after).check.during_training
@@ -190,20 +193,20 @@ class TorchLaws(Laws):
     def _check_failure(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         rules = self._rules
         if any(p.has_left for p in present.values()) and all(p.has_left or p.is_lost(now) for p in present.values()):
-            # The last ones who were here have gone of their own will.
+            # The last nodes have left as they were requested to.
             return
         if plan.phase is PlanPhase.TRAINING:
             used = len(after.restart_times) if rules.restart_window else after.restart_count
             is_hopeless = 0 < rules.early_failure_limit <= after.early_failures
             demand(used >= rules.max_restarts or is_hopeless, "a job fails only when its restarts are used up")
-            demand(after.failure is not None, "a job that failed says what of")
+            demand(after.failure is not None, "a job that failed has a reason")
             return
         patience = rules.pend_timeout if plan.key.number or check_state(after).check_count else rules.join_timeout
-        demand(now >= plan.since + patience, "a job waits as long as it was told to")
+        demand(now >= plan.since + patience, "a job waits for its timeout")
         living = {key for key, p in present.items() if p.is_available} - dismissed_in(after)
-        demand(not rules.size(len(living)), "a job with enough nodes does not fail for want of nodes")
+        demand(not rules.size(len(living)), "a job with enough nodes does not fail for lack of nodes")
         missing = [member.host for member in plan.members if member.key not in living]
-        demand(not missing or Code.MISSING.within(after.reasons), "a job that failed for want of nodes names them")
+        demand(not missing or Code.MISSING.within(after.reasons), "a job that failed for lack of nodes names them")
 
     def _check_round(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         self.rounds += 1
@@ -221,14 +224,17 @@ class TorchLaws(Laws):
         living = min(len(able), rules.max_nodes)
         demand(nodes == living // rules.node_unit * rules.node_unit, f"{nodes} nodes train while {living} could")
         keys = [member.key for member in after.members]
-        demand(len({key.node_id for key in keys}) == nodes, "no node has two seats")
+        demand(len({key.node_id for key in keys}) == nodes, "no node has two ranks")
         for key in keys:
             p = present.get(key)
-            demand(key in able, "nobody trains unchecked, or after he was dismissed")
-            demand(not self._durable or key not in self.dismissed, "who was dismissed never trains")
+            demand(key in able, "no node trains unchecked, or after it was dismissed")
+            demand(not self._durable or key not in self.dismissed, "a dismissed node never trains")
             demand(self.health.planted.get(key) not in HOPELESS, "a node that cannot compute never trains")
-            demand(p is not None and p.connected, "only a node that is here gets a seat")
-            demand(p is not None and p.report.phase not in (NodePhase.LEAVING, NodePhase.LEFT), "who goes gets no seat")
+            demand(p is not None and p.connected, "only a connected node gets ranks")
+            demand(
+                p is not None and p.report.phase not in (NodePhase.LEAVING, NodePhase.LEFT),
+                "a leaving node gets no ranks",
+            )
         before = {member.key: rank for rank, member in enumerate(plan.members)}
         for rank, key in enumerate(keys):
             old = before.get(key, nodes)
@@ -249,7 +255,7 @@ class TorchLaws(Laws):
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         self.dismissed |= dismissed_in(after)
         if before is None:
-            # Perhaps of another job of that name.
+            # It may belong to another job of that name.
             self._charge_times.clear()
             return
         if after.restart_count == before.restart_count:
@@ -268,12 +274,14 @@ class TorchLaws(Laws):
     def sending(self, known: Plan | None, wanted: Assignment) -> None:
         part = check_part(wanted)
         if part.check_task is not None or part.health is not None:
-            demand(known is not None, "a check is stored before anybody is told")
+            demand(known is not None, "a check is stored before it is sent to a node")
             assert known is not None
             state, task = check_state(known), part.check_task
             asked = state.check is not None and task is not None and state.check.key == task.key
-            demand(asked or part.check_task is None, "a check is stored before anybody is told")
-            demand(part.health is None or part.health in state.health, "a verdict is stored before it is told")
+            demand(asked or part.check_task is None, "a check is stored before it is sent to a node")
+            demand(
+                part.health is None or part.health in state.health, "a result of a check is stored before it is sent"
+            )
         super().sending(known, wanted)
 
     def taking(self, key: NodeKey, wanted: Assignment) -> None:
@@ -282,7 +290,7 @@ class TorchLaws(Laws):
         if wanted.phase not in OVER:
             held = self._held.setdefault(key, [])
             if not held or held[-1] != (ranks and ranks.key):
-                demand(ranks is None or ranks.key not in held, "no seat is taken from a node and given back")
+                demand(ranks is None or ranks.key not in held, "no node loses its ranks and gets them back")
                 held.append(ranks and ranks.key)
         if ranks is None:
             return
@@ -301,26 +309,26 @@ class TorchLaws(Laws):
             demand(self._numbers.setdefault(ranks.key.number, ranks.key) == ranks.key, "two rounds of one number")
 
     def succeeding(self, key: NodeKey, ranks: RankAssignment) -> None:
-        """All workers of a node have really succeeded."""
+        """Note that all workers of a node have really succeeded."""
         self._succeeded.add((ranks.key, key))
 
 
 def dismissed_in(plan: Plan) -> set[NodeKey]:
-    """Whom a check has dismissed."""
+    """Return the nodes that a check has dismissed."""
     return {key_of(checkup) for checkup in check_state(plan).health if checkup.dismissed}
 
 
 def failure_in(p: MemberState, key: RoundKey) -> Failure | None:
-    """Why the workers of a node failed in that round, if they did."""
+    """Return the reason of the failure of a node's workers in that round, if they failed."""
     failed = p.report.phase is NodePhase.FAILED and p.report.in_round(key) and not p.succeeded_in(key)
     return p.report.failure if failed else None
 
 
 def check_ranks(world: Sequence[RankAssignment]) -> None:
-    """Ranks of nodes and of workers are dense and unique, in the world and in each role."""
+    """Check that ranks of nodes and of workers are dense and unique, in the world and in each role."""
     next_rank = 0
     for rank, ranks in enumerate(world):
         demand(ranks.node_rank == rank and ranks.first_rank == next_rank, "ranks are dense and unique")
-        demand(ranks.nodes == len(world), "everybody knows the number of nodes")
+        demand(ranks.nodes == len(world), "every node knows the number of nodes")
         next_rank += ranks.workers
-    demand(all(ranks.world_size == next_rank for ranks in world), "everybody knows the size of the world")
+    demand(all(ranks.world_size == next_rank for ranks in world), "every node knows the world size")

@@ -1,4 +1,4 @@
-"""Nodes of a torch job: the product's `NodeState`, `build_report` and `reconcile`, with simulated workers."""
+"""Nodes of a torch job: `NodeState`, `build_report` and `reconcile` of the product, with simulated workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TorchNode(Node):
 
     @property
     def ranked_in(self) -> RoundKey | None:
-        """The round in which it has a seat."""
+        """The round in which the node has ranks."""
         return self._state.round
 
     def _begin(self, spec: JobSpec) -> None:
@@ -103,7 +103,7 @@ class TorchNode(Node):
 
     def _start(self) -> None:
         ranks = self._state.ranks
-        assert ranks is not None, "only a seat is a reason to start"
+        assert ranks is not None, "workers start only with ranks"
         self._state.take_port()
         group = self.group = Group(self._program.workers, ranks, self._note_end, lambda: self.run(self._receive))
 

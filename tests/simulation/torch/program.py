@@ -1,4 +1,4 @@
-"""A torch job as the program of a scenario: its rules, its nodes, and what has to come of it."""
+"""A torch job as the program of a scenario: its rules, its nodes, and its required results."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from simulation.scenario import Scenario
 
 HUNG = 30.0
-"""Seconds after which workers that wait for a peer in vain give up by themselves."""
+"""Seconds after which workers that wait for a missing peer fail by themselves."""
 
 SHARE_OF_SAVING_RUNS = 0.15
 """In how many runs the workers mark checkpoints."""
 
 SHARE_OF_SHORT_CUT_OFFS = 0.3
-"""In how many runs a node that is cut off ends while the network may still be cut."""
+"""The share of runs in which a node that is cut off ends while the network may still be cut."""
 
 
 def random_rules(random: Random) -> JobRules:
-    """The rules of a job of at most six nodes."""
+    """Draw the rules of a job of at most six nodes."""
     unit = random.choice((1, 1, 1, 2, 3))
     most = random.randint(unit, 6)
     least = random.randint(1, max(1, most // unit * unit))
@@ -79,7 +79,7 @@ class TorchProgram(Program):
                 check=self.health.mode, check_timeout=CHECK_TIMEOUT, exclude_stragglers=self.health.exclude
             ),
         )
-        # Of a generator of its own: the runs of seeds without it stay as they are.
+        # From a generator of its own: the runs of seeds without it stay the same.
         short = Random(f"cut off {self._seed}")
         if short.random() < SHARE_OF_SHORT_CUT_OFFS:
             rules = replace(rules, cut_off_timeout=short.choice((2.0, 5.0, 15.0)))
@@ -130,7 +130,7 @@ class TorchProgram(Program):
                 self.scenario.add_node()
 
     def demand_progress(self) -> None:
-        """Within a bounded time a round has formed and all its members train in it, or the job is over."""
+        """Demand that within a bounded time a round has formed, and all its members train in it, or the job is over."""
         rules = self.scenario.rules
         known = 2 * rules.heartbeat_timeout + rules.lost_after + RETURN_GRACE + self.workers.patience
         formed = rules.last_call_timeout + rules.scale_up_delay + 2 * (self.slow_stop + self.slow_start)
@@ -140,7 +140,7 @@ class TorchProgram(Program):
         if self.scenario.is_short:
             bound += rules.join_timeout + rules.pend_timeout
         self.timeline.run_until(bound, lambda: self._is_settled)
-        demand(self._is_settled, "with enough living nodes a round forms, and trains")
+        demand(self._is_settled, "with enough running nodes a round forms, and trains")
 
     @property
     def _is_settled(self) -> bool:
@@ -154,15 +154,15 @@ class TorchProgram(Program):
         return self.workers.completed[-1] == plan.key and len(members) == len(plan.members)
 
     def demand_end(self) -> None:
-        """The job ends, well or not, and all who took part in it learn of that."""
+        """Demand that the job ends, with success or not, and that all nodes of the job are notified."""
         rules = self.scenario.rules
         bound = self.timeline.now + 3 * self.workers.patience + 600 + rules.join_timeout + rules.pend_timeout
         self.timeline.run_until(bound, lambda: not self._living)
         names = ", ".join(node.name for node in self._living)
-        demand(not self._living, f"a job that nothing disturbs comes to its end, and {names} learns of that")
+        demand(not self._living, f"a job without faults ends, and {names} is notified")
         blamed = self.laws.blamed - self.workers.failed
         gentle = self.scenario.trouble == "gentle"
-        demand(not gentle or not blamed, f"a change of membership costs nothing, but {blamed} did")
+        demand(not gentle or not blamed, f"a change of membership costs no restart, but {blamed} did")
 
     def outcome(self) -> Outcome:
         laws, over = self.laws, self.laws.over

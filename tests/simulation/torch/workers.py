@@ -1,4 +1,4 @@
-"""The workers of all nodes: they meet at the stores of their rounds, work, fail, and notice when a peer is gone."""
+"""The workers of all nodes: they connect to the stores of their rounds, work, fail, and detect lost peers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PEER_WORDS = "Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: C
 
 
 class Group:
-    """One node's workers of one round, as `statement` wants to see them. `on_end` hears when they succeed or fail, and
-    `on_news` when they have marked a checkpoint."""
+    """The workers of one node in one round, as `build_report` reads them. `on_end` is called when they succeed or
+    fail, and `on_news` when they have marked a checkpoint."""
 
     def __init__(
         self, workers: Workers, ranks: RankAssignment, on_end: Callable[[], None], on_news: Callable[[], None]
@@ -36,11 +36,11 @@ class Group:
 
     @property
     def group(self) -> Group:
-        """The same thing: `statement` asks a round for its group."""
+        """The group itself: `build_report` reads the group of a round."""
         return self
 
     def start(self) -> None:
-        """Start them; they look for their peers at the store."""
+        """Start the workers, which wait for their peers at the store."""
         self.live = True
         self._workers.meet(self)
 
@@ -50,7 +50,7 @@ class Group:
         self.saved_for = self.change or self.saved_for
 
     def fail(self, words: str = OWN_WORDS, killed: bool = False) -> None:
-        """One of them ends badly; the others of the node are ended by their agent only in the next step."""
+        """Let one worker fail; the agent stops the other workers of the node only in the next step."""
         if self.live and self.failure is None and not self.succeeded:
             code = -signal.SIGKILL if killed else 1
             self.failure = WorkerExit(self.ranks.first_rank, 0, 1, code, 0.0, stderr_tail="" if killed else words)
@@ -74,7 +74,7 @@ class Group:
 
 @dataclass
 class Meeting:
-    """The workers that have met at one store."""
+    """The workers that have connected to one store."""
 
     key: RoundKey
     nodes: int
@@ -84,12 +84,13 @@ class Meeting:
 
 
 class Workers:
-    """Where workers meet. A round that is complete works for `work` seconds and then succeeds, node by node.
+    """The stores of all rounds. A complete round works for `work` seconds and then succeeds, node by node.
 
-    Of those whose peer is gone most notice soon, by a broken connection. Some hang until somebody ends them, or until
-    their own `patience` is over: longer than a node takes to come to the store, for who gives up before that fails of
-    no change of membership. In every round that is complete rank 0 saves each `marks_every` seconds, if that is not 0;
-    `marks` counts that. `failed` are the rounds in which a worker failed for a reason of its own.
+    Most workers that lose a peer notice it soon, by a broken connection. Some hang until they are stopped, or until
+    their own timeout `patience` expires. It is longer than a node needs to reach the store, because a worker that gives
+    up before that does not fail because of a change of membership. In every complete round rank 0 saves each
+    `marks_every` seconds, if that is not 0; `marks` counts that. `failed` has the rounds in which a worker failed for a
+    reason of its own.
     """
 
     def __init__(self, timeline: Timeline, work: float, patience: float) -> None:
@@ -104,13 +105,13 @@ class Workers:
         self.completed: list[RoundKey] = []
 
     def meet(self, group: Group) -> None:
-        """One node's workers come to the store."""
+        """Connect the workers of a node to the store."""
         ranks = group.ranks
-        # At a place that the user has chosen the rounds follow each other, each at a store of its own.
+        # At an address that the user has chosen, the rounds follow each other, each with a store of its own.
         place = (ranks.store_address, ranks.store_port, ranks.key if self.fixed_store else None)
         meeting = self._meetings.setdefault(place, Meeting(ranks.key, ranks.nodes))
-        demand(meeting.key == ranks.key and meeting.nodes == ranks.nodes, "workers of two rounds meet at one store")
-        demand(ranks.node_rank not in meeting.groups, f"two nodes come to a store with rank {ranks.node_rank}")
+        demand(meeting.key == ranks.key and meeting.nodes == ranks.nodes, "workers of two rounds connect to one store")
+        demand(ranks.node_rank not in meeting.groups, f"two nodes connect to a store with rank {ranks.node_rank}")
         meeting.groups[ranks.node_rank] = group
         if meeting.ended:
             self._strand(group)
@@ -137,7 +138,7 @@ class Workers:
             self._timeline.after(self.marks_every, lambda: self._mark(meeting))
 
     def part(self, group: Group) -> None:
-        """One node's workers are gone before their work was done."""
+        """Disconnect the workers of a node that have ended before their work was done."""
         for meeting in self._meetings.values():
             if group in meeting.groups.values() and not meeting.ended:
                 meeting.ended = True
@@ -153,5 +154,5 @@ class Workers:
     def _finish(self, meeting: Meeting) -> None:
         if not meeting.ended:
             for group in meeting.groups.values():
-                # After the last collective each of them ends in its own time, whatever becomes of the others.
+                # After the last collective each of them ends at its own time, independent of the others.
                 self._timeline.after(self._timeline.random.uniform(0, 2), group.succeed)
