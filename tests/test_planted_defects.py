@@ -71,7 +71,7 @@ DEFECTS = {
         "dlrover_run/agent/agent.py",
         "return dismissed or assignment.phase",
         "return assignment.phase",
-        "test_health_check.py::TestLeaving::test_a_dismissed_node_goes_with_a_code_of_its_own_and_says_why",
+        "test_health_check.py::TestLeaving::test_a_dismissed_node_leaves_with_a_code_of_its_own_and_a_reason",
     ),
     "a node leaves without a report": Defect(
         "dlrover_run/agent/agent.py",
@@ -95,7 +95,7 @@ DEFECTS = {
         "dlrover_run/agent/node_state.py",
         "if current.group.succeeded:",
         "if current.group.succeeded and not leaving:",
-        "test_agent_rounds.py::TestLeaving::test_no_other_node_begins_anew_when_its_workers_have_succeeded",
+        "test_agent_rounds.py::TestLeaving::test_no_other_node_restarts_when_its_workers_have_succeeded",
     ),
     "a worker that ignores SIGTERM is never killed": Defect(
         "dlrover_run/supervisor/process.py",

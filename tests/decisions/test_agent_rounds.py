@@ -109,7 +109,7 @@ def test_a_node_that_loses_its_ranks_stops_its_workers_and_starts_new_ones_with_
     assert starts(stage) == 2
 
 
-def test_a_word_that_comes_while_workers_end_is_answered_before_they_have(stage: Path) -> None:
+def test_an_assignment_that_arrives_while_workers_end_is_reported_before_their_end(stage: Path) -> None:
     """The coordinator may need the report for the next round; the grace period of a worker may be half a minute."""
 
     def is_received(status: NodeReport) -> bool:
@@ -272,7 +272,7 @@ class TestLeaving:
     )
     """A worker that ends of SIGTERM, but not before the test has made the file `said`."""
 
-    def test_it_says_so_while_its_workers_have_their_grace(self, stage: Path) -> None:
+    def test_it_reports_so_during_the_grace_period_of_its_workers(self, stage: Path) -> None:
         play = Play(stage, self.ENDS_ON_REQUEST).on(WAITING, training(rank_assignment()))
         play.on(RUNNING, when_up(stage, lambda: play.signal(signal.SIGTERM)))
         played = play.on(LEAVING, (stage / "said").touch).run()
@@ -313,7 +313,7 @@ class TestLeaving:
         assert played.result.ends[0].code == -signal.SIGKILL
         assert not (stage / "told").exists()
 
-    def test_no_other_node_begins_anew_when_its_workers_have_succeeded(self, stage: Path) -> None:
+    def test_no_other_node_restarts_when_its_workers_have_succeeded(self, stage: Path) -> None:
         play = Play(stage, "exit 0").on(WAITING, training(rank_assignment()))
         played = play.on(SUCCEEDED, lambda: play.signal(signal.SIGTERM)).run()
         # Workers that end at once may have succeeded before the agent reports that they run.
@@ -336,7 +336,7 @@ class TestLosingTheMaster:
 
     PROBLEM = "the master at a:1 has been away for 600 s"
 
-    def test_running_workers_are_stopped_and_the_code_says_why(self, stage: Path) -> None:
+    def test_running_workers_are_stopped_and_the_code_has_the_reason(self, stage: Path) -> None:
         played = (
             Play(stage, UNTIL_RELEASED)
             .on(WAITING, training(rank_assignment()))
@@ -351,7 +351,7 @@ class TestLosingTheMaster:
         assert played.result.exit_code == exit_codes.CANNOT_JOIN
         assert not (stage / "started").exists()
 
-    def test_work_that_is_done_is_done(self, stage: Path) -> None:
+    def test_finished_work_stays_finished(self, stage: Path) -> None:
         played = Play(stage, "exit 0").on(WAITING, training(rank_assignment())).on(SUCCEEDED, self.PROBLEM).run()
         assert played.result.exit_code == 0
         assert played.result.error == f"{self.PROBLEM}; all workers of this node had succeeded by then"
@@ -384,7 +384,7 @@ def ending(
         ({"SLURM_RESTART_COUNT": "often"}, 0),
     ],
 )
-def test_a_scheduler_says_how_often_it_has_started_the_job_again(environ: dict[str, str], count: int) -> None:
+def test_a_scheduler_sets_how_often_it_has_restarted_the_job(environ: dict[str, str], count: int) -> None:
     assert requeue_count(environ) == count
 
 

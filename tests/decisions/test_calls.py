@@ -59,7 +59,7 @@ def test_a_failure_that_giving_up_brings_about_is_not_printed(timeout: float | N
     assert complaints(conversation) == []
 
 
-def test_a_call_that_was_broken_off_is_no_cancellation_of_who_waits_for_it() -> None:
+def test_a_call_that_was_broken_off_does_not_cancel_its_caller() -> None:
     async def conversation() -> None:
         work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = asyncio.ensure_future(wait_for_call(work))

@@ -174,7 +174,7 @@ def test_a_lost_node_is_not_waited_for() -> None:
     play(checked_job(2, 3), script)
 
 
-def test_who_does_not_answer_in_a_round_failed_by_it() -> None:
+def test_a_node_that_does_not_answer_in_a_round_has_failed_it() -> None:
     script = f"deaf a b c; come a b c; mute c; listen; wait 0; wait {3 * (TIMEOUT + CHECK_MARGIN)};"
     play(checked_job(2, 3), script + "round 1 a b; named c=fault")
 
@@ -184,7 +184,7 @@ def test_a_successor_goes_on_with_the_check() -> None:
     play(checked_job(3, 4, CRASHES), script + "round 1 a c d; named b=fault; checks 1")
 
 
-def test_a_successor_without_a_journal_takes_those_who_train_for_checked() -> None:
+def test_a_successor_without_a_journal_regards_training_nodes_as_checked() -> None:
     job = play(checked_job(2, 3), "come a b c; successor; back a b c; round 1 a b c")
     assert health(job) == dict.fromkeys("abc", HealthStatus.PASSED)
     play(job, "fail a; checks 0; number 2")
@@ -200,7 +200,7 @@ class TestBegin:
         assert job.plan.reasons == (Code.NODES_HERE(number=4),)
         assert [checkup(job, name).gigabytes for name in "abcd"] == [10.0] * 4
 
-    def test_it_waits_for_those_who_have_not_computed(self) -> None:
+    def test_it_waits_for_nodes_that_have_not_computed(self) -> None:
         job = checked_job(2, 2)
         job.mute = {"b"}
         job.come("a", "b")
@@ -211,7 +211,7 @@ class TestBegin:
         job.report("b", compute_result=job.truth.compute("b.net"))
         assert trains(job, "a", "b")
 
-    def test_who_never_computes_is_asked_again_and_then_at_fault(self) -> None:
+    def test_a_node_that_never_computes_gets_a_second_task_and_is_then_at_fault(self) -> None:
         job = checked_job(2, 3)
         job.mute = {"c"}
         job.come("a", "b", "c")
@@ -261,7 +261,7 @@ class TestBegin:
         assert [end.address for end in task.links[0]] == ["a.net", "c.net"]
 
 
-class TestVerdicts:
+class TestResultsOfTheCheck:
     def test_a_fault_leaves_and_the_others_train(self) -> None:
         job = checked_job(3, 4, Truth(crashing={"b.net"}))
         job.come("a", "b", "c", "d")
@@ -272,7 +272,7 @@ class TestVerdicts:
         assert job.plan.reasons[-1] == Code.NODES_LEFT(number=3)
         assert "Fault nodes are: [1] and stragglers are: []." in job.lines
 
-    def test_the_healthy_wait_for_a_replacement_and_name_who_was_dismissed(self) -> None:
+    def test_healthy_nodes_wait_for_a_replacement_and_name_the_dismissed_node(self) -> None:
         job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
         job.come("a", "b")
         assert job.plan.phase is PlanPhase.GATHERING
@@ -285,7 +285,7 @@ class TestVerdicts:
         assert trains(job, "a", "c")
         assert health(job) == {"a": HealthStatus.PASSED, "b": HealthStatus.FAULT, "c": HealthStatus.PASSED}
 
-    def test_without_a_replacement_the_job_fails_and_says_why(self) -> None:
+    def test_without_a_replacement_the_job_fails_with_a_reason(self) -> None:
         job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
         job.come("a", "b")
         job.leave("b")
@@ -411,7 +411,7 @@ class TestRound:
         assert [row.reason for row in check_state(job.plan).health] == [words, "", ""]
 
     @pytest.mark.parametrize("silent_in", [0, 1])
-    def test_a_successor_begins_the_round_anew(self, silent_in: int) -> None:
+    def test_a_successor_restarts_the_round(self, silent_in: int) -> None:
         job = checked_job(2, 6, Truth(cut={"f.net"}, crashing={"e.net"}))
         job.mute = {"a", "b", "c", "d", "f"}
         job.come("a", "b", "c", "d", "f", compute_result=Truth().compute("a.net"))
@@ -467,7 +467,7 @@ class TestRound:
         assert check_state(job.plan).check is None
         assert job.lines == []
 
-    def test_who_has_been_found_wanting_is_shown_so_while_the_check_goes_on(self) -> None:
+    def test_a_failed_node_is_shown_while_the_check_is_running(self) -> None:
         job = checked_job(2, 4, Truth(wrong={"b.net"}, slowness={"c.net": 5.0}))
         job.come("a", "b", "c", "d")
         rows = {}
@@ -495,8 +495,8 @@ class TestReplacement:
         assert checkup(job, "b").status is HealthStatus.FAULT
 
 
-class TestPaidOnce:
-    def test_always_checks_before_each_round_and_computes_anew(self) -> None:
+class TestCheckAlways:
+    def test_always_checks_before_each_round_and_computes_again(self) -> None:
         job = checked_job(2, 2, check=CHECK_ALWAYS)
         job.come("a", "b")
         assert check_state(job.plan).check_count == 1
@@ -529,7 +529,7 @@ class TestPaidOnce:
 class TestUnchecked:
     """Nodes that were started without the flag, in a job with a health check."""
 
-    def test_one_that_was_not_asked_to_check_itself_trains_without(self) -> None:
+    def test_a_node_without_the_flag_trains_unchecked(self) -> None:
         job = checked_job(3, 4)
         job.mute = {"c"}
         job.come("a")

@@ -50,7 +50,7 @@ def of_etcd(details: str) -> str:
         ("odd\n  words", "UNAVAILABLE: ipv4:10.0.0.1:2379: odd words", "UNAVAILABLE: ipv4:10.0.0.1:2379: odd words"),
     ],
 )
-def test_the_same_words_mean_the_same_of_a_master_and_of_etcd(words: str, master: str, etcd: str) -> None:
+def test_the_same_message_has_the_same_text_for_a_master_and_for_etcd(words: str, master: str, etcd: str) -> None:
     assert (of_master(FIRST + words), of_etcd(FIRST + words)) == (master, etcd)
 
 

@@ -200,7 +200,7 @@ class TestStart:
         assert order.open
         assert job.stage is Stage.TRAINING
 
-    def test_says_from_which_step_it_goes_on(self) -> None:
+    def test_reports_from_which_step_it_continues(self) -> None:
         assert running(restored=126).plan.reason == "version 1: 1 node is here; restored from step 126"
 
 
@@ -511,7 +511,7 @@ def answer(job: VirtualCluster) -> tuple[bool, str]:
     return order.scale_refused, render(order.scale_answer)
 
 
-class TestWishes:
+class TestScaleRequests:
     def test_workers_come_and_go_without_a_new_version(self) -> None:
         job = running(2, 3)
         job.request_scale("a", 1, workers=1)
@@ -587,7 +587,7 @@ class TestWishes:
         assert text.startswith("1 parameter server: a new set is started")
         assert text.endswith("; 2 workers: no other process pauses for that")
 
-    def test_only_the_newest_answers_are_kept_in_words(self) -> None:
+    def test_only_the_newest_answers_keep_their_text(self) -> None:
         job = running(2, 3)
         for number in range(MAX_ANSWER_TEXTS + 2):
             job.come(f"v{number}", chief=0, workers=0, ps=0)

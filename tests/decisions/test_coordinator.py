@@ -68,7 +68,7 @@ def test_what_a_coordinator_makes_of_a_job(nodes: tuple[int, int], script: str) 
     play(VirtualJob(rules(*nodes)), script)
 
 
-def test_it_receives_what_happened_while_there_was_none() -> None:
+def test_it_receives_what_happened_without_a_coordinator() -> None:
     play(trio(), "successor journal; fail b; number 1; back a b; number 1; back c; round 2 a b c; restarts 1")
 
 
@@ -93,7 +93,7 @@ def test_restarts_are_not_forgotten_between_two_rounds() -> None:
     play(trio(), script + f"wait {RETURN_GRACE + 0.1}; restarts 1")
 
 
-def test_those_who_do_not_come_are_lost_and_their_ranks_free() -> None:
+def test_members_that_do_not_reconnect_are_lost_and_their_ranks_free() -> None:
     job = play(
         trio(), f"successor; back a c; wait {RETURN_GRACE - 0.1}; formed 0 0; wait 0.2; formed 9 2 a c; restarts 0"
     )
@@ -104,7 +104,7 @@ def test_what_happened_meanwhile_is_reported() -> None:
     assert play(trio(), "successor; fail b; back a b c; formed 9 2 a b c; restarts 1").plan.failure == KILLED
 
 
-def test_a_job_between_two_rounds_goes_on_with_those_who_come() -> None:
+def test_a_job_between_two_rounds_continues_with_the_nodes_that_connect() -> None:
     script = f"lose b c; wait 2; phase gathering; successor; back a; come d; wait {RETURN_GRACE + 0.1};"
     play(trio(), script + "formed 9 2 a d; phase training")
 
@@ -151,7 +151,7 @@ class TestWithAJournal:
             Coordinator(rules(1, 1), 0.0, 4, Plan(epoch=4, key=RoundKey(4, 1)))
 
 
-class TestWhatAWaitingNodeIsTold:
+class TestWhatAWaitingNodeReceives:
     """What it receives follows from the deadline that concerns it, not from the next deadline of any decision."""
 
     @staticmethod
@@ -172,7 +172,7 @@ class TestWhatAWaitingNodeIsTold:
         job.wait(30.1)
         assert len(job.ranks) == 3
 
-    def test_who_waits_for_a_replacement_counts_down_to_the_failure_of_the_job(self) -> None:
+    def test_a_node_that_waits_for_a_replacement_counts_down_to_the_failure_of_the_job(self) -> None:
         job = self.short_of_budget(2, 2, pend_timeout=600.0)
         job.wait(10)
         job.lose("a")
@@ -195,7 +195,7 @@ class TestWhatAWaitingNodeIsTold:
         assert waiting.text == "2 nodes train; meanwhile the node check looks at those who have come"
         assert waiting.seconds == round(check_rules(job.rules).check_timeout + CHECK_MARGIN)
 
-    def test_who_steps_in_counts_down_to_nothing_while_a_member_may_be_lost(self) -> None:
+    def test_a_spare_has_no_countdown_while_a_member_may_be_lost(self) -> None:
         job = VirtualJob(rules(1, 2, spares=1))
         job.come("a", "b", "c")
         job.lose("a")
@@ -221,7 +221,7 @@ class TestWithoutAJournal:
             key: ranks.first_rank for key, ranks in rank_assignments(adopted).items() if key.incarnation == "1"
         } == {status.key: status.ranks.first_rank for status in reports if status.ranks is not None}
 
-    def test_while_some_are_missing_everybody_keeps_what_he_has(self) -> None:
+    def test_while_some_are_missing_each_node_keeps_its_assignment(self) -> None:
         job = trio()
         ranks = job.ranks_of("a")
         job.succeed_by_another(9, with_journal=False)
@@ -245,7 +245,7 @@ class TestWithoutAJournal:
         job.fail("b")
         assert job.plan.key == RoundKey(9, 2)
 
-    def test_two_that_overtake_the_same_epoch_do_not_meet(self) -> None:
+    def test_two_coordinators_that_overtake_the_same_epoch_get_different_epochs(self) -> None:
         status = NodeReport(node_id="a", incarnation="1", host="a", address="a", port=1, workers=1, epoch=10**9)
         epochs = set()
         for own in (5 * OWN_EPOCHS + 1, 5 * OWN_EPOCHS + 2):
@@ -302,7 +302,7 @@ class TestNextToEachOther:
 
 
 class TestLateness:
-    def test_who_may_have_been_cut_off_is_waited_for(self) -> None:
+    def test_a_node_that_may_have_been_cut_off_is_waited_for(self) -> None:
         job = trio()
         job.coordinator.extend_grace(job.now)
         job.lose("b")
@@ -312,14 +312,14 @@ class TestLateness:
         assert job.ranks == ["a", "c"]
 
 
-def test_a_status_that_says_nothing_new_is_none() -> None:
+def test_a_report_without_news_is_ignored() -> None:
     job = trio()
     assert not job.coordinator.receive(job.statuses["a"], job.now)
     job.lose("a")
     assert job.coordinator.receive(job.statuses["a"], job.now), "it is back"
 
 
-def test_who_left_is_forgotten_and_a_lost_spare_too() -> None:
+def test_a_node_that_left_is_forgotten_and_a_lost_spare_too() -> None:
     job = trio()
     job.come("d")
     job.lose("d")

@@ -74,7 +74,7 @@ class TestPeers:
         keys, members = present(["10.0.0.1", "10.0.0.1"])
         assert choose_peers(keys, members) == {}
 
-    def test_who_is_away_is_nobodys_peer(self) -> None:
+    def test_a_disconnected_node_is_no_peer(self) -> None:
         keys, members = present(["10.0.0.1", "10.0.0.2!", "10.0.0.3"])
         chosen = choose_peers(keys, members)
         assert chosen == {keys[0]: (Peer("10.0.0.3", 1002),), keys[2]: (Peer("10.0.0.1", 1000),)}

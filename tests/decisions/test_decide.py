@@ -281,7 +281,7 @@ class TestMembership:
         assert job.plan.members[1].incarnation == "2"
         assert job.plan.restart_count == 0
 
-    def test_below_the_least_the_job_waits_and_then_names_who_is_missing(self) -> None:
+    def test_below_the_minimum_the_job_waits_and_then_names_the_missing_nodes(self) -> None:
         job = trio()
         job.lose("b", "c")
         job.wait(599)
@@ -315,7 +315,7 @@ class TestMembership:
 
 
 class TestLeaving:
-    def test_a_node_that_is_asked_to_go_has_its_grace(self) -> None:
+    def test_a_node_that_is_requested_to_leave_has_its_grace_period(self) -> None:
         job = trio()
         job.report_phase("b", NodePhase.LEAVING)
         job.wait(25)
@@ -484,7 +484,7 @@ class TestBudget:
         assert job.plan.phase is PlanPhase.FAILED
         assert job.plan.reasons[-1] == Code.RESTARTS_OF_WINDOW_USED(most=1, window=60.0)
 
-    def test_a_job_that_never_gets_to_work_stops_early_whatever_it_says(self) -> None:
+    def test_a_job_without_progress_stops_early_whatever_its_errors(self) -> None:
         job = trio(max_restarts=100, early_failure_limit=3)
         for port in (4711, 4712):
             job.fail("b", Failure(1, "b", f"raised RuntimeError: cannot reach 127.0.0.1:{port}"), progressed=False)
@@ -573,7 +573,7 @@ class TestWaking:
 
 
 class TestWords:
-    def test_of_who_is_here_and_how_long_still(self) -> None:
+    def test_nodes_that_are_here_and_the_time_left(self) -> None:
         job = VirtualJob(rules(2, 4))
         job.come("a")
         assert (job.waiting.text, job.waiting.seconds) == ("1 node of 2 to 4 is here: a", 600)
@@ -598,7 +598,7 @@ class TestWords:
     def test_a_node_has_one_name(self, host: str, rank: int | None, name: str) -> None:
         assert node_name(host, rank) == name
 
-    def test_of_who_is_missing(self) -> None:
+    def test_missing_nodes(self) -> None:
         job = trio()
         job.lose("b", "c")
         job.wait(2)

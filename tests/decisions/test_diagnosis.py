@@ -221,7 +221,7 @@ WORLDS: dict[str, tuple[World, dict[int, HealthStatus]]] = {
 
 
 @pytest.mark.parametrize(("world", "expected"), WORLDS.values(), ids=WORLDS)
-def test_who_is_named(world: World, expected: dict[int, HealthStatus]) -> None:
+def test_the_named_nodes(world: World, expected: dict[int, HealthStatus]) -> None:
     assert named(world) == expected
 
 
@@ -250,7 +250,7 @@ class TestFewNodes:
         again = diagnose(check(3, linked=[*quick((1, 2)), *failed, *quick((0, works))]), THRESHOLD)
         assert (statuses(again), again.link_again, again.unresolved) == (["passed"] * 3, (), ())
 
-    def test_three_who_agree_need_not_try_again(self) -> None:
+    def test_three_nodes_that_agree_need_not_try_again(self) -> None:
         failed = [LinkFact(0, other, problem="connection refused") for other in (1, 2, 3)]
         answer = diagnose(check(4, linked=[*quick((1, 2), (2, 3)), *failed]), THRESHOLD)
         assert (statuses(answer)[0], answer.link_again) == ("fault", ())
@@ -290,7 +290,7 @@ class TestFewNodes:
         assert check_world(World((NodeTruth(workers=2),))).named == {}
 
 
-class TestWhoIsSpared:
+class TestNodesThatAreNotNamed:
     def test_half_the_nodes_slow_are_another_kind_of_machine(self) -> None:
         outcome = check_world(World((SLOW, NodeTruth()) * 3))
         assert outcome.named == {}
@@ -329,7 +329,7 @@ class TestWhoIsSpared:
             world = World((NodeTruth(slower=6.0, drag=6.0), *whole(3).nodes))
             assert named(world, seed) == {0: STRAGGLER}
 
-    def test_one_that_has_left_says_nothing_about_its_partners(self) -> None:
+    def test_a_node_that_has_left_is_no_witness_about_its_partners(self) -> None:
         leaves = NodeTruth(leaves=0)
         outcome = check_world(World((NodeTruth(), leaves, NodeTruth(), NodeTruth())))
         assert outcome.named == {}
@@ -386,7 +386,7 @@ class TestKindsOfDevice:
         assert statuses(answer) == ["passed"] * 5
         assert answer.compute_again == ()
 
-    def test_the_best_try_says_which_model_a_node_waits_for(self) -> None:
+    def test_the_best_try_shows_for_which_model_a_node_waits(self) -> None:
         # In the first try a GPU of the faster model was slowed down.
         disturbed = [ComputeFact(3, 100.0, device=H100), ComputeFact(3, 300.0, device=A100)]
         answer = self.diagnosis([*on(H100, H100, H100), *disturbed])
@@ -416,7 +416,7 @@ class TestLostAccelerator:
         assert answer.notes == ()
 
     @pytest.mark.parametrize("before", [(), (H200,)], ids=["at first", "after it had one"])
-    def test_after_one_try_without_it_the_node_is_asked_again(self, before: tuple[str, ...]) -> None:
+    def test_after_one_try_without_it_the_node_computes_again(self, before: tuple[str, ...]) -> None:
         others = on("", self.H200, self.H200)[1:]
         tries = [ComputeFact(0, 400.0 if device != "cpu" else 0.5, device=device) for device in (*before, "cpu")]
         once = diagnose(check(3, computed=[*others, *tries]), THRESHOLD)
@@ -441,7 +441,7 @@ class TestLostAccelerator:
             pytest.param(("cpu", H200, H200), (0,), [], id="a node that has passed is not named"),
         ],
     )
-    def test_whose_accelerator_is_lost(
+    def test_nodes_with_a_lost_accelerator(
         self, devices: tuple[str, ...], trusted: tuple[int, ...], faults: list[int]
     ) -> None:
         found = statuses(self.diagnosis(*devices, trusted=trusted))
@@ -463,7 +463,7 @@ class TestLostAccelerator:
 
 
 class TestNewcomers:
-    def test_one_who_passed_with_a_poor_reading_has_no_healthy_one_named(self) -> None:
+    def test_a_node_that_passed_with_a_slow_measurement_has_no_healthy_node_named(self) -> None:
         poor = NodeTruth(computing=Computing.SLOW_ONCE, trusted=True)
         for old in ((poor,), (poor, OLD), (poor, poor)):
             for beside in (False, True):
@@ -479,7 +479,7 @@ class TestNewcomers:
         assert outcome.diagnosis.unresolved == ()
 
 
-class TestWhatIsSaid:
+class TestReasonTexts:
     def test_why_each_of_them_was_named(self) -> None:
         reasons = [
             finding.reason

@@ -68,7 +68,7 @@ def test_the_plan_of_the_largest_job_fits_into_one_request() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_rubbish_is_known_for_what_it_is(data: bytes) -> None:
+def test_invalid_data_is_recognised(data: bytes) -> None:
     for kind in (NodeReport, StoredPlan, BucketMessage):
         with pytest.raises(InvalidMessage):
             decode_record(data, kind)
@@ -108,7 +108,7 @@ def test_a_node_finds_its_own_ranks_and_without_any_what_it_waits_for() -> None:
 
 
 @given(names, names)
-def test_no_jobs_keys_are_among_another_ones(one: str, other: str) -> None:
+def test_no_keys_of_a_job_are_below_the_prefix_of_another(one: str, other: str) -> None:
     first, second = Keys("/dlrover-run", one), Keys("/dlrover-run", other)
     if one != other:
         assert not first.job.startswith(second.job)

@@ -227,7 +227,7 @@ def test_a_workers_control_characters_do_not_reach_the_terminal() -> None:
 EVIL = "\x1b]0;title\x07a\x1b[2J\x9b2Jb\x9d0;title\x9c\u202e\x85\x1bPq\x1b\\c\x07\x7f"
 
 
-def test_no_word_of_another_node_steers_this_ones_terminal() -> None:
+def test_text_of_another_node_does_not_control_the_terminal() -> None:
     failure = Failure(3, f"node{EVIL}", f"raised {EVIL}", trace=f"Traceback\n{EVIL}")
     report = FailureReport("train.py", "node-a", failure, (), 0, 2, exit_code=1, why_over=f"x{EVIL}")
     text = render_failure(report)
@@ -271,7 +271,7 @@ def test_lines_have_the_time_of_day_and_the_name_before_it() -> None:
     ]
 
 
-def test_a_node_that_did_not_fail_says_in_one_line_where_the_report_is() -> None:
+def test_a_node_that_did_not_fail_prints_in_one_line_where_the_report_is() -> None:
     failure = Failure(3, "gpu09", "raised ValueError: x", node_rank=1)
     assert render_remote_failure(f"{failure}; all 2 restarts were used", failure, 74) == (
         "the job failed: rank 3 on node 1 (gpu09) raised ValueError: x; all 2 restarts were used; "
@@ -357,7 +357,7 @@ def test_a_spare_has_nothing_of_its_own_to_report() -> None:
     assert "The workers of this node" not in elsewhere()
 
 
-def test_a_job_that_stops_before_its_restarts_are_used_says_why() -> None:
+def test_a_job_that_stops_before_its_restarts_are_used_has_a_reason() -> None:
     text = render(end(0, 3), restarts=4, max_restarts=10, why_over="5 rounds in succession failed so")
     assert "4 of 10 restarts were used.\n5 rounds in succession failed so.\nThe launcher exits" in text
     used = render(end(0, 3), restarts=3, max_restarts=3, why_over="all 3 restarts were used")
@@ -385,7 +385,7 @@ class TestWaiting:
         run_virtually(run())
         return written
 
-    def test_who_waits_for_a_moment_reads_nothing(self) -> None:
+    def test_a_short_wait_prints_nothing(self) -> None:
         async def play(console: Console) -> None:
             console.show_waiting("for b", 30)
             await asyncio.sleep(REFRESH_SECONDS / 2)
@@ -412,7 +412,7 @@ class TestWaiting:
 
         assert self.shown(play, 20) == ["\r\x1b[Kdlrover-run: waitin"]
 
-    def test_no_text_of_another_node_steers_the_terminal(self) -> None:
+    def test_no_text_of_another_node_controls_the_terminal(self) -> None:
         async def play(console: Console) -> None:
             console.show_waiting(f"for {EVIL}\nd", None)
             await asyncio.sleep(1.5 * REFRESH_SECONDS)
@@ -434,7 +434,7 @@ class TestWaiting:
         ]
 
 
-def test_words_for_times_and_ranks() -> None:
+def test_text_of_times_and_ranks() -> None:
     assert [format_duration(s) for s in (0.04, 9.94, 12.3, 59.7, 185, 7380)] == [
         "0.0 s", "9.9 s", "12 s", "1 min 0 s", "3 min 5 s", "2 h 3 min",
     ]  # fmt: skip

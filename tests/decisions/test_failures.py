@@ -422,7 +422,7 @@ def test_an_end_as_text(one: WorkerExit, words: str) -> None:
     assert describe_exit(one) == words
 
 
-def test_words_are_bounded_and_safe_to_print() -> None:
+def test_text_is_bounded_and_safe_to_print() -> None:
     words = summarize_error(end(error=recorded("ValueError: \x1b[31m" + "x" * 5000, 0)))
     assert words is not None
     assert len(words) <= 200
@@ -448,7 +448,7 @@ ROOTS: dict[str, list[WorkerExit]] = {
 
 
 @pytest.mark.parametrize("ends", ROOTS.values(), ids=ROOTS)
-def test_who_is_the_root_cause(ends: list[WorkerExit]) -> None:
+def test_the_root_cause(ends: list[WorkerExit]) -> None:
     assert root_cause(ends) is root_cause(ends[::-1]) is ends[0]
 
 
@@ -459,7 +459,7 @@ def test_victims_and_successes_are_never_the_root() -> None:
     assert root_cause([]) is None
 
 
-def test_a_culprit_that_was_stopped_on_its_way_out_is_the_root_where_all_others_lost_a_peer() -> None:
+def test_a_failing_worker_that_was_stopped_is_the_root_cause_if_all_others_lost_a_peer() -> None:
     culprit = end(0, -15, after=1.0, stopped_with=signal.SIGTERM, failed_first=True, error=recorded("OSError: x", 0.25))
     lost = end(1, -6, after=0.4, error=recorded("RuntimeError: Connection closed by peer", 0.3))
     assert root_cause([lost, culprit]) is culprit

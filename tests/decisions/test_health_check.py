@@ -220,7 +220,7 @@ class TestComputing:
         words = "local rank 2 (fake) computes at 0.25 TFLOP/s where the others of this node reach 1 TFLOP/s"
         assert played.output == f"dlrover-run: warning: {words}\n"
 
-    def test_a_device_that_is_slow_once_is_tried_again_without_a_word(self, stage: Stage) -> None:
+    def test_a_device_that_is_slow_once_is_tried_again_without_a_message(self, stage: Stage) -> None:
         stage.behave("1 compute speed 0.25")
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
@@ -653,7 +653,7 @@ class TestLeaving:
             (HealthStatus.STRAGGLER, exit_codes.STRAGGLER, "RuntimeError: The node is a straggler and exits."),
         ],
     )
-    def test_a_dismissed_node_goes_with_a_code_of_its_own_and_says_why(
+    def test_a_dismissed_node_leaves_with_a_code_of_its_own_and_a_reason(
         self, stage: Stage, found: HealthStatus, code: int, line: str
     ) -> None:
         word = Assignment(epoch=1, policy=HealthAssignment(health=dismissed(found)))

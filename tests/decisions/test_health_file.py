@@ -96,7 +96,7 @@ def test_the_node_with_rank_0_writes_all_nodes_and_links(tmp_path: Path) -> None
     ]
 
 
-def test_nothing_that_a_node_says_steers_the_terminal_of_who_reads_the_file(tmp_path: Path) -> None:
+def test_text_of_a_node_does_not_control_the_terminal_of_a_reader_of_the_file(tmp_path: Path) -> None:
     write_health_file(str(tmp_path), HealthResult(OTHER), 0)
     text = (tmp_path / FILE_NAME).read_text()
     assert text.isascii()
@@ -152,7 +152,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
     assert (tmp_path / "gone" / FILE_NAME).exists()
 
 
-def test_where_it_cannot_be_written_one_line_says_so_and_nothing_is_left(tmp_path: Path) -> None:
+def test_where_it_cannot_be_written_one_line_reports_it_and_no_file_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     lines = follow(tmp_path / "file", FIRST, with_part(FIRST, HealthAssignment, health_table=()), FIRST)
     where = tmp_path / "file" / FILE_NAME

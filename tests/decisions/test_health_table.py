@@ -116,13 +116,13 @@ class TestTable:
         assert "\n! gpu-a" in render_health_table([odd, node("gpu-b")])
         assert "\n  gpu-b" in render_health_table([odd, node("gpu-b")])
 
-    def test_colours_are_for_terminals_only_and_change_no_words(self) -> None:
+    def test_colours_are_for_terminals_only_and_change_no_text(self) -> None:
         plain, painted = render_health_table(FOUR, 80), render_health_table(FOUR, 80, color=True)
         assert "\x1b" not in plain
         assert re.sub(r"\x1b\[[\d;]*m", "", painted) == plain
         assert next(line for line in painted.splitlines() if "gpu-c" in line).startswith("\x1b[1;31m")
 
-    def test_nothing_that_a_node_says_steers_the_terminal(self) -> None:
+    def test_text_of_a_node_does_not_control_the_terminal(self) -> None:
         rows = [node(EVIL, FAULT, reason=EVIL), node("gpu-b")]
         links = [LinkRow(0, 1, 0, EVIL)]
         for text in (

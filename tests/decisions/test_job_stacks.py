@@ -53,7 +53,7 @@ def asked(job: VirtualJob, query: StackQuery) -> list[str]:
     return [key.node_id for key in nodes_to_ask(job.plan, job.coordinator.members, query)]
 
 
-class TestWhoIsAsked:
+class TestNodesThatReceiveTheRequest:
     def test_all_nodes_and_those_of_the_round_first(self) -> None:
         assert asked(trio(), StackQuery()) == ["a", "b", "c"]
         names = nodes_to_ask(trio().plan, trio().coordinator.members, StackQuery())

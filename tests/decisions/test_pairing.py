@@ -46,7 +46,7 @@ FIRST_ROUNDS: list[tuple[str, list[NodeTruth], tuple[tuple[int, ...], ...]]] = [
 
 
 @pytest.mark.parametrize(("nodes", "groups"), [row[1:] for row in FIRST_ROUNDS], ids=[row[0] for row in FIRST_ROUNDS])
-def test_who_is_linked_first(nodes: list[NodeTruth], groups: tuple[tuple[int, ...], ...]) -> None:
+def test_the_first_links(nodes: list[NodeTruth], groups: tuple[tuple[int, ...], ...]) -> None:
     assert first_groups(*nodes) == groups
 
 
@@ -55,7 +55,7 @@ def test_a_single_node_links_its_own_workers_and_one_worker_has_no_link() -> Non
     assert check_world(whole(1)).held == ()
 
 
-def test_who_failed_at_computing_tries_again_while_the_others_link_and_links_after_that() -> None:
+def test_a_node_that_failed_to_compute_tries_again_while_the_others_link_and_links_after_that() -> None:
     outcome = check_world(World((NodeTruth(), CRASHES_ONCE, NodeTruth(), NodeTruth(), NodeTruth())))
     assert outcome.held[0] == ((1,), ((0, 2), (3, 4)))
     assert outcome.held[1].groups == ((0, 1),)
@@ -63,7 +63,7 @@ def test_who_failed_at_computing_tries_again_while_the_others_link_and_links_aft
     assert [tuple(tasks) for tasks in of_two.held] == [((1,), ()), ((), ((0, 1),))]
 
 
-def test_who_cannot_compute_takes_no_part_in_links() -> None:
+def test_a_node_that_cannot_compute_takes_no_part_in_links() -> None:
     crashes, wrong = NodeTruth(computing=Computing.FAILS), NodeTruth(computing=Computing.WRONG)
     outcome = check_world(World((crashes, wrong, *whole(3).nodes)))
     assert {end for fact in outcome.check.link_facts for end in fact.ends} == {2, 3, 4}
@@ -79,12 +79,12 @@ def test_nodes_in_doubt_link_with_healthy_ones_that_they_have_not_linked_with() 
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_of_so_few_that_have_all_met_a_whole_world_takes_one_round(nodes: int) -> None:
+def test_a_world_in_which_all_nodes_have_linked_takes_one_round(nodes: int) -> None:
     assert len(check_world(whole(nodes), nodes).held) == 1
 
 
 @pytest.mark.parametrize("nodes", [4, 5, 16, 63, 64])
-def test_a_whole_world_takes_a_second_round_in_which_each_meets_the_one_half_of_them_away(nodes: int) -> None:
+def test_a_healthy_world_takes_a_second_round_in_which_each_node_links_across(nodes: int) -> None:
     first, second = check_world(whole(nodes), nodes).held
     assert all(other == one + 1 for one, other, *_ in first.groups)
     half = nodes // 2
@@ -135,12 +135,12 @@ def test_measuring_many_nodes_takes_fifteen_rounds_of_the_round_robin() -> None:
     assert len({fact.ends for fact in outcome.check.link_facts}) == len(outcome.check.link_facts) == 20 * 15
 
 
-def test_measuring_does_not_leave_out_who_computed_in_the_second_try() -> None:
+def test_measuring_includes_a_node_that_computed_in_its_second_try() -> None:
     outcome = check_world(World((*whole(4).nodes, CRASHES_ONCE, NodeTruth())), measure_links=True)
     assert {fact.ends for fact in outcome.check.link_facts} == set(itertools.combinations(range(6), 2))
 
 
-def test_measuring_does_not_meet_one_without_a_network_again_and_again() -> None:
+def test_measuring_does_not_try_a_node_without_a_network_repeatedly() -> None:
     for nodes in (9, 40):
         outcome = check_world(with_nodes(whole(nodes), n3=NodeTruth(cut=True)), measure_links=True)
         assert outcome.named == {3: HealthStatus.FAULT}
@@ -149,7 +149,7 @@ def test_measuring_does_not_meet_one_without_a_network_again_and_again() -> None
         assert nodes > EVERY_PAIR or len(pairs) == 3 + 8 * 7 // 2
 
 
-def test_measuring_leaves_out_one_that_has_met_three_in_vain_until_it_is_cleared() -> None:
+def test_measuring_leaves_out_a_node_with_three_failed_links_until_it_is_cleared() -> None:
     cut = NodeTruth(cut=True)
     # These are the first partners of node 0.
     outcome = check_world(with_nodes(whole(8), n1=cut, n2=cut, n7=cut), measure_links=True)
@@ -160,7 +160,7 @@ def test_measuring_leaves_out_one_that_has_met_three_in_vain_until_it_is_cleared
     assert worked == set(itertools.combinations((0, 3, 4, 5, 6), 2))
 
 
-def test_where_two_speak_of_one_both_links_are_tried_once_more() -> None:
+def test_two_links_that_suggest_a_faulty_node_are_tried_once_more() -> None:
     cut = NodeTruth(cut=True)
     outcome = check_world(World((cut, NodeTruth(), NodeTruth(), cut)))
     assert outcome.named == {0: HealthStatus.FAULT, 3: HealthStatus.FAULT}

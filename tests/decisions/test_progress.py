@@ -260,7 +260,7 @@ def test_a_new_round_forgets_the_rhythm() -> None:
     assert rhythm.period is None
 
 
-def test_a_count_that_goes_back_begins_anew_and_forgets_nothing() -> None:
+def test_a_count_that_decreases_restarts_and_keeps_the_rhythm() -> None:
     rhythm = rhythm_of(*((count, count * 0.5) for count in range(9)))
     rhythm.observe(1, 1, 100.0)
     rhythm.observe(1, 2, 100.5)

@@ -63,7 +63,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("before", "living", "ranks"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_who_gets_which_rank(before: str, living: list[MemberState], ranks: str) -> None:
+def test_the_assigned_ranks(before: str, living: list[MemberState], ranks: str) -> None:
     assert ranked(before.split(), living, len(ranks.split())) == ranks.split()
 
 

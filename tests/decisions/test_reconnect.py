@@ -58,7 +58,7 @@ def test_a_node_without_workers_gives_up_and_one_with_workers_never_does() -> No
     assert backoff.time_left(100_000.0) is None
 
 
-def test_the_patience_begins_when_the_master_is_away_and_the_workers_have_ended() -> None:
+def test_the_timeout_begins_when_the_master_is_away_and_the_workers_have_ended() -> None:
     backoff = reconnect()
     backoff.note_connected(1.0)
     backoff.note_phase(NodePhase.RUNNING, 2.0)
@@ -72,7 +72,7 @@ def test_the_patience_begins_when_the_master_is_away_and_the_workers_have_ended(
     assert backoff.time_left(5300.0) is None
 
 
-def test_a_refusal_that_may_pass_is_borne_for_a_while() -> None:
+def test_a_temporary_refusal_is_retried_for_a_while() -> None:
     backoff = reconnect()
     assert not backoff.note_refused(100.0)
     assert not backoff.note_refused(100.0 + ID_IN_USE_TIMEOUT - 1)

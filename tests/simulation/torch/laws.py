@@ -32,8 +32,8 @@ from simulation.torch.checks import ALLOWED_STATUSES, HOPELESS, Health
 
 
 class TorchLaws(Laws):
-    """Checks rounds, ranks, the restart budget and the health check. `found_kinds` has the kinds of problems that a check
-    had to find."""
+    """Checks rounds, ranks, the restart budget and the health check. `found_kinds` has the kinds of problems that a
+    check had to find."""
 
     def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool, health: Health) -> None:
         super().__init__(rules, durable, nodes_stay)
