@@ -188,6 +188,13 @@ class TestInnocent:
             named.append(node.stragglers)
         assert not any(named)
 
+    def test_two_slow_windows_of_five(self) -> None:
+        node = Node()
+        node.run(KEPT_WINDOWS * WINDOW + 1, r0="rp", r1="rp")
+        node.run(2 * WINDOW, r0="k", r1="p")
+        assert len(node.shares.current) == 2
+        assert node.stragglers == ()
+
     def test_the_start(self) -> None:
         node = Node()
         node.run(600, r0="r", r1="p", still="yes")
@@ -346,6 +353,7 @@ class TestSeveralNodes:
         away = members(*ALL)
         key = PLAN.members[0].key
         away[key] = replace(away[key], disconnected_at=2.0, lost_at=99.0)
+        assert find(plan, away) is None
         assert StragglerState.get(decide(policy, plan, away, 2.0).plan.policy).stragglers
         del away[key]
         assert find(plan, away) is None
@@ -482,6 +490,11 @@ class TestTheAgent:
         stragglers.follow(Assignment(ranks=replace(own, key=RoundKey(5, 9)), key=RoundKey(5, 9), policy=part))
         stragglers.follow(Assignment())
         assert kept.events == []
+        # The end of its round ends it too, and needs no event of its own.
+        stragglers.follow(Assignment(ranks=own, key=KEY, policy=replace(part, key=KEY)))
+        stragglers.follow(Assignment(ranks=replace(own, key=RoundKey(5, 9)), key=RoundKey(5, 9)))
+        stragglers.follow(Assignment())
+        assert [type(event) for event in kept.events] == [StragglerFound]
 
 
 def test_what_travels_and_is_kept_is_decoded_as_it_was() -> None:
