@@ -128,7 +128,7 @@ class Emitted(Events):
 
 
 @dataclass(frozen=True)
-class Played:
+class AgentRun:
     """The run of an agent: its reports in their order, its output, and the result of the job."""
 
     statuses: list[NodeReport]
@@ -146,7 +146,7 @@ class Played:
 
 
 @dataclass
-class Play:
+class ScriptedAgent:
     """An agent whose workers run `shell` with /bin/sh in the directory of the test, and the script of its client."""
 
     directory: Path
@@ -160,12 +160,12 @@ class Play:
         """Send the agent a signal as its watchdog does; `above`: the sender is an ancestor of the watchdog."""
         watchdog.send(self.watchdog_end, watchdog.ReceivedSignal(number, above, os.getpid(), time.monotonic()))
 
-    def on(self, wanted: NodePhase | Callable[[NodeReport], bool], answer: Answer = None) -> Play:
+    def on(self, wanted: NodePhase | Callable[[NodeReport], bool], answer: Answer = None) -> ScriptedAgent:
         """Add a step: the answer of the client once the agent has sent such a report."""
         self.steps.append((phase(wanted) if isinstance(wanted, NodePhase) else wanted, answer))
         return self
 
-    def run(self) -> Played:
+    def run(self) -> AgentRun:
         """Run it in a child process, so that the signals of the agent, and its kills of orphans, do not affect this
         process."""
         reader, writer = os.pipe()
@@ -191,7 +191,7 @@ class Play:
         os.waitpid(child, 0)
         assert data, "the agent failed; its traceback is above"
         statuses, result = pickle.loads(data)
-        return Played(statuses, result, (self.directory / "console").read_text())
+        return AgentRun(statuses, result, (self.directory / "console").read_text())
 
     def _act(self, console: int) -> tuple[list[NodeReport], JobResult]:
         os.setsid()
@@ -212,9 +212,9 @@ class Play:
         self.parent_pipes = (*self.parent_pipes, parent_pipe)
         relay = RelayClient((console, console))
         signal.alarm(int(PATIENCE))
-        return asyncio.run(self._play(spec, relay))
+        return asyncio.run(self._run_agent(spec, relay))
 
-    async def _play(self, spec: JobSpec, relay: RelayClient) -> tuple[list[NodeReport], JobResult]:
+    async def _run_agent(self, spec: JobSpec, relay: RelayClient) -> tuple[list[NodeReport], JobResult]:
         own_console = Console(relay.write, lambda: None)
         relay.attach(own_console.info)
         rendezvous: list[ScriptedRendezvous] = []

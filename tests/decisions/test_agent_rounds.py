@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness import WAIT
-from scripted_agent import FINISHED, Answer, Play, gathering, over, rank_assignment, training
+from scripted_agent import FINISHED, Answer, ScriptedAgent, gathering, over, rank_assignment, training
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.environment import requeue_count
@@ -49,82 +49,88 @@ ELSEWHERE = Failure(3, "node-b", "raised ValueError: x", trace="Traceback (most 
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     for name in ("gate", "up"):
         os.mkfifo(tmp_path / name)
     return tmp_path
 
 
-def release(stage: Path) -> None:
-    (stage / "gate").write_text("go\n")
+def release(directory: Path) -> None:
+    (directory / "gate").write_text("go\n")
 
 
-def when_up(stage: Path, answer: Answer) -> Callable[[], Answer]:
+def when_up(directory: Path, answer: Answer) -> Callable[[], Answer]:
     """Return the answer, but not before the worker that was started is up."""
 
     def wait() -> Answer:
-        (stage / "up").read_text()
+        (directory / "up").read_text()
         return answer() if callable(answer) else answer
 
     return wait
 
 
-def starts(stage: Path) -> int:
-    return len((stage / "started").read_text().splitlines())
+def starts(directory: Path) -> int:
+    return len((directory / "started").read_text().splitlines())
 
 
-def test_the_same_ranks_from_another_coordinator_leave_the_workers_alone(stage: Path) -> None:
+def test_the_same_ranks_from_another_coordinator_leave_the_workers_alone(directory: Path) -> None:
     successor = training(rank_assignment(store_port=7), epoch=5)
 
     def obeys(status: NodeReport) -> bool:
         return status.epoch == 5 and status.phase is RUNNING
 
-    play = (
-        Play(stage, UNTIL_RELEASED)
+    agent = (
+        ScriptedAgent(directory, UNTIL_RELEASED)
         .on(WAITING, training(rank_assignment(store_port=7)))
-        .on(RUNNING, when_up(stage, successor))
+        .on(RUNNING, when_up(directory, successor))
     )
-    played = play.on(obeys, lambda: release(stage)).on(SUCCEEDED, FINISHED).run()
-    assert played.phases == [WAITING, RUNNING, SUCCEEDED, LEFT]
-    assert starts(stage) == 1
-    assert played.result.exit_code == 0
+    agent_run = agent.on(obeys, lambda: release(directory)).on(SUCCEEDED, FINISHED).run()
+    assert agent_run.phases == [WAITING, RUNNING, SUCCEEDED, LEFT]
+    assert starts(directory) == 1
+    assert agent_run.result.exit_code == 0
 
 
-def test_a_node_that_loses_its_ranks_stops_its_workers_and_starts_new_ones_with_the_next(stage: Path) -> None:
+def test_a_node_that_loses_its_ranks_stops_its_workers_and_starts_new_ones_with_the_next(directory: Path) -> None:
     def second(status: NodeReport) -> bool:
         return status.phase is RUNNING and status.in_round(RoundKey(1, 2))
 
-    play = (
-        Play(stage, UNTIL_RELEASED).on(WAITING, training(rank_assignment())).on(RUNNING, when_up(stage, gathering(1)))
+    agent = (
+        ScriptedAgent(directory, UNTIL_RELEASED)
+        .on(WAITING, training(rank_assignment()))
+        .on(RUNNING, when_up(directory, gathering(1)))
     )
-    play.on(WAITING, training(rank_assignment(2), reasons=sentence("node-b was lost"))).on(
-        second, when_up(stage, lambda: release(stage))
+    agent.on(WAITING, training(rank_assignment(2), reasons=sentence("node-b was lost"))).on(
+        second, when_up(directory, lambda: release(directory))
     )
-    played = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 2)).run()
-    assert played.phases == [WAITING, RUNNING, WAITING, RUNNING, SUCCEEDED, LEFT]
-    without = [status for status in played.statuses if status.phase is WAITING and status.ranks is None]
+    agent_run = agent.on(SUCCEEDED, over(PlanPhase.FINISHED, 2)).run()
+    assert agent_run.phases == [WAITING, RUNNING, WAITING, RUNNING, SUCCEEDED, LEFT]
+    without = [status for status in agent_run.statuses if status.phase is WAITING and status.ranks is None]
     assert [status.known_round.number for status in without] == [0, 1]
-    assert "into the round, node-b was lost; round 2 with 1 node\n" in played.output
-    assert "restart" not in played.output.replace("restart_count=0", "")
-    assert starts(stage) == 2
+    assert "into the round, node-b was lost; round 2 with 1 node\n" in agent_run.output
+    assert "restart" not in agent_run.output.replace("restart_count=0", "")
+    assert starts(directory) == 2
 
 
-def test_an_assignment_that_arrives_while_workers_end_is_reported_before_their_end(stage: Path) -> None:
+def test_an_assignment_that_arrives_while_workers_end_is_reported_before_their_end(directory: Path) -> None:
     """The coordinator may need the report for the next round; the grace period of a worker may be half a minute."""
 
     def is_received(status: NodeReport) -> bool:
         return status.known_round.number == 3
 
     def released() -> Assignment:
-        release(stage)
+        release(directory)
         return FINISHED
 
-    play = Play(stage, STUBBORN).on(WAITING, training(rank_assignment())).on(RUNNING, when_up(stage, gathering(1)))
-    played = play.on(WAITING, training(None, 3)).on(is_received, released).run()
-    assert played.result.ends[0].code == 0, "it was released, and not killed after its grace period"
+    agent = (
+        ScriptedAgent(directory, STUBBORN)
+        .on(WAITING, training(rank_assignment()))
+        .on(RUNNING, when_up(directory, gathering(1)))
+    )
+    agent_run = agent.on(WAITING, training(None, 3)).on(is_received, released).run()
+    assert agent_run.result.ends[0].code == 0, "it was released, and not killed after its grace period"
 
 
-def test_each_round_prints_torchs_block_with_verbose_output(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_round_prints_torchs_block_with_verbose_output(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGLEVEL", "INFO")
     place = rank_assignment(
         4,
@@ -139,8 +145,8 @@ def test_each_round_prints_torchs_block_with_verbose_output(stage: Path, monkeyp
         store_address="node-a",
         store_port=1234,
     )
-    play = Play(stage, "exit 0", spec={"workers_per_node": 2}).on(WAITING, training(place))
-    output = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 4)).run().output
+    agent = ScriptedAgent(directory, "exit 0", spec={"workers_per_node": 2}).on(WAITING, training(place))
+    output = agent.on(SUCCEEDED, over(PlanPhase.FINISHED, 4)).run().output
     assert output == (
         "dlrover-run: round 4: ranks 2 to 3 of 6, as node rank 1 of 3; the store is at node-a:1234\n"
         "dlrover-run: Rendezvous complete for workers. Result:\n"
@@ -158,7 +164,7 @@ def test_each_round_prints_torchs_block_with_verbose_output(stage: Path, monkeyp
     )
 
 
-def test_the_environment_follows_the_ranks(stage: Path) -> None:
+def test_the_environment_follows_the_ranks(directory: Path) -> None:
     names = ("RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
     more = ("NODE_NUM", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT")
     shell = "printf '%s ' " + " ".join(f"${name}" for name in (*names, *more)) + "> environment"
@@ -173,8 +179,8 @@ def test_the_environment_follows_the_ranks(stage: Path) -> None:
         role_world_size=5,
         store_address="node-a",
     )
-    Play(stage, shell).on(WAITING, training(place)).on(SUCCEEDED, over(PlanPhase.FINISHED, 4)).run()
-    assert (stage / "environment").read_text().split() == ["4", "1", "5", "6", "1", "3", "1", "3", "node-a", "2"]
+    ScriptedAgent(directory, shell).on(WAITING, training(place)).on(SUCCEEDED, over(PlanPhase.FINISHED, 4)).run()
+    assert (directory / "environment").read_text().split() == ["4", "1", "5", "6", "1", "3", "1", "3", "node-a", "2"]
 
 
 class TestFailures:
@@ -183,18 +189,18 @@ class TestFailures:
     RAISE = "echo 'Traceback (most recent call last):' >&2; echo '  File x' >&2; echo 'ValueError: x' >&2; exit 1"
     LOST = "echo 'Traceback (most recent call last):' >&2; echo 'RuntimeError: Connection closed by peer' >&2; exit 1"
 
-    def test_it_is_reported_once_and_with_its_traceback(self, stage: Path) -> None:
+    def test_it_is_reported_once_and_with_its_traceback(self, directory: Path) -> None:
         place = rank_assignment(first_rank=2, world_size=3, nodes=2, node_rank=1)
-        play = Play(stage, self.RAISE).on(WAITING, training(place))
-        played = play.on(FAILED, lambda: over(PlanPhase.FAILED, failure=ELSEWHERE)).run()
-        failures = [status for status in played.statuses if status.phase is FAILED]
+        agent = ScriptedAgent(directory, self.RAISE).on(WAITING, training(place))
+        agent_run = agent.on(FAILED, lambda: over(PlanPhase.FAILED, failure=ELSEWHERE)).run()
+        failures = [status for status in agent_run.statuses if status.phase is FAILED]
         assert len({status.failure for status in failures}) == 1
         failure = failures[0].failure
         assert failure is not None
         assert (failure.rank, failure.exit_text, failure.lost_peer) == (2, "raised ValueError: x", False)
         assert failure.trace == "Traceback (most recent call last):\n  File x\nValueError: x"
 
-    def test_a_lost_peer_is_reported_as_such_until_a_worker_fails_of_itself(self, stage: Path) -> None:
+    def test_a_lost_peer_is_reported_as_such_until_a_worker_fails_of_itself(self, directory: Path) -> None:
         shell = f"[ $LOCAL_RANK = 0 ] && {{ {self.LOST}; }}; read word < gate; exit 3"
         place = rank_assignment(workers=2, world_size=4, nodes=2)
 
@@ -204,26 +210,31 @@ class TestFailures:
         def is_own(status: NodeReport) -> bool:
             return status.failure is not None and not status.failure.lost_peer
 
-        play = Play(stage, shell, spec={"workers_per_node": 2}).on(WAITING, training(place))
-        play.on(is_lost, lambda: release(stage))
+        agent = ScriptedAgent(directory, shell, spec={"workers_per_node": 2}).on(WAITING, training(place))
+        agent.on(is_lost, lambda: release(directory))
         own = Failure(1, "here", "exited with code 3")
-        played = play.on(is_own, over(PlanPhase.FAILED, failure=own)).run()
-        assert [f.rank for s in played.statuses if (f := s.failure)] == [0, 1]
-        assert played.result.exit_code == 3
+        agent_run = agent.on(is_own, over(PlanPhase.FAILED, failure=own)).run()
+        assert [f.rank for s in agent_run.statuses if (f := s.failure)] == [0, 1]
+        assert agent_run.result.exit_code == 3
 
-    def test_what_is_too_long_is_clipped_to_what_may_travel(self, stage: Path) -> None:
+    def test_what_is_too_long_is_clipped_to_what_may_travel(self, directory: Path) -> None:
         lines = "i=0; while [ $i -lt 900 ]; do echo '  File deep' $i >&2; i=$((i+1)); done"
         shell = f"echo 'Traceback (most recent call last):' >&2; {lines}; echo 'ValueError: x' >&2; exit 1"
-        played = Play(stage, shell).on(WAITING, training(rank_assignment())).on(FAILED, FINISHED).run()
-        failure = next(s.failure for s in played.statuses if s.failure)
+        agent_run = ScriptedAgent(directory, shell).on(WAITING, training(rank_assignment())).on(FAILED, FINISHED).run()
+        failure = next(s.failure for s in agent_run.statuses if s.failure)
         assert len(failure.trace) == MAX_TRACE
         assert failure.trace.startswith("Traceback (most recent call last):\n")
         assert failure.trace.endswith("File deep 899\nValueError: x")
 
     @pytest.mark.parametrize(("mark", "has_trained"), [("printf 1 > $DLROVER_CHECKPOINT_MARK;", True), ("", False)])
-    def test_a_checkpoint_is_evidence_of_work(self, stage: Path, mark: str, has_trained: bool) -> None:
-        played = Play(stage, f"{mark} exit 3").on(WAITING, training(rank_assignment())).on(FAILED, FINISHED).run()
-        assert [s.progressed for s in played.statuses if s.phase is FAILED] == [has_trained]
+    def test_a_checkpoint_is_evidence_of_work(self, directory: Path, mark: str, has_trained: bool) -> None:
+        agent_run = (
+            ScriptedAgent(directory, f"{mark} exit 3")
+            .on(WAITING, training(rank_assignment()))
+            .on(FAILED, FINISHED)
+            .run()
+        )
+        assert [s.progressed for s in agent_run.statuses if s.phase is FAILED] == [has_trained]
 
     def test_the_first_checkpoint_is_reported_and_then_one_for_each_planned_change(self, stage: Path) -> None:
         change, place = PlannedChange(epoch=7, since=30.0), rank_assignment()
@@ -252,16 +263,16 @@ class TestFailures:
 
         assert asyncio.run(noted()) == step
 
-    def test_workers_that_cannot_be_started_are_a_failure_of_this_node(self, stage: Path) -> None:
+    def test_workers_that_cannot_be_started_are_a_failure_of_this_node(self, directory: Path) -> None:
         from dlrover_run.spec import Entrypoint
 
         missing = {"entrypoint": Entrypoint("program", "/nowhere/at-all")}
         place = rank_assignment(2, node_rank=1, nodes=2, first_rank=3, world_size=4)
-        played = Play(stage, "", spec=missing).on(WAITING, training(place)).run()
-        last = played.statuses[-1]
+        agent_run = ScriptedAgent(directory, "", spec=missing).on(WAITING, training(place)).run()
+        last = agent_run.statuses[-1]
         assert (last.phase, last.failure and last.failure.rank) == (LEFT, 3)
         assert "could not be started: " in str(last.failure)
-        assert played.result.exit_code == exit_codes.CANNOT_START
+        assert agent_run.result.exit_code == exit_codes.CANNOT_START
 
 
 class TestLeaving:
@@ -272,31 +283,31 @@ class TestLeaving:
     )
     """A worker that ends of SIGTERM, but not before the test has made the file `said`."""
 
-    def test_it_reports_so_during_the_grace_period_of_its_workers(self, stage: Path) -> None:
-        play = Play(stage, self.ENDS_ON_REQUEST).on(WAITING, training(rank_assignment()))
-        play.on(RUNNING, when_up(stage, lambda: play.signal(signal.SIGTERM)))
-        played = play.on(LEAVING, (stage / "said").touch).run()
-        assert played.phases == [WAITING, RUNNING, LEAVING, LEFT]
-        assert played.result.ends[0].code == 7
-        assert played.result.exit_code == 128 + signal.SIGTERM
+    def test_it_reports_so_during_the_grace_period_of_its_workers(self, directory: Path) -> None:
+        agent = ScriptedAgent(directory, self.ENDS_ON_REQUEST).on(WAITING, training(rank_assignment()))
+        agent.on(RUNNING, when_up(directory, lambda: agent.signal(signal.SIGTERM)))
+        agent_run = agent.on(LEAVING, (directory / "said").touch).run()
+        assert agent_run.phases == [WAITING, RUNNING, LEAVING, LEFT]
+        assert agent_run.result.ends[0].code == 7
+        assert agent_run.result.exit_code == 128 + signal.SIGTERM
 
-    def test_it_takes_no_new_ranks_while_its_workers_end(self, stage: Path) -> None:
-        play = Play(stage, self.ENDS_ON_REQUEST).on(WAITING, training(rank_assignment()))
-        play.on(RUNNING, when_up(stage, lambda: play.signal(signal.SIGTERM)))
+    def test_it_takes_no_new_ranks_while_its_workers_end(self, directory: Path) -> None:
+        agent = ScriptedAgent(directory, self.ENDS_ON_REQUEST).on(WAITING, training(rank_assignment()))
+        agent.on(RUNNING, when_up(directory, lambda: agent.signal(signal.SIGTERM)))
 
         def assign_another_round() -> Assignment:
-            (stage / "said").touch()
+            (directory / "said").touch()
             return training(rank_assignment(2))
 
-        played = play.on(LEAVING, assign_another_round).run()
-        leaving = [status.ranks for status in played.statuses if status.phase in (LEAVING, LEFT)]
+        agent_run = agent.on(LEAVING, assign_another_round).run()
+        leaving = [status.ranks for status in agent_run.statuses if status.phase in (LEAVING, LEFT)]
         assert {ranks and ranks.key for ranks in leaving} == {RoundKey(1, 1)}
-        assert played.result.ends[0].code == 7
+        assert agent_run.result.ends[0].code == 7
 
-    def test_a_round_that_ends_meanwhile_does_not_repeat_the_signal_of_its_workers(self, stage: Path) -> None:
+    def test_a_round_that_ends_meanwhile_does_not_repeat_the_signal_of_its_workers(self, directory: Path) -> None:
         """A scheduler sends the signal to all processes of all nodes, and another node has left first."""
         told = "trap 'echo x > told; exit 7' TERM; echo x > up; until read word < gate; do :; done"
-        play = Play(stage, told, spec={"shutdown_timeout": 0.5}).on(WAITING, training(rank_assignment()))
+        agent = ScriptedAgent(directory, told, spec={"shutdown_timeout": 0.5}).on(WAITING, training(rank_assignment()))
 
         def signal_agent(turns: int) -> None:
             if turns:
@@ -305,30 +316,32 @@ class TestLeaving:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         def half_of_the_signal() -> Assignment:
-            play.signal(signal.SIGTERM, above=True)
+            agent.signal(signal.SIGTERM, above=True)
             signal_agent(turns=5)  # Before that, the loop acts on the end of the round.
             return gathering(1)
 
-        played = play.on(RUNNING, when_up(stage, half_of_the_signal)).run()
-        assert played.result.ends[0].code == -signal.SIGKILL
-        assert not (stage / "told").exists()
+        agent_run = agent.on(RUNNING, when_up(directory, half_of_the_signal)).run()
+        assert agent_run.result.ends[0].code == -signal.SIGKILL
+        assert not (directory / "told").exists()
 
-    def test_no_other_node_restarts_when_its_workers_have_succeeded(self, stage: Path) -> None:
-        play = Play(stage, "exit 0").on(WAITING, training(rank_assignment()))
-        played = play.on(SUCCEEDED, lambda: play.signal(signal.SIGTERM)).run()
+    def test_no_other_node_restarts_when_its_workers_have_succeeded(self, directory: Path) -> None:
+        agent = ScriptedAgent(directory, "exit 0").on(WAITING, training(rank_assignment()))
+        agent_run = agent.on(SUCCEEDED, lambda: agent.signal(signal.SIGTERM)).run()
         # Workers that end at once may have succeeded before the agent reports that they run.
-        assert [phase for phase in played.phases if phase is not RUNNING] == [WAITING, SUCCEEDED]
-        assert played.result.exit_code == 128 + signal.SIGTERM
+        assert [phase for phase in agent_run.phases if phase is not RUNNING] == [WAITING, SUCCEEDED]
+        assert agent_run.result.exit_code == 128 + signal.SIGTERM
 
-    def test_the_loss_of_its_watchdog_kills_and_is_reported(self, stage: Path) -> None:
+    def test_the_loss_of_its_watchdog_kills_and_is_reported(self, directory: Path) -> None:
         # It is at its end for the reader once the other end has been opened and closed.
-        os.mkfifo(stage / "watchdog")
-        watchdog = os.open(stage / "watchdog", os.O_RDONLY | os.O_NONBLOCK)
-        play = Play(stage, STUBBORN, parent_pipes=[watchdog]).on(WAITING, training(rank_assignment()))
-        played = play.on(RUNNING, when_up(stage, lambda: os.close(os.open(stage / "watchdog", os.O_WRONLY)))).run()
+        os.mkfifo(directory / "watchdog")
+        watchdog = os.open(directory / "watchdog", os.O_RDONLY | os.O_NONBLOCK)
+        agent = ScriptedAgent(directory, STUBBORN, parent_pipes=[watchdog]).on(WAITING, training(rank_assignment()))
+        agent_run = agent.on(
+            RUNNING, when_up(directory, lambda: os.close(os.open(directory / "watchdog", os.O_WRONLY)))
+        ).run()
         os.close(watchdog)
-        assert played.phases[-2:] == [LEAVING, LEFT]
-        assert played.result.ends[0].code == -signal.SIGKILL
+        assert agent_run.phases[-2:] == [LEAVING, LEFT]
+        assert agent_run.result.ends[0].code == -signal.SIGKILL
 
 
 class TestLosingTheMaster:
@@ -336,25 +349,30 @@ class TestLosingTheMaster:
 
     PROBLEM = "the master at a:1 has been away for 600 s"
 
-    def test_running_workers_are_stopped_and_the_code_has_the_reason(self, stage: Path) -> None:
-        played = (
-            Play(stage, UNTIL_RELEASED)
+    def test_running_workers_are_stopped_and_the_code_has_the_reason(self, directory: Path) -> None:
+        agent_run = (
+            ScriptedAgent(directory, UNTIL_RELEASED)
             .on(WAITING, training(rank_assignment()))
-            .on(RUNNING, when_up(stage, self.PROBLEM))
+            .on(RUNNING, when_up(directory, self.PROBLEM))
             .run()
         )
-        assert (played.result.exit_code, played.result.error) == (exit_codes.CANNOT_JOIN, self.PROBLEM)
-        assert played.statuses[-1].phase is LEFT
+        assert (agent_run.result.exit_code, agent_run.result.error) == (exit_codes.CANNOT_JOIN, self.PROBLEM)
+        assert agent_run.statuses[-1].phase is LEFT
 
-    def test_a_node_that_was_never_taken_in_starts_nothing(self, stage: Path) -> None:
-        played = Play(stage, UNTIL_RELEASED).on(WAITING, self.PROBLEM).run()
-        assert played.result.exit_code == exit_codes.CANNOT_JOIN
-        assert not (stage / "started").exists()
+    def test_a_node_that_was_never_taken_in_starts_nothing(self, directory: Path) -> None:
+        agent_run = ScriptedAgent(directory, UNTIL_RELEASED).on(WAITING, self.PROBLEM).run()
+        assert agent_run.result.exit_code == exit_codes.CANNOT_JOIN
+        assert not (directory / "started").exists()
 
-    def test_finished_work_stays_finished(self, stage: Path) -> None:
-        played = Play(stage, "exit 0").on(WAITING, training(rank_assignment())).on(SUCCEEDED, self.PROBLEM).run()
-        assert played.result.exit_code == 0
-        assert played.result.error == f"{self.PROBLEM}; all workers of this node had succeeded by then"
+    def test_finished_work_stays_finished(self, directory: Path) -> None:
+        agent_run = (
+            ScriptedAgent(directory, "exit 0")
+            .on(WAITING, training(rank_assignment()))
+            .on(SUCCEEDED, self.PROBLEM)
+            .run()
+        )
+        assert agent_run.result.exit_code == 0
+        assert agent_run.result.error == f"{self.PROBLEM}; all workers of this node had succeeded by then"
 
 
 def end(rank: int, code: int, after: float = 0.0, **more: Any) -> WorkerExit:

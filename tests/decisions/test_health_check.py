@@ -21,7 +21,7 @@ import psutil
 import pytest
 from harness import WAIT, WORKERS
 from policy_parts import check_part, check_report, fold, with_part
-from scripted_agent import FINISHED, Play, Played, gathering, rank_assignment, training
+from scripted_agent import FINISHED, AgentRun, ScriptedAgent, gathering, rank_assignment, training
 
 from dlrover_run import exit_codes
 from dlrover_run.agent import health_check, node_problems, torch_adapter
@@ -83,14 +83,14 @@ def has_linked(number: int, round: int = 0) -> Callable[[NodeReport], bool]:
 
 
 @dataclass
-class Stage:
+class Workspace:
     """A directory in which an agent runs; its check processes do as `behave` sets, and note the orders they receive."""
 
     path: Path
 
-    def play(self, shell: str = "exit 0", check: int = CHECK_ONCE, workers: int = 1, **spec: Any) -> Play:
+    def agent(self, shell: str = "exit 0", check: int = CHECK_ONCE, workers: int = 1, **spec: Any) -> ScriptedAgent:
         rules = JobRules(**fold(HealthRules, {"check": check, **spec.pop("rules", {})}))
-        return Play(self.path, shell, spec={"rules": rules, "workers_per_node": workers, **spec})
+        return ScriptedAgent(self.path, shell, spec={"rules": rules, "workers_per_node": workers, **spec})
 
     def behave(self, *lines: str) -> None:
         (self.path / "behave").write_text("".join(f"{line}\n" for line in lines))
@@ -105,18 +105,18 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     # Imports are not tested here, and importing torch takes long.
     monkeypatch.setattr(health_check, "PRELOAD", ())
     monkeypatch.setattr(
         torch_adapter, "HealthCheckRunner", partial(HealthCheckRunner, folder=str(WORKERS / "fake_check"))
     )
-    return Stage(tmp_path)
+    return Workspace(tmp_path)
 
 
-def last(played: Played, what: str) -> Any:
+def last(agent_run: AgentRun, what: str) -> Any:
     """Return the last reported `compute_result` or `link_result`."""
-    reports = [getattr(check_report(status), what) for status in played.statuses]
+    reports = [getattr(check_report(status), what) for status in agent_run.statuses]
     return [report for report in reports if report is not None][-1]
 
 
@@ -131,102 +131,108 @@ BLANK = NodeReport(node_id="n", incarnation="i", host="h", address="a", port=1, 
 class TestComputing:
     """What a node does before it has a task."""
 
-    def test_it_computes_by_itself_and_reports_each_device(self, stage: Stage) -> None:
-        played = stage.play(workers=2).on(has_computed(), FINISHED).run()
+    def test_it_computes_by_itself_and_reports_each_device(self, workspace: Workspace) -> None:
+        agent_run = workspace.agent(workers=2).on(has_computed(), FINISHED).run()
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
-        assert last(played, "compute_result") == ComputeResult(CheckKey(), devices)
-        assert [order["seconds"] for order in stage.orders] == [health_check.COMPUTE_SECONDS] * 2
-        assert len({check_report(status).check_port for status in played.statuses if status.phase is WAITING}) == 1
+        assert last(agent_run, "compute_result") == ComputeResult(CheckKey(), devices)
+        assert [order["seconds"] for order in workspace.orders] == [health_check.COMPUTE_SECONDS] * 2
+        assert len({check_report(status).check_port for status in agent_run.statuses if status.phase is WAITING}) == 1
 
-    def test_of_many_devices_the_slowest_are_reported(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_many_devices_the_slowest_are_reported(
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(health_check, "MAX_DEVICES", 2)
-        played = stage.play(workers=3).on(has_computed(), FINISHED).run()
-        assert [device.tflops for device in last(played, "compute_result").devices] == [1.0, 2.0]
+        agent_run = workspace.agent(workers=3).on(has_computed(), FINISHED).run()
+        assert [device.tflops for device in last(agent_run, "compute_result").devices] == [1.0, 2.0]
 
-    def test_no_node_computes_without_a_check(self, stage: Stage) -> None:
-        played = stage.play(check=CHECK_NEVER).on(WAITING, training(rank_assignment())).on(SUCCEEDED, FINISHED).run()
-        assert stage.orders == []
-        assert {check_report(status).check_port for status in played.statuses} == {0}
+    def test_no_node_computes_without_a_check(self, workspace: Workspace) -> None:
+        agent_run = (
+            workspace.agent(check=CHECK_NEVER).on(WAITING, training(rank_assignment())).on(SUCCEEDED, FINISHED).run()
+        )
+        assert workspace.orders == []
+        assert {check_report(status).check_port for status in agent_run.statuses} == {0}
 
-    def test_static_ranks_of_several_nodes_are_not_checked(self, stage: Stage) -> None:
-        play = stage.play(backend="static", rules={"max_nodes": 2}).on(WAITING, training(rank_assignment(), 1))
-        play.on(SUCCEEDED, FINISHED).run()
-        assert stage.orders == []
+    def test_static_ranks_of_several_nodes_are_not_checked(self, workspace: Workspace) -> None:
+        agent = workspace.agent(backend="static", rules={"max_nodes": 2}).on(WAITING, training(rank_assignment(), 1))
+        agent.on(SUCCEEDED, FINISHED).run()
+        assert workspace.orders == []
 
-    def test_a_process_that_is_killed_is_this_nodes_problem(self, stage: Stage) -> None:
-        stage.behave("1 compute die 9")
-        played = stage.play(workers=2).on(has_computed(), FINISHED).run()
+    def test_a_process_that_is_killed_is_this_nodes_problem(self, workspace: Workspace) -> None:
+        workspace.behave("1 compute die 9")
+        agent_run = workspace.agent(workers=2).on(has_computed(), FINISHED).run()
         problem = "the check process of local rank 1 was killed by SIGKILL: what it said last"
-        assert last(played, "compute_result") == ComputeResult(CheckKey(), problem=problem)
+        assert last(agent_run, "compute_result") == ComputeResult(CheckKey(), problem=problem)
 
-    def test_a_process_that_hangs_is_this_nodes_problem(self, stage: Stage) -> None:
-        stage.behave("0 compute hang")
-        played = stage.play(rules={"check_timeout": 3.0}).on(has_computed(), FINISHED).run()
-        assert "the check process of local rank 0 gave no answer in" in last(played, "compute_result").problem
+    def test_a_process_that_hangs_is_this_nodes_problem(self, workspace: Workspace) -> None:
+        workspace.behave("0 compute hang")
+        agent_run = workspace.agent(rules={"check_timeout": 3.0}).on(has_computed(), FINISHED).run()
+        assert "the check process of local rank 0 gave no answer in" in last(agent_run, "compute_result").problem
 
-    def test_a_wrong_result_is_reported_as_such_and_with_its_rank(self, stage: Stage) -> None:
-        stage.behave("1 compute problem wrong by 2e3")
-        played = stage.play(workers=2).on(has_computed(), FINISHED).run()
-        computed = last(played, "compute_result")
+    def test_a_wrong_result_is_reported_as_such_and_with_its_rank(self, workspace: Workspace) -> None:
+        workspace.behave("1 compute problem wrong by 2e3")
+        agent_run = workspace.agent(workers=2).on(has_computed(), FINISHED).run()
+        computed = last(agent_run, "compute_result")
         assert computed == ComputeResult(CheckKey(), (DeviceSpeed(0, "fake", 1.0),), "local rank 1: wrong by 2e3", True)
 
-    def test_a_nuisance_is_reported_and_no_problem(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_nuisance_is_reported_and_no_problem(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("the limit on files is 64"),)
         monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
-        played = stage.play().on(has_computed(), FINISHED).run()
-        assert last(played, "compute_result").problem == ""
-        assert played.output == "dlrover-run: warning: the limit on files is 64\n"
+        agent_run = workspace.agent().on(has_computed(), FINISHED).run()
+        assert last(agent_run, "compute_result").problem == ""
+        assert agent_run.output == "dlrover-run: warning: the limit on files is 64\n"
 
     def test_a_look_that_fails_is_reported_in_one_line_and_no_problem(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*args: object) -> None:
             raise AttributeError("module 'pynvml' has no attribute 'nvmlDeviceGetRemappedRows'")
 
         monkeypatch.setattr(node_problems, "find_node_problems", fail)
-        played = stage.play().on(has_computed(), FINISHED).run()
-        assert last(played, "compute_result").problem == ""
-        assert played.output == (
+        agent_run = workspace.agent().on(has_computed(), FINISHED).run()
+        assert last(agent_run, "compute_result").problem == ""
+        assert agent_run.output == (
             "dlrover-run: warning: the look at this machine failed: "
             "AttributeError: module 'pynvml' has no attribute 'nvmlDeviceGetRemappedRows'\n"
         )
 
     @pytest.mark.parametrize("each", [False, True])
     def test_workers_that_were_counted_as_gpus_need_one_each(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, each: bool
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, each: bool
     ) -> None:
         def look(workers: int, log_dir: object, environ: object, gpu_each: bool) -> tuple[NodeProblem, ...]:
             return (NodeProblem(f"asked for {workers} workers", severe=gpu_each),)
 
         monkeypatch.setattr(node_problems, "find_node_problems", look)
-        played = stage.play(workers=2, gpu_each=each).on(has_computed(), FINISHED).run()
-        assert ("asked for 2 workers" in last(played, "compute_result").problem) is each
+        agent_run = workspace.agent(workers=2, gpu_each=each).on(has_computed(), FINISHED).run()
+        assert ("asked for 2 workers" in last(agent_run, "compute_result").problem) is each
 
-    def test_what_is_severe_comes_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_severe_comes_in_place_of_a_speed(
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         found = (NodeProblem("GPU 3 has 12 errors", severe=True), NodeProblem("more", severe=True))
         monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
-        played = stage.play().on(has_computed(), FINISHED).run()
-        assert last(played, "compute_result") == ComputeResult(
+        agent_run = workspace.agent().on(has_computed(), FINISHED).run()
+        assert last(agent_run, "compute_result") == ComputeResult(
             CheckKey(), problem="it was not even tried: GPU 3 has 12 errors"
         )
-        assert stage.orders == []
+        assert workspace.orders == []
 
-    def test_a_device_that_is_slow_again_is_named_once(self, stage: Stage) -> None:
-        stage.behave(*["2 compute speed 0.25"] * 4)
-        play = stage.play(workers=3).on(has_computed(), task(1, compute=True))
-        played = play.on(has_computed(1), FINISHED).run()
-        assert last(played, "compute_result").devices[0] == DeviceSpeed(2, "fake", 0.25)
-        assert len(stage.orders_to("compute")) == 3 * 4
+    def test_a_device_that_is_slow_again_is_named_once(self, workspace: Workspace) -> None:
+        workspace.behave(*["2 compute speed 0.25"] * 4)
+        agent = workspace.agent(workers=3).on(has_computed(), task(1, compute=True))
+        agent_run = agent.on(has_computed(1), FINISHED).run()
+        assert last(agent_run, "compute_result").devices[0] == DeviceSpeed(2, "fake", 0.25)
+        assert len(workspace.orders_to("compute")) == 3 * 4
         words = "local rank 2 (fake) computes at 0.25 TFLOP/s where the others of this node reach 1 TFLOP/s"
-        assert played.output == f"dlrover-run: warning: {words}\n"
+        assert agent_run.output == f"dlrover-run: warning: {words}\n"
 
-    def test_a_device_that_is_slow_once_is_tried_again_without_a_message(self, stage: Stage) -> None:
-        stage.behave("1 compute speed 0.25")
-        played = stage.play(workers=2).on(has_computed(), FINISHED).run()
+    def test_a_device_that_is_slow_once_is_tried_again_without_a_message(self, workspace: Workspace) -> None:
+        workspace.behave("1 compute speed 0.25")
+        agent_run = workspace.agent(workers=2).on(has_computed(), FINISHED).run()
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
-        assert last(played, "compute_result") == ComputeResult(CheckKey(), devices)
-        assert len(stage.orders_to("compute")) == 4
-        assert played.output == ""
+        assert last(agent_run, "compute_result") == ComputeResult(CheckKey(), devices)
+        assert len(workspace.orders_to("compute")) == 4
+        assert agent_run.output == ""
 
     def test_ranks_that_share_a_cpu_are_not_compared(self) -> None:
         speeds = [DeviceSpeed(rank, "cpu", tflops) for rank, tflops in enumerate((0.01, 1.0, 1.0))]
@@ -234,23 +240,23 @@ class TestComputing:
         assert find_slow([DeviceSpeed(rank, "H200", tflops) for rank, tflops in enumerate((1.0, 2.0, 2.0))], 2.0) == []
         assert find_slow([], 2.0) == []
 
-    def test_without_torch_it_ends_with_one_line(self, stage: Stage) -> None:
-        stage.behave(f"0 compute problem {health_check.NO_TORCH}")
-        played = stage.play(entrypoint=Entrypoint("script", "x.py", python=sys.executable)).run()
-        assert played.result.exit_code == exit_codes.BAD_COMMAND_LINE
-        assert played.result.error is not None
-        assert played.result.error.startswith(f"--network-check needs torch in {sys.executable}, which has none: ")
-        assert "\n" not in played.result.error
+    def test_without_torch_it_ends_with_one_line(self, workspace: Workspace) -> None:
+        workspace.behave(f"0 compute problem {health_check.NO_TORCH}")
+        agent_run = workspace.agent(entrypoint=Entrypoint("script", "x.py", python=sys.executable)).run()
+        assert agent_run.result.exit_code == exit_codes.BAD_COMMAND_LINE
+        assert agent_run.result.error is not None
+        assert agent_run.result.error.startswith(f"--network-check needs torch in {sys.executable}, which has none: ")
+        assert "\n" not in agent_run.result.error
 
     def test_the_real_check_process_reports_it_with_the_same_text(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch_adapter, "HealthCheckRunner", HealthCheckRunner)
-        (stage.path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-        monkeypatch.setenv("PYTHONPATH", str(stage.path))
-        played = stage.play().run()
-        assert played.result.exit_code == exit_codes.BAD_COMMAND_LINE
-        assert "--network-check needs torch in" in str(played.result.error)
+        (workspace.path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+        monkeypatch.setenv("PYTHONPATH", str(workspace.path))
+        agent_run = workspace.agent().run()
+        assert agent_run.result.exit_code == exit_codes.BAD_COMMAND_LINE
+        assert "--network-check needs torch in" in str(agent_run.result.error)
 
 
 class TestTasks:
@@ -272,72 +278,72 @@ class TestTasks:
         ]
         assert orders[0]["name"] == "1/1/0/5-5"
 
-    def test_links_are_tried_one_after_the_other_and_the_slowest_rank_counts(self, stage: Stage) -> None:
+    def test_links_are_tried_one_after_the_other_and_the_slowest_rank_counts(self, workspace: Workspace) -> None:
         own = msgspec.structs.replace(SELF, workers=2)
         wanted = task(1, (own, PEER), (LinkEnd(1, "10.0.0.1", 1, 1), own))
-        played = stage.play(workers=2).on(has_computed(), wanted).on(has_linked(1), FINISHED).run()
-        assert last(played, "link_result") == LinkResults(key(1), (LinkResult(5, 7.0), LinkResult(1, 7.0)))
-        names = [order["name"] for order in stage.orders_to("link") if order["local_rank"] == 0]
+        agent_run = workspace.agent(workers=2).on(has_computed(), wanted).on(has_linked(1), FINISHED).run()
+        assert last(agent_run, "link_result") == LinkResults(key(1), (LinkResult(5, 7.0), LinkResult(1, 7.0)))
+        names = [order["name"] for order in workspace.orders_to("link") if order["local_rank"] == 0]
         assert names == ["1/1/0/2-5", "1/1/0/1-2"]
-        assert len(stage.orders_to("compute")) == 2, "it was not asked to compute again"
-        assert len({order["pid"] for order in stage.orders}) == 2, "the same processes did all of it"
+        assert len(workspace.orders_to("compute")) == 2, "it was not asked to compute again"
+        assert len({order["pid"] for order in workspace.orders}) == 2, "the same processes did all of it"
 
-    def test_a_task_is_carried_out_once_however_often_it_is_assigned(self, stage: Stage) -> None:
+    def test_a_task_is_carried_out_once_however_often_it_is_assigned(self, workspace: Workspace) -> None:
         first, second = task(1, (SELF, PEER)), task(1, (SELF, PEER), round=1)
         again = msgspec.structs.replace(first, epoch=2)
-        play = stage.play().on(has_computed(), first).on(has_linked(1), again)
-        play.on(lambda status: status.epoch == 2, msgspec.structs.replace(second, epoch=2))
-        play.on(has_linked(1, 1), FINISHED).run()
-        assert [order["name"] for order in stage.orders_to("link")] == ["1/1/0/2-5", "1/1/1/2-5"]
+        agent = workspace.agent().on(has_computed(), first).on(has_linked(1), again)
+        agent.on(lambda status: status.epoch == 2, msgspec.structs.replace(second, epoch=2))
+        agent.on(has_linked(1, 1), FINISHED).run()
+        assert [order["name"] for order in workspace.orders_to("link")] == ["1/1/0/2-5", "1/1/1/2-5"]
 
-    def test_it_computes_again_when_asked_to_and_reports_for_which_task(self, stage: Stage) -> None:
-        play = stage.play().on(has_computed(), task(1, (SELF, PEER), compute=True)).on(has_computed(1))
-        played = play.on(has_linked(1), FINISHED).run()
-        assert [order["do"] for order in stage.orders] == ["compute", "compute", "link"]
-        assert last(played, "compute_result").key == key(1)
+    def test_it_computes_again_when_asked_to_and_reports_for_which_task(self, workspace: Workspace) -> None:
+        agent = workspace.agent().on(has_computed(), task(1, (SELF, PEER), compute=True)).on(has_computed(1))
+        agent_run = agent.on(has_linked(1), FINISHED).run()
+        assert [order["do"] for order in workspace.orders] == ["compute", "compute", "link"]
+        assert last(agent_run, "compute_result").key == key(1)
 
-    def test_a_link_fails_when_it_fails_for_any_rank(self, stage: Stage) -> None:
-        stage.behave("1 link problem connection refused")
+    def test_a_link_fails_when_it_fails_for_any_rank(self, workspace: Workspace) -> None:
+        workspace.behave("1 link problem connection refused")
         own = msgspec.structs.replace(SELF, workers=2)
-        play = stage.play(workers=2).on(has_computed(), task(1, (own, PEER)))
-        played = play.on(has_linked(1), FINISHED).run()
+        agent = workspace.agent(workers=2).on(has_computed(), task(1, (own, PEER)))
+        agent_run = agent.on(has_linked(1), FINISHED).run()
         failed = LinkResult(5, problem="local rank 1: connection refused")
-        assert last(played, "link_result") == LinkResults(key(1), (failed,))
+        assert last(agent_run, "link_result") == LinkResults(key(1), (failed,))
 
     @pytest.mark.parametrize(("number", "own"), [(9, True), (6, False)])
     def test_after_a_death_in_a_link_the_rest_is_not_tried_nor_reported_and_the_next_task_finds_other_processes(
-        self, stage: Stage, number: int, own: bool
+        self, workspace: Workspace, number: int, own: bool
     ) -> None:
         """A library aborts (SIGABRT) when the other end of its connection has gone."""
-        stage.behave(f"0 link die {number}")
+        workspace.behave(f"0 link die {number}")
         other = LinkEnd(7, "10.0.0.7", 1, 1)
-        play = stage.play().on(has_computed(), task(1, (SELF, PEER), (SELF, other)))
-        played = play.on(has_linked(1), task(1, (SELF, PEER), round=1)).on(has_linked(1, 1), FINISHED).run()
+        agent = workspace.agent().on(has_computed(), task(1, (SELF, PEER), (SELF, other)))
+        agent_run = agent.on(has_linked(1), task(1, (SELF, PEER), round=1)).on(has_linked(1, 1), FINISHED).run()
         first = next(
             check_report(status).link_result
-            for status in played.statuses
+            for status in agent_run.statuses
             if check_report(status).link_result is not None
         )
         words = {9: "SIGKILL", 6: "SIGABRT (abort)"}[number]
         problem = f"the check process of local rank 0 was killed by {words}: what it said last"
         assert first.problem == (problem if own else "")
         assert first.results == (LinkResult(5, problem=problem),)
-        assert last(played, "link_result") == LinkResults(key(1, 1), (LinkResult(5, 8.0),))
+        assert last(agent_run, "link_result") == LinkResults(key(1, 1), (LinkResult(5, 8.0),))
 
-    def test_after_a_process_that_gave_up_in_a_link_the_next_is_tried_with_another(self, stage: Stage) -> None:
-        stage.behave("0 link end")
+    def test_after_a_process_that_gave_up_in_a_link_the_next_is_tried_with_another(self, workspace: Workspace) -> None:
+        workspace.behave("0 link end")
         other = LinkEnd(7, "10.0.0.7", 1, 1)
-        play = stage.play().on(has_computed(), task(1, (SELF, PEER), (SELF, other))).on(has_linked(1), FINISHED)
+        agent = workspace.agent().on(has_computed(), task(1, (SELF, PEER), (SELF, other))).on(has_linked(1), FINISHED)
         tried = (LinkResult(5, problem="it hung"), LinkResult(7, 8.0))
-        assert last(play.run(), "link_result") == LinkResults(key(1), tried)
+        assert last(agent.run(), "link_result") == LinkResults(key(1), tried)
 
     @pytest.mark.parametrize(("link", "own"), [((SELF, PEER), False), ((SELF,), True)])
     def test_a_link_that_hangs_is_this_nodes_problem_only_where_no_other_took_part(
-        self, stage: Stage, link: tuple[LinkEnd, ...], own: bool
+        self, workspace: Workspace, link: tuple[LinkEnd, ...], own: bool
     ) -> None:
-        stage.behave("0 link hang")
-        play = stage.play().on(has_computed(), task(1, link, timeout=2.0)).on(has_linked(1), FINISHED)
-        linked = last(play.run(), "link_result")
+        workspace.behave("0 link hang")
+        agent = workspace.agent().on(has_computed(), task(1, link, timeout=2.0)).on(has_linked(1), FINISHED)
+        linked = last(agent.run(), "link_result")
         words, _, seconds = linked.results[0].problem.rpartition(" in ")
         assert words == "the check process of local rank 0 gave no answer"
         assert float(seconds.removesuffix(" s")) <= 0.5, "a quarter of the task's time"
@@ -377,7 +383,7 @@ async def healthy() -> tuple[str, ...]:
     return ()
 
 
-class Scene:
+class CheckRun:
     """The health check of one node, without an agent. `assign` passes an assignment to it, and `until` waits for the
     result."""
 
@@ -424,74 +430,76 @@ class Scene:
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Scene], Awaitable[None]]], None]:
+def run_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[CheckRun], Awaitable[None]]], None]:
     """Runs such a node in the directory of the test, and checks that no process is left."""
     monkeypatch.chdir(tmp_path)
     os.mkfifo("hung")
 
-    def run(act: Callable[[Scene], Awaitable[None]]) -> None:
+    def run(act: Callable[[CheckRun], Awaitable[None]]) -> None:
         async def whole() -> None:
-            scene = Scene()
+            check_run = CheckRun()
             try:
-                await act(scene)
+                await act(check_run)
             finally:
-                await scene.close()
+                await check_run.close()
 
         asyncio.run(whole())
 
     return run
 
 
-Playing = Callable[[Callable[[Scene], Awaitable[None]]], None]
+RunCheck = Callable[[Callable[[CheckRun], Awaitable[None]]], None]
 
 
 class TestReplacing:
     """The latest assignment counts, whatever the check processes are doing."""
 
-    def test_a_newer_task_replaces_one_under_way_whose_processes_hang(self, play: Playing, tmp_path: Path) -> None:
+    def test_a_newer_task_replaces_a_task_whose_processes_hang(self, run_check: RunCheck, tmp_path: Path) -> None:
         (tmp_path / "behave").write_text("0 link hang\n")
 
-        async def act(scene: Scene) -> None:
-            await scene.until(has_computed())
-            scene.assign(task(1, (SELF, PEER)))
-            await scene.until_it_hangs()
-            scene.assign(task(2, (SELF, PEER)))
-            status = await scene.until(has_linked(2))
+        async def act(check_run: CheckRun) -> None:
+            await check_run.until(has_computed())
+            check_run.assign(task(1, (SELF, PEER)))
+            await check_run.until_it_hangs()
+            check_run.assign(task(2, (SELF, PEER)))
+            status = await check_run.until(has_linked(2))
             assert check_report(status).link_result == LinkResults(key(2), (LinkResult(5, 8.0),))
-            assert len(scene.workers.started) == 2
+            assert len(check_run.workers.started) == 2
             running = asyncio.all_tasks()
-            scene.assign(task(1, (SELF, PEER), round=3))
+            check_run.assign(task(1, (SELF, PEER), round=3))
             assert asyncio.all_tasks() == running, "an earlier one is none that counts"
 
-        play(act)
+        run_check(act)
 
     def test_a_task_that_comes_while_it_computes_has_it_compute_again_later(
-        self, play: Playing, tmp_path: Path
+        self, run_check: RunCheck, tmp_path: Path
     ) -> None:
         (tmp_path / "behave").write_text("0 compute hang\n")
 
-        async def act(scene: Scene) -> None:
-            scene.part.update(None)
-            await scene.until_it_hangs()
-            scene.assign(task(1, (SELF, PEER)))
-            assert check_report(await scene.until(has_linked(1))).compute_result is None
-            assert check_report(await scene.until(has_computed())).link_result is not None
+        async def act(check_run: CheckRun) -> None:
+            check_run.part.update(None)
+            await check_run.until_it_hangs()
+            check_run.assign(task(1, (SELF, PEER)))
+            assert check_report(await check_run.until(has_linked(1))).compute_result is None
+            assert check_report(await check_run.until(has_computed())).link_result is not None
 
-        play(act)
+        run_check(act)
 
     def test_processes_that_do_not_come_up_in_time_are_this_nodes_problem(
-        self, play: Playing, monkeypatch: pytest.MonkeyPatch
+        self, run_check: RunCheck, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def act(scene: Scene) -> None:
-            await scene.until(has_computed())
-            await scene.part.suspend()
+        async def act(check_run: CheckRun) -> None:
+            await check_run.until(has_computed())
+            await check_run.part.suspend()
 
             async def never(parent: object) -> None:
                 await asyncio.Event().wait()
 
-            monkeypatch.setattr(scene.workers, "prestarted", never)
-            scene.assign(task(1, (SELF, PEER), compute=True, timeout=0.2))
-            status = await scene.until(has_linked(1))
+            monkeypatch.setattr(check_run.workers, "prestarted", never)
+            check_run.assign(task(1, (SELF, PEER), compute=True, timeout=0.2))
+            status = await check_run.until(has_linked(1))
             problem = (
                 "the processes of the node check could not be started in {} s; where starting takes longer, as from a "
                 "slow disk, give it more with --rdzv-conf check_timeout=SECONDS"
@@ -505,62 +513,62 @@ class TestReplacing:
                 (LinkResult(5, problem=check_report(status).link_result.problem),),
             )
 
-        play(act)
+        run_check(act)
 
-    def test_the_check_processes_end_with_their_pause_and_a_later_task_finds_others(self, play: Playing) -> None:
-        async def act(scene: Scene) -> None:
-            await scene.until(has_computed())
-            assert scene.part.pids == set(scene.workers.started)
-            await scene.part.suspend()
-            assert scene.part.pids == set()
-            assert not psutil.pid_exists(scene.workers.started[0])
-            scene.assign(task(1, (SELF, PEER)))
-            await scene.until(has_linked(1))
-            assert scene.part.pids == {scene.workers.started[1]}
+    def test_the_check_processes_end_with_their_pause_and_a_later_task_finds_others(self, run_check: RunCheck) -> None:
+        async def act(check_run: CheckRun) -> None:
+            await check_run.until(has_computed())
+            assert check_run.part.pids == set(check_run.workers.started)
+            await check_run.part.suspend()
+            assert check_run.part.pids == set()
+            assert not psutil.pid_exists(check_run.workers.started[0])
+            check_run.assign(task(1, (SELF, PEER)))
+            await check_run.until(has_linked(1))
+            assert check_run.part.pids == {check_run.workers.started[1]}
 
-        play(act)
+        run_check(act)
 
     def test_the_check_processes_end_once_their_node_has_passed_and_a_later_task_finds_others(
-        self, play: Playing
+        self, run_check: RunCheck
     ) -> None:
-        async def act(scene: Scene) -> None:
+        async def act(check_run: CheckRun) -> None:
             own = dismissed(HealthStatus.PASSED, leaves=False)
-            await scene.until(has_computed())
-            scene.assign(with_part(task(1, (SELF, PEER)), HealthAssignment, health=own))
-            await scene.until(has_linked(1))
-            assert scene.part.pids == {scene.workers.started[0]}, "its task stands"
-            scene.assign(Assignment(policy=HealthAssignment(health=own)))
-            await scene.until(lambda status: not scene.part.pids)
-            assert not psutil.pid_exists(scene.workers.started[0])
-            scene.assign(with_part(task(1, (SELF, PEER), round=1), HealthAssignment, health=own))
-            await scene.until(has_linked(1, 1))
-            assert scene.part.pids == {scene.workers.started[1]}
-            assert len(scene.workers.started) == 2
+            await check_run.until(has_computed())
+            check_run.assign(with_part(task(1, (SELF, PEER)), HealthAssignment, health=own))
+            await check_run.until(has_linked(1))
+            assert check_run.part.pids == {check_run.workers.started[0]}, "its task stands"
+            check_run.assign(Assignment(policy=HealthAssignment(health=own)))
+            await check_run.until(lambda status: not check_run.part.pids)
+            assert not psutil.pid_exists(check_run.workers.started[0])
+            check_run.assign(with_part(task(1, (SELF, PEER), round=1), HealthAssignment, health=own))
+            await check_run.until(has_linked(1, 1))
+            assert check_run.part.pids == {check_run.workers.started[1]}
+            assert len(check_run.workers.started) == 2
 
-        play(act)
+        run_check(act)
 
-    def test_a_process_that_dies_between_requests_is_replaced_without_a_message(self, play: Playing) -> None:
-        async def act(scene: Scene) -> None:
-            await scene.until(has_computed())
-            await killed(scene.workers.started[0])
-            assert scene.part.pids == set()
-            scene.assign(task(1, (SELF, PEER)))
-            assert check_report(await scene.until(has_linked(1))).link_result == LinkResults(
+    def test_a_process_that_dies_between_requests_is_replaced_without_a_message(self, run_check: RunCheck) -> None:
+        async def act(check_run: CheckRun) -> None:
+            await check_run.until(has_computed())
+            await killed(check_run.workers.started[0])
+            assert check_run.part.pids == set()
+            check_run.assign(task(1, (SELF, PEER)))
+            assert check_report(await check_run.until(has_linked(1))).link_result == LinkResults(
                 key(1), (LinkResult(5, 8.0),)
             )
 
-        play(act)
+        run_check(act)
 
-    def test_an_unexpected_failure_is_reported(self, play: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def act(scene: Scene) -> None:
+    def test_an_unexpected_failure_is_reported(self, run_check: RunCheck, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def act(check_run: CheckRun) -> None:
             def fail(*args: object) -> None:
                 raise OSError(24, "Too many open files")
 
             monkeypatch.setattr(health_check, "CheckWorkers", fail)
             with pytest.raises(OSError, match="Too many open files"):
-                await scene.until(has_computed())
+                await check_run.until(has_computed())
 
-        play(act)
+        run_check(act)
 
 
 class TestRounds:
@@ -571,20 +579,20 @@ class TestRounds:
     )
     UNTIL_RELEASED = 'trap : TERM; echo x > up; until read word < gate; do :; done; echo \'{"do": "ended"}\' >> orders'
 
-    def test_the_check_processes_have_ended_before_workers_start(self, stage: Stage) -> None:
-        play = stage.play(f"{self.NO_CHECK_PROCESS_LIVES}; exit 0", workers=2).on(
+    def test_the_check_processes_have_ended_before_workers_start(self, workspace: Workspace) -> None:
+        agent = workspace.agent(f"{self.NO_CHECK_PROCESS_LIVES}; exit 0", workers=2).on(
             has_computed(), training(rank_assignment(workers=2))
         )
-        assert play.on(SUCCEEDED, FINISHED).run().result.exit_code == 0
+        assert agent.on(SUCCEEDED, FINISHED).run().result.exit_code == 0
 
-    def test_ranks_that_come_while_it_computes_end_that(self, stage: Stage) -> None:
-        stage.behave("0 start hang")
-        play = stage.play().on(WAITING, training(rank_assignment())).on(SUCCEEDED, FINISHED)
-        assert play.run().result.exit_code == 0
+    def test_ranks_that_come_while_it_computes_end_that(self, workspace: Workspace) -> None:
+        workspace.behave("0 start hang")
+        agent = workspace.agent().on(WAITING, training(rank_assignment())).on(SUCCEEDED, FINISHED)
+        assert agent.run().result.exit_code == 0
 
     @pytest.mark.parametrize(("check", "templates"), [(CHECK_ONCE, 2), (CHECK_ALWAYS, 1)])
     def test_a_later_task_finds_check_processes_and_their_template_stays_where_every_round_is_checked(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, check: int, templates: int
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, check: int, templates: int
     ) -> None:
         def noted(spec: JobSpec, *rest: Any) -> Any:
             with open("templates", "a") as file:
@@ -593,33 +601,35 @@ class TestRounds:
 
         real = health_check.Starter
         monkeypatch.setattr(health_check, "Starter", noted)
-        play = stage.play(check=check).on(has_computed(), training(rank_assignment()))
-        play.on(
+        agent = workspace.agent(check=check).on(has_computed(), training(rank_assignment()))
+        agent.on(
             SUCCEEDED,
             with_part(gathering(1), HealthAssignment, check_task=check_part(task(1, (SELF, PEER))).check_task),
         )
-        play.on(has_linked(1), FINISHED).run()
-        assert [order["do"] for order in stage.orders] == ["compute", "link"]
-        assert len((stage.path / "templates").read_text()) == templates
+        agent.on(has_linked(1), FINISHED).run()
+        assert [order["do"] for order in workspace.orders] == ["compute", "link"]
+        assert len((workspace.path / "templates").read_text()) == templates
 
-    def test_a_task_waits_for_the_end_of_workers_that_still_run(self, stage: Stage) -> None:
+    def test_a_task_waits_for_the_end_of_workers_that_still_run(self, workspace: Workspace) -> None:
         for fifo in ("up", "gate"):
-            os.mkfifo(stage.path / fifo)
+            os.mkfifo(workspace.path / fifo)
 
         def withdrawn() -> Assignment:
-            (stage.path / "up").read_text()
+            (workspace.path / "up").read_text()
             return with_part(gathering(1), HealthAssignment, check_task=check_part(task(1, (SELF, PEER))).check_task)
 
         def release() -> None:
-            (stage.path / "gate").write_text("go\n")
+            (workspace.path / "gate").write_text("go\n")
 
-        play = stage.play(self.UNTIL_RELEASED).on(has_computed(), training(rank_assignment())).on(RUNNING, withdrawn)
-        play.on(WAITING, release).on(has_linked(1), FINISHED).run()
-        assert [order["do"] for order in stage.orders] == ["compute", "ended", "link"]
+        agent = (
+            workspace.agent(self.UNTIL_RELEASED).on(has_computed(), training(rank_assignment())).on(RUNNING, withdrawn)
+        )
+        agent.on(WAITING, release).on(has_linked(1), FINISHED).run()
+        assert [order["do"] for order in workspace.orders] == ["compute", "ended", "link"]
 
     @pytest.mark.parametrize(("needed", "templates"), [("json", "x"), ("msgspec", "xx")])
     def test_check_processes_are_forked_from_the_template_of_the_workers_where_that_has_what_they_need(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, needed: str, templates: str
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, needed: str, templates: str
     ) -> None:
         monkeypatch.setattr(health_check, "PRELOAD", (needed,))
 
@@ -630,17 +640,17 @@ class TestRounds:
 
         real = Template.start
         monkeypatch.setattr(Template, "start", noted)
-        (stage.path / "x.py").write_text(
+        (workspace.path / "x.py").write_text(
             f"import os, json; assert os.system({self.NO_CHECK_PROCESS_LIVES + '; exit 0'!r}) == 0"
         )
         entrypoint = Entrypoint("script", "x.py", python=sys.executable)
-        play = stage.play(start_method="forkserver", entrypoint=entrypoint, workers=2)
-        play.on(has_computed(), training(rank_assignment(workers=2))).on(SUCCEEDED, FINISHED)
-        played = play.run()
-        assert played.result.exit_code == 0
-        assert last(played, "compute_result").problem == ""
-        assert (stage.path / "templates").read_text() == templates
-        assert "--start-method=forkserver: " not in played.output
+        agent = workspace.agent(start_method="forkserver", entrypoint=entrypoint, workers=2)
+        agent.on(has_computed(), training(rank_assignment(workers=2))).on(SUCCEEDED, FINISHED)
+        agent_run = agent.run()
+        assert agent_run.result.exit_code == 0
+        assert last(agent_run, "compute_result").problem == ""
+        assert (workspace.path / "templates").read_text() == templates
+        assert "--start-method=forkserver: " not in agent_run.output
 
 
 class TestLeaving:
@@ -654,42 +664,42 @@ class TestLeaving:
         ],
     )
     def test_a_dismissed_node_leaves_with_a_code_of_its_own_and_a_reason(
-        self, stage: Stage, found: HealthStatus, code: int, line: str
+        self, workspace: Workspace, found: HealthStatus, code: int, line: str
     ) -> None:
         word = Assignment(epoch=1, policy=HealthAssignment(health=dismissed(found)))
-        played = stage.play().on(has_computed(), word).run()
-        assert played.phases == [WAITING, NodePhase.LEFT]
-        assert played.result.exit_code == code
-        assert played.result.error is not None
-        first, second = played.result.error.split("\n")
+        agent_run = workspace.agent().on(has_computed(), word).run()
+        assert agent_run.phases == [WAITING, NodePhase.LEFT]
+        assert agent_run.result.exit_code == code
+        assert agent_run.result.error is not None
+        first, second = agent_run.result.error.split("\n")
         assert first == line
         assert "its links with a and b failed" in second
         assert "another machine in its place" in second
 
-    def test_a_straggler_that_is_not_dismissed_stays(self, stage: Stage) -> None:
+    def test_a_straggler_that_is_not_dismissed_stays(self, workspace: Workspace) -> None:
         word = with_part(
             training(rank_assignment()), HealthAssignment, health=dismissed(HealthStatus.STRAGGLER, leaves=False)
         )
-        played = stage.play().on(has_computed(), word).on(SUCCEEDED, FINISHED).run()
-        assert (played.result.exit_code, played.result.error) == (0, None)
+        agent_run = workspace.agent().on(has_computed(), word).on(SUCCEEDED, FINISHED).run()
+        assert (agent_run.result.exit_code, agent_run.result.error) == (0, None)
 
-    def test_a_signal_ends_a_check_that_hangs(self, stage: Stage) -> None:
-        stage.behave("0 compute hang")
-        os.mkfifo(stage.path / "hung")
-        play = stage.play(workers=2)
+    def test_a_signal_ends_a_check_that_hangs(self, workspace: Workspace) -> None:
+        workspace.behave("0 compute hang")
+        os.mkfifo(workspace.path / "hung")
+        agent = workspace.agent(workers=2)
 
         def end_what_hangs() -> None:
-            (stage.path / "hung").read_text()
-            play.signal(signal.SIGTERM)
+            (workspace.path / "hung").read_text()
+            agent.signal(signal.SIGTERM)
 
         # In a thread: the agent continues in the meantime, and starts the check process.
-        played = play.on(NodePhase.WAITING, threading.Thread(target=end_what_hangs).start).run()
-        assert played.result.exit_code == 128 + signal.SIGTERM
-        assert played.phases[-1] is NodePhase.LEFT
+        agent_run = agent.on(NodePhase.WAITING, threading.Thread(target=end_what_hangs).start).run()
+        assert agent_run.result.exit_code == 128 + signal.SIGTERM
+        assert agent_run.phases[-1] is NodePhase.LEFT
 
-    def test_no_process_outlives_an_agent_that_is_killed(self, stage: Stage) -> None:
-        stage.behave(f"0 compute signal {int(signal.SIGKILL)}")
+    def test_no_process_outlives_an_agent_that_is_killed(self, workspace: Workspace) -> None:
+        workspace.behave(f"0 compute signal {int(signal.SIGKILL)}")
         with pytest.raises(AssertionError, match="the agent failed"):
-            stage.play().run()
-        checking = [psutil.Process(order["pid"]) for order in stage.orders if psutil.pid_exists(order["pid"])]
+            workspace.agent().run()
+        checking = [psutil.Process(order["pid"]) for order in workspace.orders if psutil.pid_exists(order["pid"])]
         assert psutil.wait_procs(checking, timeout=WAIT)[1] == []
