@@ -29,7 +29,7 @@ from check_world import (
     check_world,
     draw_world,
     expected_statuses,
-    most_plants,
+    max_plants,
     plant,
     whole,
 )
@@ -135,7 +135,7 @@ def draw(nodes: int, planted: str, seed: int) -> World:
         return whole(nodes)
     if planted == MIXED:
         return draw_world(drawn, nodes)
-    return plant(nodes, [Kind(planted)] * drawn.randint(1, most_plants(nodes)), drawn)
+    return plant(nodes, [Kind(planted)] * drawn.randint(1, max_plants(nodes)), drawn)
 
 
 def measure(sizes: Sequence[int], cases: int) -> list[Rate]:

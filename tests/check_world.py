@@ -58,7 +58,7 @@ OLDER = 4.0
 MOST_BAD_LINKS = 2
 """How many bad or slow links a healthy node may have."""
 
-MOST_ROUNDS = 100
+MAX_CHECK_ROUNDS = 100
 """Rounds after which a check counts as endless."""
 
 Pair = tuple[int, int]
@@ -185,14 +185,14 @@ def _broken(kind: Kind, drawn: random.Random) -> NodeTruth:
     }[kind]
 
 
-def most_plants(nodes: int) -> int:
+def max_plants(nodes: int) -> int:
     """Return the maximum number of plants: a third of the nodes, and one if there are only two nodes."""
     return max(1, nodes // 3)
 
 
 def draw_world(drawn: random.Random, nodes: int, accidents: float = 0.05) -> World:
     """Draw a world of that many nodes with plants of any kind, from none to the maximum."""
-    kinds = drawn.choices(list(Kind), k=drawn.randint(0, most_plants(nodes)))
+    kinds = drawn.choices(list(Kind), k=drawn.randint(0, max_plants(nodes)))
     return plant(nodes, kinds, drawn, accidents)
 
 
@@ -317,7 +317,7 @@ class Trial:
         held = []
         while tasks is not None:
             held.append(tasks)
-            assert len(held) < MOST_ROUNDS, "the check never ends"
+            assert len(held) < MAX_CHECK_ROUNDS, "the check never ends"
             check = self._hold(check, tasks, len(held) - 1)
             diagnosis = diagnose_with(check, THRESHOLD)
             tasks = pairing.next_round(check, diagnosis, measure_links)

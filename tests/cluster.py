@@ -26,7 +26,7 @@ from harness import OURS, WAIT, WORKERS, Mailbox, agent_of, environment, kill_le
 from dlrover_run.process_tree import tree
 
 if TYPE_CHECKING:
-    from meeting_places import MeetingPlace
+    from rendezvous_backends import RendezvousBackend
 
 MEMBER = WORKERS / "member.py"
 
@@ -43,7 +43,7 @@ SOON = {"last_call_timeout": 0.1}
 World = list[dict[str, Any]]
 
 
-class Talker:
+class CapturedProcess:
     """A process whose output is read and kept."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
@@ -101,10 +101,10 @@ class Talker:
         return bool(data)
 
 
-def listen(talkers: Sequence[Talker], deadline: float) -> bool:
+def listen(sources: Sequence[CapturedProcess], deadline: float) -> bool:
     """Read the next output of any of these processes. Return whether there was any before the deadline or the end of
     all outputs."""
-    while speaking := {one.process.stdout: one for one in talkers if not one.at_end}:
+    while speaking := {one.process.stdout: one for one in sources if not one.at_end}:
         ready, _, _ = select.select(list(speaking), [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             return False
@@ -113,10 +113,10 @@ def listen(talkers: Sequence[Talker], deadline: float) -> bool:
     return False
 
 
-class Node(Talker):
+class Node(CapturedProcess):
     """One launcher, on the rendezvous backend of its job."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str], place: MeetingPlace, node_id: str) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[str], place: RendezvousBackend, node_id: str) -> None:
         super().__init__(name, process)
         self._place = place
         self._node_id = node_id
@@ -153,11 +153,11 @@ class Node(Talker):
 class Cluster:
     """The nodes of one job, whose workers post to the mailbox, and the rendezvous backend of the job."""
 
-    def __init__(self, mailbox: Mailbox, place: MeetingPlace) -> None:
+    def __init__(self, mailbox: Mailbox, place: RendezvousBackend) -> None:
         self.mailbox = mailbox
         self.directory = mailbox.directory
         self.place = place
-        self._talkers: list[Talker] = []
+        self._captured: list[CapturedProcess] = []
         self._before = {child.pid for child in psutil.Process().children(recursive=True)}
         tree.become_subreaper()
 
@@ -192,7 +192,7 @@ class Cluster:
             stderr=subprocess.STDOUT,
         )
         node = Node(name, process, self.place, variables.get("NODE_ID") or "")
-        self._talkers.append(node)
+        self._captured.append(node)
         return node
 
     def nodes(self, names: str, nnodes: str, *flags: str | Path, **options: Any) -> list[Node]:
@@ -201,7 +201,7 @@ class Cluster:
 
     def stand_alone_master(
         self, *flags: str | Path, port: int | None = None, env: Mapping[str, str | None] | None = None
-    ) -> Talker:
+    ) -> CapturedProcess:
         """Start `python -m dlrover_run.master` and wait until it listens."""
         listen = f"127.0.0.1:{port or self.port}"
         process = subprocess.Popen(
@@ -213,8 +213,8 @@ class Cluster:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        master = Talker("master", process)
-        self._talkers.append(master)
+        master = CapturedProcess("master", process)
+        self._captured.append(master)
         master.until_prints("listens on")
         return master
 
@@ -247,7 +247,7 @@ class Cluster:
 
     def close(self) -> None:
         """Fail unless the test has ended its launchers and all other processes have ended by themselves."""
-        unfinished = [talker for talker in self._talkers if talker.process.poll() is None]
+        unfinished = [captured for captured in self._captured if captured.process.poll() is None]
         left: list[str] = []
         try:
             if not unfinished:
@@ -259,7 +259,7 @@ class Cluster:
             ctypes.CDLL(None).prctl(tree._PR_SET_CHILD_SUBREAPER, 0)
         assert not unfinished, f"the test left {[t.name for t in unfinished]} running{self.outputs()}"
         assert not left, f"left behind: {left}{self.outputs()}"
-        if all(talker.process.returncode == 0 for talker in self._talkers):
+        if all(captured.process.returncode == 0 for captured in self._captured):
             # No round of this test was stopped, so each worker that has posted belongs to a round that the test
             # expected. In a test that stops or kills a launcher, a worker may post at that moment.
             unread = [message for message in self.mailbox.pending() if "world" in message]
@@ -271,14 +271,14 @@ class Cluster:
 
     def outputs(self) -> str:
         """Return the output so far of all processes that were started, for the message of a failing test."""
-        for talker in self._talkers:
-            talker.catch_up()
-        return "".join(f"\n--- {talker.name}\n{talker.output}" for talker in self._talkers)
+        for captured in self._captured:
+            captured.catch_up()
+        return "".join(f"\n--- {captured.name}\n{captured.output}" for captured in self._captured)
 
     def _below(self) -> list[psutil.Process]:
         """Return the running descendants of this process that the test has started. Orphans that have ended are
         reaped."""
-        ours = {talker.pid for talker in self._talkers}
+        ours = {captured.pid for captured in self._captured}
         others = self._before | self.place.pids
         living = []
         for process in psutil.Process().children(recursive=True):
@@ -297,10 +297,10 @@ class Cluster:
             with watched_processes(processes) as pidfds:
                 kill_leftovers(pidfds)
                 still_alive(pidfds, WAIT)
-        for talker in self._talkers:
-            talker.finish()
-            assert talker.process.stdout is not None
-            talker.process.stdout.close()
+        for captured in self._captured:
+            captured.finish()
+            assert captured.process.stdout is not None
+            captured.process.stdout.close()
 
 
 @contextlib.contextmanager

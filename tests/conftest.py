@@ -20,7 +20,7 @@ from check_nodes import checked, gate  # noqa: F401
 from cluster import Cluster, quiet_port
 from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
 from harness import OURS, TORCHRUN, Launcher, Mailbox
-from meeting_places import MeetingPlace, place, shared_etcd, shared_etcd_cluster  # noqa: F401
+from rendezvous_backends import RendezvousBackend, place, shared_etcd, shared_etcd_cluster  # noqa: F401
 
 from dlrover_run.local_cluster.network import Network, why_not
 
@@ -76,7 +76,7 @@ def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
 
 
 @pytest.fixture
-def cluster(mailbox: Mailbox, place: MeetingPlace) -> Iterator[Cluster]:  # noqa: F811
+def cluster(mailbox: Mailbox, place: RendezvousBackend) -> Iterator[Cluster]:  # noqa: F811
     """Nodes that one test starts. The test fails if one of their processes is left at its end, or if something of
     their job is left in the rendezvous backend."""
     nodes = Cluster(mailbox, place)

@@ -16,7 +16,7 @@ from cluster import Cluster, leave, send_signal, succeed
 from etcd_conversation import RENEW_TIMEOUT, read
 from etcd_server import Etcd, serving
 from harness import WAIT
-from meeting_places import InEtcd
+from rendezvous_backends import EtcdBackend
 
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import RESULT_RETENTION
@@ -30,9 +30,9 @@ from dlrover_run.transport.addresses import Address, UnresolvedHost
 
 
 @pytest.fixture
-def place(etcd: Etcd) -> InEtcd:
+def place(etcd: Etcd) -> EtcdBackend:
     """One server of which each test may change or stop anything."""
-    return InEtcd(etcd)
+    return EtcdBackend(etcd)
 
 
 class TestAnEtcdThatTakesOnlyShortWrites:
@@ -43,7 +43,7 @@ class TestAnEtcdThatTakesOnlyShortWrites:
         with serving(tmp_path / "etcd", flags=["--max-request-bytes=1000"]) as etcd:
             yield etcd
 
-    def test_the_elected_agent_reports_it_and_exits(self, cluster: Cluster, place: InEtcd) -> None:
+    def test_the_elected_agent_reports_it_and_exits(self, cluster: Cluster, place: EtcdBackend) -> None:
         node = cluster.node("a", "2")
         assert node.finish() == 2
         assert node.has_printed("request is too large")
@@ -96,7 +96,7 @@ def test_a_machine_that_is_an_etcd_member_too_advertises_no_loopback(
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["succeeds", "fails", "is interrupted"])
 def test_a_job_whose_elected_agents_changed_leaves_no_lease_of_a_day(
-    cluster: Cluster, etcd: Etcd, place: InEtcd, end: str
+    cluster: Cluster, etcd: Etcd, place: EtcdBackend, end: str
 ) -> None:
     nodes = {name: cluster.node(name, "2:3", env={"NODE_ID": name}) for name in "abc"}
     cluster.world(3)
@@ -118,7 +118,7 @@ def test_a_job_whose_elected_agents_changed_leaves_no_lease_of_a_day(
 
 
 def test_a_leader_key_written_by_hand_or_copied_from_another_etcd_is_ignored(
-    cluster: Cluster, etcd: Etcd, place: InEtcd
+    cluster: Cluster, etcd: Etcd, place: EtcdBackend
 ) -> None:
     """`etcdctl make-mirror` copies keys without their leases, so this key would never expire."""
     nodes = cluster.nodes("ab", "2", "--max-restarts=1")
@@ -131,7 +131,7 @@ def test_a_leader_key_written_by_hand_or_copied_from_another_etcd_is_ignored(
     succeed(world, *nodes)
 
 
-def test_revoking_the_lease_of_the_plan_loses_no_node(cluster: Cluster, etcd: Etcd, place: InEtcd) -> None:
+def test_revoking_the_lease_of_the_plan_loses_no_node(cluster: Cluster, etcd: Etcd, place: EtcdBackend) -> None:
     nodes = cluster.nodes("ab", "2", "--max-restarts=1")
     world = cluster.world(2)
     (key,) = [key for key in place.all_keys() if key.endswith("/plan")]

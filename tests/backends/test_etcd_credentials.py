@@ -11,7 +11,7 @@ import pytest
 from cluster import Cluster, send_signal, succeed
 from etcd_server import PASSWORD, Etcd, Tls, serving
 from harness import OURS, WORKERS, only_long, run
-from meeting_places import InEtcd, MeetingPlace
+from rendezvous_backends import EtcdBackend, RendezvousBackend
 
 PERMITTED = "/permitted"
 """The only prefix that the user `trainer` may read and write."""
@@ -47,7 +47,7 @@ def etcd_of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         yield etcd
 
 
-class OfCertificates(InEtcd):
+class OfCertificates(EtcdBackend):
     """Keys for which a client needs a certificate."""
 
     def __init__(self, etcd: Etcd, folder: Path) -> None:
@@ -56,7 +56,7 @@ class OfCertificates(InEtcd):
         self.conf = {**self.conf, **{name: folder / file for name, file in files.items()}}
 
 
-class OfUsers(InEtcd):
+class OfUsers(EtcdBackend):
     """Keys for which a client needs a user."""
 
     user = "trainer"
@@ -69,7 +69,7 @@ class OfUsers(InEtcd):
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest) -> MeetingPlace:
+def place(request: pytest.FixtureRequest) -> RendezvousBackend:
     """The options for users, unless the test gives others."""
     if getattr(request, "param", "users") == "users":
         return OfUsers(request.getfixturevalue("etcd_of_users"))
@@ -80,7 +80,7 @@ def place(request: pytest.FixtureRequest) -> MeetingPlace:
 @pytest.mark.long
 @pytest.mark.torchrun
 @pytest.mark.parametrize("place", ["certificates", "users"], indirect=True)
-def test_two_nodes_train_and_continue_after_a_failure(cluster: Cluster, place: InEtcd) -> None:
+def test_two_nodes_train_and_continue_after_a_failure(cluster: Cluster, place: EtcdBackend) -> None:
     env = KNOWN if isinstance(place, OfUsers) else {}
     nodes = cluster.nodes("ab", "2", "--max-restarts=1", script=WORKERS / "train.py", env=env)
     world = cluster.world(2)

@@ -49,9 +49,9 @@ def test_a_node_with_a_wrong_token_or_none_is_refused_and_the_job_continues(
     assert stranger.has_printed(words), stranger.output
     assert cluster.mailbox.pending() == []
     succeed(world, *nodes)
-    for talker in (stranger, *nodes):
-        assert TOKEN not in talker.output
-        assert "another-secret" not in talker.output
+    for captured in (stranger, *nodes):
+        assert TOKEN not in captured.output
+        assert "another-secret" not in captured.output
 
 
 def test_a_node_does_not_obey_a_master_without_the_token(cluster: Cluster) -> None:

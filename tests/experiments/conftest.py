@@ -16,7 +16,7 @@ if not all(map(importlib.util.find_spec, ("torch", "sklearn", "PIL"))):
     # They train with torch, on the digits of scikit-learn.
     collect_ignore_glob = ["test_*.py"]
 else:
-    from meeting_places import InEtcd
+    from rendezvous_backends import EtcdBackend
 
     from experiments.experiment import Digits, Experiment
 
@@ -41,6 +41,6 @@ else:
     def experiment(request: pytest.FixtureRequest, tmp_path: Path, digits: Digits) -> Iterator[Experiment]:
         """The experiment of one test. Its nodes rendezvous at a master, unless the test names etcd."""
         on_etcd = getattr(request, "param", "master") == "etcd"
-        place = InEtcd(request.getfixturevalue("shared_etcd")) if on_etcd else None
+        place = EtcdBackend(request.getfixturevalue("shared_etcd")) if on_etcd else None
         with contextlib.closing(Experiment(tmp_path, digits, place)) as one:
             yield one

@@ -26,7 +26,7 @@ import pytest
 import torch
 from cluster import is_master, watched_processes
 from harness import OURS, WAIT, environment, kill_leftovers, only_long, start, still_alive
-from meeting_places import MeetingPlace
+from rendezvous_backends import RendezvousBackend
 
 from dlrover_run.process_tree import tree
 from experiments.history import Done, Held, Record, Round, Step, find_faults, read, rounds_of
@@ -94,7 +94,7 @@ class Experiment:
     Its nodes rendezvous at a master of the supervisor, or at a `place`.
     """
 
-    def __init__(self, directory: Path, digits: Digits, place: MeetingPlace | None = None) -> None:
+    def __init__(self, directory: Path, digits: Digits, place: RendezvousBackend | None = None) -> None:
         self.directory = directory
         self.place = place
         self.digits = digits

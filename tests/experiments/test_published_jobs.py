@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Talker
+from cluster import CapturedProcess
 from harness import environment
 from master_process import master
 from published_commands import CHAOS_ARTICLE, CHAOS_TUTORIAL, torch_pod, typed
@@ -40,7 +40,7 @@ def data(digits: Digits, tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def shell(text: str, data: Path, **env: str) -> Iterator[Talker]:
+def shell(text: str, data: Path, **env: str) -> Iterator[CapturedProcess]:
     """The container's command, in its own session."""
     line = typed(
         text,
@@ -63,7 +63,7 @@ def shell(text: str, data: Path, **env: str) -> Iterator[Talker]:
     )
     with process:
         try:
-            yield Talker(env.get("WORKER_ID", "the cluster"), process)
+            yield CapturedProcess(env.get("WORKER_ID", "the cluster"), process)
         finally:
             process.kill()
 

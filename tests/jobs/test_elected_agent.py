@@ -16,19 +16,19 @@ from cluster import NEVER, SOON, Cluster, Node, World, leave, places, send_signa
 from etcd_server import Etcd
 from harness import WAIT, WORKERS, only_long, still_alive, watched
 from links import Links
-from meeting_places import InEtcd
+from rendezvous_backends import EtcdBackend
 
 
 @pytest.fixture
-def place(shared_etcd_cluster: Etcd) -> InEtcd:
+def place(shared_etcd_cluster: Etcd) -> EtcdBackend:
     """Keys in a cluster of three members, which all stay up."""
-    return InEtcd(shared_etcd_cluster)
+    return EtcdBackend(shared_etcd_cluster)
 
 
 class Job:
     """Nodes with their names as ids, each with its own links to etcd, and all reports of their workers."""
 
-    def __init__(self, cluster: Cluster, place: InEtcd, *flags: str, **options: Any) -> None:
+    def __init__(self, cluster: Cluster, place: EtcdBackend, *flags: str, **options: Any) -> None:
         self.cluster = cluster
         self.nodes: dict[str, Node] = {}
         self.links: dict[str, Links] = {}
@@ -86,7 +86,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def followed(cluster: Cluster, place: InEtcd, *flags: str, **options: Any) -> Iterator[Job]:
+def followed(cluster: Cluster, place: EtcdBackend, *flags: str, **options: Any) -> Iterator[Job]:
     """A job that is checked when the test ends."""
     job = Job(cluster, place, *flags, **options)
     try:
@@ -101,14 +101,14 @@ FAILING: dict[str, Any] = {"conf": {**SOON, "early_failure_limit": 0}}
 
 
 @pytest.fixture
-def job(cluster: Cluster, place: InEtcd) -> Iterator[Job]:
+def job(cluster: Cluster, place: EtcdBackend) -> Iterator[Job]:
     """Two or three nodes, of which the first is elected."""
     with followed(cluster, place, "2:3", "--max-restarts=99", **FAILING) as job:
         yield job
 
 
 @pytest.fixture
-def training(cluster: Cluster, place: InEtcd) -> Iterator[Job]:
+def training(cluster: Cluster, place: EtcdBackend) -> Iterator[Job]:
     """The same, with torch workers that count their steps. Each node imports torch once for all its rounds."""
     flags = ("--max-restarts=99", "--start-method=forkserver")
     with followed(cluster, place, "2:3", *flags, script=WORKERS / "count.py", **FAILING) as job:
@@ -123,7 +123,7 @@ LOSE = pytest.mark.parametrize("lose", ["request", *only_long("answer")])
 @pytest.mark.torchrun
 @LOSE
 def test_the_elected_agent_is_killed_while_it_starts_the_next_round(
-    training: Job, place: InEtcd, lose: Literal["request", "answer"]
+    training: Job, place: EtcdBackend, lose: Literal["request", "answer"]
 ) -> None:
     job = training
     job.start("a", "b", "c")
@@ -149,7 +149,7 @@ def test_the_elected_agent_is_killed_while_it_starts_the_next_round(
 
 @LOSE
 def test_the_elected_agent_is_killed_while_it_ends_a_round_that_has_lost_a_node(
-    cluster: Cluster, place: InEtcd, lose: Literal["request", "answer"]
+    cluster: Cluster, place: EtcdBackend, lose: Literal["request", "answer"]
 ) -> None:
     with followed(cluster, place, "3", "--max-restarts=1") as job:
         job.start("a", "b", "c")
@@ -168,7 +168,7 @@ def test_the_elected_agent_is_killed_while_it_ends_a_round_that_has_lost_a_node(
 
 @pytest.mark.long
 @pytest.mark.torchrun
-def test_an_elected_agent_that_was_stopped_makes_no_more_decisions(cluster: Cluster, place: InEtcd) -> None:
+def test_an_elected_agent_that_was_stopped_makes_no_more_decisions(cluster: Cluster, place: EtcdBackend) -> None:
     with followed(cluster, place, "2:3", conf=SOON, script=WORKERS / "count.py") as job:
         job.start("a", "b", "c")
         before = job.world()
@@ -213,31 +213,31 @@ def test_an_agent_that_was_stopped_while_another_took_its_id_stops_its_workers(j
     succeed(together, *job.nodes.values())
 
 
-def key_of(place: InEtcd, name: str) -> str:
+def key_of(place: EtcdBackend, name: str) -> str:
     """The full name of a key."""
     (key,) = [key for key in place.all_keys() if key.endswith(f"/{name}")]
     return key
 
 
-def undo_the_election(place: InEtcd) -> None:
+def undo_the_election(place: EtcdBackend) -> None:
     place.etcd.ctl("del", key_of(place, "leader"))
 
 
-def revoke_all_leases(place: InEtcd) -> None:
+def revoke_all_leases(place: EtcdBackend) -> None:
     leases = place.leases()
     assert len(leases) == 3, "one lease of each node, and one of the job"
     for lease in leases:
         place.etcd.ctl("lease", "revoke", lease)
 
 
-def delete_all_keys(place: InEtcd) -> None:
+def delete_all_keys(place: EtcdBackend) -> None:
     place.etcd.ctl("del", "--prefix", place.prefix)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("undo", [undo_the_election, revoke_all_leases, delete_all_keys])
 def test_keys_that_another_client_removed_are_restored_and_no_worker_ends(
-    cluster: Cluster, place: InEtcd, undo: Callable[[InEtcd], None]
+    cluster: Cluster, place: EtcdBackend, undo: Callable[[EtcdBackend], None]
 ) -> None:
     conf = {**SOON, "lost_after": NEVER}
     nodes = cluster.nodes("ab", "2:3", conf=conf)
@@ -253,7 +253,7 @@ def test_keys_that_another_client_removed_are_restored_and_no_worker_ends(
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["plan", "messages", "a"])
 def test_an_invalid_record_of_the_job_is_reported_in_one_line_and_ends_no_worker(
-    cluster: Cluster, place: InEtcd, name: str
+    cluster: Cluster, place: EtcdBackend, name: str
 ) -> None:
     nodes = {name: cluster.node(name, "2:3", env={"NODE_ID": name}, conf=SOON) for name in "ab"}
     before = cluster.world(2)

@@ -9,18 +9,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import SOON, Cluster, Node, Talker, World, places, quiet_port, send_signal, succeed
+from cluster import SOON, CapturedProcess, Cluster, Node, World, places, quiet_port, send_signal, succeed
 from etcd_server import Etcd, program
 from harness import WAIT, WORKERS, still_alive, watched
-from meeting_places import InEtcd
+from rendezvous_backends import EtcdBackend
 
 COUNT = WORKERS / "count.py"
 
 
 @pytest.fixture
-def place(etcd_cluster: Etcd) -> InEtcd:
+def place(etcd_cluster: Etcd) -> EtcdBackend:
     """Three servers that the test may kill or stop."""
-    return InEtcd(etcd_cluster)
+    return EtcdBackend(etcd_cluster)
 
 
 def train(cluster: Cluster, names: str, nnodes: str, *flags: str, **options: object) -> dict[str, Node]:
@@ -37,7 +37,7 @@ def next_round(cluster: Cluster, size: int, last: int) -> World:
     return world
 
 
-SHORT: dict[str, object] = {**SOON, **InEtcd.alert}
+SHORT: dict[str, object] = {**SOON, **EtcdBackend.alert}
 """Settings of a job that a test runs for longer than its leases, which are of 6 s."""
 
 
@@ -57,7 +57,7 @@ def outlive_a_lease(etcd: Etcd, directory: Path) -> None:
     )
     assert process.stdout is not None
     try:
-        Talker("the watch of a lease", process).until_prints("DELETE\n")
+        CapturedProcess("the watch of a lease", process).until_prints("DELETE\n")
     finally:
         process.kill()
         process.wait(WAIT)

@@ -13,7 +13,7 @@ import pytest
 from cluster import SOON, Cluster, Node, World, is_master, places, send_signal, succeed
 from etcd_server import Etcd
 from harness import OURS, WORKERS, Mailbox, only_long, run
-from meeting_places import AtMaster, InEtcd
+from rendezvous_backends import EtcdBackend, MasterBackend
 
 from dlrover_run import ChildFailedError, main
 
@@ -23,7 +23,7 @@ MEMBER = WORKERS / "local_member.py"
 @pytest.fixture
 def cluster(mailbox: Mailbox) -> Iterator[Cluster]:
     """The processes that a test starts; the test fails if any is left at its end."""
-    processes = Cluster(mailbox, AtMaster())
+    processes = Cluster(mailbox, MasterBackend())
     yield processes
     processes.close()
 
@@ -244,7 +244,7 @@ def test_a_stopped_node_receives_a_signal_to_the_command(cluster: Cluster) -> No
 
 @pytest.mark.long
 def test_nodes_may_rendezvous_in_etcd(mailbox: Mailbox, shared_etcd: Etcd) -> None:
-    cluster = Cluster(mailbox, InEtcd(shared_etcd))
+    cluster = Cluster(mailbox, EtcdBackend(shared_etcd))
     job = cluster.node("job", "2", "--local-nodes=2", script=MEMBER)
     cluster.world(2)
     processes_of(job, 1)[1].terminate()

@@ -8,12 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster import SOON, Cluster, Node, Talker, places, quiet_port, send_signal, succeed
+from cluster import SOON, CapturedProcess, Cluster, Node, places, quiet_port, send_signal, succeed
 from harness import only_long, still_alive, watched
 from links import Link
-from meeting_places import AtMaster
+from rendezvous_backends import MasterBackend
 
-ALERT = AtMaster.alert
+ALERT = MasterBackend.alert
 """Settings with short heartbeat timeouts."""
 
 
@@ -31,7 +31,7 @@ def flags(journal: Path | None) -> list[str]:
     return [] if journal is None else [f"--state-dir={journal}"]
 
 
-def kill(master: Talker) -> None:
+def kill(master: CapturedProcess) -> None:
     master.signal(signal.SIGKILL)
     assert master.finish() == -signal.SIGKILL
 

@@ -25,7 +25,7 @@ from check_nodes import (
 )
 from cluster import SOON, Cluster, Node, places, succeed, watched_processes
 from harness import WAIT, only_long, still_alive
-from meeting_places import EVERYWHERE
+from rendezvous_backends import EVERYWHERE
 
 from dlrover_run import exit_codes
 

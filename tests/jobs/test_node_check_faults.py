@@ -14,7 +14,7 @@ from check_nodes import (
     letters,
 )
 from cluster import Cluster, Node, places, succeed
-from meeting_places import EVERYWHERE
+from rendezvous_backends import EVERYWHERE
 
 from dlrover_run import exit_codes
 

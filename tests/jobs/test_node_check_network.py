@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from check_nodes import FAULT_LINE
-from cluster import Cluster, Node, Talker
+from cluster import CapturedProcess, Cluster, Node
 
 from dlrover_run import exit_codes
 from dlrover_run.local_cluster.network import Namespace, Network
@@ -20,7 +20,7 @@ class Job:
         self.nnodes = nnodes
         self.endpoint = f"{network.master_address}:29400"
         with network.switch.entered():
-            self.master: Talker = cluster.stand_alone_master("--listen", self.endpoint)
+            self.master: CapturedProcess = cluster.stand_alone_master("--listen", self.endpoint)
         self.script = cluster.directory / "train.py"
         self.script.write_text("import os\nprint('trains as one of', os.environ['WORLD_SIZE'], flush=True)\n")
         self.nodes = [self.node(rank, where) for rank, where in enumerate(namespaces)]

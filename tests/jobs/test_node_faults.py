@@ -10,7 +10,7 @@ import pytest
 from cluster import NEVER, Cluster, Node, World, leave, places, succeed
 from harness import WAIT, WORKERS, only_long, still_alive, watched
 from links import Links
-from meeting_places import EVERYWHERE
+from rendezvous_backends import EVERYWHERE
 
 pytestmark = EVERYWHERE
 

@@ -9,7 +9,7 @@ import signal
 import pytest
 from cluster import NEVER, SOON, Cluster, places, send_signal, succeed
 from harness import WORKERS
-from meeting_places import EVERYWHERE
+from rendezvous_backends import EVERYWHERE
 
 pytestmark = EVERYWHERE
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from cluster import Talker
+from cluster import CapturedProcess
 from harness import WAIT, WORKERS, Mailbox, environment, kill_leftovers, still_alive, watched
 
 from dlrover_run import exit_codes
@@ -78,7 +78,7 @@ class Chaos:
             workers, *prefix, DLROVER_LOCAL_NODE=str(number), DLROVER_LOCAL_CLUSTER=str(os.getpid()), **env
         )
 
-    def script(self, verb: str, alone: bool = False, **env: str) -> Talker:
+    def script(self, verb: str, alone: bool = False, **env: str) -> CapturedProcess:
         """Start the script, in the cluster of this process unless `env` has another; `alone` in its own session."""
         variables = environment({"CHAOS_CLUSTER": str(os.getpid()), "WORKER_ID": None, **env})
         process = subprocess.Popen(
@@ -92,7 +92,7 @@ class Chaos:
         )
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
-        return Talker(verb, process)
+        return CapturedProcess(verb, process)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_it_waits_for_a_node_with_a_timeout(chaos: Chaos) -> None:
 @contextlib.contextmanager
 def in_front(
     mailbox: Mailbox, verb: str, options: str = "--standalone --nproc-per-node=2", **env: str
-) -> Iterator[Talker]:
+) -> Iterator[CapturedProcess]:
     """The command line of a container, as it is published."""
     launch = f"{sys.executable} -m dlrover_run {options} --max-restarts=3 {HOLD}"
     job = subprocess.Popen(
@@ -174,7 +174,7 @@ def in_front(
         start_new_session=True,
     )
     try:
-        yield Talker("the job", job)
+        yield CapturedProcess("the job", job)
     finally:
         job.kill()
         job.communicate()
@@ -253,7 +253,7 @@ def test_in_a_container_a_process_started_from_outside_finds_the_job_and_no_othe
         mailbox.gather(1)
         command.write(f"{others}\necho ended with $?\n{script.replace('bash', 'setsid --wait bash', 1)}\nexit\n")
         command.flush()
-        output = Talker("the container", container)
+        output = CapturedProcess("the container", container)
         output.until_prints("nothing was done within CHAOS_WAIT=0.3 s: there is no dlrover-run\nended with 1\n")
         output.until_prints("start_chaos: node 1: killed with all its processes")
 
@@ -632,7 +632,7 @@ def test_the_network_of_a_node_is_cut_and_then_restored(chaos: Chaos) -> None:
 
     with process:
         try:
-            Talker("the agent", process).until_prints("begun")
+            CapturedProcess("the agent", process).until_prints("begun")
             assert ip("route") == ROUTES
             cutter = chaos.script("network-loss", CHAOS_WHEN="start")
             cutter.until_prints("start_chaos: node 1: eth0 is down")

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from cluster import Cluster, is_master
 from harness import WORKERS, Mailbox, finish, launch, only_long
-from meeting_places import AtMaster
+from rendezvous_backends import MasterBackend
 
 from dlrover_run.agent.shutdown import (
     SAME_SIGNAL_SECONDS,
@@ -205,7 +205,7 @@ def test_a_worker_gets_one_stop_signal_though_the_whole_step_gets_it(
 
 def test_a_master_outlives_the_nodes_of_its_step(mailbox: Mailbox) -> None:
     """Three launchers that rendezvous at a master, which the SIGTERM of the step used to kill."""
-    cluster = Cluster(mailbox, AtMaster())
+    cluster = Cluster(mailbox, MasterBackend())
     nodes = [cluster.node(name, "3", args=["stay"]) for name in "abc"]
     members = cluster.world(3)
     processes = {process.pid for node in nodes for process in step_of(node.process)}

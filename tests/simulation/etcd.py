@@ -35,7 +35,7 @@ EXPIRY_TICK = 0.5
 LEAST_TTL = 2
 """The minimum TTL of a lease in etcd in seconds, with its default election timeout."""
 
-MOST_OPERATIONS = 128
+MAX_OPERATIONS = 128
 """The default limit of etcd for the operations in one branch of a transaction, and for its conditions."""
 
 Notify = Callable[[int, list[Change]], None]
@@ -250,7 +250,7 @@ def _notify(range: Range, revision: int, changes: Sequence[Change], notify: Noti
 def _check(txn: Txn) -> None:
     """Fail the run for transactions that etcd refuses: too many operations, and keys that are written twice."""
     for branch in (txn.then, txn.otherwise):
-        demand(max(len(branch), len(txn.conditions)) <= MOST_OPERATIONS, "etcd takes a transaction of that size")
+        demand(max(len(branch), len(txn.conditions)) <= MAX_OPERATIONS, "etcd takes a transaction of that size")
         _written(branch)
         for operation in branch:
             if isinstance(operation, Txn):

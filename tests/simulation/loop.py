@@ -15,7 +15,7 @@ from simulation.timeline import Broken, Killed, Process, Timeline
 ORDINARY = (asyncio.CancelledError, asyncio.TimeoutError, StopAsyncIteration, GeneratorExit)
 """Errors raised by Python that may end a task. Any other error raised by Python is a defect."""
 
-MOST_CLOSINGS = 20
+MAX_CLOSES = 20
 """How often a coroutine that is closed may wait again before it ends."""
 
 
@@ -130,7 +130,7 @@ class LoopProcess(Process):
                 if task.done():
                     continue
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                for _ in range(MOST_CLOSINGS):
+                for _ in range(MAX_CLOSES):
                     with contextlib.suppress(Exception):
                         steps.close()
                         break

@@ -13,7 +13,7 @@ from typing import Any
 GRAIN = 1e-6
 """Seconds by which every event is later than its scheduled time: clocks advance while code runs."""
 
-MOST_EVENTS = 400_000
+MAX_EVENTS = 400_000
 """A limit above the number of events of any run: a loop that is always busy fails, instead of running forever."""
 
 
@@ -77,7 +77,7 @@ class Timeline:
             self.now = event.time
             if not event.cancelled:
                 self._count += 1
-                if self._count > MOST_EVENTS:
+                if self._count > MAX_EVENTS:
                     raise Broken("the run never comes to rest: a process is always busy")
                 event.run()
             if self._broken is not None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import Talker, listen, watched_processes
+from cluster import CapturedProcess, listen, watched_processes
 from harness import WAIT, environment, still_alive
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "criteo_deeprec"
@@ -63,7 +63,7 @@ class Learned:
     blocks_seen_more_than_once: int
 
 
-class Node(Talker):
+class Node(CapturedProcess):
     """One launcher, and its descendants. `lost` is true if its machine lost power."""
 
     lost = False

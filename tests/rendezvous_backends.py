@@ -27,7 +27,7 @@ EVERYWHERE = pytest.mark.parametrize("place", ["c10d", *only_long("etcd", "etcd 
 because the simulation checks the same laws for both clients; `make test-long` runs them with etcd too."""
 
 
-class MeetingPlace(abc.ABC):
+class RendezvousBackend(abc.ABC):
     """A rendezvous backend for one test. `name` is its name in the output of nodes, `ports` are its ports on loopback,
     and `conf` are the settings of every node. `guest` are the settings of a node that must not start the master.
     `refusal` is the text before the reason for which a node is refused."""
@@ -62,7 +62,7 @@ class MeetingPlace(abc.ABC):
         return []
 
 
-class AtMaster(MeetingPlace):
+class MasterBackend(RendezvousBackend):
     """The master that one of the nodes starts, or one that the test has started."""
 
     name = "the master"
@@ -84,7 +84,7 @@ class AtMaster(MeetingPlace):
         return [f"the master {p.pid}" for p in living for port in self.ports if listens(p, port)]
 
 
-class InEtcd(MeetingPlace):
+class EtcdBackend(RendezvousBackend):
     """Keys below a prefix in etcd that no other test has. `user` is the user that may read them; empty: every user."""
 
     user = ""
@@ -163,8 +163,8 @@ def shared_etcd_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Et
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest) -> MeetingPlace:
+def place(request: pytest.FixtureRequest) -> RendezvousBackend:
     """The rendezvous backend of a test: a master, unless the test is parametrized otherwise."""
     servers = {"etcd": "shared_etcd", "etcd of three": "shared_etcd_cluster"}
     name = servers.get(getattr(request, "param", "c10d"))
-    return AtMaster() if name is None else InEtcd(request.getfixturevalue(name))
+    return MasterBackend() if name is None else EtcdBackend(request.getfixturevalue(name))
