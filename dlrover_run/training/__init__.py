@@ -1,15 +1,19 @@
 """Helpers for training scripts: checkpoints and samplers that survive restarts and changes of the world size, and
 reports of progress.
 
-This package runs inside the workers and imports torch; the launcher never imports it.
+This package runs inside the workers. Only the samplers import torch at once; the launcher never imports them.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from dlrover_run.training.checkpoint import Checkpoint, CheckpointDirectory
 from dlrover_run.training.checkpoint_marks import mark_checkpoint
-from dlrover_run.training.sampler import ElasticBatchSampler, ElasticDistributedSampler
 from dlrover_run.training.steps import report
+
+if TYPE_CHECKING:
+    from dlrover_run.training.sampler import ElasticBatchSampler, ElasticDistributedSampler
 
 __all__ = [
     "Checkpoint",
@@ -19,3 +23,11 @@ __all__ = [
     "mark_checkpoint",
     "report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ElasticBatchSampler", "ElasticDistributedSampler"):
+        from dlrover_run.training import sampler
+
+        return getattr(sampler, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,210 +1,308 @@
-"""A directory of checkpoints that is consistent after a kill at any moment.
+"""A directory of checkpoints that is consistent after a kill at any moment, saved by one rank or by each one.
 
-A checkpoint becomes visible atomically, by a rename, after its bytes have reached the disk. It has a footer with its
-length and SHA-256, so that a file that was truncated or damaged later is detected, and the next older one is used. The
-footer follows the data, where `torch.load` does not read: each file is still an ordinary checkpoint.
+Each file is written as `whole_files` says. The footer follows the data, where `torch.load` does not read: each file is
+still an ordinary checkpoint. `saved_steps` decides which checkpoint is the newest that counts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import hashlib
+import fcntl
 import logging
 import os
 import pickle
-import re
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dlrover_run.progress import page
+from dlrover_run.training import peers
 from dlrover_run.training.checkpoint_marks import mark_checkpoint
+from dlrover_run.training.last_step import STOP_SIGNALS, LastStep
+from dlrover_run.training.saved_steps import (
+    Attempt,
+    SavedFile,
+    complete_steps,
+    next_attempt_number,
+    parse,
+    removable,
+    saved_files,
+)
+from dlrover_run.training.whole_files import DamagedCheckpointError, FileOperations, verify, write_whole
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
-MAGIC = b"DLRVCKP1"
-LENGTH_BYTES = 8
-FOOTER_SIZE = hashlib.sha256().digest_size + LENGTH_BYTES + len(MAGIC)
-READ_SIZE = 1 << 20
-
-_NAME = re.compile(r"step-(\d{12,})\.pt")
-_TEMPORARY = ".step-*.tmp"
-
-
-class DamagedCheckpointError(Exception):
-    """The file is not what was saved; the message is the evidence."""
+STOP_LOCK = ".stop.lock"
+STOP_LOCK_TIMEOUT = 10.0
+"""Seconds that the last save of a rank waits for that of another rank. After that it saves too, which is safe."""
+STOP_LOCK_INTERVAL = 0.05
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved state, and the step after which it was saved."""
+    """A saved state, and the step after which it was saved.
+
+    `files` has the file of each rank, where each rank saves its own state. `state` is that of the rank that loads it,
+    and None if the number of ranks has changed: then `state_of` gives that of each rank which saved.
+    """
 
     step: int
     state: Any
+    files: tuple[Path, ...] = ()
+    _operations: FileOperations = field(default_factory=FileOperations, repr=False, compare=False)
 
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that have saved it."""
+        return len(self.files)
 
-class FileOperations:
-    """The file operations of a save; a test can interrupt between any two of them."""
-
-    def create(self, path: Path) -> BinaryIO:
-        return path.open("xb")
-
-    def sync_file(self, file: BinaryIO) -> None:
-        file.flush()
-        os.fsync(file.fileno())
-
-    def sync_directory(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        source.replace(target)
-
-    def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-
-
-class _HashingWriter:
-    """Hashes the bytes while they are written, so that a large state is neither copied nor read back."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._digest = hashlib.sha256()
-        self._length = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        self._digest.update(data)
-        self._file.write(data)
-        self._length += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def footer(self) -> bytes:
-        return self._digest.digest() + self._length.to_bytes(LENGTH_BYTES, "big") + MAGIC
+    def state_of(self, rank: int, map_location: str | torch.device = "cpu") -> Any:
+        """The state that this rank has saved. Raises DamagedCheckpointError if its file was damaged meanwhile."""
+        return _load(self._operations, self.files[rank], map_location)
 
 
 class CheckpointDirectory:
-    """The newest `keep` checkpoints of one job, as `step-<number>.pt` in `path`.
+    """The newest `keep` checkpoints of one job, in `path`.
 
-    One process at a time may call `save`, by convention rank 0; any process may call `load_latest` at any time. A
-    checkpoint holds what `torch.load(weights_only=True)` accepts: tensors, numbers, strings, lists, tuples and dicts.
+    Without `rank` and `world_size`, one process at a time may call `save`, by convention rank 0, and its state stands
+    for all ranks. With them, every rank calls `save` with its own state, and a checkpoint counts when all of them have
+    it. `path` is the same directory for all ranks. Any process may call `load_latest` at any time. A checkpoint holds
+    what `torch.load(weights_only=True)` accepts: tensors, numbers, strings, lists, tuples and dicts.
+
+    `attempt` distinguishes this start of the workers from all others; the ranks agree on it themselves if they have a
+    process group.
     """
 
-    def __init__(self, path: str | os.PathLike[str], keep: int = 3, files: FileOperations | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        keep: int = 3,
+        files: FileOperations | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        attempt: Attempt | None = None,
+    ) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
+        if (rank is None) != (world_size is None):
+            raise ValueError("give both rank and world_size, or neither")
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ValueError(f"rank must be from 0 to {world_size - 1}, not {rank}")
         self.path = Path(path)
         self.keep = keep
         self._files = FileOperations() if files is None else files
+        self._of_ranks = rank is not None
+        self._rank = rank or 0
+        self._world_size = world_size or 1
+        self._attempt = attempt
+        self._damaged: set[SavedFile] = set()
+        """Files that were found damaged: they are not counted among those to keep."""
 
     def save(self, step: int, state: object) -> Path:
         """Write `state` as the checkpoint after `step` steps and return its file.
 
-        When this returns, the checkpoint survives a crash of the machine. If it raises (OSError: no space, no access)
-        or the process dies, the older checkpoints are unchanged.
+        When this returns, the file survives a crash of the machine. If it raises (OSError: no space, no access) or the
+        process dies, the older checkpoints are unchanged.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, it is {step}")
         with page.during(page.Phase.SAVING):
-            return self._save(step, state)
+            file = self._file(step)
+            self._make_directory()
+            for left_over in self._left_over():
+                self._files.remove(left_over)
+            return self._write(file, state, f".{file.name}.{os.getpid()}.tmp")
 
-    def _save(self, step: int, state: object) -> Path:
+    def save_at_stop(self, state: Callable[[], tuple[int, object]], signals: Sequence[int] = STOP_SIGNALS) -> LastStep:
+        """Save the last completed step when this worker is about to end: because another rank has ended, or because it
+        is stopped. `state` returns the number of completed steps and the state after them.
+
+            with checkpoints.save_at_stop(lambda: (step, model.state_dict())) as last:
+                for batch in batches:
+                    train(batch)
+                    step += 1
+                    last.check()
+
+        Every rank enters the block, in the main thread. `LastStep` has the rules.
+        """
+        return LastStep(self._save_last, state, signals)
+
+    def steps(self) -> list[int]:
+        """The steps with a checkpoint of which no rank's file is missing, damaged or not, in ascending order; empty if
+        the directory does not exist."""
+        return sorted({each.step for each in complete_steps(self._saved_files())})
+
+    def load_latest(self, map_location: str | torch.device = "cpu") -> Checkpoint | None:
+        """The newest checkpoint that every rank has whole, or None. Each damaged file is logged as a warning.
+
+        With `rank` and `world_size`, and a process group, all ranks call it, and get the same step. Raises ValueError
+        for an undamaged file that `torch.load(weights_only=True)` refuses: falling back to an older file would hide
+        that error.
+        """
+        together = self._of_ranks and peers.has_group()
+        if together:
+            peers.check_size(self._rank, self._world_size)
+        unusable: set[SavedFile] = set()
+        # The directory is listed again each time: a file disappears only if a newer one has been saved meanwhile.
+        while True:
+            found = self._saved_files()
+            if together:
+                # One list for all, because a rank may see a file of another node later than that node.
+                found = peers.of_all(found if self._rank == 0 else None)[0]
+            complete = complete_steps(found, unusable)
+            if not complete:
+                return None
+            newest = complete[-1]
+            own: SavedFile | None = None
+            if newest.world_size == 1:
+                own = newest.files[0]
+            elif self._of_ranks and newest.world_size == self._world_size:
+                own = newest.files[self._rank]
+            to_verify = set(newest.files[self._rank :: self._world_size] if together else newest.files)
+            state, bad = self._read(own, to_verify, map_location)
+            for other in peers.of_all(bad) if together else [bad]:
+                bad = bad | other
+            if not bad:
+                files = tuple(self.path / file.name for file in newest.files)
+                return Checkpoint(newest.step, state, files, self._files)
+            unusable |= bad
+
+    def _read(
+        self, own: SavedFile | None, to_verify: set[SavedFile], map_location: str | torch.device
+    ) -> tuple[Any, set[SavedFile]]:
+        """The state of the file `own`, and which of these files cannot be used."""
+        state: Any = None
+        bad: set[SavedFile] = set()
+        for file in sorted(to_verify if own is None else to_verify | {own}):
+            path = self.path / file.name
+            try:
+                if file == own:
+                    state = _load(self._files, path, map_location)
+                else:
+                    with _disk_errors_are_damage(), path.open("rb") as opened:
+                        verify(opened)
+            except FileNotFoundError:
+                bad.add(file)
+            except DamagedCheckpointError as error:
+                bad.add(file)
+                self._damaged.add(file)
+                logger.warning("Skip damaged checkpoint %s: %s; trying the next older one", path, error)
+        return state, bad
+
+    def _save_last(self, step: int, state: object) -> bool:
+        """Save the last step of a worker that ends; whether this rank had to. Where one state stands for all ranks, one
+        of those that are left saves it."""
+        if self._of_ranks:
+            self.save(step, state)
+            return True
+        with page.during(page.Phase.SAVING):
+            self._make_directory()
+            with _stop_lock(self.path / STOP_LOCK) as locked:
+                if self._is_whole(self._file(step)):
+                    return False
+                if locked:
+                    for left_over in self.path.glob(".stop-*.tmp"):
+                        self._files.remove(left_over)
+                # Not the name of an ordinary save: rank 0 may be in one, and removes what such saves have left over.
+                self._write(self._file(step), state, f".stop-{step}-{os.urandom(4).hex()}.tmp")
+        return True
+
+    def _write(self, file: SavedFile, state: object, temporary: str) -> Path:
+        target = self.path / file.name
+        write_whole(self._files, self.path / temporary, target, partial(self._files.dump, state))
+        self._damaged.discard(file)
+        found = self._saved_files()
+        complete = any(each.step == file.step and each.attempt == file.attempt for each in complete_steps(found))
+        if complete:
+            mark_checkpoint(file.step)
+        if self._rank == 0:
+            for old in removable(found, file.step, self.keep, self._damaged):
+                self._files.remove(self.path / old.name)
+        return target
+
+    def _file(self, step: int) -> SavedFile:
+        """The file of this rank for a step."""
+        if not self._of_ranks:
+            return SavedFile(step)
+        if self._attempt is None:
+            if not peers.has_group():
+                raise ValueError("call torch.distributed.init_process_group before save, or give attempt")
+            proposal = Attempt(next_attempt_number(self._saved_files()), os.urandom(4).hex())
+            number, mark = peers.first_proposal(f"attempt/{self.path.name}", str(proposal)).split("-")
+            self._attempt = Attempt(int(number), mark)
+        return SavedFile(step, self._attempt, self._rank, self._world_size)
+
+    def _saved_files(self) -> list[SavedFile]:
+        return saved_files(os.listdir(self.path) if self.path.is_dir() else [])
+
+    def _make_directory(self) -> None:
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         for path in missing:
             self._files.sync_directory(path.parent)
-        # Only a save that was killed leaves a temporary file, because there is one writer, this process.
-        for left_over in self.path.glob(_TEMPORARY):
-            self._files.remove(left_over)
-        target = self._file_of(step)
-        temporary = self.path / f".{target.name}.{os.getpid()}.tmp"
-        try:
-            with self._files.create(temporary) as file:
-                writer = _HashingWriter(file)
-                torch.save(state, writer)  # type: ignore[arg-type]  # it only calls write and flush
-                file.write(writer.footer())
-                self._files.sync_file(file)
-            self._files.rename(temporary, target)
-        except BaseException:
-            self._files.remove(temporary)
-            raise
-        self._files.sync_directory(self.path)
-        mark_checkpoint(step)
-        # Files of later steps are not counted: they are damaged, or of a run that this one was deliberately reset from.
-        older = [number for number in self.steps() if number <= step]
-        for number in older[: -self.keep]:
-            self._files.remove(self._file_of(number))
-        return target
 
-    def steps(self) -> list[int]:
-        """The steps with a file, damaged or not, in ascending order; empty if the directory does not exist."""
-        names = os.listdir(self.path) if self.path.is_dir() else []
-        return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
-
-    def load_latest(self, map_location: str | torch.device = "cpu") -> Checkpoint | None:
-        """The newest checkpoint that is not damaged, or None. Each damaged one before it is logged as a warning.
-
-        Raises ValueError for an undamaged file that `torch.load(weights_only=True)` refuses: falling back to an older
-        file would hide that error.
-        """
-        tried: set[int] = set()
-        # The directory is listed again each time: a file disappears only if a newer one has been saved meanwhile.
-        while left := set(self.steps()) - tried:
-            step = max(left)
-            tried.add(step)
-            path = self._file_of(step)
-            try:
-                return Checkpoint(step, _load(path, map_location))
-            except FileNotFoundError:
+    def _left_over(self) -> Iterator[Path]:
+        """The temporary files of saves that were killed: those of this rank, which has one writer, this process, and on
+        rank 0 those of earlier attempts, whose ranks may be more."""
+        for path in self.path.glob(".step-*.tmp"):
+            file = parse(path.name[1:].rsplit(".", 2)[0])
+            if file is None or bool(file.attempt.mark) != self._of_ranks:
                 continue
-            except DamagedCheckpointError as error:
-                logger.warning("Skip damaged checkpoint %s: %s; trying the next older one", path, error)
-        return None
+            if file.rank == self._rank or (self._rank == 0 and file.attempt != self._attempt):
+                yield path
 
-    def _file_of(self, step: int) -> Path:
-        return self.path / f"step-{step:012d}.pt"
+    def _is_whole(self, file: SavedFile) -> bool:
+        try:
+            with (self.path / file.name).open("rb") as opened:
+                verify(opened)
+        except (OSError, DamagedCheckpointError):
+            return False
+        return True
 
 
-def _load(path: Path, map_location: str | torch.device) -> Any:
+def _load(files: FileOperations, path: Path, map_location: str | torch.device) -> Any:
     try:
-        with path.open("rb") as file:
-            _verify(file)
+        with _disk_errors_are_damage(), path.open("rb") as file:
+            verify(file)
             file.seek(0)
-            return torch.load(file, map_location=map_location, weights_only=True)
+            return files.load(file, map_location)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"the checkpoint {path} is not damaged but holds more than tensors and plain values: {error}"
         ) from error
+
+
+@contextlib.contextmanager
+def _disk_errors_are_damage() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         raise DamagedCheckpointError(f"the disk cannot read it ({error.strerror})") from error
 
 
-def _verify(file: BinaryIO) -> None:
-    """Raise DamagedCheckpointError unless the file has exactly the bytes that its footer describes."""
-    length = os.fstat(file.fileno()).st_size - FOOTER_SIZE
-    if length < 0:
-        raise DamagedCheckpointError(f"it has only {length + FOOTER_SIZE} bytes")
-    file.seek(length)
-    footer = file.read(FOOTER_SIZE)
-    if not footer.endswith(MAGIC):
-        raise DamagedCheckpointError("its end is missing")
-    recorded = int.from_bytes(footer[-len(MAGIC) - LENGTH_BYTES : -len(MAGIC)], "big")
-    if recorded != length:
-        raise DamagedCheckpointError(f"it has {length} bytes of data, {recorded} were saved")
-    file.seek(0)
-    digest = hashlib.sha256()
-    left = length
-    while left and (chunk := file.read(min(READ_SIZE, left))):
-        digest.update(chunk)
-        left -= len(chunk)
-    if digest.digest() != footer[: digest.digest_size]:
-        raise DamagedCheckpointError("its checksum is wrong")
+@contextlib.contextmanager
+def _stop_lock(path: Path) -> Iterator[bool]:
+    """Hold a lock that the kernel releases when its holder dies; False where the file system has none, or another rank
+    holds it for too long."""
+    deadline = time.monotonic() + STOP_LOCK_TIMEOUT
+    with path.open("a") as file:
+        locked = False
+        while not locked and time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except BlockingIOError:
+                time.sleep(STOP_LOCK_INTERVAL)
+            except OSError:
+                break
+        yield locked

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlrover_run.training import Checkpoint, CheckpointDirectory
-from dlrover_run.training.checkpoint import FOOTER_SIZE, FileOperations
+from dlrover_run.training.whole_files import FOOTER_SIZE, FileOperations
 
 
 def state_of(step: int) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""The last step of a worker that is about to end is saved."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+from dlrover_run.training import peers
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""What the launcher sends before it kills a worker after `--shutdown-timeout`."""
+
+
+class LastStep:
+    """A block in which a signal does not end the worker at once, but after its step; see
+    `CheckpointDirectory.save_at_stop`.
+
+    - After a signal, `check` leaves the block, or else the end of the block does: the last step is saved, and
+      SystemExit with code 128 + n ends the worker, as the signal n would have done. The launcher kills it after
+      `--shutdown-timeout` seconds.
+    - When another rank has died, or has left its block, the collectives of this rank fail. Their error leaves the
+      block, the last step is saved, and the error goes on.
+    - Any other error leaves the block without a save: nothing is known about the state then.
+
+    No collective may come between the first change of the state and the change of the number of steps: its error would
+    save half a step. A rank that gloo does not tell of the death itself waits until one that it knows of has saved and
+    ended: gloo closes connections only with the process, also after `destroy_process_group`.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[int, object], bool],
+        state: Callable[[], tuple[int, object]],
+        signals: Sequence[int] = STOP_SIGNALS,
+    ) -> None:
+        self._save = save
+        self._state = state
+        self._signals = signals
+        self._received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether this worker has been asked to end."""
+        return self._received is not None
+
+    def check(self) -> None:
+        """Leave the block if this worker has been asked to end. Call it after each step."""
+        if self._received is not None:
+            raise SystemExit(128 + self._received)
+
+    def __enter__(self) -> LastStep:
+        for number in self._signals:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            ends = self._received is not None and (error is None or isinstance(error, SystemExit))
+            if ends or (error is not None and peers.is_lost_peer(error)):
+                self._save_now()
+            if error is None:
+                self.check()
+        finally:
+            for number, before in self._before.items():
+                signal.signal(number, before)
+
+    def _save_now(self) -> None:
+        step, state = self._state()
+        try:
+            if self._save(step, state):
+                logger.info("Saved the last step, %d, before the end of this worker", step)
+        except OSError as error:
+            # What ends the worker is the cause that the user has to see.
+            logger.warning("The last step, %d, could not be saved: %s", step, error)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._received is None:
+            self._received = number

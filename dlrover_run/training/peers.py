@@ -1,0 +1,58 @@
+"""What the ranks of a checkpoint agree on, over torch's process group; it is imported only when it is called for.
+
+Without a process group a process agrees with itself, which is right for a program that only reads checkpoints.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_LOST_PEER = re.compile(
+    r"connection closed by peer|connection reset by peer|remote process exited or there was a network error"
+    r"|connection was likely closed",
+    re.IGNORECASE,
+)
+"""The messages of gloo and NCCL for a collective whose other side has gone. `failures/causes.py` reads the same from a
+worker's output, where other programs write too."""
+
+
+def has_group() -> bool:
+    """Whether this process has joined the others."""
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
+def check_size(rank: int, world_size: int) -> None:
+    """Raise ValueError unless these are the rank and the size of the process group."""
+    import torch.distributed as dist
+
+    found = dist.get_rank(), dist.get_world_size()
+    if found != (rank, world_size):
+        raise ValueError(
+            f"rank and world_size are {rank} and {world_size}, but those of the process group are {found[0]} and "
+            f"{found[1]}: give those of the process group"
+        )
+
+
+def first_proposal(key: str, proposal: str) -> str:
+    """What the first rank has proposed under this key. No rank waits for another one."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    agreed: bytes = _get_default_store().compare_set(f"dlrover_run/{key}", "", proposal)
+    return agreed.decode()
+
+
+def of_all(value: Any) -> list[Any]:
+    """The value of each rank, in their order. All ranks call it."""
+    import torch.distributed as dist
+
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective has failed because another rank has ended, or has left the group."""
+    return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
