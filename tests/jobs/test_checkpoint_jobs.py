@@ -77,6 +77,7 @@ def lose_rank_1(mailbox: Mailbox, body: str, workers: int, completed: int) -> tu
     second = mailbox.gather(2 * workers)
     ended = finish(job)
     assert ended.code == 0, ended.err
+    assert "rank 1 was killed by SIGKILL" in ended.err
     assert all(each["restart"] == 1 for each in second)
     return {each["resumed"] for each in second if "resumed" in each}, [
         each["weights"] for each in second if "weights" in each
