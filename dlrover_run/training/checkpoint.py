@@ -150,6 +150,8 @@ class CheckpointDirectory:
         together = self._of_ranks and peers.has_group()
         if together:
             peers.check_size(self._rank, self._world_size)
+            # Now, because the store may have ended with its rank when the last step has to be saved.
+            self._file(0)
         unusable: set[SavedFile] = set()
         # The directory is listed again each time: a file disappears only if a newer one has been saved meanwhile.
         while True:

@@ -77,7 +77,7 @@ class LastStep:
         try:
             if self._save(step, state):
                 logger.info("Saved the last step, %d, before the end of this worker", step)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             # What ends the worker is the cause that the user has to see.
             logger.warning("The last step, %d, could not be saved: %s", step, error)
 

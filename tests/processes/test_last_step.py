@@ -151,10 +151,11 @@ def test_each_rank_saves_its_own_part(tmp_path: Path) -> None:
     assert CheckpointDirectory(tmp_path, files=Bytes()).steps() == [2]
 
 
-def test_the_cause_of_the_end_is_not_hidden_by_a_save_that_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [OSError("no space"), RuntimeError("failed to recv, got 0 bytes")])
+def test_the_cause_of_the_end_is_not_hidden_by_a_save_that_fails(tmp_path: Path, error: Exception) -> None:
     class Full(Bytes):
         def create(self, path: Path) -> BinaryIO:
-            raise OSError("no space")
+            raise error
 
     with pytest.raises(RuntimeError, match="by peer"):
         train(CheckpointDirectory(tmp_path, files=Full()), at(2, lambda: lose_peer(GLOO_LOST)))
