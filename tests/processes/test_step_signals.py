@@ -109,7 +109,8 @@ def test_no_line_is_lost_when_every_process_of_the_step_is_signaled(
                 if not any("lines.py" in word for word in process.cmdline()) or process.pid == launcher.pid:
                     os.kill(process.pid, signal.SIGRTMIN + 3)
 
-    check_lines(mailbox, disturb, workers_of(place), *place, f"--start-method={method}")
+    out = check_lines(mailbox, disturb, workers_of(place), *place, f"--start-method={method}")
+    assert "the output relay was killed" not in out
 
 
 @pytest.mark.parametrize("place", PLACES)
