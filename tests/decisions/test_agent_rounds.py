@@ -236,16 +236,16 @@ class TestFailures:
         )
         assert [s.progressed for s in agent_run.statuses if s.phase is FAILED] == [has_trained]
 
-    def test_the_first_checkpoint_is_reported_and_then_one_for_each_planned_change(self, stage: Path) -> None:
+    def test_the_first_checkpoint_is_reported_and_then_one_for_each_planned_change(self, directory: Path) -> None:
         change, place = PlannedChange(epoch=7, since=30.0), rank_assignment()
         shell = 'while :; do echo 10 > "$DLROVER_CHECKPOINT_MARK"; sleep 0.05; done'
-        play = (
-            Play(stage, shell)
+        agent = (
+            ScriptedAgent(directory, shell)
             .on(WAITING, training(place))
             .on(lambda status: status.saves, training(place, change=change))
         )
-        played = play.on(lambda status: status.saved_for == change, FINISHED).run()
-        saved = [status.saved_for for status in played.statuses if status.phase is RUNNING]
+        agent_run = agent.on(lambda status: status.saved_for == change, FINISHED).run()
+        saved = [status.saved_for for status in agent_run.statuses if status.phase is RUNNING]
         assert saved == [None, None, change]
 
     @pytest.mark.parametrize(("written", "step"), [(b"120\n", 120), (b"120\n180\n", 180), (b"1", None), (b"x\n", None)])

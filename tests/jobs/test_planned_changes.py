@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from cluster import SOON, Cluster, World, succeed
 from harness import WAIT, WORKERS
-from meeting_places import EVERYWHERE
+from rendezvous_backends import EVERYWHERE
 
 pytestmark = [EVERYWHERE, pytest.mark.long]
 
