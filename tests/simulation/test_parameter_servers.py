@@ -192,7 +192,7 @@ def test_a_version_is_ended_by_what_was_lost_when_that_was_decided_on() -> None:
         for task in (server, chief)
     ]
     world: Any = SimpleNamespace(nodes=nodes, limits=ClusterRules(), timeline=SimpleNamespace(now=0.0))
-    with pytest.raises(Broken, match="its servers and its chief live"):
+    with pytest.raises(Broken, match="its servers and its chief run"):
         ClusterLaws(world).decided(before, after, {}, frozenset())
     ClusterLaws(world).decided(before, after, {}, frozenset({server.key}))
     nodes[0].cut = True

@@ -193,7 +193,9 @@ DEFECTS = {
     ),
     "a round may use a port that another one used": Defect(
         patched(
-            (gathering, "offers_a_fresh_port"), (running, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
+            (gathering, "offers_a_fresh_port"),
+            (planned_changes, "offers_a_fresh_port"),
+            by=lambda rules, plan, leader: True,
         ),
         master=76,
     ),
@@ -216,7 +218,7 @@ DEFECTS = {
     "survivors get other ranks": Defect(
         patched(
             (gathering, "assign_ranks"),
-            (running, "assign_ranks"),
+            (planned_changes, "assign_ranks"),
             by=lambda before, living, size: assign_ranks((), living, size),
         ),
         master=0,
