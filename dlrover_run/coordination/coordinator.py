@@ -211,7 +211,8 @@ class Coordinator:
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
             plan = self._requested(time)
-            self.policy = policy_of(self.rules.resized(plan.desired))
+            if (rules := self.rules.resized(plan.desired)) != self.policy.rules:
+                self.policy = policy_of(rules)
             decision = decide(self.policy, plan, self._members, time)
             self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
             self._lines += decision.log_lines
