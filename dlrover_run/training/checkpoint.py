@@ -155,10 +155,10 @@ class CheckpointDirectory:
         unusable: set[SavedFile] = set()
         # The directory is listed again each time: a file disappears only if a newer one has been saved meanwhile.
         while True:
-            found = self._saved_files()
+            # One list for all, because a rank may see a file of another node later than that node.
+            found = self._saved_files() if self._rank == 0 or not together else []
             if together:
-                # One list for all, because a rank may see a file of another node later than that node.
-                found = peers.of_all(found if self._rank == 0 else None)[0]
+                found = peers.of_all(found)[0]
             complete = complete_steps(found, unusable)
             if not complete:
                 return None
