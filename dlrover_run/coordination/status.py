@@ -20,7 +20,7 @@ from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
 from dlrover_run.coordination.policy_records import PROGRAM, PolicyAssignment
 from dlrover_run.coordination.reasons import Reasons
-from dlrover_run.coordination.rules import DesiredSize, JobRules
+from dlrover_run.coordination.rules import JobRules
 
 SCHEMA = 1
 """The version of the meaning of the fields. New fields keep it."""
@@ -177,7 +177,7 @@ def job_status(view: JobView) -> JobStatus:
         reasons=plan.reasons,
         waiting="" if waiting is None else waiting.text,
         waiting_seconds=None if waiting is None else waiting.seconds,
-        desired_nodes="" if desired is None else desired_text(rules, desired),
+        desired_nodes="" if desired is None else size_text(desired.min_nodes, desired.max_nodes, rules.min_nodes),
         desired_by="" if desired is None else desired.by,
         change_waits=change is not None,
         change_seconds=None if latest is None else round(max(0.0, latest - view.now), 3),
@@ -187,9 +187,9 @@ def job_status(view: JobView) -> JobStatus:
     )
 
 
-def desired_text(rules: JobRules, size: DesiredSize) -> str:
-    """A size as the user gives it."""
-    return str(size.max_nodes) if size.min_nodes == rules.min_nodes else f"{size.min_nodes}:{size.max_nodes}"
+def size_text(least: int, most: int, job_min_nodes: int) -> str:
+    """The size of a round as an operator asks for it: N keeps the least number of nodes of the job."""
+    return str(most) if least == job_min_nodes else f"{least}:{most}"
 
 
 STATES = {

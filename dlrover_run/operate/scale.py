@@ -12,7 +12,7 @@ from dlrover_run.command_line import values
 from dlrover_run.command_line.options import OTHER
 from dlrover_run.console.text import format_duration
 from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.status import JobState, JobStatus
+from dlrover_run.coordination.status import JobState, JobStatus, size_text
 from dlrover_run.coordination.text import counted
 from dlrover_run.operate.commands import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.operate.find import FoundJob
@@ -65,7 +65,7 @@ def _size(request: OperatorRequest, status: JobStatus) -> str:
     least, most = request.min_nodes or status.min_nodes, request.max_nodes
     if (least, most) == (status.min_nodes, status.max_nodes):
         return ""
-    return str(most) if least == status.min_nodes else f"{least}:{most}"
+    return size_text(least, most, status.min_nodes)
 
 
 def decision(status: JobStatus) -> str:
