@@ -7,6 +7,7 @@ a lost or repeated copy changes nothing. Those that travel refuse unknown fields
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -185,6 +186,11 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def in_round(self, key: RoundKey) -> bool:
         return self.ranks is not None and self.ranks.key == key
 
+    def owns(self, ranks: Sequence[int]) -> bool:
+        """Whether each of `ranks` is one of the node's, and none is there twice."""
+        own = self.ranks is not None and all(map(self.ranks.has_rank, ranks))
+        return own and len(set(ranks)) == len(ranks)
+
 
 class Member(msgspec.Struct, frozen=True):
     """One node of a round; its node rank is its place in the plan. `done` is set when its workers had succeeded before
@@ -212,7 +218,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     times `restart_times`. `early_failures` rounds in succession failed before any worker made progress. `failure` is
     what ended the last round, if a worker did. `reasons` are the codes of why the plan is as it is. `policy` is
     the state of the job's policy. `draining` are nodes that an operator has asked to leave, `to_drain` those that are
-    told so with the planned change. `saves` is set once a worker of the job has marked a checkpoint. `change` is the
+    to leave with the planned change. `saves` is set once a worker of the job has marked a checkpoint. `change` is the
     planned change that waits for the next one. `desired` is the size that an operator has asked for.
     """
 

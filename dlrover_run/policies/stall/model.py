@@ -35,7 +35,7 @@ class StallNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_
 
     def problem(self, report: NodeReport, plan: Plan) -> str | None:
         ranks = [one.rank for one in self.suspects]
-        if report.ranks is None or not all(map(report.ranks.has_rank, ranks)) or len(set(ranks)) < len(ranks):
+        if not report.owns(ranks):
             return f"{report.host} reports a stall of ranks that are not its own"
         return None
 

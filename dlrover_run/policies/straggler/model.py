@@ -32,7 +32,7 @@ class StragglerNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unkn
 
     def problem(self, report: NodeReport, plan: Plan) -> str | None:
         ranks = [one.rank for one in self.shares]
-        if report.ranks is None or not all(map(report.ranks.has_rank, ranks)) or len(set(ranks)) < len(ranks):
+        if not report.owns(ranks):
             return f"{report.host} reports the time of ranks that are not its own"
         return None
 
