@@ -299,14 +299,14 @@ def hang_or_pause(key: Key, machine: Machine) -> Trial:
     """Run one job. Raises Lost if it did not come to its fault, or to the end of an innocent one."""
     fault, draw = BY_NAME[key.fault], key.draw
     guilty, delay = draw.randrange(key.ranks), draw.uniform(*TRAINING)
-    whom, delay = (EVERY_RANK, 0.0) if fault.at_once else (guilty, delay)
+    faulty, delay = (EVERY_RANK, 0.0) if fault.at_once else (guilty, delay)
     with contextlib.ExitStack() as setting:
         place = setting.enter_context(fault.place())
         nodes = setting.enter_context(faults.two_networks()) if fault.cuts else None
         run = setting.enter_context(Run())
         run.ends_by_itself = False
         journal = run.directory / "journal"
-        environment = {"BENCHMARK_FAULT": f"{key.fault} {whom} {delay} {key.pause} {place}"}
+        environment = {"BENCHMARK_FAULT": f"{key.fault} {faulty} {delay} {key.pause} {place}"}
         start(key, run, nodes, ("--stall-action=report", f"--journal={journal}"), environment)
         trains = run.wait("step", key.ranks, START_TIMEOUT)
         began = run.wait("fault", 1, START_TIMEOUT, only={guilty})[0]

@@ -564,8 +564,8 @@ def test_an_innocent_job_has_only_wrong_reports_and_a_silent_hang_has_none() -> 
     assert (pause.seconds, pause.wrong_reports, pause.right_rank) == (None, 1, False)
     silent = stalls.trial_of(SPIN, 0, 100.0, [], watched=20.0)
     assert (silent.seconds, silent.reported, silent.wrong_reports) == (None, stalls.NO_REPORT, 0)
-    nobody = stalls.trial_of(SPIN, 0, 100.0, [stalled(0, 104.0, 99.9)], watched=20.0)
-    assert (nobody.seconds, nobody.reported, nobody.named) == (4.0, stalls.NO_RANK, ())
+    unnamed = stalls.trial_of(SPIN, 0, 100.0, [stalled(0, 104.0, 99.9)], watched=20.0)
+    assert (unnamed.seconds, unnamed.reported, unnamed.named) == (4.0, stalls.NO_RANK, ())
 
 
 @pytest.mark.parametrize(
