@@ -1,4 +1,4 @@
-"""The ledger of the time of a job, from made-up event logs."""
+"""The time ledger of a job, from made-up event logs."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_checkpoint_of_one_node_is_one_of_all() -> None:
     assert [place.wall for place in found.places] == [11_000_000, 11_000_000]
 
 
-def test_a_stage_may_be_known_later() -> None:
+def test_a_stage_may_be_reported_later() -> None:
     events = at(0, formed(1)), at(1, started()), at(4, ready("store", since=103.5)), at(9, ready("step", since=106.0))
     assert seconds(ledger_of(*events, at(10, exited(0)))) == {"start": 1.0, "import": 2.5, "init": 2.5, "train": 4.0}
 
@@ -226,7 +226,7 @@ class TestTasks:
 
     HEAD = opened(workers=0)
 
-    def test_an_end_of_one_task_leaves_the_others_alone(self) -> None:
+    def test_the_end_of_one_task_does_not_change_the_others(self) -> None:
         found = ledger_of(
             at(1, NodeWaiting(reasons=())),
             at(2, started(0, role="ps")), at(3, started(1, role="worker")),
@@ -247,10 +247,10 @@ class TestTasks:
             at(11, ready("step", 1)), at(20, exited(-15, 1, stopped_with="SIGTERM", role="worker")),
             at(30, exited(0, 0, role="chief")), head=self.HEAD,
         )  # fmt: skip
-        # It did not come back: it was not needed any more.
+        # It did not start again: it was not needed any more.
         assert seconds(found, 1) == {"import": 1.0, "train": 9.0, "stop": 10.0}
 
-    def test_a_model_that_goes_back_loses_what_came_after_the_checkpoint(self) -> None:
+    def test_a_restored_model_loses_the_work_since_its_checkpoint(self) -> None:
         found = ledger_of(
             at(0, started(0, role="chief")), at(0, started(1, role="evaluator")),
             at(0, ready("step", 0)), at(0, ready("step", 1)),
@@ -341,7 +341,7 @@ def test_the_phases_add_up_to_the_wall_clock(
 
 
 @given(logs(), st.data())
-def test_they_do_so_for_a_torn_file(log: tuple[LogOpened, list[Event]], data: st.DataObject) -> None:
+def test_they_add_up_for_a_truncated_file(log: tuple[LogOpened, list[Event]], data: st.DataObject) -> None:
     head, events = log
     content = b"".join(msgspec.json.encode(event) + b"\n" for event in (head, *events))
     cut = content[: data.draw(st.integers(0, len(content)))]
@@ -355,7 +355,7 @@ def test_they_do_so_for_a_torn_file(log: tuple[LogOpened, list[Event]], data: st
 
 
 @given(logs(), st.binary(max_size=40), st.data())
-def test_they_do_so_with_damaged_lines(log: tuple[LogOpened, list[Event]], damage: bytes, data: st.DataObject) -> None:
+def test_they_add_up_with_damaged_lines(log: tuple[LogOpened, list[Event]], damage: bytes, data: st.DataObject) -> None:
     head, events = log
     lines = [msgspec.json.encode(event) for event in events]
     lines.insert(data.draw(st.integers(0, len(lines))), b"x" + damage.replace(b"\n", b""))

@@ -45,7 +45,7 @@ def node(job: VirtualJob, name: str) -> NodeStatus:
 
 
 class TestStatus:
-    def test_a_job_that_waits_says_for_what_and_how_long(self) -> None:
+    def test_a_waiting_job_shows_the_reason_and_the_time_left(self) -> None:
         job = VirtualJob(rules(2, 2))
         job.come("a")
         job.wait(5)
@@ -89,7 +89,7 @@ class TestStatus:
         job.come("a", "b")
         assert {each.state for each in status(job).nodes} == {NodeCondition.CHECKING}
 
-    def test_the_end(self) -> None:
+    def test_a_job_that_has_succeeded(self) -> None:
         job = trio()
         job.succeed("a", "b")
         found = status(job)
@@ -111,7 +111,7 @@ class TestStatus:
         assert [each.node_id for each in found.nodes] == ["a", "b", "e"]
         assert (found.nodes_omitted, found.node_counts) == (3, {"disconnected": 1, "training": 5})
 
-    def test_it_travels(self) -> None:
+    def test_it_survives_encoding(self) -> None:
         found = status(trio())
         assert msgspec.json.decode(msgspec.json.encode(found), type=JobStatus) == found
 
@@ -138,7 +138,7 @@ class TestDrain:
         key = job.statuses["c"].key
         assert job.coordinator.assignment(key).drains
 
-    def test_a_successor_asks_again(self) -> None:
+    def test_a_new_coordinator_asks_again(self) -> None:
         job = trio()
         request(job, Action.DRAIN, "b")
         job.succeed_by_another(9, with_journal=True)
@@ -158,7 +158,7 @@ class TestDrain:
 
 
 class TestStop:
-    def test_the_job_ends_on_every_node_and_no_failure_is_blamed(self) -> None:
+    def test_the_job_ends_on_every_node_without_a_failure(self) -> None:
         job = trio()
         job.fail("b")
         request(job, Action.STOP)
@@ -175,7 +175,7 @@ class TestStop:
         with pytest.raises(RequestFailed):
             request(job, Action.STOP)
 
-    def test_a_running_check_ends_with_it(self) -> None:
+    def test_a_running_node_check_ends_with_the_job(self) -> None:
         job = VirtualJob(rules(2, 2, check=CHECK_ONCE), truth=Truth())
         job.deaf = {"a", "b"}
         job.come("a", "b")
@@ -185,7 +185,7 @@ class TestStop:
 
 
 class TestText:
-    def test_a_spare_is_counted_apart_and_has_no_ranks(self) -> None:
+    def test_a_spare_is_counted_separately_and_has_no_ranks(self) -> None:
         lines = render_status(status(trio())).splitlines()
         assert "2 of 2 nodes (+1 spare)" in lines[0]
         assert lines[-3:] == [
@@ -194,12 +194,12 @@ class TestText:
             "-     c     spare     0.0 s  -",
         ]
 
-    def test_text_of_a_node_controls_no_terminal(self) -> None:
+    def test_control_characters_of_a_node_are_replaced(self) -> None:
         job = VirtualJob(rules(2, 2))
         job.come("a", host="evil\x1b[2Jhost")
         assert "\x1b" not in render_status(status(job))
 
-    def test_what_a_job_waits_for_is_one_line(self) -> None:
+    def test_the_reason_of_a_waiting_job_is_one_line(self) -> None:
         job = VirtualJob(rules(2, 2))
         job.come("a")
         (line,) = [line for line in render_status(status(job)).splitlines() if line.startswith("waits: ")]
@@ -207,16 +207,16 @@ class TestText:
 
 
 class TestDrainOfTooFew:
-    def test_a_spare_makes_it_possible(self) -> None:
+    def test_a_drain_is_possible_with_a_spare(self) -> None:
         assert drain_problem(status(trio()), "1") is None
 
-    def test_a_node_that_the_job_cannot_do_without(self) -> None:
+    def test_a_drain_that_leaves_too_few_nodes_is_refused(self) -> None:
         job = VirtualJob(rules(2, 2))
         job.come("a", "b")
         assert drain_problem(status(job), "b") is not None
         assert drain_problem(status(job), "n99") is None, "the coordinator says that there is none"
 
-    def test_a_node_that_leaves_already_does_not_count(self) -> None:
+    def test_a_node_that_is_draining_does_not_count(self) -> None:
         job = trio()
         job.report_phase("c", NodePhase.LEAVING)
         assert drain_problem(status(job), "1") is not None
@@ -227,12 +227,12 @@ def agent(pid: int, job: str = "resnet", backend: str = "master") -> tuple[str, 
 
 
 class TestWhichJob:
-    def test_agents_of_one_job_are_one_job_and_those_alone_are_each_their_own(self) -> None:
+    def test_agents_are_grouped_by_job(self) -> None:
         assert len(group([agent(1), agent(2)], None)) == 1
         assert len(group([agent(1, backend="static"), agent(2, backend="static")], None)) == 2
         assert len(group([agent(1), agent(2, job="other")], None)) == 2
 
-    def test_a_name_chooses(self) -> None:
+    def test_a_job_is_chosen_by_its_name(self) -> None:
         ((only,),) = group([agent(1), agent(2, job="other")], "other")
         assert only[1].pid == 2
 
@@ -249,13 +249,13 @@ class TestSince:
         assert parse_since("2026-11-22T04:12:00+00:00", self.NOW) == datetime(2026, 11, 22, 4, 12, tzinfo=UTC)
 
     @pytest.mark.parametrize("text", ["yesterday", "25:00", "10", "", "9999999999d"])
-    def test_what_is_no_time_is_refused(self, text: str) -> None:
+    def test_other_text_is_refused_as_a_time(self, text: str) -> None:
         with pytest.raises(SpecError):
             parse_since(text, self.NOW)
 
 
 class TestSteps:
-    def test_the_slowest_worker_counts_and_a_node_elsewhere_has_none(self) -> None:
+    def test_the_progress_of_a_node_is_that_of_its_slowest_worker(self) -> None:
         tasks = (
             TaskProgress(name="rank 0", steps=12, idle=0.1, period=0.25),
             TaskProgress(name="rank 1", steps=10, idle=4.0, period=0.5),

@@ -42,18 +42,18 @@ generations = st.lists(
 
 @settings(deadline=None)
 @given(dataset_size=st.integers(1, 300), seed=st.integers(0, 5), shuffle=st.booleans(), generations=generations)
-def test_each_epoch_uses_each_sample_once_over_any_sequence_of_worlds_and_kills(
+def test_each_epoch_uses_each_sample_once_over_any_sequence_of_world_sizes_and_kills(
     dataset_size: int, seed: int, shuffle: bool, generations: list[tuple[int, int, int, int]]
 ) -> None:
     epochs = 3
     used: list[list[int]] = [[] for _ in range(epochs)]
     saved = {"epoch": 0, "completed_num": 0}
-    # The last generation is never killed, so that every epoch ends.
+    # The last run is never killed, so that every epoch ends.
     for world_size, batch_size, checkpoint_steps, steps_to_live in [*generations, (2, 5, 3, -1)]:
         samplers = world_of(world_size, dataset_size, seed=seed, shuffle=shuffle)
         for sampler in samplers:
             sampler.load_state_dict(saved)
-        # What was done after the last checkpoint is lost with the weights, so it does not count as used.
+        # Work since the last checkpoint is lost with the weights, so its samples do not count as used.
         used[saved["epoch"]] = used[saved["epoch"]][: saved["completed_num"]]
         for later in range(saved["epoch"] + 1, epochs):
             used[later] = []
@@ -82,7 +82,7 @@ def test_each_epoch_uses_each_sample_once_over_any_sequence_of_worlds_and_kills(
 
 @settings(deadline=None)
 @given(dataset_size=st.integers(0, 100), world_size=st.integers(1, 8), seed=st.integers(0, 9), epoch=st.integers(0, 9))
-def test_deals_out_the_same_permutation_as_torch(dataset_size: int, world_size: int, seed: int, epoch: int) -> None:
+def test_uses_the_same_permutation_as_torch(dataset_size: int, world_size: int, seed: int, epoch: int) -> None:
     size = dataset_size * world_size  # divisible, so that torch's sampler neither pads nor drops
     dataset = TensorDataset(torch.empty(size))
     for rank in range(world_size):
@@ -96,7 +96,7 @@ def test_deals_out_the_same_permutation_as_torch(dataset_size: int, world_size: 
 
 @settings(deadline=None)
 @given(dataset_size=st.integers(0, 200), world_size=st.integers(1, 8), completed=st.integers(0, 200))
-def test_lengths_speak_of_what_is_left(dataset_size: int, world_size: int, completed: int) -> None:
+def test_lengths_describe_the_rest_of_the_epoch(dataset_size: int, world_size: int, completed: int) -> None:
     completed = min(completed, dataset_size)
     samplers = world_of(world_size, dataset_size)
     for sampler in samplers:
@@ -108,7 +108,7 @@ def test_lengths_speak_of_what_is_left(dataset_size: int, world_size: int, compl
 
 @settings(deadline=None)
 @given(dataset_size=st.integers(0, 100), world_size=st.integers(1, 8), batch_size=st.integers(1, 9))
-def test_drop_last_gives_equal_shares_and_leaves_out_less_than_one_sample_a_rank(
+def test_drop_last_gives_equal_shares_and_drops_less_than_one_sample_per_rank(
     dataset_size: int, world_size: int, batch_size: int
 ) -> None:
     samplers = world_of(world_size, dataset_size, drop_last=True)
@@ -134,7 +134,7 @@ def test_a_global_batch_is_the_next_slice_of_the_permutation() -> None:
         position += len(batch)
 
 
-def test_a_loader_that_fetches_ahead_does_not_move_the_position() -> None:
+def test_prefetching_does_not_change_the_position() -> None:
     sampler = ElasticDistributedSampler(range(100), 2, 1, shuffle=False)
     dataset: Any = range(100)
     batch_sampler = ElasticBatchSampler(sampler, 10)
@@ -156,7 +156,7 @@ def test_set_epoch_keeps_the_position_only_in_the_same_epoch() -> None:
     assert sampler.state_dict() == {"epoch": 5, "completed_num": 0}
 
 
-def test_says_on_resume_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_its_position_on_resume(caplog: pytest.LogCaptureFixture) -> None:
     sampler = ElasticDistributedSampler(range(60_000), 6, 5)
     with caplog.at_level(logging.INFO, logger="dlrover_run.training.sampler"):
         sampler.load_state_dict({"epoch": 0, "completed_num": 51_200})

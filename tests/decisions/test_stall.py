@@ -1,4 +1,4 @@
-"""Which evidence is a stall, and whom the other workers wait for: generated traces of hangs and of innocent pauses."""
+"""Which evidence is a stall, and for which worker the others wait: generated traces of hangs and of harmless pauses."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_before_the_first_steps_the_limit_is_longer() -> None:
     assert trace.now >= UNLEARNED_LIMIT
 
 
-def test_workers_that_have_never_met_are_no_stall() -> None:
+def test_workers_that_never_connected_are_no_stall() -> None:
     trace = Trace()
     for worker in trace.workers:
         worker.at_store = False
@@ -147,7 +147,7 @@ def test_a_worker_alone_that_waits_for_requests_is_no_stall() -> None:
     assert trace.run(10 * UNLEARNED_LIMIT, idle) is None
 
 
-def test_a_stall_that_is_withdrawn_is_looked_for_again() -> None:
+def test_a_withdrawn_stall_can_be_found_again() -> None:
     trace = Trace()
     trace.train()
     assert trace.run(20, idle) is not None
@@ -156,7 +156,7 @@ def test_a_stall_that_is_withdrawn_is_looked_for_again() -> None:
     assert trace.run(MIN_LIMIT, idle) is not None
 
 
-def test_the_user_sets_the_limit() -> None:
+def test_a_limit_of_the_user_replaces_the_learned_one() -> None:
     trace = Trace(detector=Detector(timeout=7))
     trace.train()
     found = trace.run(20, idle)
@@ -164,7 +164,7 @@ def test_the_user_sets_the_limit() -> None:
     assert found.limit == 7
 
 
-def test_a_worker_that_does_not_reach_the_store() -> None:
+def test_a_worker_that_never_connects_to_the_store() -> None:
     trace = Trace(3)
     trace.workers[2].at_store = False
 
@@ -179,7 +179,7 @@ def test_a_worker_that_does_not_reach_the_store() -> None:
     assert (found.code, found.ranks) == (StallCode.START, (2,))
 
 
-def test_workers_that_do_not_reach_the_store_of_another_node() -> None:
+def test_workers_that_never_connect_to_the_store_of_another_node() -> None:
     trace = Trace(2, Detector(elsewhere=True))
     for worker in trace.workers:
         worker.at_store = False
@@ -189,7 +189,7 @@ def test_workers_that_do_not_reach_the_store_of_another_node() -> None:
     assert (found.code, found.ranks) == (StallCode.START, (0, 1))
 
 
-def test_a_worker_that_still_loads_is_not_late() -> None:
+def test_a_worker_that_still_reads_files_is_not_late() -> None:
     trace = Trace(3)
     trace.workers[2].at_store = False
 
@@ -199,7 +199,7 @@ def test_a_worker_that_still_loads_is_not_late() -> None:
     assert trace.run(3 * STARTUP_LIMIT, loads) is None
 
 
-def test_a_worker_alone_on_its_node_trains_with_others() -> None:
+def test_the_only_worker_of_a_node_is_watched_if_other_nodes_train() -> None:
     trace = Trace(1, Detector(elsewhere=True))
     trace.train()
     assert trace.detector.knows_limit
@@ -238,11 +238,11 @@ def debugger(workers: Sequence[Worker], _: float) -> None:
     workers[1].traced = True
 
 
-INNOCENT = [checkpoint, evaluation, compilation, compiler_processes, download, debugger]
+HARMLESS = [checkpoint, evaluation, compilation, compiler_processes, download, debugger]
 
 
-@pytest.mark.parametrize("each", INNOCENT)
-def test_an_innocent_pause_of_a_minute(each: Callable[[Sequence[Worker], float], None]) -> None:
+@pytest.mark.parametrize("each", HARMLESS)
+def test_a_harmless_pause_of_a_minute_is_no_stall(each: Callable[[Sequence[Worker], float], None]) -> None:
     trace = Trace()
     trace.train()
     assert trace.run(60, each) is None
@@ -252,7 +252,7 @@ def test_an_innocent_pause_of_a_minute(each: Callable[[Sequence[Worker], float],
 
 
 @pytest.mark.parametrize("gap", [4, 60, 36_000])
-def test_a_frozen_machine_thaws(gap: float) -> None:
+def test_a_machine_that_was_frozen_is_no_stall(gap: float) -> None:
     trace = Trace()
     trace.train()
     trace.now += gap
@@ -260,7 +260,7 @@ def test_a_frozen_machine_thaws(gap: float) -> None:
     trace.train()
 
 
-def test_the_stacks_that_were_asked_for_are_no_progress() -> None:
+def test_requested_stacks_do_not_count_as_progress() -> None:
     trace = Trace()
     trace.train()
     found = trace.run(15, spin)
@@ -268,7 +268,7 @@ def test_the_stacks_that_were_asked_for_are_no_progress() -> None:
     assert trace.workers[1].dumped == PROBES * 4000
 
 
-def test_a_pause_that_was_reported_becomes_part_of_the_rhythm() -> None:
+def test_a_reported_pause_raises_the_limit() -> None:
     trace = Trace()
     trace.train()
     assert trace.run(20, idle) is not None
@@ -284,13 +284,13 @@ def test_a_pause_that_was_reported_becomes_part_of_the_rhythm() -> None:
     assert trace.run(limit - 1, idle) is None
 
 
-def test_another_round_knows_nothing_of_the_last() -> None:
+def test_a_new_round_begins_with_the_unlearned_limit() -> None:
     assert Detector().limit == UNLEARNED_LIMIT
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0.5, 20), min_size=6, max_size=20))
-def test_no_pause_is_a_stall_that_is_shorter_than_the_longest_before(pauses: list[float]) -> None:
+def test_a_pause_shorter_than_an_earlier_one_is_no_stall(pauses: list[float]) -> None:
     trace = Trace()
     longest = max(pauses)
 
@@ -303,7 +303,7 @@ def test_no_pause_is_a_stall_that_is_shorter_than_the_longest_before(pauses: lis
         step()
 
 
-# Whom the others wait for.
+# The worker for which the others wait.
 
 WAITS = Stack(
     (
@@ -379,7 +379,7 @@ def test_the_guilty_rank_and_the_reason(code: GuiltCode, count: int, guilty: int
         assert found.line == stack.user_line
 
 
-def test_one_of_several_collectives() -> None:
+def test_a_rank_in_another_collective_than_the_others() -> None:
     other = at("/x/site-packages/torch/distributed/distributed_c10d.py:9:barrier", "/home/u/train.py:44:<module>")
     stacks = [WAITS, WAITS, other]
     found = find_guilty([describe_worker(rank, None, stack) for rank, stack in enumerate(stacks)])
@@ -390,19 +390,19 @@ def test_one_of_several_collectives() -> None:
     assert two == Finding(GuiltCode.UNKNOWN)
 
 
-def test_the_evidence_of_several_rules_agrees() -> None:
+def test_other_rules_that_agree_are_listed() -> None:
     found = find_guilty(suspects(4, 2, stack=ELSEWHERE, age=5.0))
     assert found.agree == (GuiltCode.SENT_NOTHING,)
 
 
-def test_nothing_is_claimed_without_evidence() -> None:
+def test_without_evidence_the_cause_is_unknown() -> None:
     assert find_guilty([describe_worker(rank, None) for rank in range(4)]) == Finding(GuiltCode.UNKNOWN)
     assert find_guilty([describe_worker(rank, None, WAITS) for rank in range(4)]) == Finding(GuiltCode.UNKNOWN)
     assert find_guilty([]) == Finding(GuiltCode.UNKNOWN)
 
 
 @given(st.permutations(range(4)), st.sampled_from(list(GUILT)))
-def test_the_order_means_nothing(order: list[int], code: GuiltCode) -> None:
+def test_the_order_of_the_workers_does_not_matter(order: list[int], code: GuiltCode) -> None:
     known = suspects(4, 1, **GUILT[code])
     assert find_guilty([known[place] for place in order]) == find_guilty(known)
 
@@ -431,7 +431,7 @@ def test_a_rank_that_has_ended_counts_while_another_one_waits(
         assert ranks_to_restart(found, suspects) == (0,), "the one that runs"
 
 
-def test_workers_that_need_not_train_are_stalled_only_if_they_do() -> None:
+def test_idle_workers_are_stalled_only_if_they_train() -> None:
     idle = [Suspect(rank, Place.ELSEWHERE) for rank in (0, 1)]
     assert find_stall(idle, trains=False) is None
     found = find_stall(idle, trains=True)
@@ -460,7 +460,7 @@ Current thread 0x00008f [MainThread] (most recent call first):
 """
 
 
-def test_a_dump_is_read() -> None:
+def test_a_dump_is_parsed() -> None:
     stack = parse(DUMP)
     assert is_complete(DUMP)
     assert [thread.name for thread in stack.threads] == ["0x00007f", "MainThread"]
@@ -476,7 +476,7 @@ def test_a_part_of_a_dump_is_not_complete(length: int) -> None:
 
 
 @given(st.text())
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_can_be_parsed(text: str) -> None:
     assert parse(text).user_line is None or "File" in text
 
 

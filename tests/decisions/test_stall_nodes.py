@@ -1,4 +1,4 @@
-"""A stall of a round with several nodes: what the coordinator finds from all reports, and which node acts on it."""
+"""A stall of a round with several nodes: what the coordinator finds in all reports, and which node acts on it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_no_stall_while_a_node_is_away_or_between_rounds() -> None:
     assert find(next_round, members(*ALL)) is None, "reports of the last round"
 
 
-def test_workers_that_need_not_wait_for_each_other_are_no_stall() -> None:
+def test_independent_idle_workers_are_no_stall() -> None:
     idle = [[Suspect(2 * place + each, Place.ELSEWHERE) for each in (0, 1)] for place in range(3)]
     assert find(PLAN, members(*(quiet(place, *workers) for place, workers in enumerate(idle)))) is None
     counting = [quiet(place, *workers, trains=place == 1) for place, workers in enumerate(idle)]
@@ -107,7 +107,7 @@ def test_workers_that_need_not_wait_for_each_other_are_no_stall() -> None:
     assert (found.ranks, found.nodes, found.to_restart) == ((), (), (0,))
 
 
-def test_a_node_whose_workers_have_all_left_the_loop() -> None:
+def test_a_node_whose_workers_have_all_ended() -> None:
     state = members(*ALL[:2], None)
     key = PLAN.members[2].key
     state[key] = MemberState(report(2, None, NodePhase.SUCCEEDED), 0.0, 0.0, succeeded=KEY)
@@ -117,7 +117,7 @@ def test_a_node_whose_workers_have_all_left_the_loop() -> None:
     assert GuiltCode.ENDED.within(found.reasons)
 
 
-def test_a_rank_that_has_not_reached_the_store() -> None:
+def test_a_rank_that_has_not_connected_to_the_store() -> None:
     late = quiet(2, Suspect(4, late=True), Suspect(5, late=True))
     found = find(PLAN, members(*ALL[:2], late))
     assert found is not None
@@ -145,7 +145,7 @@ def test_a_node_may_report_its_own_ranks_only() -> None:
     assert found is None or 0 not in found.ranks
 
 
-def test_the_records_travel() -> None:
+def test_the_records_survive_encoding() -> None:
     sent = report(2, ALL[2])
     assert msgspec.json.decode(msgspec.json.encode(sent), type=NodeReport, dec_hook=decode_part) == sent
     found = find(PLAN, members(*ALL))
@@ -180,7 +180,7 @@ def test_the_finding_is_sent_to_all_nodes_until_they_make_progress() -> None:
     assert StallState.get(policy.end_round(stalled).policy).finding is None
 
 
-def test_without_a_stall_all_decisions_are_those_of_a_job_without_the_policy() -> None:
+def test_without_a_stall_the_policy_changes_no_decision() -> None:
     assert set(vars(StallPolicy)) & set(vars(Policy)) - {"__module__", "__doc__"} == {"refresh", "end_round", "tasks"}
     policy = policy_of(RULES)
     assert policy.refresh(PLAN, members(None, None, None), 1.0).plan is PLAN

@@ -93,7 +93,7 @@ def test_the_stacks_are_written_to_the_log_directory_or_to_the_console(tmp_path:
     assert any("train.py:10 in load" in line for line in unwritable[1:])
 
 
-def test_workers_that_are_being_stopped_are_left_alone() -> None:
+def test_nothing_is_done_to_workers_that_are_being_stopped() -> None:
     workers, kept, _ = respond("restart", report(5), stopping=True)
     assert workers.killed == []
     assert not [event for event in kept.events if isinstance(event, WorkerStalled)]

@@ -92,7 +92,7 @@ def test_a_stall_is_reported_once_with_rank_and_line_and_then_its_end() -> None:
     assert len(resumed) == 1
 
 
-def test_the_samples_end_with_the_watch() -> None:
+def test_sampling_ends_with_the_watch() -> None:
     workers = Workers()
     watch = StallWatch(Detector(), workers, workers, lambda _: None, lambda _: None)
 
@@ -119,7 +119,7 @@ DEBUGS = stack(Frame("/usr/lib/python3.11/pdb.py", 9, "interaction"), Frame("/u/
         ({0: WAITS, 1: WAITS}, {}, True),
     ],
 )
-def test_workers_that_need_not_make_progress_are_not_reported(
+def test_workers_that_are_idle_on_purpose_are_not_reported(
     stacks: dict[int, Stack], steps: dict[int, int], reported: bool
 ) -> None:
     workers = Workers()
@@ -159,7 +159,7 @@ def test_a_rank_that_left_the_loop_is_named_while_another_one_waits_for_it() -> 
     assert (reports[0].guilty, reports[0].to_restart) == ((1,), (0,))
 
 
-def test_a_node_of_several_reports_what_it_sees_and_waits_for_the_others() -> None:
+def test_one_of_several_nodes_reports_its_stall_and_waits_for_the_finding() -> None:
     workers = Workers()
     quiet: list[QuietNode | None] = []
     reports: list[StallReport] = []

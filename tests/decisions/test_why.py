@@ -1,4 +1,4 @@
-"""What the event log answers to `why`, from made-up logs. Decisions are codes; the texts are rendered once."""
+"""The answers of `why`, from made-up event logs: codes with parameters, and a few rendered texts."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_job_without_a_restart() -> None:
     assert explain([log_of("n1", (5, END))], Question.LAST_RESTART).codes == (("why.no_round",),)
 
 
-def test_without_a_checkpoint_the_lost_work_is_not_guessed() -> None:
+def test_without_a_checkpoint_no_lost_work_is_reported() -> None:
     logs = [
         log_of(
             "n1", (0, formed(1)), (0, started(0, 1)), (5, exited(0, 1, 1)), (6, formed(2)), (7, started(0, 2)), (8, END)
@@ -137,7 +137,7 @@ def test_without_a_checkpoint_the_lost_work_is_not_guessed() -> None:
     assert answer.codes == (("why.round_formed",), ("why.down",), ("why.lost_unknown",))
 
 
-def test_a_restart_that_is_still_waited_for() -> None:
+def test_a_restart_that_is_not_complete() -> None:
     log = log_of("n1", (0, formed(1)), (0, started(0, 1)), (5, exited(0, 1, 1)), (6, formed(2)))
     answer = explain([log], Question.LAST_RESTART, until=BEGAN + timedelta(seconds=60))
     assert answer.codes[1:] == (("why.still_down",), ("why.lost_unknown",))
@@ -156,7 +156,7 @@ def test_a_job_that_succeeded() -> None:
     assert explain(RESTARTED, Question.NOW).codes == (("why.job_succeeded",),)
 
 
-def test_a_launcher_that_ended_alone_gives_its_reason() -> None:
+def test_a_launcher_that_ended_without_a_decision_gives_its_reason() -> None:
     log = log_of("n1", (5, AgentEnded(exit_code=71, reason="cannot join", what="the master does not answer")))
     answer = explain([log], Question.NOW)
     assert answer.codes == (("why.agent_ended", "sentence"),)
@@ -177,7 +177,7 @@ def test_a_stall_names_the_guilty_rank_first_and_ends_with_its_cause() -> None:
     assert explain([log_of("n1", *first, (15, formed(2)))], Question.NOW, now).codes[0][0] == "why.round_formed"
 
 
-def test_a_job_that_waits_names_what_for() -> None:
+def test_a_waiting_job_is_explained() -> None:
     waiting = NodeWaiting(reasons=(Code.NODES_OF(number=1, wanted=2),))
     now = BEGAN + timedelta(seconds=20)
     assert explain([log_of("n1", (1, waiting))], Question.NOW, now).codes == (("why.waits", "nodes_of"),)
@@ -185,7 +185,7 @@ def test_a_job_that_waits_names_what_for() -> None:
     assert explain([log], Question.NOW, now).codes == (("why.waits", "nodes_of"),)
 
 
-def test_slow_names_the_shares_of_the_time_and_the_rank_that_waits_least() -> None:
+def test_slow_shows_the_shares_of_time_and_the_rank_that_waits_least() -> None:
     def progress(rank: int, waited: float) -> WorkerProgress:
         return WorkerProgress(round=1, rank=rank, local_rank=0, waited=waited)
 
@@ -241,7 +241,7 @@ def test_the_text_of_a_straggler() -> None:
     )
 
 
-def test_start_names_the_place_that_trained_last_and_what_its_node_waited_for() -> None:
+def test_start_names_the_worker_that_trained_last_and_what_its_node_waited_for() -> None:
     waiting = NodeWaiting(reasons=(Code.NODES_OF(number=1, wanted=2),))
     quick = log_of("n1", (3, formed(1)), (3, started(0, 1)), (4, step(0, 1)), (9, END))
     slow = log_of("n02", (1, waiting), (3, formed(1)), (3, started(1, 1)), (8, step(1, 1)), (9, END))
@@ -260,17 +260,17 @@ def test_a_start_that_is_not_over() -> None:
 def test_what_the_log_does_not_show_is_reported() -> None:
     log = log_of("n1", (0, formed(1)), unread=3)
     assert explain([log], Question.NOW).codes[-2:] == (("why.torn",), ("why.unread",))
-    # The line that an agent writes just now is no damage.
+    # A line that an agent is still writing is no damage.
     assert "why.unread" not in str(explain([log_of("n1", (0, formed(1)), unread=1)], Question.NOW).codes)
 
 
 @pytest.mark.parametrize("question", list(Question))
-def test_no_log_at_all_is_answered(question: Question) -> None:
+def test_no_log_at_all_has_an_answer(question: Question) -> None:
     assert explain([], question).lines
     assert explain([log_of("n1")], question, BEGAN).lines
 
 
-def test_a_failure_that_another_one_explains_is_left_out() -> None:
+def test_a_failure_caused_by_another_one_is_left_out() -> None:
     def broken(host: str, rank: int, cause: str) -> AgentLog:
         event = msgspec.structs.replace(failed(rank, 1), cause=cause)
         return log_of(host, (0, formed(1)), (1, started(rank, 1)), (10, exited(rank, 1, 1)), (10.1, event))
@@ -298,7 +298,7 @@ class TestTasks:
         answer = explain(logs, Question.LAST_RESTART, now)
         assert answer.codes == (("why.failed_worker", "why.lived"), ("why.task_still_down",))
         assert answer.text.startswith("worker 1 on n1 (pid 7) was killed by SIGKILL, 9.0 s after its start")
-        # It comes back on another node.
+        # It starts again on another node.
         logs.append(log_of("n02", (11, self.started(8, 2)), workers=0))
         answer = explain(logs, Question.LAST_RESTART, now)
         assert params(answer, WhyCode.TASK_DOWN) == [{"seconds": pytest.approx(2.0)}]
