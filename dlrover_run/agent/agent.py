@@ -84,7 +84,6 @@ class Agent:
             lambda: self._info(run_dir),
             lambda request: self._client.ask(request),
             self._task_progress,
-            self._adapter.scale,
             lambda query: self._client.ask_stacks(query),
         )
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.

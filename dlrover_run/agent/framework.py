@@ -20,7 +20,6 @@ from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.console.console import Console
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.events.records import NO_EVENTS, Events
-from dlrover_run.operate.agent_socket import Scale
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.process_tree.orphans import OrphanKiller
@@ -49,13 +48,11 @@ class FrameworkAdapter(ABC, Generic[Key]):
     """This node's tasks. No method but `open`, `stacks`, `kill`, `finish` and `close` waits: what takes time goes on in
     the background, and `wake` is called when it is done or has failed.
 
-    `noun` names the tasks in messages. `scale` answers an operator's request for other numbers of tasks. `problem` is
-    an error of the background work, which makes this node leave. While tasks are `moving` to other nodes, the
-    assignment counts although this node leaves.
+    `noun` names the tasks in messages. `problem` is an error of the background work, which makes this node leave. While
+    tasks are `moving` to other nodes, the assignment counts although this node leaves.
     """
 
     noun: str
-    scale: Scale | None = None
     problem: Exception | None = None
     moving = False
 

@@ -58,13 +58,6 @@ def with_peers(views: Mapping[NodeKey, NodeView], members: Members) -> dict[Node
     return {key: msgspec.structs.replace(view, peers=peers.get(key, ())) for key, view in views.items()}
 
 
-def view_of(policy: Policy, plan: Plan, found: Mapping[NodeKey, NodeView], key: NodeKey) -> NodeView:
-    """The part of one node among those of the plan, or the answer to a request of a node that has none."""
-    part = found.get(key, EMPTY_VIEW)
-    answer = policy.answer(plan, key) if part.policy is None else None
-    return part if answer is None else msgspec.structs.replace(part, policy=answer)
-
-
 def build_assignment(plan: Plan, part: NodeView, waiting: Waiting | None) -> Assignment:
     """What the plan asks of the node whose part that is; `waiting` is for those that wait, unless all is over."""
     return with_view(common_assignment(plan), part, waiting if plan.phase not in OVER else None)

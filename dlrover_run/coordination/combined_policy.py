@@ -9,8 +9,8 @@ from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.decision import Deadline, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
-from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.policy_records import PolicyAssignment
+from dlrover_run.coordination.policy import Accepted, Policy
+from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyRequest
 from dlrover_run.coordination.reasons import Reason, Reasons, chain
 from dlrover_run.coordination.rules import JobRules
 
@@ -148,8 +148,9 @@ class CombinedPolicy(Policy):
         found = ((key, combine(tasks.get(key) for tasks in given)) for key in keys)
         return {key: part for key, part in found if part is not None}
 
-    def answer(self, plan: Plan, key: NodeKey) -> PolicyAssignment | None:
-        return combine(one.answer(plan, key) for one in self._policies)
+    def scale(self, plan: Plan, members: Members, request: PolicyRequest, by: str, now: float) -> Accepted | None:
+        found = (one.scale(plan, members, request, by, now) for one in self._policies)
+        return next((accepted for accepted in found if accepted is not None), None)
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
         """What nodes wait for by the first policy for which they do, and what all policies show."""

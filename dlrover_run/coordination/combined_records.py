@@ -77,10 +77,6 @@ class CombinedState(_Combined, PolicyState, frozen=True, tag=TAG):
 class CombinedReport(_Combined, PolicyReport, frozen=True, tag=TAG):
     parts: Annotated[tuple[PolicyReport, ...], Meta(max_length=MAX_POLICIES)]
 
-    @property
-    def is_client(self) -> bool:
-        return all(part.is_client for part in self.parts)
-
     def problem(self, report: Any, plan: Any) -> str | None:
         return next((found for part in self.parts if (found := part.problem(report, plan)) is not None), None)
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dlrover_run.coordination.activity import NodeActivity, Received
-from dlrover_run.coordination.assignment import build_assignment, node_views, view_of, with_peers
+from dlrover_run.coordination.assignment import EMPTY_VIEW, build_assignment, node_views, with_peers
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Deadline
 from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
@@ -35,8 +35,9 @@ from dlrover_run.coordination.model import (
     Waiting,
 )
 from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.recovery import latest_round
-from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, apply_request
+from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed, apply_request
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.waiting import wait_status
 from dlrover_run.policies.registry import policy_of
@@ -210,7 +211,7 @@ class Coordinator:
         before, is_new = self.plan, self._is_new
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
-            plan = self._requested(time)
+            plan, self._requests = self._requested(time), []
             if (rules := self.rules.resized(plan.desired)) != self.policy.rules:
                 self.policy = policy_of(rules)
             decision = decide(self.policy, plan, self._members, time)
@@ -244,7 +245,7 @@ class Coordinator:
 
     def view(self, key: NodeKey) -> NodeView:
         """What of the plan concerns this node alone."""
-        return view_of(self.policy, self.plan, self._views, key)
+        return self._views.get(key, EMPTY_VIEW)
 
     def ranks(self, key: NodeKey) -> RankAssignment | None:
         return self.view(key).ranks
@@ -261,12 +262,15 @@ class Coordinator:
     def waiting(self, now: float) -> Waiting:
         return wait_status(self.policy, self.plan, self._members, self._deadlines, self._job_time(now))
 
-    def request(self, request: OperatorRequest, now: float) -> None:
-        """Take a request of an operator, which the next `advance` carries out. Raises RequestFailed."""
+    def request(self, request: OperatorRequest, now: float) -> Reasons:
+        """Take a request of an operator, which the next `advance` carries out; what the job does then. Raises
+        RequestFailed."""
         if self._recovering_until is not None or self.superseded:
-            raise RequestFailed("the coordinator of the job has just begun; try again in a moment")
-        apply_request(self.rules, self.policy, self.plan, self._members, request, self._job_time(now))
+            raise RequestFailed(JUST_BEGUN)
+        time = self._job_time(now)
+        accepted = apply_request(self.rules, self.policy, self._requested(time), self._members, request, time)
         self._requests.append(request)
+        return accepted.answer
 
     def status(self, name: str, now: float, *, aged: bool = True) -> JobStatus:
         """The status of the job of that name for an operator; see `JobView` for `aged`."""
@@ -290,12 +294,11 @@ class Coordinator:
 
     def _requested(self, time: float) -> Plan:
         """The plan after the requests that have been taken since the last decision."""
-        plan, requests = self.plan, self._requests
-        self._requests = []
-        for request in requests:
-            # What was possible when it was taken may not be any more, after another request.
+        plan = self.plan
+        for request in self._requests:
+            # What was possible when it was taken may not be any more, after a change of the members.
             with contextlib.suppress(RequestFailed):
-                plan = apply_request(self.rules, self.policy, plan, self._members, request, time)
+                plan = apply_request(self.rules, self.policy, plan, self._members, request, time).plan
         return plan
 
     @property

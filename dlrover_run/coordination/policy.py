@@ -26,14 +26,22 @@ way. It asks them in the order of `policies.registry.POLICIES`. Where they disag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from dlrover_run.coordination.decision import Deadline, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
-from dlrover_run.coordination.policy_records import PolicyAssignment
+from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyRequest
 from dlrover_run.coordination.reasons import Reason, Reasons
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import JobRules
+
+
+class Accepted(NamedTuple):
+    """A request that is carried out: the plan after it, and what the job does now, for who has requested it."""
+
+    plan: Plan
+    answer: Reasons = ()
 
 
 class Policy:
@@ -114,6 +122,13 @@ class Policy:
         """Those of the eligible nodes that may have ranks at once."""
         return list(nodes)
 
+    # What an operator requests.
+
+    def scale(self, plan: Plan, members: Members, request: PolicyRequest, by: str, now: float) -> Accepted | None:
+        """What follows from a request for another size; None for one that this policy does not know. `by` is who
+        requests it. Raises RequestFailed."""
+        return None
+
     # At the end of the job, and after a change of the coordinator.
 
     def end_job(self, plan: Plan, now: float) -> Plan:
@@ -145,10 +160,6 @@ class Policy:
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, PolicyAssignment]:
         """Of each node that the policy concerns: what the policy assigns to it."""
         return {}
-
-    def answer(self, plan: Plan, key: NodeKey) -> PolicyAssignment | None:
-        """The answer to a request of a node that `tasks` does not have, if there is one."""
-        return None
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
         """What nodes without ranks wait for, if that is the policy's. `seconds` is the time until the next deadline

@@ -90,11 +90,6 @@ class PolicyReport(PolicyRecord):
 
     __slots__ = ()
 
-    @property
-    def is_client(self) -> bool:
-        """Whether the node only makes a request: it begins no job, and no other node may depend on it."""
-        return False
-
     def problem(self, report: NodeReport, plan: Plan) -> str | None:
         """A sentence about what is wrong with this part of the report, else None."""
         return None
@@ -103,6 +98,17 @@ class PolicyReport(PolicyRecord):
         """Why this node cannot take part in a job that was started with that program."""
         here = self.program
         return f"the job was started with {program} and this node with {here}: use one of them, or another --rdzv-id"
+
+
+class PolicyRequest(PolicyRecord):
+    """The part of `OperatorRequest`: another size of a job that is not a number of nodes."""
+
+    __slots__ = ()
+
+    @property
+    def text(self) -> str:
+        """What is requested, for people."""
+        return ""
 
 
 class PolicyAssignment(PolicyRecord):

@@ -15,7 +15,8 @@ from dlrover_run.coordination.bounds import Count, Name, Total
 from dlrover_run.coordination.decision import end_job
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, Plan, PlanPhase
-from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.policy import Accepted, Policy
+from dlrover_run.coordination.policy_records import PROGRAM, PolicyRequest
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.rules import DesiredSize, JobRules
 from dlrover_run.coordination.text import counted
@@ -34,16 +35,19 @@ class Action(enum.StrEnum):
 
 class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request. `node` names the node to drain: its rank, its host or its id. `min_nodes` and `max_nodes` are the size
-    to scale to, with 0 for the `min_nodes` that the job was started with. `by` is who requests it, for people."""
+    to scale to, with 0 for the `min_nodes` that the job was started with; `policy` is the size of a job whose size is
+    no number of nodes. `by` is who requests it, for people."""
 
     action: Action
     node: Name = ""
     by: Name = ""
     min_nodes: Count = 0
     max_nodes: Count = 0
+    policy: PolicyRequest | None = None
 
     def __str__(self) -> str:
         size = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes else str(self.max_nodes)
+        size = size if self.policy is None else self.policy.text
         what = size if self.action is Action.SCALE else self.node
         return f"{self.by or 'an operator'} requests: {self.action.value} {what}".rstrip()
 
@@ -54,6 +58,9 @@ class StackQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     rank: Total | None = None
     node: Name = ""
+
+
+JUST_BEGUN = "the coordinator of the job has just begun; try again in a moment"
 
 
 class RequestFailed(Exception):
@@ -78,37 +85,40 @@ def find_nodes(plan: Plan, members: Members, name: str) -> tuple[NodeKey, ...]:
 
 def apply_request(
     rules: JobRules, policy: Policy, plan: Plan, members: Members, request: OperatorRequest, now: float
-) -> Plan:
-    """The plan after a request, of a job that was started with these rules. Raises RequestFailed."""
+) -> Accepted:
+    """What follows from a request to a job that was started with these rules. Raises RequestFailed."""
     if plan.phase in OVER:
         raise RequestFailed("the job is over")
     if request.action is Action.STOP:
         reason = Code.STOPPED_ON_REQUEST(by=request.by or "an operator")
         stopped = end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FAILED, (reason,)).plan
-        return policy.end_job(stopped, now)
+        return Accepted(policy.end_job(stopped, now))
     if request.action is Action.SCALE:
-        size = desired_size(rules, policy, plan, members, request)
-        return msgspec.structs.replace(plan, clock=now, desired=size)
+        if request.policy is None and policy.has_rounds:
+            size = desired_size(rules, plan, members, request)
+            return Accepted(msgspec.structs.replace(plan, clock=now, desired=size))
+        given = request.policy and policy.scale(plan, members, request.policy, request.by or "an operator", now)
+        if not given:
+            program = PROGRAM if rules.policy is None else rules.policy.program
+            raise RequestFailed(f"it was started with {program}; change its size with {program} scale")
+        return given
     wanted = find_nodes(plan, members, request.node)
     # Of a round that runs they leave with the next planned change. Tasks without a round are moved by their policy.
     waits = policy.has_rounds and plan.phase is PlanPhase.TRAINING
     later = {member.key for member in plan.members} if waits else set()
     draining = [key for key in (*plan.draining, *(key for key in wanted if key not in later)) if key in members]
     to_drain = [key for key in (*plan.to_drain, *(key for key in wanted if key in later)) if key in members]
-    return msgspec.structs.replace(
+    drained = msgspec.structs.replace(
         plan,
         clock=now,
         draining=tuple(dict.fromkeys(draining))[:MAX_DRAINING],
         to_drain=tuple(dict.fromkeys(key for key in to_drain if key not in draining))[:MAX_DRAINING],
     )
+    return Accepted(drained)
 
 
-def desired_size(
-    rules: JobRules, policy: Policy, plan: Plan, members: Members, request: OperatorRequest
-) -> DesiredSize | None:
+def desired_size(rules: JobRules, plan: Plan, members: Members, request: OperatorRequest) -> DesiredSize | None:
     """The size that a request asks for; None for that with which the job was started. Raises RequestFailed."""
-    if not policy.has_rounds:
-        raise RequestFailed("it has tasks and no rounds; change their number with tf-ps-run scale")
     least, most = request.min_nodes or rules.min_nodes, request.max_nodes
     if not rules.min_nodes <= least <= most <= rules.max_nodes:
         given = f"{least}:{most}" if request.min_nodes else str(most)

@@ -97,7 +97,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     why the plan is as it is; `waiting` is what nodes without a place wait for, at most `waiting_seconds` from now.
     `desired_nodes` is the size, N or MIN:MAX, that `desired_by` has asked for, empty where that is the whole range.
     `change_waits` says that a planned change waits for the next checkpoint, `change_seconds` at most from now.
-    `node_counts` counts all nodes by their state, also the `nodes_omitted`."""
+    `node_counts` counts all nodes by their state, also the `nodes_omitted`. `answer` says what the job does because of
+    the request for which the status was sent, empty without one or where the other fields say it."""
 
     schema: int = SCHEMA
     job: str
@@ -127,6 +128,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     node_counts: Mapping[str, int]
     nodes: tuple[NodeStatus, ...]
     nodes_omitted: int = 0
+    answer: str = ""
 
 
 @dataclass(frozen=True)

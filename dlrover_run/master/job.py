@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from dlrover_run.coordination.assignment import build_assignment, node_views, view_of
+from dlrover_run.coordination.assignment import EMPTY_VIEW, build_assignment, node_views
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.history import JobHistory
@@ -27,7 +27,7 @@ from dlrover_run.coordination.model import (
     Waiting,
 )
 from dlrover_run.coordination.ranks import display_names
-from dlrover_run.coordination.reasons import sentence
+from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.status import JobStatus
@@ -143,9 +143,7 @@ class Job:
         if before is not None:
             before.connection.end(Refused("this node has opened another stream", retry=True))
         self._take(report, now)
-        is_client = report.policy is not None and report.policy.is_client
-        notice = "" if is_client else config_mismatch(coordinator.rules, rules)
-        return Welcome(encode_rules(coordinator.rules), notice)
+        return Welcome(encode_rules(coordinator.rules), config_mismatch(coordinator.rules, rules))
 
     def receive(self, connection: NodeConnection, report: NodeReport, now: float) -> bool:
         """Take a node's latest report; return whether `step` is needed. Raises RequestRefused."""
@@ -213,10 +211,11 @@ class Job:
         """As `Coordinator.activity_changes`."""
         return self._coordinator.activity_changes
 
-    def request(self, request: OperatorRequest, now: float) -> None:
-        """Take a request of an operator; `step` is needed. Raises RequestFailed."""
-        self._coordinator.request(request, now)
+    def request(self, request: OperatorRequest, now: float) -> Reasons:
+        """Take a request of an operator, as `Coordinator.request`; `step` is needed. Raises RequestFailed."""
+        answer = self._coordinator.request(request, now)
         self._log(str(request))
+        return answer
 
     def status(self, now: float) -> JobStatus:
         """The status of the job for an operator."""
@@ -359,7 +358,7 @@ class Job:
             waits = self._coordinator.view(key).waits
             assignment = self._coordinator.assignment(key, self._progress.message(now) if waits else None)
         else:
-            view = view_of(self._coordinator.policy, self._stored, self._stored_views, key)
+            view = self._stored_views.get(key, EMPTY_VIEW)
             assignment = build_assignment(self._stored, view, Waiting(sentence(self._write_error)))
         if is_answer or assignment != node.sent:
             node.sent = assignment

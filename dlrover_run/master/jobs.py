@@ -14,6 +14,7 @@ import msgspec
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import NodeKey, NodeReport
+from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
@@ -85,8 +86,6 @@ class Jobs:
         now = self._now()
         job = self._jobs.get(name)
         if job is None:
-            if join.report.policy is not None and join.report.policy.is_client:
-                raise RequestRefused(f"no node of a job {name!r} is connected")
             job = self._begin(name, rules, now)
         self._schedule(name)
         welcome = job.join(connection, join.report, rules, now)
@@ -107,20 +106,22 @@ class Jobs:
             self._on_change()
 
     def answer(self, name: str, request: OperatorRequest | None) -> Answered:
-        """Answer an operator, after taking the request, if there is one."""
+        """Answer an operator, after carrying out the request, if there is one."""
         now = self._now()
         job = self._jobs.get(name)
         if job is None:
             return self._no_job(name)
-        refusal = ""
+        refusal, answer = "", ""
         if request is not None:
             try:
-                job.request(request, now)
+                answer = render(job.request(request, now))
             except RequestFailed as failed:
                 refusal = str(failed)
             else:
-                self._schedule(name)
-        return Answered(msgspec.Raw(msgspec.json.encode(job.status(now))), refusal)
+                self._due.add(name)
+                self._step()
+        status = msgspec.structs.replace(job.status(now), answer=answer)
+        return Answered(msgspec.Raw(msgspec.json.encode(status)), refusal)
 
     async def stacks(self, name: str, query: StackQuery) -> Answered:
         """The stacks of the workers of a job, from the nodes that answer in time."""

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.requests import OperatorRequest, StackQuery
     from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
-    from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, ScaleReply, TaskProgress
-    from dlrover_run.policies.parameter_servers.model import DesiredReplicas
+    from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, TaskProgress
 
 READ_TIMEOUT = 5.0
 """Seconds that a program has to send its request, and to read the reply."""
@@ -33,26 +32,22 @@ MAX_CONNECTIONS = 16
 
 Ask = Callable[["OperatorRequest | None"], Awaitable["JobStatus"]]
 AskStacks = Callable[["StackQuery"], Awaitable["JobStacks"]]
-Scale = Callable[["DesiredReplicas"], Awaitable["ScaleReply"]]
 
 
 class AgentSocket:
     """Answers requests with what `info` and `progress` return, with the status that `ask` and the stacks that
-    `ask_stacks` returns, and with the answer of `scale`, None for tasks that no request can change. It needs a running
-    loop, and costs nothing while no request comes."""
+    `ask_stacks` returns. It needs a running loop, and costs nothing while no request comes."""
 
     def __init__(
         self,
         info: Callable[[], AgentInfo],
         ask: Ask,
         progress: Callable[[], Sequence[TaskProgress]] = tuple,
-        scale: Scale | None = None,
         ask_stacks: AskStacks | None = None,
     ) -> None:
         self._info = info
         self._progress = progress
         self._ask = ask
-        self._scale = scale
         self._ask_stacks = ask_stacks
         self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
 
@@ -90,8 +85,9 @@ class AgentSocket:
         import msgspec
 
         from dlrover_run.operate.protocol import MAX_TASKS, AgentReply, AgentRequest
+        from dlrover_run.policies.registry import decode_part
 
-        request = msgspec.json.decode(line, type=AgentRequest)
+        request = msgspec.json.decode(line, type=AgentRequest, dec_hook=decode_part)
         tasks = tuple(self._progress())[:MAX_TASKS] if request.progress else ()
         reply = AgentReply(agent=self._info(), tasks=tasks)
         if request.waits:
@@ -102,11 +98,6 @@ class AgentSocket:
         from msgspec.structs import replace
 
         try:
-            if request.scale is not None:
-                if self._scale is None:
-                    raise AskFailed("the job has no parameter servers, so there is nothing to scale")
-                # The program that asks limits the time.
-                return replace(reply, scale=await self._scale(request.scale))
             async with asyncio.timeout(ASK_TIMEOUT):
                 if request.stacks is not None and self._ask_stacks is not None:
                     return replace(reply, stacks=await self._ask_stacks(request.stacks))

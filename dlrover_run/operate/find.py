@@ -22,8 +22,7 @@ from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.operate import protocol, sockets
-from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, ScaleReply, TaskProgress
-from dlrover_run.policies.parameter_servers.model import DesiredReplicas
+from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, TaskProgress
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
 
@@ -54,12 +53,6 @@ class JobHere:
         reply = await self._first_reply(AgentRequest(stacks=query))
         assert reply.stacks is not None, "a reply without a problem has what was requested"
         return reply.stacks
-
-    async def scale(self, replicas: DesiredReplicas) -> ScaleReply:
-        """The answer to a request for other numbers of tasks. The caller limits the time. Raises AskFailed."""
-        reply = await self._first_reply(AgentRequest(scale=replicas))
-        assert reply.scale is not None, "a reply without a problem has what was requested"
-        return reply.scale
 
     async def _first_reply(self, request: AgentRequest) -> AgentReply:
         for socket in self._sockets:
@@ -130,16 +123,12 @@ class JobElsewhere:
 FoundJob = JobHere | JobElsewhere
 
 
-async def find_job(
-    flags: FlagValues, environ: Mapping[str, str], program: Program, *, of_program: bool = False
-) -> FoundJob:
-    """The job that these flags and variables mean; with `of_program` only jobs of this program are looked for on this
-    machine. Raises SpecError for invalid flags, and AskFailed without a job."""
+async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Program) -> FoundJob:
+    """The job that these flags and variables mean. Raises SpecError for invalid flags, and AskFailed without a job."""
     named = flags.explicit("rdzv_id")
     by_flag = flags.explicit("rdzv_backend") or flags.explicit("rdzv_endpoint")
     if not by_flag:
-        found = [each for each in await survey(os.geteuid()) if not of_program or each[1].program == program.name]
-        jobs = group(found, named.text if named and named.text else None)
+        jobs = group(await survey(os.geteuid()), named.text if named and named.text else None)
         if len(jobs) == 1:
             return JobHere(jobs[0])
         if jobs:

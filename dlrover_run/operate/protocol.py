@@ -10,7 +10,6 @@ from msgspec import Meta
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 
 MAX_REPLY = 4 * 1024 * 1024
 """The longest line that an operator's program reads: more than a status of `status.MAX_SHOWN` nodes."""
@@ -21,19 +20,17 @@ MAX_TASKS = 1024
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request for the AgentInfo, with `progress` also for what the tasks have done, and with `status` for the status
-    of the job, after the operator's `request` was taken. `stacks` asks for the stacks of the job's workers. `scale`
-    requests other numbers of tasks; the reply waits until the coordinator has decided."""
+    of the job, after the operator's `request` was carried out. `stacks` asks for the stacks of the job's workers."""
 
     status: bool = False
     progress: bool = False
     request: OperatorRequest | None = None
-    scale: DesiredReplicas | None = None
     stacks: StackQuery | None = None
 
     @property
     def waits(self) -> bool:
         """Whether the coordinator has to be asked."""
-        return self.status or any(each is not None for each in (self.request, self.scale, self.stacks))
+        return self.status or self.request is not None or self.stacks is not None
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +55,6 @@ class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
     period: float | None = None
 
 
-class ScaleReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a scale request. `text` is what the coordinator will do, or its reason for a refusal."""
-
-    granted: bool
-    text: str = ""
-
-
 class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of an agent. `problem` is a clause if it has not got what was requested; with `no_job`, the
     coordinator does not know the job, or does not answer. A task that has reported no step is left out."""
@@ -72,7 +62,6 @@ class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
     agent: AgentInfo
     tasks: tuple[TaskProgress, ...] = ()
     status: JobStatus | None = None
-    scale: ScaleReply | None = None
     stacks: JobStacks | None = None
     problem: Annotated[str, Meta(max_length=4000)] = ""
     no_job: bool = False

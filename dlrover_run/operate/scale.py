@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -10,16 +9,12 @@ import typer
 from dlrover_run import exit_codes
 from dlrover_run.command_line import values
 from dlrover_run.command_line.options import OTHER
-from dlrover_run.console.text import format_duration
+from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.status import JobState, JobStatus, size_text
+from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.coordination.text import counted
 from dlrover_run.operate.commands import FLAGS, REFUSED, Asker, operator_command, requester
-from dlrover_run.operate.find import FoundJob
 from dlrover_run.rendezvous.client import AskFailed
-
-LOOK_INTERVAL = 0.1
-"""Seconds between two looks at a job that has taken the request, until its coordinator has decided."""
 
 
 @operator_command(*FLAGS, refused=REFUSED)
@@ -38,41 +33,29 @@ async def scale(
     From elsewhere: [b]dlrover-run scale --nodes=2 --rdzv-endpoint=node0 --rdzv-id=resnet[/]
     """
     least, most = values.node_range("--nodes", nodes)
-    request = OperatorRequest(Action.SCALE, by=requester(), min_nodes=least if ":" in nodes else 0, max_nodes=most)
+    size = least if ":" in nodes else 0
+    return await request_size(asker, OperatorRequest(Action.SCALE, by=requester(), min_nodes=size, max_nodes=most))
+
+
+async def request_size(asker: Asker, request: OperatorRequest) -> int:
+    """Request another size of the job, and print what the job does; the exit code. Raises AskFailed."""
     job = await asker.find()
     try:
-        async with asyncio.timeout(asker.timeout):
-            found = await _decided(asker, job, request)
-    except TimeoutError:
-        late = f"the coordinator of the job {job.name!r} has not decided within {asker.timeout:g} s (--timeout)"
-        raise AskFailed(late) from None
-    print(f"{asker.name}: the job {job.name!r} accepts: {decision(found)}", flush=True)
+        found = await asker.ask(job, request)
+    except AskFailed as failed:
+        if failed.no_job:
+            raise
+        raise AskFailed(f"the job {job.name!r} refuses: {failed}") from None
+    text = sanitize(found.answer or decision(found))
+    print(f"{asker.name}: the job {job.name!r} accepts: {text}", flush=True)
     return exit_codes.SUCCESS
-
-
-async def _decided(asker: Asker, job: FoundJob, request: OperatorRequest) -> JobStatus:
-    """The status in which the request is decided."""
-    found = await asker.ask(job, request)
-    wanted = _size(request, found)
-    while found.desired_nodes != wanted and found.state in (JobState.WAITING, JobState.TRAINING):
-        await asyncio.sleep(LOOK_INTERVAL)
-        found = await asker.ask(job)
-    return found
-
-
-def _size(request: OperatorRequest, status: JobStatus) -> str:
-    """The size as the status shows it, which is empty for the whole range of the job."""
-    least, most = request.min_nodes or status.min_nodes, request.max_nodes
-    if (least, most) == (status.min_nodes, status.max_nodes):
-        return ""
-    return size_text(least, most, status.min_nodes)
 
 
 def decision(status: JobStatus) -> str:
     """What the coordinator has decided, a clause."""
     size = status.desired_nodes or f"{status.min_nodes}:{status.max_nodes}"
     if status.state is not JobState.TRAINING:
-        return f"the next round has {size} nodes"
+        return f"the next round has {size} {'node' if size == '1' else 'nodes'}"
     trains = f"{counted(status.round_nodes, 'node')} {'trains' if status.round_nodes == 1 else 'train'}"
     if status.change_waits:
         left = "" if status.change_seconds is None else f", in at most {format_duration(status.change_seconds)}"

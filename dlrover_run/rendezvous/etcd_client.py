@@ -147,10 +147,7 @@ class EtcdClient(RemoteClient):
                 await self._revoke_lease()
                 self._give_up(str(error), is_user_error=True)
         except JoinRefused as refused:
-            if self._is_scale_client:
-                await self._revoke_lease()
-                self._give_up(str(refused), is_user_error=True)
-            elif self._is_training:
+            if self._is_training:
                 self._note_end(str(refused))
                 self._log_once(f"{refused}; the workers train on")
             else:
@@ -170,8 +167,6 @@ class EtcdClient(RemoteClient):
             self._lease = 0
             self._lease = await self._store.grant(self._ttl)
         report = self._own_report()
-        if self._is_scale_client:
-            self._election.retire()
         own = self._keys.node(report.node_id)
         outcome = await self._store.commit(self._join_txn(own, report))
         over, current = outcome.found.get(self._keys.over), outcome.found.get(own)
@@ -187,19 +182,12 @@ class EtcdClient(RemoteClient):
             current = outcome.found.get(own)
         if current is not None and current.lease != self._lease:
             raise JoinRefused(_describe_owner(current), current)
-        if self._is_scale_client and current is not None and self._keys.leader not in outcome.found:
-            # This node cannot be elected, so another one must be there.
-            nodes = await self._store.commit(Txn(then=(Get(Range(self._keys.nodes, prefix=True)),)))
-            if not nodes.found.keys() - {own}:
-                raise JoinRefused(f"no node of a job {self._spec.run_id!r} is in {self._server}", current)
         return outcome
 
     def _join_txn(self, own: str, report: NodeReport) -> Txn:
         over, reads = Range(self._keys.over), (Get(Range(own)), Get(self._message_key))
-        leader = Get(Range(self._keys.leader))
-        candidacy = leader if self._is_scale_client else self._election.candidacy(report.key, self._lease)
-        join = (Put(own, encode_record(report), self._lease), candidacy, *reads)
-        return Txn((Absent(Range(own)), Absent(over)), join, (Get(over), leader, *reads))
+        join = (Put(own, encode_record(report), self._lease), self._election.candidacy(report.key, self._lease), *reads)
+        return Txn((Absent(Range(own)), Absent(over)), join, (Get(over), Get(Range(self._keys.leader)), *reads))
 
     async def _find_own_address(self) -> None:
         """Find the address from which this node reaches etcd; not loopback if any member allows that. The name of a
@@ -304,7 +292,7 @@ class EtcdClient(RemoteClient):
         if problem := wrong_job_kind(rules, self._own_report()):
             self._give_up(f"this node cannot take part in the job {self._spec.run_id!r}: {problem}", is_user_error=True)
             return
-        if not self._is_scale_client and (notice := config_mismatch(rules, self._rules)):
+        if notice := config_mismatch(rules, self._rules):
             self._log_once(f"warning: {notice}")
         self._result_lease = current.lease if message.common.phase in OVER else 0
         self._take(message.assignment(self._own_report().key))
@@ -326,12 +314,10 @@ class EtcdClient(RemoteClient):
             self._backoff.retry_now()
 
     async def _leave(self) -> None:
-        """Delete this node's keys. The last node to leave also deletes the rest of the job, unless it only requested a
-        scale, or a disconnected member may come back to learn how the job ended."""
+        """Delete this node's keys. The last node to leave also deletes the rest of the job, unless a disconnected
+        member may come back to learn how the job ended."""
         await self._store.revoke(self._lease)
         self._lease = 0
-        if self._is_scale_client:
-            return
         keys, plan = self._keys, Range(self._keys.plan)
         # By name, because other keys below this prefix may belong to a job whose prefix contains this job's name.
         rest = (plan, *map(Range, (keys.leader, keys.over, keys.last_write)), Range(keys.all_messages, prefix=True))

@@ -7,14 +7,14 @@ agent that was replaced during a stall writes nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, NodeKey, NodePhase, NodeReport, Plan
-from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
+from dlrover_run.coordination.reasons import render
+from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import validate_report, wrong_job_kind
 from dlrover_run.coordination.waiting import WaitingThrottle
@@ -22,16 +22,23 @@ from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteA
 from dlrover_run.etcd.operations import (
     Change,
     Compacted,
-    Delete,
     KeyValue,
     KeyValueStore,
     LeaseExpired,
     ModRevisionIs,
+    Put,
     Range,
     Txn,
     Watch,
 )
-from dlrover_run.rendezvous.etcd_records import Keys, StoredPlan, decode_record, encode_record, messages_by_bucket
+from dlrover_run.rendezvous.etcd_records import (
+    Keys,
+    RequestAnswer,
+    StoredPlan,
+    decode_record,
+    encode_record,
+    messages_by_bucket,
+)
 from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.rendezvous.reconnect import wait_for_event
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
@@ -130,7 +137,8 @@ class EtcdLeader:
         self._stalls = StallDetector(self._loop.time())
         self._coordinator: Coordinator | None = None
         self._requests = Range(self.keys.requests, prefix=True)
-        self._taken: list[KeyValue] = []
+        # The requests that were taken, with what is written in their place.
+        self._answers: list[tuple[KeyValue, RequestAnswer]] = []
         self._changes: list[Change] = []
         self._changed = asyncio.Event()
         self._lease = 0
@@ -227,8 +235,12 @@ class EtcdLeader:
                 elif self._membership.receive(coordinator, change, now):
                     self._progress.outdated = True
             await self._renew_job_lease(now)
-            coordinator = await self._step(coordinator)
-            await self._delete_requests()
+            before, coordinator = coordinator, await self._step(coordinator)
+            if coordinator is not before:
+                # It has not taken them.
+                just_begun = RequestAnswer(refusal=JUST_BEGUN)
+                self._answers = [(request, just_begun) for request, _ in self._answers]
+            await self._answer_requests()
             if coordinator.plan.phase in OVER or self._membership.has_left(self.own):
                 self._done = True
                 return
@@ -239,21 +251,25 @@ class EtcdLeader:
                 await wait_for_event(self._changed, self._wake_at(coordinator) - self._loop.time())
 
     def _take_request(self, coordinator: Coordinator, current: KeyValue | None, now: float) -> None:
-        """Take a request of an operator. One that cannot be carried out is only deleted: its program has looked at the
-        same records, and said so."""
+        """Take a request of an operator, whose key holds the answer once the stored plan contains it."""
         if current is None:
             return
-        self._taken.append(current)
-        with contextlib.suppress(InvalidMessage, RequestFailed):
+        try:
             request = decode_record(current.value, OperatorRequest)
-            coordinator.request(request, now)
+        except InvalidMessage:
+            # An answer, which its program deletes. Whatever else is written there ends with its lease.
+            return
+        try:
+            self._answers.append((current, RequestAnswer(render(coordinator.request(request, now)))))
             self.log(str(request))
+        except RequestFailed as failed:
+            self._answers.append((current, RequestAnswer(refusal=str(failed))))
 
-    async def _delete_requests(self) -> None:
-        """Delete the requests that the stored plan contains, which shows that they are carried out."""
-        taken, self._taken = self._taken, []
-        for request in taken:
-            await self.store.commit(Txn((ModRevisionIs(request.key, request.changed),), (Delete(Range(request.key)),)))
+    async def _answer_requests(self) -> None:
+        answers, self._answers = self._answers, []
+        for request, answer in answers:
+            put = Put(request.key, encode_record(answer), request.lease)
+            await self.store.commit(Txn((ModRevisionIs(request.key, request.changed),), (put,)))
 
     def _wake_at(self, coordinator: Coordinator) -> float:
         times = (coordinator.wake_at(), self._progress.due, self._renew_at, self._stalls.next_check)

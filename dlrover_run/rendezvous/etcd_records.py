@@ -99,6 +99,13 @@ class Keys:
         return f"{self.all_messages}{bucket:02}"
 
 
+class RequestAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the leader writes in place of an operator's request: what the job does now, or why it does not."""
+
+    answer: str = ""
+    refusal: str = ""
+
+
 def bucket_of(node_id: str) -> int:
     """The bucket of a node: the same wherever it is computed."""
     return zlib.crc32(node_id.encode()) % BUCKETS

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.client import AskFailed, OnChange, StackSource
@@ -69,13 +70,14 @@ class LocalClient:
         if coordinator is None or report is None:
             raise AskFailed("this node has only just begun")
         now = asyncio.get_running_loop().time()
+        answer = ""
         if request is not None:
             try:
-                coordinator.request(request, now)
+                answer = render(coordinator.request(request, now))
             except RequestFailed as failed:
                 raise AskFailed(str(failed)) from None
             self._decide(report)
-        return coordinator.status(self._name, now)
+        return msgspec.structs.replace(coordinator.status(self._name, now), answer=answer)
 
     async def ask_stacks(self, query: StackQuery) -> JobStacks:
         """Those of this node. With `static` the agents do not know each other, so the other nodes are disconnected."""

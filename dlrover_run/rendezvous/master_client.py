@@ -249,7 +249,7 @@ class MasterClient(RemoteClient):
             addresses = await resolve(self._master.host, self._master.port)
         except UnresolvedHost as unknown:
             raise ConnectionLost(str(unknown)) from None
-        if not self._is_scale_client and not self._is_leaving:
+        if not self._is_leaving:
             await self._launcher.ensure(addresses)
         ended = ConnectionLost("it has no address")
         # A name may have addresses of two families, and a gRPC channel takes those of one.

@@ -253,8 +253,8 @@ class RemoteClient(abc.ABC):
             self._show_waiting(f"{self._server} ({reason})", left)
 
     def _note_refusal(self, reason: str, retry: bool) -> None:
-        """Handle a refusal; `retry`: it may be temporary. A client that only requests a scale does not retry."""
-        if self._is_scale_client or self._backoff.note_refused(self._loop.time()) or not retry:
+        """Handle a refusal; `retry`: it may be temporary."""
+        if self._backoff.note_refused(self._loop.time()) or not retry:
             self._give_up(reason)
         else:
             self._show_waiting(reason, None)
@@ -296,12 +296,6 @@ class RemoteClient(abc.ABC):
         if line not in self._logged:
             self._logged.add(line)
             self._log(line)
-
-    @property
-    def _is_scale_client(self) -> bool:
-        """Whether this node only requests a change of scale: it begins no job, and no other node may depend on it."""
-        part = None if self._latest_report is None else self._latest_report.policy
-        return part is not None and part.is_client
 
     @property
     def _is_leaving(self) -> bool:

@@ -18,20 +18,23 @@ from simulation.backends import Backend, WrittenNode
 from virtual_job import rules
 
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase
+from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.status import JobStatus
 from dlrover_run.policies.health.model import HealthReport
 from dlrover_run.policies.health.rules import CHECK_ONCE
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,
-    DesiredReplicas,
     EndCause,
     Role,
+    ScaleRequest,
     TaskEnd,
     TaskStage,
     TaskStatus,
 )
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.rendezvous.local import LocalClient
 
 ALL = ("local", "master", "etcd")
@@ -214,6 +217,42 @@ def a_node_without_tasks_reads_what_is_missing(backend: Backend) -> None:
     assert waiting.seconds is not None
 
 
+def answer_of(backend: Backend, node: WrittenNode, request: OperatorRequest) -> JobStatus | AskFailed:
+    """What an operator on the machine of the node gets."""
+    node.request(request)
+    backend.until(lambda: node.answers)
+    return node.answers.pop()
+
+
+FEWER = OperatorRequest(Action.SCALE, by="ann", policy=ScaleRequest(ps=1))
+TOO_MANY = OperatorRequest(Action.SCALE, by="ann", policy=ScaleRequest(ps=9))
+
+
+def a_request_is_answered_once_the_plan_contains_it(backend: Backend) -> None:
+    a_node_gets_the_tasks_for_which_it_has_room(backend)
+    (node,) = backend.nodes
+    found = answer_of(backend, node, FEWER)
+    assert isinstance(found, JobStatus), found
+    assert found.answer == "1 parameter server is there already"
+    assert "ann asked for 1 parameter server" in found.reason
+
+
+def a_refused_request_has_its_reason_as_the_answer(backend: Backend) -> None:
+    a_node_gets_the_tasks_for_which_it_has_room(backend)
+    (node,) = backend.nodes
+    found = answer_of(backend, node, TOO_MANY)
+    assert isinstance(found, AskFailed), found
+    assert not found.no_job
+    assert "so it cannot have 9" in str(found)
+
+
+def a_request_of_the_other_program_is_refused(backend: Backend) -> None:
+    train(backend, backend.node("a"))
+    found = answer_of(backend, backend.nodes[0], FEWER)
+    assert isinstance(found, AskFailed), found
+    assert "change its size with dlrover-run scale" in str(found)
+
+
 FACTS: dict[Fact, JobRules] = {
     one_node_gets_the_first_rank: ONE,
     the_same_report_again_changes_nothing: ONE,
@@ -229,6 +268,9 @@ FACTS: dict[Fact, JobRules] = {
     the_end_of_a_server_begins_the_next_version: servers(),
     a_deadline_of_tasks_passes_without_another_report: servers(ready_timeout=5.0, max_restarts=0),
     a_node_without_tasks_reads_what_is_missing: servers(),
+    a_request_is_answered_once_the_plan_contains_it: servers(),
+    a_refused_request_has_its_reason_as_the_answer: servers(),
+    a_request_of_the_other_program_is_refused: ONE,
 }
 
 
@@ -294,29 +336,10 @@ def a_node_finds_the_coordinator_again(backend: Backend) -> None:
 TOO_FEW = rules(2, 2, join_timeout=30.0, last_call_timeout=1.0)
 
 
-def scale_client(backend: Backend) -> WrittenNode:
-    client = backend.node(
-        "client", policy=NodeTasks(capacity=(), scale_request=DesiredReplicas(ps=1), scale_request_number=1)
-    )
-    client.report(phase=NodePhase.WAITING)
-    return client
-
-
-def a_scale_client_is_answered_and_gets_no_task(backend: Backend) -> None:
-    a_node_gets_the_tasks_for_which_it_has_room(backend)
-    client = scale_client(backend)
-    backend.until(lambda: order_of(client.assignment) and order_of(client.assignment).scale_answered == 1)
-    assert order_of(client.assignment).tasks == ()
-
-
 def problem_of(backend: Backend, node: WrittenNode) -> str:
     """Return why the node cannot take part."""
     backend.until(lambda: node.rendezvous.problem)
     return str(node.rendezvous.problem)
-
-
-def a_scale_client_begins_no_job(backend: Backend) -> None:
-    assert "no node of a job 'job' is" in problem_of(backend, scale_client(backend))
 
 
 def a_node_that_trains_is_refused_where_servers_run(backend: Backend) -> None:
@@ -333,7 +356,6 @@ def a_node_with_servers_is_refused_where_nodes_train(backend: Backend) -> None:
     node = backend.node("b", policy=NodeTasks(capacity=ROOM))
     node.report(phase=NodePhase.WAITING)
     assert "was started with dlrover-run and this node with tf-ps-run" in problem_of(backend, node)
-    assert "has no parameter servers, so there is nothing to scale" in problem_of(backend, scale_client(backend))
 
 
 FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
@@ -343,8 +365,6 @@ FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
     a_failure_reaches_all_nodes: rules(2, 2, last_call_timeout=1.0, lost_after=1.0, max_restarts=0),
     too_few_nodes_wait_and_then_give_up: TOO_FEW,
     a_node_finds_the_coordinator_again: TWO,
-    a_scale_client_is_answered_and_gets_no_task: servers(),
-    a_scale_client_begins_no_job: servers(),
     a_node_that_trains_is_refused_where_servers_run: servers(),
     a_node_with_servers_is_refused_where_nodes_train: TWO,
 }

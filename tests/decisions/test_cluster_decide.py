@@ -11,12 +11,11 @@ from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SUCCESS, Virt
 
 from dlrover_run.coordination.model import NodeKey, NodePhase, PlanPhase
 from dlrover_run.coordination.reasons import render
+from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.parameter_servers.model import Role, Stage, TaskStage
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas, Role, Stage, TaskStage
 from dlrover_run.policies.parameter_servers.placement import spread
-from dlrover_run.policies.parameter_servers.policy import with_answer
 from dlrover_run.policies.parameter_servers.rules import RESTARTS
-from dlrover_run.policies.parameter_servers.scaling import MAX_ANSWER_TEXTS
 from dlrover_run.policies.parameter_servers.text import training
 
 
@@ -240,7 +239,7 @@ class TestServers:
 
     def test_what_is_lost_is_known_when_the_version_after_a_pause_never_trained(self) -> None:
         job = running(1, 0, max_ps=3)
-        job.request_scale("a", 1, ps=2)
+        job.scale(ps=2)
         job.obey()
         job.ready("ps-3", "ps-4")
         job.report_task("chief-0", TaskStage.ENDED, step=200, saved=200, end=LEFT)
@@ -395,7 +394,7 @@ class TestPlannedChange:
     def test_starts_the_next_servers_while_training_goes_on_then_pauses_saves_and_loses_nothing(self) -> None:
         job = running(1, 2, max_ps=3)
         assert job.ids(Role.PS) == ["ps-0", "ps-1", "ps-2"]
-        job.request_scale("a", 1, ps=2)
+        job.scale(ps=2)
         assert (job.stage, job.plan.key.number) == (Stage.CHANGING, 1)
         job.obey()
         order = job.order("a")
@@ -421,7 +420,7 @@ class TestPlannedChange:
 
     def test_a_change_that_fails_too_often_is_given_up_and_training_goes_on(self) -> None:
         job = running(1, 2, max_ps=3, max_restarts=0)
-        job.request_scale("a", 1, ps=2)
+        job.scale(ps=2)
         job.obey()
         job.end("ps-3")
         assert (job.plan.phase, job.stage) == (PlanPhase.TRAINING, Stage.TRAINING)
@@ -437,7 +436,7 @@ class TestPlannedChange:
 class TestWords:
     def test_one_server_answers(self) -> None:
         job = running(1, 0, max_ps=2)
-        job.request_scale("a", 1, ps=1)
+        job.scale(ps=1)
         job.obey()
         job.ready("ps-2")
         assert job.plan.reason == "1 parameter server of the next version answers, so training pauses"
@@ -462,8 +461,8 @@ class TestWords:
         job = VirtualCluster(rules(1, 0, max_ps=2))
         job.come("a")
         job.obey()
-        job.request_scale("a", 1, ps=1)
-        assert job.plan.reason == "a asked for 1 parameter server"
+        job.scale(ps=1)
+        assert job.plan.reason == "ann asked for 1 parameter server"
         job.ready("ps-0", "ps-1")
         job.ready("chief-0", restored=5)
         assert job.stage is Stage.CHANGING
@@ -502,23 +501,14 @@ def waiting(job: VirtualCluster) -> str:
     return job.coordinator.waiting(job.now).text
 
 
-NOT_DECIDED = (False, "")
-
-
-def answer(job: VirtualCluster) -> tuple[bool, str]:
-    """Return whether the last scale request of the node `a` is refused, and the text of the answer."""
-    order = with_answer(job.order("a"), job.cluster, NodeKey("a", "1"))
-    return order.scale_refused, render(order.scale_answer)
-
-
 class TestScaleRequests:
     def test_workers_come_and_go_without_a_new_version(self) -> None:
         job = running(2, 3)
-        job.request_scale("a", 1, workers=1)
+        job.scale(workers=1)
         assert (job.ids(Role.WORKER), job.plan.key.number) == (["worker-0"], 1)
         assert job.plan.reason.startswith("1 worker is wanted, so worker-1 (rank 1) on a and worker-2 (rank 2) on a")
         job.obey()
-        job.request_scale("a", 2, workers=3)
+        job.scale(workers=3)
         assert (job.ids(Role.WORKER), job.plan.key.number) == (["worker-0", "worker-3", "worker-4"], 1)
 
     @pytest.mark.parametrize(
@@ -534,74 +524,58 @@ class TestScaleRequests:
     )
     def test_one_that_cannot_be_carried_out_is_refused_as_a_whole(self, targets: dict[str, int], why: str) -> None:
         job = running(2, 8, max_ps=6)
-        before = job.cluster
-        job.request_scale("a", 1, **targets)
-        refused, text = answer(job)
-        assert refused
-        assert why in text
-        assert job.plan.reason.endswith(f"which is refused: {text}")
-        assert (job.cluster.desired, job.cluster.tasks, job.stage) == (before.desired, before.tasks, Stage.TRAINING)
+        before = job.plan
+        with pytest.raises(RequestFailed, match=why):
+            job.scale(**targets)
+        assert job.plan == before
 
-    def test_one_with_a_fixed_number_is_informed_how_to_have_a_range(self) -> None:
-        job = running()
-        job.request_scale("a", 1, ps=3)
-        assert "start it with --ps=MIN:MAX" in answer(job)[1]
+    def test_one_with_a_fixed_number_names_the_flag_for_a_range(self) -> None:
+        with pytest.raises(RequestFailed, match="start it with --ps=MIN:MAX"):
+            running().scale(ps=3)
 
-    def test_one_is_not_refused_while_a_node_may_come_back(self) -> None:
+    def test_while_a_node_is_disconnected_the_refusal_says_that_it_may_come_back(self) -> None:
         job = VirtualCluster(rules(2, 4))
         job.come("a")
         job.come("d", chief=0, ps=0)
         job.wait(30.1)
         job.train()
-        key = job.statuses["d"].key
-        job.coordinator.disconnect(key, job.now)
-        job.request_scale("a", 1, workers=4)
-        assert answer(job) == NOT_DECIDED
+        job.coordinator.disconnect(job.statuses["d"].key, job.now)
+        with pytest.raises(RequestFailed, match="may come back"):
+            job.scale(workers=4)
         job.phase("d", NodePhase.WAITING)
-        assert answer(job)[0] is False
-        assert answer(job) != NOT_DECIDED
+        assert "4 workers" in job.scale(workers=4)
         job.lose("d")
-        job.request_scale("a", 2, workers=4)
         job.wait(60)
-        assert answer(job)[0] is True
+        with pytest.raises(RequestFailed) as failed:
+            job.scale(workers=4)
+        assert "may come back" not in str(failed.value)
 
-    def test_servers_that_have_failed_too_often_are_not_tried_again_and_that_is_reported(self) -> None:
+    def test_servers_that_have_failed_too_often_are_not_tried_again(self) -> None:
         job = running(1, 2, max_ps=3, max_restarts=0)
-        job.request_scale("a", 1, ps=2)
+        job.scale(ps=2)
         job.obey()
         job.end("ps-3")
-        job.request_scale("a", 2, ps=2)
-        refused, text = answer(job)
-        assert refused
-        assert text.endswith("failed too often to be tried again, so training goes on with 3")
-        job.request_scale("a", 3, ps=3, workers=1)
-        assert not answer(job)[0]
+        with pytest.raises(RequestFailed, match="failed too often to be tried again, so training goes on with 3"):
+            job.scale(ps=2)
+        assert job.scale(ps=3, workers=1)
 
-    def test_what_follows_is_reported(self) -> None:
+    def test_what_follows_is_the_answer(self) -> None:
         job = running(1, 3, max_ps=2)
-        job.request_scale("a", 1, ps=2, workers=3)
-        assert answer(job) == (False, "2 parameter servers are there already; 3 workers are there already")
-        job.request_scale("a", 2, ps=1, workers=2)
-        refused, text = answer(job)
-        assert not refused
-        assert text.startswith("1 parameter server: a new set is started")
-        assert text.endswith("; 2 workers: no other process pauses for that")
+        assert job.scale(ps=2, workers=3) == "2 parameter servers are there already; 3 workers are there already"
+        answer = job.scale(ps=1, workers=2)
+        assert answer.startswith("1 parameter server: a new set is started")
+        assert answer.endswith("; 2 workers: no other process pauses for that")
 
-    def test_only_the_newest_answers_keep_their_text(self) -> None:
-        job = running(2, 3)
-        for number in range(MAX_ANSWER_TEXTS + 2):
-            job.come(f"v{number}", chief=0, workers=0, ps=0)
-            job.request_scale(f"v{number}", 1, workers=3)
-        kept = job.cluster.scale_answers
-        assert len(kept) == MAX_ANSWER_TEXTS + 2
-        assert [bool(one.answer) for one in kept] == [False] * 2 + [True] * MAX_ANSWER_TEXTS
+    def test_a_number_that_is_not_given_stays(self) -> None:
+        job = running(1, 3, max_ps=2)
+        job.scale(workers=2)
+        job.scale(ps=1)
+        assert job.cluster.desired == DesiredReplicas(ps=1, workers=2)
 
-    def test_is_granted_once(self) -> None:
-        job = running(2, 3)
-        job.request_scale("a", 1, workers=1)
-        job.request_scale("a", 2, workers=2)
-        job.request_scale("a", 1, workers=1)
-        assert len(job.ids(Role.WORKER)) == 2
+    def test_a_number_of_nodes_is_refused(self) -> None:
+        job = running(1, 3)
+        with pytest.raises(RequestFailed, match="tf-ps-run scale"):
+            job.coordinator.request(OperatorRequest(Action.SCALE, max_nodes=2), job.now)
 
 
 class TestBudgets:

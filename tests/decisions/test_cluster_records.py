@@ -38,7 +38,6 @@ from dlrover_run.policies.parameter_servers.model import (
     RecoveryHint,
     Role,
     RoleState,
-    ScaleAnswer,
     Stage,
     TaskEnd,
     TaskKey,
@@ -193,31 +192,14 @@ def test_a_node_that_hosts_nothing_waits() -> None:
     assert stranger.waiting == Waiting(sentence("for others"))
 
 
-def test_a_scale_client_is_informed_that_its_request_is_known() -> None:
-    answered = msgspec.structs.replace(
-        PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4), ScaleAnswer("a", 2)))
-    )
-    visitor, a = assignments_of(answered, NodeKey("v", "x"), A)
-    assert (order_of(visitor).scale_answered, order_of(visitor).tasks) == (4, ())
-    assert (order_of(a).scale_answered, len(order_of(a).tasks)) == (2, 1)
-
-
 def test_a_node_reads_in_etcd_what_a_master_would_send_it_and_no_address_twice() -> None:
-    answered = msgspec.structs.replace(
-        PLAN, policy=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4),))
-    )
-    coordinator = Coordinator(RULES, 0.0, 6, answered)
-    coordinator.receive(
-        status("v", "x", policy=NodeTasks(scale_request=DesiredReplicas(ps=1), scale_request_number=4)), 0.0
-    )
+    coordinator = Coordinator(RULES, 0.0, 6, PLAN)
     waiting = Waiting(sentence("for others"))
     words = messages_by_bucket(coordinator, waiting, mismatched=("stranger",))
     for node in (A, B):
         word = decode_record(encode_record(words[bucket_of(node.node_id)]), BucketMessage)
         assert word.assignment(node) == coordinator.assignment(node, waiting)
         assert all(order_of(part) is None or not order_of(part).servers for _, _, part in word.views)
-    visitor = words[bucket_of("v")].assignment(NodeKey("v", "x"))
-    assert order_of(visitor).scale_answered == 4
     assert cluster_rules(decode_rules(words[bucket_of("stranger")].rules)) == cluster_rules(RULES)
 
 

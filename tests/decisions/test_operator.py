@@ -175,6 +175,12 @@ class TestStop:
         with pytest.raises(RequestFailed):
             request(job, Action.STOP)
 
+    def test_a_request_is_judged_after_those_that_wait_for_the_same_decision(self) -> None:
+        job = trio()
+        job.coordinator.request(OperatorRequest(Action.STOP), job.now)
+        with pytest.raises(RequestFailed):
+            job.coordinator.request(OperatorRequest(Action.DRAIN, "b"), job.now)
+
     def test_a_running_node_check_ends_with_the_job(self) -> None:
         job = VirtualJob(rules(2, 2, check=CHECK_ONCE), truth=Truth())
         job.deaf = {"a", "b"}

@@ -3,15 +3,17 @@ so it leaves before them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 from policy_parts import cluster_of
 
-from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, PlanPhase
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import NodeReport, Plan, PlanPhase
 from dlrover_run.coordination.reasons import render
+from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     MAX_TASKS,
@@ -20,14 +22,14 @@ from dlrover_run.policies.parameter_servers.model import (
     DesiredReplicas,
     EndCause,
     Role,
+    ScaleRequest,
     ServerBounds,
     Stage,
     TaskEnd,
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy, with_answer
+from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.policies.parameter_servers.text import bounded
@@ -43,7 +45,6 @@ class Node:
         self.name = name
         self.rooms = {Role.CHIEF: 1, Role.WORKER: 1, Role.PS: ps}
         self.changes: dict[Role, dict[str, Any]] = {}
-        self.scale_request: DesiredReplicas | None = None
 
     def status(self, plan: Plan) -> NodeReport:
         cluster = cluster_of(plan) or Cluster()
@@ -56,21 +57,26 @@ class Node:
             if task.node_id == self.name
         )
         rooms = tuple(Capacity(role, number) for role, number in self.rooms.items())
-        hosting = NodeTasks(
-            capacity=rooms,
-            tasks=statuses,
-            scale_request=self.scale_request,
-            scale_request_number=int(self.scale_request is not None),
-        )
+        hosting = NodeTasks(capacity=rooms, tasks=statuses)
         return NodeReport(
             node_id=self.name, incarnation="1", host=self.name, address=self.name, port=1, workers=0, policy=hosting
         )
 
 
+def members(plan: Plan, nodes: Sequence[Node]) -> Members:
+    return {status.key: MemberState(status, 0.0, 0.0) for status in (node.status(plan) for node in nodes)}
+
+
 def decide(plan: Plan, *nodes: Node) -> Plan:
     """One decision."""
-    present = {status.key: MemberState(status, 0.0, 0.0) for status in (node.status(plan) for node in nodes)}
-    return POLICY.decide(plan, present, 1.0).plan
+    return POLICY.decide(plan, members(plan, nodes), 1.0).plan
+
+
+def scaled(plan: Plan, *nodes: Node, **wanted: int) -> Plan:
+    """The plan after a request for other numbers of tasks. Raises RequestFailed."""
+    accepted = POLICY.scale(plan, members(plan, nodes), ScaleRequest(**wanted), "ann", 1.0)
+    assert accepted is not None
+    return accepted.plan
 
 
 def settle(plan: Plan, *nodes: Node) -> Plan:
@@ -104,38 +110,18 @@ def bounds(least: int, most: int = MAX_TASKS, parts: int = 2, refused: int = 0) 
     return {"server_bounds": ServerBounds(least=least, most=most, table="users", parts=parts, refused=refused)}
 
 
-def answer(plan: Plan) -> tuple[int, bool]:
-    """Return the number of the last decided scale request of the first node, and whether it is refused."""
-    order = with_answer(NodeOrder(version=1), step_of(plan), NodeKey("a", "1"))
-    return order.scale_answered, order.scale_refused
-
-
-def test_with_fixed_servers_a_request_for_another_number_is_refused_before_anything_is_stopped() -> None:
+def test_with_fixed_servers_a_request_for_another_number_is_refused() -> None:
     node = Node()
     plan = training(node, 2)
     node.changes[Role.CHIEF] = bounds(2, 2)
-    node.scale_request = DesiredReplicas(ps=3)
-    refused = settle(plan, node)
-    assert (step_of(refused).stage, servers(refused), step_of(refused).next_servers) == (Stage.TRAINING, 2, ())
-    assert step_of(refused).tasks == step_of(plan).tasks, "nobody was disturbed"
-    assert (
-        "a asked for 3 parameter servers, which is refused: the number of parameter servers stays 2" in refused.reason
-    )
-    assert 'partition_strategy="mod"' in refused.reason
-    assert answer(refused) == (1, True)
-    known = step_of(refused).server_bounds
+    plan = settle(plan, node)
+    with pytest.raises(RequestFailed) as failed:
+        scaled(plan, node, ps=3)
+    known = step_of(plan).server_bounds
     assert known is not None
-    answered = with_answer(NodeOrder(version=1), step_of(refused), NodeKey("a", "1")).scale_answer
-    assert answered == (bounded(known),)
-    assert "'users'" in render(answered)
-
-
-def test_of_a_refused_request_nothing_is_granted() -> None:
-    node = Node()
-    plan = training(node, 2)
-    node.changes[Role.CHIEF] = bounds(2, 2)
-    node.scale_request = DesiredReplicas(ps=3, workers=0)
-    assert step_of(settle(plan, node)).desired == step_of(plan).desired
+    assert str(failed.value) == render((bounded(known),))
+    assert "'users'" in str(failed.value)
+    assert 'partition_strategy="mod"' in str(failed.value)
 
 
 @pytest.mark.parametrize(("wanted", "refused"), [(1, True), (2, False), (4, False)])
@@ -143,17 +129,18 @@ def test_with_fewer_parts_than_servers_as_many_servers_as_parts_are_needed(wante
     node = Node()
     plan = training(node, 3)
     node.changes[Role.CHIEF] = bounds(2)
-    node.scale_request = DesiredReplicas(ps=wanted)
     plan = settle(plan, node)
-    assert answer(plan) == (1, refused)
-    assert len(step_of(plan).next_servers) == (0 if refused else wanted)
+    if refused:
+        with pytest.raises(RequestFailed):
+            scaled(plan, node, ps=wanted)
+    else:
+        assert len(step_of(settle(scaled(plan, node, ps=wanted), node)).next_servers) == wanted
 
 
 def test_without_that_the_same_request_is_granted() -> None:
     node = Node()
     plan = training(node, 2)
-    node.scale_request = DesiredReplicas(ps=3)
-    changing = settle(plan, node)
+    changing = settle(scaled(plan, node, ps=3), node)
     assert (step_of(changing).stage, len(step_of(changing).next_servers)) == (Stage.PAUSING, 3)
 
 
@@ -180,8 +167,7 @@ def test_a_loss_that_is_received_together_with_fixed_servers_comes_second() -> N
 
 def changed_to(node: Node, plan: Plan, number: int) -> Plan:
     """The version with another number of servers, after a planned change that nothing forbade."""
-    node.scale_request = DesiredReplicas(ps=number)
-    plan = settle(plan, node)
+    plan = settle(scaled(plan, node, ps=number), node)
     end = TaskEnd(EndCause.RESHAPED, "left, as it was told to")
     node.changes = {Role.CHIEF: {"stage": TaskStage.ENDED, "end": end, "saved": 7}}
     plan = decide(plan, node)
@@ -208,9 +194,7 @@ def test_a_chief_that_does_not_restore_the_model_has_the_servers_of_before_come_
     assert "no step lost" in plan.reason
     # The bound is kept, though the chief could not know it beforehand.
     node.changes = {Role.CHIEF: bounds(2)}
-    node.scale_request = DesiredReplicas(ps=2)
     plan = decide(plan, node)
-    assert answer(plan) == (1, False), "this is the number of the wish of before"
     assert step_of(plan).server_bounds == ServerBounds(least=3, most=3, table="users", parts=3)
 
 
@@ -261,8 +245,7 @@ def test_servers_that_were_tried_in_vain_are_not_tried_again() -> None:
 def test_a_chief_that_saves_and_leaves_before_its_workers_ends_the_pause(ended: bool) -> None:
     node = Node()
     plan = training(node, 1)
-    node.scale_request = DesiredReplicas(ps=2)
-    plan = settle(plan, node)
+    plan = settle(scaled(plan, node, ps=2), node)
     assert step_of(plan).stage is Stage.PAUSING
     if ended:
         end = TaskEnd(EndCause.RESHAPED, "left, as it was told to")

@@ -10,15 +10,17 @@ from policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
+from dlrover_run.coordination.reasons import render
+from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     Cluster,
-    DesiredReplicas,
     EndCause,
     PlannedTask,
     Role,
     RoleState,
+    ScaleRequest,
     Stage,
     TaskEnd,
     TaskKey,
@@ -153,10 +155,12 @@ class VirtualCluster:
                 self._replace(name, tasks=ended)
                 self._receive(name)
 
-    def request_scale(self, name: str, number: int, **targets: int) -> None:
-        """A user sends a scale request to this node."""
-        self._replace(name, scale_request=DesiredReplicas(**targets), scale_request_number=number)
-        self._receive(name)
+    def scale(self, **targets: int) -> str:
+        """An operator requests other numbers of tasks; returns the answer. Raises RequestFailed."""
+        request = OperatorRequest(Action.SCALE, by="ann", policy=ScaleRequest(**targets))
+        answer = render(self.coordinator.request(request, self.now))
+        self.settle()
+        return answer
 
     def phase(self, name: str, phase: NodePhase) -> None:
         self.statuses[name] = msgspec.structs.replace(self.statuses[name], phase=phase)
@@ -240,14 +244,11 @@ EVENTS: dict[str, Callable[[VirtualCluster, list[str]], object]] = {
     "silent": lambda job, tasks: job.end(*tasks, how=SILENT),
     "reshaped": lambda job, tasks: job.end(*tasks, how=LEFT),
     "succeed": lambda job, tasks: job.end(*tasks, how=SUCCESS),
-    "scale": lambda job, words: job.request_scale(
-        "a", tasks_of(job.statuses["a"]).scale_request_number + 1, **_numbers(words)
-    ),
+    "scale": lambda job, words: job.scale(**_numbers(words)),
     "successor": lambda job, _: job.succeed_coordinator(),
     "wait": lambda job, seconds: job.wait(float(seconds[0])),
 }
-"""The events of a script, with the names of nodes or tasks, a time, or numbers of tasks. A scale request is sent to
-node a."""
+"""The events of a script, with the names of nodes or tasks, a time, or numbers of tasks."""
 
 FACTS: dict[str, Callable[[VirtualCluster], list[str]]] = {
     "phase": lambda job: [job.plan.phase.value],

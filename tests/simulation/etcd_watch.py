@@ -31,6 +31,8 @@ class Watch:
     def __init__(self, client: Client, ranges: Sequence[Range]) -> None:
         self._client = client
         self._next: dict[Range, int | None] = dict.fromkeys(ranges)
+        # What has arrived since is not read yet, so only the revisions at which it began tell whether data was lost.
+        self._starts: dict[Range, int] = {}
         self._due = dict.fromkeys(ranges, 0.0)
         self._followers: list[Follower] = []
         self._begun_ranges: set[Range] = set()
@@ -52,7 +54,7 @@ class Watch:
 
     async def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
         """Yield the changes after that revision."""
-        if any(revision < following - 1 for following in self._next.values()):
+        if any(revision < start - 1 for start in self._starts.values()):
             raise EtcdUnavailable("etcd has lost data since the watch began")
         while True:
             while not self._received:
@@ -158,6 +160,7 @@ class Watch:
 
     def _note_begun(self, connection: int, range: Range, start: int) -> None:
         if connection == self._connection:
+            self._starts.setdefault(range, start)
             self._next[range] = self._next[range] or start
             self._begun_ranges.add(range)
             self._wake()

@@ -52,7 +52,8 @@ class ClientOfMaster(NodeClient):
     def __init__(self, node: Node, spec: JobSpec, on_change: Callable[[], None], masters: Masters) -> None:
         super().__init__(node)
         self._masters = masters
-        self._stream: Stream | None = None
+        # That of the node, and those of an operator on its machine.
+        self._streams: list[Stream] = []
         spec = replace(spec, backend="master", master=SPEC)
         random = node.timeline.random.random
         self.client = WatchedMasterClient(
@@ -60,14 +61,14 @@ class ClientOfMaster(NodeClient):
         )
 
     def break_off(self, silent: bool) -> None:
-        if self._stream is not None:
-            self._stream.close(TO_MASTER, silent=silent, reset=self._node.timeline.random.random() < 0.3)
+        for stream in self._streams:
+            stream.close(TO_MASTER, silent=silent, reset=self._node.timeline.random.random() < 0.3)
 
     def cut(self) -> None:
-        if self._stream is not None:
-            self._stream.cut()
+        for stream in self._streams:
+            stream.cut()
 
     def _connect(self, spec: MasterSpec, addresses: Sequence[Address]) -> SimulatedConnection:
         connection = SimulatedConnection(self._node, self._masters)
-        self._stream = connection.stream
+        self._streams.append(connection.stream)
         return connection

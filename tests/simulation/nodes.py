@@ -10,13 +10,18 @@ from typing import Any
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport
-from dlrover_run.rendezvous.client import RendezvousClient
+from dlrover_run.coordination.requests import OperatorRequest
+from dlrover_run.coordination.status import JobStatus
+from dlrover_run.rendezvous.client import AskFailed, RendezvousClient
 from dlrover_run.rendezvous.reconnect import RemoteClient
 from dlrover_run.spec import Entrypoint, JobSpec
 from simulation.laws import Laws
 from simulation.loop import LoopProcess
 from simulation.network import Link, Weather
 from simulation.timeline import Timeline, demand, demand_no_internal_error
+
+ASK_TIMEOUT = 10.0
+"""Seconds that an operator waits for the answer to a request."""
 
 PROBE_TIME = 0.05
 """Seconds from a probe of a machine to its answer, or to the timeout."""
@@ -98,6 +103,8 @@ class Node(LoopProcess, ABC):
         self._state._incarnation = incarnation
         self._state.host = host
         self._leaving = False
+        # What operators on its machine got.
+        self.answers: list[JobStatus | AskFailed] = []
         self.rendezvous: NodeClient
         self.run(lambda: self._begin(spec))
 
@@ -105,6 +112,22 @@ class Node(LoopProcess, ABC):
         """SIGTERM."""
         self.note("is asked to go")
         self.run(self._begin_to_leave)
+
+    def request(self, request: OperatorRequest) -> None:
+        """An operator requests something of the job on this machine."""
+        self.run(lambda: self.create_task(self._ask(request)))
+
+    async def _ask(self, request: OperatorRequest) -> None:
+        answer: JobStatus | AskFailed
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT):
+                answer = await self.rendezvous.client.ask(request)
+        except AskFailed as failed:
+            answer = failed
+        except TimeoutError:
+            answer = AskFailed("there is no answer", no_job=True)
+        self.answers.append(answer)
+        self.note(f"{request}: {answer if isinstance(answer, AskFailed) else answer.answer or 'accepted'}")
 
     def kill(self, silent: bool = False) -> None:
         """Kill agent and workers with SIGKILL. If `silent`, the machine is lost, and no other process is notified."""

@@ -112,7 +112,7 @@ def test_a_node_keeps_and_remembers_the_part_of_each_policy() -> None:
 
 
 def test_parts_that_all_nodes_receive_alike_are_split_off_and_joined() -> None:
-    order = NodeOrder(version=4, servers=("a:1",), scale_answered=2, hint=RecoveryHint(version=4))
+    order = NodeOrder(version=4, servers=("a:1",), hint=RecoveryHint(version=4))
     whole = with_part(order, HealthAssignment())
     common, own = whole.split()
     assert common is not None

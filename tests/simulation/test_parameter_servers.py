@@ -122,7 +122,7 @@ DEFECTS = {
     ),
     "the loss of a server changes nothing": Defect(steps_without("lose_servers"), master=0, etcd=8),
     "the exit of a worker or a chief changes nothing": Defect(steps_without("replace_others"), master=6, etcd=1),
-    "no task is ever missing": Defect(steps_without("fill"), master=20, etcd=4),
+    "no task is ever missing": Defect(steps_without("fill"), master=6, etcd=4),
     "a change never ends": Defect(steps_without("conclude"), master=10, etcd=110),
     "the gate never opens": Defect(steps_without("open_gate"), master=0, etcd=0),
     "the exit of the chief is not noticed": Defect(steps_without("end_job"), master=0, etcd=0),
@@ -150,9 +150,9 @@ DEFECTS = {
         master=0,
         etcd=0,
     ),
-    "scale requests have no bound": Defect(requests_without_bound, master=8, etcd=20),
+    "scale requests have no bound": Defect(requests_without_bound, master=4, etcd=20),
     "no task has a deadline": Defect(
-        patched((ClusterView, "ready_deadline"), by=lambda self, cluster, task: None), master=98
+        patched((ClusterView, "ready_deadline"), by=lambda self, cluster, task: None), master=376
     ),
     "the coordinator never wakes up": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=0),
     "lost nodes are forgotten": Defect(patched((Coordinator, "disconnect"), by=lambda self, key, now: None), master=5),

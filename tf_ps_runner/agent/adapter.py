@@ -1,5 +1,4 @@
-"""The TensorFlow adapter: the tasks of this node, the job's data queues, scale requests, and the move of tasks to other
-nodes."""
+"""The TensorFlow adapter: the tasks of this node, the job's data queues, and the move of tasks to other nodes."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
-from dlrover_run.coordination.reasons import render
-from dlrover_run.policies.parameter_servers.model import DesiredReplicas, Role, TaskKey
+from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
@@ -33,7 +31,6 @@ from tf_ps_runner.spec import PsJobSpec
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import NodeStacks
-    from dlrover_run.operate.protocol import ScaleReply
 
 MOVE_TIMEOUT = 2.0
 """Seconds that a node which was asked to leave gives the coordinator to begin moving its tasks to other nodes. A move
@@ -62,11 +59,6 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(spec, services, self._starter, self._channel, self._events, self._fail)
         self._tasks.prestart()
-        self.scale = self._scale
-        self._desired: DesiredReplicas | None = None
-        # The answer to each scale request that the coordinator has not decided on, in the order of their numbers.
-        self._scale_answers: dict[int, asyncio.Future[ScaleReply]] = {}
-        self._scale_requests = 0
         self._assignment = Assignment()
         self._waiting: Waiting | None = None
 
@@ -91,8 +83,6 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             # If this is the only node, its shutdown ends the job, and no line about other nodes or restarts is true.
             self._show_waiting(assignment)
             self._events.follow(assignment)
-        if self._scale_answers:
-            self._answer_scale(self._order)
         self._queues.follow(self._order)
         self._tasks.follow(self._order, ends)
 
@@ -144,8 +134,6 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         return self._report(NodePhase.LEFT)
 
     async def finish(self, assignment: Assignment) -> TaskResults:
-        for answer in self._scale_answers.values():
-            answer.cancel()
         self._channel.close()
         await self._queues.close()
         await self._tasks.close()
@@ -170,12 +158,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             else task
             for task in self._tasks.statuses
         )
-        node_tasks = NodeTasks(
-            capacity=self._spec.capacity,
-            tasks=tasks,
-            scale_request=self._desired,
-            scale_request_number=self._scale_requests,
-        )
+        node_tasks = NodeTasks(capacity=self._spec.capacity, tasks=tasks)
         report = self._services.node_state.report(phase)
         return msgspec.structs.replace(report, policy=with_part(report.policy, node_tasks))
 
@@ -188,29 +171,6 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             self._console.clear_waiting()
         else:
             self._console.show_waiting(waiting.text, waiting.seconds)
-
-    async def _scale(self, request: DesiredReplicas) -> ScaleReply:
-        """Pass a scale request on, together with earlier ones that are not decided yet."""
-        before = self._desired if self._scale_answers and self._desired else DesiredReplicas()
-        self._desired = DesiredReplicas(
-            ps=before.ps if request.ps is None else request.ps,
-            workers=before.workers if request.workers is None else request.workers,
-        )
-        self._scale_requests += 1
-        answer: asyncio.Future[ScaleReply] = asyncio.get_running_loop().create_future()
-        self._scale_answers[self._scale_requests] = answer
-        self._services.wake()
-        return await answer
-
-    def _answer_scale(self, order: NodeOrder) -> None:
-        """The coordinator has decided on the requests up to a number, each of which includes those before it."""
-        from dlrover_run.operate.protocol import ScaleReply
-
-        reply = ScaleReply(granted=not order.scale_refused, text=render(order.scale_answer))
-        for number in [number for number in self._scale_answers if number <= order.scale_answered]:
-            answer = self._scale_answers.pop(number)
-            if not answer.done():
-                answer.set_result(reply)
 
     def _check_move(self) -> None:
         order = NodeOrder.find(self._assignment.policy)

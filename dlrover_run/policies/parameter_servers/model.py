@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, ExitStatus, Name, NodeId, Port, Total
-from dlrover_run.coordination.policy_records import PolicyState
-from dlrover_run.coordination.reasons import BoundedReasons
+from dlrover_run.coordination.policy_records import PolicyRequest, PolicyState
+from dlrover_run.coordination.text import counted
 
 MAX_TASKS = 4000
 """Tasks of one job. With the addresses of all of them an order still fits into one message."""
@@ -153,7 +153,7 @@ class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class DesiredReplicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many parameter servers and workers (beside the chief) the user wants. None stands for as many as fit, up to
-    the maximum; in a scale request it leaves the number as it was."""
+    the maximum."""
 
     ps: Count | None = None
     workers: Count | None = None
@@ -161,6 +161,25 @@ class DesiredReplicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of(self, role: Role) -> int | None:
         """The number for a role; None for a role that cannot be scaled too."""
         return {Role.PS: self.ps, Role.WORKER: self.workers}.get(role)
+
+
+class ScaleRequest(msgspec.Struct, PolicyRequest, frozen=True, forbid_unknown_fields=True, tag=NAME):
+    """A request for other numbers of parameter servers and workers. None leaves a number as it is."""
+
+    ps: Count | None = None
+    workers: Count | None = None
+
+    has_rounds: ClassVar[bool] = False
+    program: ClassVar[str] = TF_PROGRAM
+
+    def of(self, role: Role) -> int | None:
+        """The number for a role; None for a role that cannot be scaled too."""
+        return {Role.PS: self.ps, Role.WORKER: self.workers}.get(role)
+
+    @property
+    def text(self) -> str:
+        numbers = ((self.ps, "parameter server"), (self.workers, "worker"))
+        return " and ".join(counted(number, noun) for number, noun in numbers if number is not None)
 
 
 class RoleState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -269,23 +288,13 @@ class UnexpectedExits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: Total
 
 
-class ScaleAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The number of the last scale request of a node that the coordinator has decided on, whether it was refused, and
-    the answer: why, or else what follows. Older answers are empty."""
-
-    node_id: str
-    number: Total
-    refused: bool = False
-    answer: BoundedReasons = ()
-
-
 class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
     """The desired state of the cluster; a part of the plan, which only the coordinator writes.
 
     `version` counts from 1, and is the number of the plan's round. `tasks` are those of this version, `next_servers`
     the servers of the next one while it is prepared. `until` is the job time at which the stage is given up. `step` and
     `saved` are the newest reported before this version opened, and from then on the step at which it began.
-    `scale_answers` are the answers to the last request of each node. `server_bounds` are the numbers of servers that
+    `server_bounds` are the numbers of servers that
     the tables of the model allow, None for any; `proven_servers` is the number of servers of the last version in which
     the chief had a model, 0 before that. `outcome` is the end of a task after which the job cannot continue. `paused`
     is set when all tasks that trained had left before this version began, so that `step` is exactly the last step.
@@ -307,7 +316,6 @@ class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unk
     memory_limits: tuple[MemoryLimit, ...] = ()
     step: int = -1
     saved: int = -1
-    scale_answers: tuple[ScaleAnswer, ...] = ()
     outcome: TaskEnd | None = None
     ports_held_at: float | None = None
     servers_ready_at: float | None = None

@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Name, Total
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyMemory, PolicyReport
-from dlrover_run.coordination.reasons import BoundedReasons
 from dlrover_run.policies.parameter_servers.model import (
     MAX_NODE_TASKS,
     MAX_TASKS,
@@ -39,10 +38,9 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
     Those of the next version, `version` + 1, are `next_servers`. An address is empty where a rank has no task, or none
     with a reserved port yet; none is known while `servers` is empty. A task of another role starts once they are known.
     `open` lets workers in. `pause` has workers leave after the step that they are in, and `save` has the chief save and
-    leave; both with exit code 75. `ending` has all tasks but servers end by themselves. `scale_answered` is the number
-    of the last scale request of this node that was decided, `scale_refused` whether it was refused, and `scale_answer`
-    says why, or else what follows. `hint` is for the node to report back. `queue_endpoint` is where the chief's node
-    serves the data queues, empty while unknown, and `queue_key` what a client has to present there.
+    leave; both with exit code 75. `ending` has all tasks but servers end by themselves. `hint` is for the node to
+    report back. `queue_endpoint` is where the chief's node serves the data queues, empty while unknown, and `queue_key`
+    what a client has to present there.
 
     `keep` comes from a coordinator that has just begun and knows none of this yet: the node continues as it is. The
     node's client replaces such an order by the last one before it, so that an agent never sees one.
@@ -58,9 +56,6 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
     pause: bool = False
     save: bool = False
     ending: bool = False
-    scale_answered: Total = 0
-    scale_refused: bool = False
-    scale_answer: BoundedReasons = ()
     hint: RecoveryHint | None = None
     queue_endpoint: Name = ""
     queue_key: QueueKey = ""
@@ -81,16 +76,14 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
         return len(self.servers) + len(self.workers)
 
     def split(self) -> tuple[NodeOrder | None, NodeOrder]:
-        """The part that all nodes with an order receive alike, which may be long, and this node's own part. A client
-        has an order without the common part."""
+        """The part that all nodes with an order receive alike, which may be long, and this node's own part."""
         empty = NodeOrder(version=self.version)
         return None if self.hint is None else empty.join(self), self.join(empty)
 
     def join(self, common: PolicyAssignment) -> NodeOrder:
         """The order whose own part is this and whose common part is `common`."""
-        own = {field: getattr(self, field) for field in _OWN_FIELDS}
         found = NodeOrder.find(common)
-        return self if found is None else msgspec.structs.replace(found, **own)
+        return self if found is None else msgspec.structs.replace(found, tasks=self.tasks)
 
     def remember(self, memory: PolicyMemory | None) -> OrderMemory:
         """The memory after this order, which is none to continue. An order without a hint does not erase the one
@@ -98,10 +91,6 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
         hint = self.hint or (memory.hint if isinstance(memory, OrderMemory) else None)
         assigned = tuple(AssignedTask(one.key, one.rank, one.version, one.port, one.memory_mib) for one in self.tasks)
         return OrderMemory(hint and msgspec.structs.replace(hint, assigned=assigned))
-
-
-_OWN_FIELDS = ("tasks", "scale_answered", "scale_refused", "scale_answer")
-"""The fields of an order that differ between nodes."""
 
 
 @dataclass(frozen=True)

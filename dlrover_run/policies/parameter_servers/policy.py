@@ -16,7 +16,8 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
-from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.policy import Accepted, Policy
+from dlrover_run.coordination.policy_records import PolicyRequest
 from dlrover_run.coordination.reasons import new_reasons, render
 from dlrover_run.policies.parameter_servers import recovery, text
 from dlrover_run.policies.parameter_servers.failures import (
@@ -27,11 +28,11 @@ from dlrover_run.policies.parameter_servers.failures import (
     replace_others,
     run_short,
 )
-from dlrover_run.policies.parameter_servers.model import Cluster, PlannedTask, Role, Stage
+from dlrover_run.policies.parameter_servers.model import Cluster, PlannedTask, Role, ScaleRequest, Stage
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES, conclude, reshape
-from dlrover_run.policies.parameter_servers.scaling import apply_scale, bound_servers
+from dlrover_run.policies.parameter_servers.scaling import bound_servers, scale
 from dlrover_run.policies.parameter_servers.text import ClusterCode
 from dlrover_run.policies.parameter_servers.versions import (
     gather,
@@ -56,7 +57,6 @@ STEPS: tuple[Step, ...] = (
     conclude,
     lose_servers,
     replace_others,
-    apply_scale,
     move_from_leaving,
     reshape,
     fill,
@@ -66,7 +66,7 @@ STEPS: tuple[Step, ...] = (
 )
 """The rules of a version that runs, in the order in which they are tried."""
 
-GATHERING: tuple[Step, ...] = (apply_scale, gather)
+GATHERING: tuple[Step, ...] = (gather,)
 """The rules while no version runs."""
 
 OPEN_STAGES = frozenset({Stage.TRAINING, Stage.CHANGING, Stage.ENDING})
@@ -112,19 +112,13 @@ class ParameterServerPolicy(Policy):
         for task in (*cluster.tasks, *cluster.next_servers):
             by_node.setdefault(host_of(task), []).append(task)
         return {
-            key: with_answer(
-                msgspec.structs.replace(common, tasks=tuple(sorted(tasks, key=lambda task: task.key))), cluster, key
-            )
+            key: msgspec.structs.replace(common, tasks=tuple(sorted(tasks, key=lambda task: task.key)))
             for key, tasks in by_node.items()
         }
 
-    def answer(self, plan: Plan, key: NodeKey) -> NodeOrder | None:
-        """The order of a node that only made a scale request: the answer, which the plan keeps by its node id."""
-        cluster = Cluster.find(plan.policy)
-        if cluster is None:
-            return None
-        order = with_answer(NodeOrder(version=cluster.version), cluster, key)
-        return order if order.scale_answered else None
+    def scale(self, plan: Plan, members: Members, request: PolicyRequest, by: str, now: float) -> Accepted | None:
+        part = ScaleRequest.find(request)
+        return None if part is None else scale(ClusterView(self.rules, members, now), plan, part, by)
 
     def recover_job(self, plan: Plan, reports: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
         """The plan of a running job, from what its nodes report back; None while nodes are awaited that could report
@@ -138,15 +132,6 @@ class ParameterServerPolicy(Policy):
 
 
 POLICY = ParameterServerPolicy
-
-
-def with_answer(order: NodeOrder, cluster: Cluster, key: NodeKey) -> NodeOrder:
-    for one in cluster.scale_answers:
-        if one.node_id == key.node_id:
-            return msgspec.structs.replace(
-                order, scale_answered=one.number, scale_refused=one.refused, scale_answer=one.answer
-            )
-    return order
 
 
 def _step(view: ClusterView, plan: Plan) -> Plan:

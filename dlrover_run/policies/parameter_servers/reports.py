@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Total
 from dlrover_run.coordination.model import NodeReport, Plan
-from dlrover_run.coordination.policy_records import PROGRAM, PolicyReport
+from dlrover_run.coordination.policy_records import PolicyReport
 from dlrover_run.coordination.validation import last_round
 from dlrover_run.policies.parameter_servers.model import (
     MAX_NODE_TASKS,
@@ -17,7 +16,6 @@ from dlrover_run.policies.parameter_servers.model import (
     NAME,
     TF_PROGRAM,
     Capacity,
-    DesiredReplicas,
     RecoveryHint,
     Role,
     TaskStatus,
@@ -38,25 +36,15 @@ MAX_ADDRESS = 100
 
 
 class NodeTasks(msgspec.Struct, PolicyReport, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
-    """What a node reports of its tasks; a part of its status. `scale_request` is what the user has requested through
-    this node, and `scale_request_number` grows with each request, so an old one is not taken for a new one. `hint` is
-    what the coordinator sent the node to report back.
-
-    A node with a scale request and without capacity or tasks is a *client*: it only waits for the answer, and leaves.
-    """
+    """What a node reports of its tasks; a part of its status. `hint` is what the coordinator sent the node to report
+    back."""
 
     capacity: Annotated[tuple[Capacity, ...], Meta(max_length=len(Role))] = ()
     tasks: Annotated[tuple[TaskStatus, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
-    scale_request: DesiredReplicas | None = None
-    scale_request_number: Total = 0
     hint: RecoveryHint | None = None
 
     has_rounds: ClassVar[bool] = False
     program: ClassVar[str] = TF_PROGRAM
-
-    @property
-    def is_client(self) -> bool:
-        return self.scale_request is not None and not self.capacity and not self.tasks
 
     def problem(self, report: NodeReport, plan: Plan) -> str | None:
         # The servers of two versions run beside each other for a while.
@@ -90,8 +78,3 @@ class NodeTasks(msgspec.Struct, PolicyReport, frozen=True, kw_only=True, forbid_
         if max(versions) > last_round(plan) or max(ids, default=0) > MAX_ID or max(ranks) > MAX_TASKS:
             return "a report repeats a cluster that no job has"
         return None
-
-    def mismatch(self, program: str) -> str:
-        if self.is_client and program == PROGRAM:
-            return f"the job was started with {PROGRAM} and has no parameter servers, so there is nothing to scale"
-        return super().mismatch(program)

@@ -12,7 +12,7 @@ import msgspec
 from dlrover_run.coordination.policy_records import PolicyRules
 from dlrover_run.coordination.rules import NOT_FINITE, all_finite
 from dlrover_run.coordination.text import counted, join_words
-from dlrover_run.policies.parameter_servers.model import MAX_TASKS, NAME, TF_PROGRAM, Cluster, Role
+from dlrover_run.policies.parameter_servers.model import MAX_TASKS, NAME, TF_PROGRAM, Cluster, Role, ScaleRequest
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 
@@ -219,4 +219,4 @@ ROLES = {
 """One row for each role, in the order in which texts name them. To add a role, see "To add a role" in
 docs/architecture.md."""
 
-RECORDS = (ClusterRules, Cluster, NodeTasks, NodeOrder)
+RECORDS = (ClusterRules, Cluster, NodeTasks, NodeOrder, ScaleRequest)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.model import Plan, PlanPhase
+from dlrover_run.coordination.policy import Accepted
 from dlrover_run.coordination.reasons import Reason, Reasons, chain, render
+from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import may_try_servers
 from dlrover_run.policies.parameter_servers.model import (
@@ -19,7 +21,7 @@ from dlrover_run.policies.parameter_servers.model import (
     EndCause,
     PlannedTask,
     Role,
-    ScaleAnswer,
+    ScaleRequest,
     ServerBounds,
     TaskEnd,
 )
@@ -30,47 +32,25 @@ from dlrover_run.policies.parameter_servers.text import ClusterCode
 from dlrover_run.policies.parameter_servers.versions import begin_version, fail
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, tasks_of
 
-MAX_SCALE_ANSWERS = 1000
-"""The nodes whose last request is remembered, so that it is applied once. The oldest are forgotten first."""
 
-MAX_ANSWER_TEXTS = 20
-"""The newest requests whose answers are kept as text. Each client is a node of its own, and leaves once it has read."""
-
-
-def apply_scale(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    """The plan after a new scale request; None when there is none. A request is granted or refused as a whole, and the
-    answer is what follows, or why nothing does."""
-    answers = {answer.node_id: answer for answer in cluster.scale_answers}
-    for key in sorted(view.node_tasks):
-        reported, status = view.node_tasks[key], view.members[key].report
-        request, number = reported.scale_request, reported.scale_request_number
-        before = answers.get(status.node_id)
-        if request is None or (before is not None and number <= before.number):
-            continue
-        short = _too_few_slots(view, plan, cluster, request)
-        if short and view.pending_reconnect(plan) is not None:
-            # It will be known in a moment whether the node whose connection has just broken comes back.
-            continue
-        refusal = _refusal(view, plan, cluster, request) or short
-        answer = chain(refusal or _consequences(view, plan, cluster, request))
-        answers.pop(status.node_id, None)
-        kept = _kept([*answers.values(), ScaleAnswer(status.node_id, number, bool(refusal), answer)])
-        desired = cluster.desired
-        if not refusal:
-            ps = desired.ps if request.ps is None else request.ps
-            desired = DesiredReplicas(ps, desired.workers if request.workers is None else request.workers)
-        reasons = text.scale_requested(status.host, request, refusal)
-        return view.update(plan, cluster, reasons, desired=desired, scale_answers=kept)
-    return None
+def scale(view: ClusterView, plan: Plan, request: ScaleRequest, by: str) -> Accepted:
+    """What follows from a request, which is granted or refused as a whole. Raises RequestFailed."""
+    cluster = Cluster.get(plan.policy)
+    refusal = _refusal(view, plan, cluster, request)
+    if not refusal and (refusal := _too_few_slots(view, plan, cluster, request)):
+        # It will be known in a moment whether the node whose connection has just broken comes back.
+        away = view.pending_reconnect(plan) is not None
+        refusal = (*refusal, ClusterCode.MAY_RECONNECT()) if away else refusal
+    if refusal:
+        raise RequestFailed(render(chain(refusal)))
+    ps = cluster.desired.ps if request.ps is None else request.ps
+    workers = cluster.desired.workers if request.workers is None else request.workers
+    requested = (ClusterCode.REQUEST(by=by, replicas=request.text),)
+    scaled = view.update(plan, cluster, requested, desired=DesiredReplicas(ps, workers))
+    return Accepted(scaled, chain(_consequences(view, plan, cluster, request)))
 
 
-def _kept(answers: list[ScaleAnswer]) -> tuple[ScaleAnswer, ...]:
-    answers = answers[-MAX_SCALE_ANSWERS:]
-    old = [msgspec.structs.replace(one, answer=()) if one.answer else one for one in answers[:-MAX_ANSWER_TEXTS]]
-    return (*old, *answers[-MAX_ANSWER_TEXTS:])
-
-
-def _refusal(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> Reasons:
+def _refusal(view: ClusterView, plan: Plan, cluster: Cluster, request: ScaleRequest) -> Reasons:
     """Why the job cannot do that, whatever its capacity; empty when it can."""
     if problem := out_of_range(request, view.limits):
         return problem
@@ -85,7 +65,7 @@ def _refusal(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredRe
     return ()
 
 
-def out_of_range(request: DesiredReplicas, limits: ClusterRules) -> Reasons:
+def out_of_range(request: ScaleRequest, limits: ClusterRules) -> Reasons:
     """Why the job was not started with such numbers; empty when it was."""
     for role, spec in ROLES.items():
         number, (least, most) = request.of(role), limits.replicas(role)
@@ -95,7 +75,7 @@ def out_of_range(request: DesiredReplicas, limits: ClusterRules) -> Reasons:
     return ()
 
 
-def _too_few_slots(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> Reasons:
+def _too_few_slots(view: ClusterView, plan: Plan, cluster: Cluster, request: ScaleRequest) -> Reasons:
     """What a running version has too few slots for; one that gathers uses the slots that there are then."""
     if plan.phase is not PlanPhase.TRAINING:
         return ()
@@ -108,7 +88,7 @@ def _too_few_slots(view: ClusterView, plan: Plan, cluster: Cluster, request: Des
     return (ClusterCode.NO_SLOTS(slots=" and ".join(short)),) if short else ()
 
 
-def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> Reasons:
+def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: ScaleRequest) -> Reasons:
     """What the job does now that it grants the request."""
     reasons: list[Reason] = []
     for role, spec in ROLES.items():

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dlrover_run.coordination.reasons import Code, Reason, ReasonCode, Reasons, register, shown_names
 from dlrover_run.coordination.text import counted, join_words
-from dlrover_run.policies.parameter_servers.model import NAME, Cluster, DesiredReplicas, PlannedTask, Role, ServerBounds
+from dlrover_run.policies.parameter_servers.model import NAME, Cluster, PlannedTask, Role, ServerBounds
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.policies.parameter_servers.view import LostTask, tasks_of
 
@@ -99,14 +99,14 @@ class ClusterCode(ReasonCode):
     START_WITH = "start the job with --ps={number}"
 
     # Scale requests.
-    REQUEST = "{host} asked for {replicas}"
-    REFUSED = ", which is refused:"
+    REQUEST = "{by} asked for {replicas}"
     OUT_OF_FIXED = "the job was started with {flag}={least}, so it cannot have {wanted}: start it with {flag}=MIN:MAX"
     OUT_OF_RANGE = "the job was started with {flag}={least}:{most}, so it cannot have {wanted}: give {least} to {most}"
     SERVERS_NOT_TRIED = (
         "new parameter servers have failed too often to be tried again, so training goes on with {present}"
     )
     NO_SLOTS = "there is room for {slots} now: start more nodes first, or ask for less"
+    MAY_RECONNECT = "a node that was disconnected just now may come back, so try again in a moment"
     WHEN_IT_TRAINS = "{replicas}, once the job trains, if there is room by then: there is room for {slots} now"
     ALREADY_THERE = "{replicas} {number:is|are} there already"
     WORKERS_CHANGE = "{replicas}: no other process pauses for that"
@@ -248,13 +248,6 @@ def bounded(bounds: ServerBounds) -> Reason:
     """How many parameter servers the tables of the model allow, and why."""
     exact = 1 if bounds.least == bounds.most else 0
     return ClusterCode.BOUNDED(exact=exact, least=bounds.least, table=bounds.table, parts=bounds.parts)
-
-
-def scale_requested(host: str, request: DesiredReplicas, refusal: Reasons) -> Reasons:
-    """What was requested through a node, and why it is refused if it is."""
-    asked = "; and for ".join(replicas(role, number) for role in ROLES if (number := request.of(role)) is not None)
-    requested = ClusterCode.REQUEST(host=host, replicas=asked or "nothing")
-    return (requested, ClusterCode.REFUSED(), *refusal) if refusal else (requested,)
 
 
 def replicas(role: Role, number: int) -> str:

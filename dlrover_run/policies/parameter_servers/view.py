@@ -98,7 +98,7 @@ class ClusterView:
     @property
     def all_have_left(self) -> bool:
         """Whether the last nodes left on purpose, so that none is expected back."""
-        nodes = [p for p in self.members.values() if p.report.policy is None or not p.report.policy.is_client]
+        nodes = self.members.values()
         return any(p.has_left for p in nodes) and all(p.has_left or p.is_lost(self.now) for p in nodes)
 
     def status_of(self, task: PlannedTask) -> TaskStatus | None:

@@ -22,7 +22,6 @@ from dlrover_run.agent.reconcile import (
 from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,
-    DesiredReplicas,
     EndCause,
     PlannedTask,
     Role,
@@ -77,8 +76,6 @@ class ServerNode(Node):
         self.rooms = rooms
         self.order: NodeOrder | None = None
         self.slots: dict[TaskKey, Slot] = {}
-        self.scale_request: DesiredReplicas | None = None
-        self.scale_request_number = 0
         self._ports: dict[tuple[Role, int], int] = {}
         self._ends = False
         self._reporting = False
@@ -153,10 +150,7 @@ class ServerNode(Node):
 
     def _status(self, phase: NodePhase) -> NodeReport:
         tasks = NodeTasks(
-            capacity=self.rooms,
-            tasks=tuple(self._status_of(slot) for slot in self.slots.values() if slot.port),
-            scale_request=self.scale_request,
-            scale_request_number=self.scale_request_number,
+            capacity=self.rooms, tasks=tuple(self._status_of(slot) for slot in self.slots.values() if slot.port)
         )
         return msgspec.structs.replace(self._state.report(phase), policy=tasks)
 

@@ -11,13 +11,14 @@ from policy_parts import cluster_of, cluster_rules, order_of
 
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, Plan
+from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     Cluster,
-    DesiredReplicas,
     EndCause,
     Role,
+    ScaleRequest,
     TaskEnd,
     TaskKey,
 )
@@ -135,7 +136,6 @@ class ServersProgram(Program):
         self.listening: dict[str, Process] = {}
         self._ports = itertools.count(2000)
         self._rooms: dict[str, tuple[Capacity, ...]] = {}
-        self._requests = 0
 
     def rules(self, random: Random) -> JobRules:
         restarts, least = random.randint(1, 6), random.randint(1, 2)
@@ -262,16 +262,13 @@ class ServersProgram(Program):
             process.end(FORCED)
 
     def _request(self) -> None:
-        """A user requests other numbers of servers and workers at a node."""
+        """An operator requests other numbers of servers and workers on the machine of a node."""
         living = self.living()
         if living:
             random = self.timeline.random
             node, numbers = random.choice(living), [None, *range(5)]
-            self._requests += 1
-            node.scale_request = DesiredReplicas(random.choice(numbers), random.choice(numbers))
-            node.scale_request_number = self._requests
-            node.note(f"asks for {node.scale_request}")
-            node.publish()
+            size = ScaleRequest(random.choice(numbers), random.choice(numbers))
+            node.request(OperatorRequest(Action.SCALE, by=node.key.node_id, policy=size))
 
     def _swell(self) -> None:
         for process in self._processes(Role.PS):
