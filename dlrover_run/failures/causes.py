@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from dlrover_run.failures import collective_errors
 from dlrover_run.failures.tracebacks import exception_lines, last_failure, plain_lines
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 
@@ -35,20 +36,9 @@ _SIGNAL_MEANINGS = {
 # Signals that a process does not get by an error of its own: another process sent them.
 _SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
-# The messages of gloo, NCCL and torch's store when the other side of a connection closed it or did not answer.
-# Torch's exact wording: other packages have similar messages for timeouts of locks and connections of their own.
-COLLECTIVE_TIMEOUT = re.compile(
-    r"timed out waiting \d+ ?ms for (?:send|recv)|(?:wait|barrier) timeout after \d+ ?ms|error: socket timeout\b"
-    r"|waitForInput: socket .* timed out after|timed out after \d+ seconds waiting for clients"
-    r"|watchdog caught collective operation timeout|failed to pass monitoredBarrier",
-    re.IGNORECASE,
-)
-"""A process group or its store timed out waiting for another worker."""
-
+# A worker's output has them anywhere, and an exception of torch's store by its name.
 _PEER_LOST = re.compile(
-    r"connection closed by peer|connection reset by peer|remote process exited or there was a network error"
-    rf"|connection was likely closed|DistNetworkError|{COLLECTIVE_TIMEOUT.pattern}",
-    re.IGNORECASE,
+    f"{collective_errors.CLOSED.pattern}|DistNetworkError|{collective_errors.TIMEOUT.pattern}", re.IGNORECASE
 )
 
 MAX_OPEN_TRACEBACK = 10

@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from dlrover_run.evidence.processes import read_worker
-from dlrover_run.failures.causes import COLLECTIVE_TIMEOUT, own_message
+from dlrover_run.failures import collective_errors
+from dlrover_run.failures.causes import own_message
 from dlrover_run.failures.worker_exit import WorkerExit
 
 MAX_NAMED = 3
@@ -49,7 +50,7 @@ def find_absent_workers(end: WorkerExit, live: Sequence[LiveWorker], *, all_here
     that were certainly not waiting in a collective.
     """
     message = own_message(end)
-    if not end.failed or not COLLECTIVE_TIMEOUT.search(message):
+    if not end.failed or not collective_errors.TIMEOUT.search(message):
         return None
     if named := _BARRIER.search(message):
         absent = _named(named[1], named[2], end.rank, live)

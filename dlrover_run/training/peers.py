@@ -5,16 +5,9 @@ Without a process group a process agrees with itself, which is right for a progr
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-_LOST_PEER = re.compile(
-    r"connection closed by peer|connection reset by peer|remote process exited or there was a network error"
-    r"|connection was likely closed",
-    re.IGNORECASE,
-)
-"""The messages of gloo and NCCL for a collective whose other side has gone. `failures/causes.py` reads the same from a
-worker's output, where other programs write too."""
+from dlrover_run.failures.collective_errors import CLOSED
 
 
 def has_group() -> bool:
@@ -55,4 +48,4 @@ def of_all(value: Any) -> list[Any]:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective has failed because another rank has ended, or has left the group."""
-    return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and CLOSED.search(str(error)) is not None
