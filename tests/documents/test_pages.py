@@ -70,7 +70,7 @@ def test_the_figures_of_a_start_in_the_readme_are_those_of_the_benchmark() -> No
     text = " ".join(README.read_text().split())
     found = re.search(
         r"starts a script in (.*?) s \(torchrun: (.*?) s\) and takes (\d+) MiB of memory \(PSS; torchrun: (\d+) MiB\)"
-        r".* two workers (\d+) MiB \((\d+) MiB\) \(\[medians of (\d+) runs\]",
+        r".* two workers (\d+) MiB \(torchrun: (\d+) MiB\) \(\[medians of (\d+) runs\]",
         text,
     )
     assert found is not None
