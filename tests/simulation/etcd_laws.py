@@ -69,7 +69,7 @@ class Store:
                 self._check_status(previous, current)
             elif key == keys.leader:
                 self._leaders.add(current.created)
-            else:
+            elif not key.startswith(keys.requests):
                 demand(self.leader is writer, f"only the elected agent writes {key}")
             if key == keys.plan:
                 self._check_plan(_plan_of(before.get(key)), _plan_of(current))

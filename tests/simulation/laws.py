@@ -10,7 +10,10 @@ from dlrover_run.coordination.decision import Decision
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, RoundKey
 from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.status import JobStatus
+from dlrover_run.rendezvous.client import AskFailed
 from simulation.timeline import demand
 
 UNSEEN_SLEEP = 0.4
@@ -98,6 +101,12 @@ class Laws:
 
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         """Check a plan that has become durable; `now` is the time of the run."""
+
+    def asking(self, request: OperatorRequest) -> None:
+        """Note that an operator makes a request."""
+
+    def answered(self, request: OperatorRequest, answer: JobStatus | AskFailed) -> None:
+        """Check what an operator gets."""
 
     def sending(self, known: Plan | None, wanted: Assignment) -> None:
         """Check an assignment that a coordinator sends; `known` is the durable plan."""

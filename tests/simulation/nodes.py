@@ -119,6 +119,7 @@ class Node(LoopProcess, ABC):
 
     async def _ask(self, request: OperatorRequest) -> None:
         answer: JobStatus | AskFailed
+        self.place.laws.asking(request)
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
                 answer = await self.rendezvous.client.ask(request)
@@ -127,6 +128,7 @@ class Node(LoopProcess, ABC):
         except TimeoutError:
             answer = AskFailed("there is no answer", no_job=True)
         self.answers.append(answer)
+        self.place.laws.answered(request, answer)
         self.note(f"{request}: {answer if isinstance(answer, AskFailed) else answer.answer or 'accepted'}")
 
     def kill(self, silent: bool = False) -> None:

@@ -63,6 +63,9 @@ class Program(ABC):
     def furnish(self) -> None:
         """Draw how tasks behave."""
 
+    def begin(self, until: float) -> None:  # noqa: B027 (a job needs no operator)
+        """Start what acts on the job besides its nodes and the faults, until that time."""
+
     @abstractmethod
     def slow_stops(self, seconds: float) -> None:
         """Let tasks take up to that many seconds to end."""

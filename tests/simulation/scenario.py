@@ -121,6 +121,7 @@ class Scenario(ABC):
         for _ in range(self.program.first_nodes()):
             self.timeline.after(random.uniform(0, random.choice((0.1, 10.0))), self.add_node)
         self._keep_up()
+        self.program.begin(self.calm_at)
         self.faults.begin(self.calm_at)
 
     def _calm(self) -> None:

@@ -187,6 +187,20 @@ DEFECTS = {
     "a node whose coordinator is gone ends though others answer": Defect(
         end_whenever_the_coordinator_is_gone, master=48, etcd=32
     ),
+    "a granted request is forgotten": Defect(
+        patched((Coordinator, "_requested"), by=lambda self, time: self.plan), master=114, etcd=39
+    ),
+    "the size that an operator asked for has no effect": Defect(
+        patched((JobRules, "resized"), by=lambda self, size: self), master=114, etcd=94
+    ),
+    "a node that was asked to leave gets ranks": Defect(
+        patched(
+            (gathering, "candidates"),
+            (planned_changes, "candidates"),
+            by=lambda policy, plan, members: policy.eligible(plan, members),
+        ),
+        etcd=320,
+    ),
     "a failure is charged twice": Defect(patched((running, "_restart"), by=charge_without_ending), master=0),
     "a failure is not charged": Defect(
         patched((running, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan), master=0

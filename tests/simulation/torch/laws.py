@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from policy_parts import check_part, check_rules, check_state
 
 from dlrover_run.coordination.membership import Members, MemberState
@@ -21,11 +22,14 @@ from dlrover_run.coordination.model import (
     rank_assignments,
 )
 from dlrover_run.coordination.reasons import Code
+from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.status import JobStatus
 from dlrover_run.policies.health.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
 from dlrover_run.policies.health.model import HealthCheck, HealthState, HealthStatus, NodeHealth
 from dlrover_run.policies.health.pairing import MAX_ROUNDS
 from dlrover_run.policies.health.round import CHECK_MARGIN, key_of
+from dlrover_run.rendezvous.client import AskFailed
 from simulation.laws import Laws
 from simulation.timeline import demand
 from simulation.torch.checks import ALLOWED_STATUSES, HOPELESS, Health
@@ -52,7 +56,10 @@ class TorchLaws(Laws):
         self.marks: Mapping[RoundKey, int] = {}
         """How often the workers of a round have saved."""
         self.waited = 0
-        """Newcomers that were admitted after a checkpoint, or at the deadline."""
+        """Planned changes that were made after a checkpoint, or at the deadline."""
+        self.granted = 0
+        """Requests of an operator that were carried out."""
+        self._asking = 0
         self.blamed: set[RoundKey] = set()
         self.dismissed: set[NodeKey] = set()
         self.found_kinds: set[str] = set()
@@ -161,11 +168,26 @@ class TorchLaws(Laws):
         if not self._rules.restart_window:
             demand(after.restart_count <= self._rules.max_restarts, "no more restarts than were granted")
 
+    def asking(self, request: OperatorRequest) -> None:
+        self._asking += 1
+
+    def answered(self, request: OperatorRequest, answer: JobStatus | AskFailed) -> None:
+        """The answer comes once the job has the size that was requested."""
+        alone, self._asking = self._asking == 1, self._asking - 1
+        if isinstance(answer, AskFailed):
+            return
+        self.granted += 1
+        if request.action is Action.SCALE and alone:
+            wanted = "" if request.max_nodes == self._rules.max_nodes else str(request.max_nodes)
+            demand(answer.desired_nodes == wanted, "a request that is granted is carried out")
+
     def _check_planned_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         """A planned change interrupts no round before its workers have saved or the deadline has passed."""
         if after.change is not None:
             self._marked_before.setdefault(after.change, self.marks.get(plan.key, 0))
-        if not Code.SCALED_UP.within(after.reasons) or after.reasons == plan.reasons:
+        resized = Code.SCALED_UP.within(after.reasons) or Code.SCALED_DOWN.within(after.reasons)
+        drained = plan.phase is PlanPhase.TRAINING and after.key == plan.key and after.draining != plan.draining
+        if not drained and (not resized or after.reasons == plan.reasons):
             return
         change, longest = plan.change, self._rules.scale_wait
         if change is None:
@@ -191,7 +213,7 @@ class TorchLaws(Laws):
         demand(failed or goes_on or len(after.members) > len(plan.members), "no round ends because its master was away")
 
     def _check_failure(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
-        rules = self._rules
+        rules = sized(self._rules, after)
         if any(p.has_left for p in present.values()) and all(p.has_left or p.is_lost(now) for p in present.values()):
             # The last nodes have left as they were requested to.
             return
@@ -203,14 +225,14 @@ class TorchLaws(Laws):
             return
         patience = rules.pend_timeout if plan.key.number or check_state(after).check_count else rules.join_timeout
         demand(now >= plan.since + patience, "a job waits for its timeout")
-        living = {key for key, p in present.items() if p.is_available} - dismissed_in(after)
+        living = {key for key, p in present.items() if p.is_available} - dismissed_in(after) - set(after.draining)
         demand(not rules.size(len(living)), "a job with enough nodes does not fail for lack of nodes")
         missing = [member.host for member in plan.members if member.key not in living]
         demand(not missing or Code.MISSING.within(after.reasons), "a job that failed for lack of nodes names them")
 
     def _check_round(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         self.rounds += 1
-        rules = self._rules
+        rules = sized(self._rules, after)
         demand(after.key > plan.key and after.key.number == plan.key.number + 1, "rounds are numbered one by one")
         demand(after.key.epoch == after.epoch, "a round carries the epoch of the coordinator that formed it")
         nodes = len(after.members)
@@ -218,7 +240,7 @@ class TorchLaws(Laws):
             rules.min_nodes <= nodes <= rules.max_nodes and nodes % rules.node_unit == 0,
             f"{nodes} nodes are no size of a round",
         )
-        able = {key for key, p in present.items() if p.is_available}
+        able = {key for key, p in present.items() if p.is_available} - set(after.draining)
         if check_rules(rules).check:
             able &= {key_of(checkup) for checkup in check_state(after).health if not checkup.dismissed}
         living = min(len(able), rules.max_nodes)
@@ -227,7 +249,7 @@ class TorchLaws(Laws):
         demand(len({key.node_id for key in keys}) == nodes, "no node has two ranks")
         for key in keys:
             p = present.get(key)
-            demand(key in able, "no node trains unchecked, or after it was dismissed")
+            demand(key in able, "no node trains unchecked, or after it was dismissed or asked to leave")
             demand(not self._durable or key not in self.dismissed, "a dismissed node never trains")
             demand(self.health.planted.get(key) not in HOPELESS, "a node that cannot compute never trains")
             demand(p is not None and p.connected, "only a connected node gets ranks")
@@ -311,6 +333,13 @@ class TorchLaws(Laws):
     def succeeding(self, key: NodeKey, ranks: RankAssignment) -> None:
         """Note that all workers of a node have really succeeded."""
         self._succeeded.add((ranks.key, key))
+
+
+def sized(rules: JobRules, plan: Plan) -> JobRules:
+    """The rules with the size that an operator has requested."""
+    if plan.desired is None:
+        return rules
+    return msgspec.structs.replace(rules, min_nodes=plan.desired.min_nodes, max_nodes=plan.desired.max_nodes)
 
 
 def dismissed_in(plan: Plan) -> set[NodeKey]:

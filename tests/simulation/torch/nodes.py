@@ -70,6 +70,9 @@ class TorchNode(Node):
             self._check.follow(check_part(wanted).check_task)
             if self.group is not None and self.group.key == wanted.key:
                 self.group.change = wanted.change
+            if wanted.drains:
+                self.note("is drained")
+                self._begin_to_leave()
         self.rendezvous.report(
             self._check.add_to_report(build_report(self._state, cast(Any, self.group), self._leaving))
         )

@@ -22,6 +22,7 @@ from simulation.timeline import demand
 from simulation.torch.checks import CHECK_TIMEOUT, health_of
 from simulation.torch.laws import TorchLaws
 from simulation.torch.nodes import TorchNode
+from simulation.torch.operator import Operator
 from simulation.torch.workers import Workers
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class TorchProgram(Program):
         self.health = health_of(seed)
         self._saving = Random(f"marks {seed}")
         self._marks_every = 0.0
+        self._operator = Operator(scenario, seed)
 
     def rules(self, random: Random) -> JobRules:
         rules = replace(
@@ -101,6 +103,9 @@ class TorchProgram(Program):
         self.slow_stop = random.choice((0.1, 2.0, 15.0))
         self.slow_start = random.choice((0.1, 3.0))
 
+    def begin(self, until: float) -> None:
+        self._operator.begin(until)
+
     def slow_stops(self, seconds: float) -> None:
         self.slow_stop = seconds
         # Their peers wait for that.
@@ -125,6 +130,8 @@ class TorchProgram(Program):
 
     def replenish(self, staying: set[str]) -> None:
         staying -= {key.node_id for key in self.health.planted}
+        if (plan := self.scenario.plan) is not None:
+            staying -= {key.node_id for key in (*plan.draining, *plan.to_drain)}
         if not self.scenario.is_short and self.laws.over is None:
             for _ in range(self.scenario.rules.min_size - len(staying)):
                 self.scenario.add_node()
