@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from virtual_job import VirtualJob, play, rules
 
+from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import NodeReport, Plan, RoundKey
 from dlrover_run.coordination.reasons import codes, render
 from dlrover_run.coordination.validation import validate_report
@@ -24,7 +25,7 @@ from dlrover_run.policies.survivors.model import (
     uuid_of,
 )
 from dlrover_run.policies.survivors.node import Step, WorkerRecord, next_step, node_part
-from dlrover_run.policies.survivors.policy import SurvivorsPolicy
+from dlrover_run.policies.survivors.policy import SurvivorsPolicy, choose_store
 from dlrover_run.policies.survivors.rules import SurvivorsRules
 from dlrover_run.policies.survivors.text import SurvivorsCode
 
@@ -202,6 +203,23 @@ def test_a_coordinator_without_records_comes_to_the_same_group() -> None:
     job.succeed_by_another(9, with_journal=False)
     play(job, "back a b; wait 10; number 2")
     assert (job.formation, job.part("a").store) == (formation, store)
+
+
+def test_a_coordinator_without_records_finds_the_store_in_the_reports() -> None:
+    stores = [Store(name, "1", f"{name}.net", port) for port, name in enumerate("abc", 7000)]
+
+    def state(own: Store, known: Store | None) -> MemberState:
+        part = SurvivorsReport(port=own.port, store=known)
+        report = NodeReport(
+            node_id=own.node_id, incarnation="1", host="h", address=own.address, port=0, workers=2, policy=part
+        )
+        return MemberState(report, 0.0, 0.0)
+
+    a, b, c = stores
+    assert choose_store(None, [state(a, None), state(b, b)]) == b
+    assert choose_store(None, [state(a, c), state(b, c)]) == a, "its node is not here"
+    assert choose_store(a, [state(b, b), state(a, a)]) == a
+    assert choose_store(a, []) is None
 
 
 def test_a_uuid_belongs_to_one_round() -> None:

@@ -44,6 +44,21 @@ class Due(NamedTuple):
     at: float | None = None
 
 
+def follow(before: SurvivorsAssignment | None, given: SurvivorsAssignment | None, key: RoundKey) -> SurvivorsAssignment:
+    """The assignment that is in force for the round `key`, in which the node has ranks, after `before` and after one
+    with the part `given`.
+
+    What is known of a round stays: a coordinator that has lost its records sends no part at first. A round without any
+    belongs to a job whose workers restart.
+    """
+    known = before if before is not None and before.key == key else None
+    if given is None or given.key != key:
+        return known or SurvivorsAssignment(key, formation=Formation(key))
+    if known is None:
+        return given
+    return replace(given, store=known.store, formation=known.formation or given.formation)
+
+
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One running worker as its agent knows it.
 

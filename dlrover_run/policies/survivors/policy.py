@@ -66,7 +66,8 @@ class SurvivorsPolicy(Policy):
 
     def recover(self, plan: Plan, members: Members) -> Plan:
         """The plan with the store that the workers of its round have. Their group follows from their reports."""
-        parts = (_part(members.get(member.key), plan) for member in plan.members)
+        here = (state for member in plan.members if (state := members.get(member.key)) is not None)
+        parts = (SurvivorsReport.find(state.report.policy) for state in here if state.report.in_round(plan.key))
         store = next((part.store for part in parts if part is not None and part.store is not None), None)
         return plan if store is None else _update(plan, plan.clock, store=store)
 
@@ -80,13 +81,17 @@ class SurvivorsPolicy(Policy):
 
 def choose_store(before: Store | None, ranked: Sequence[MemberState]) -> Store | None:
     """The store of a round of these nodes, in the order of their ranks: the one before as long as its node runs it,
-    because workers cannot change theirs; else that of the first node that can run one."""
+    because workers cannot change theirs; else that of the first node that can run one. A coordinator that has lost its
+    records finds the one before in the reports."""
     offered: list[Store] = []
+    known = [before]
     for state in ranked:
         report, part = state.report, SurvivorsReport.find(state.report.policy)
         if part is not None and part.port:
             offered.append(Store(report.node_id, report.incarnation, report.address, part.port))
-    return before if before in offered else next(iter(offered), None)
+        if part is not None and before is None:
+            known.append(part.store)
+    return next((store for store in (*known, *offered) if store in offered), None)
 
 
 def reasons_against(plan: Plan, members: Members) -> Reasons:
@@ -104,7 +109,8 @@ def reasons_against(plan: Plan, members: Members) -> Reasons:
         return (SurvivorsCode.NO_STORE(),)
     for rank, member in enumerate(plan.members):
         state = members.get(member.key)
-        if state is None or not state.connected or not state.report.in_round(plan.key):
+        # A node that leaves reports nothing of its workers any more.
+        if state is None or not _works_in(state, plan):
             continue
         name, part = node_name(member.host, rank), SurvivorsReport.find(state.report.policy)
         if part is None:
@@ -120,21 +126,17 @@ def offers(plan: Plan, members: Members) -> list[SurvivorsReport] | None:
     found: list[SurvivorsReport] = []
     for member in plan.members:
         state = members.get(member.key)
-        part = _part(state, plan)
-        if state is None or part is None or state.report.phase is not NodePhase.RUNNING:
-            return None
-        if part.key != plan.key or len(part.handles) != member.workers:
+        part = SurvivorsReport.find(state.report.policy) if state is not None and _works_in(state, plan) else None
+        if part is None or part.key != plan.key or len(part.handles) != member.workers:
             return None
         found.append(part)
     handles = [handle for part in found for handle in part.handles]
     return found if len(set(handles)) == len(handles) else None
 
 
-def _part(state: MemberState | None, plan: Plan) -> SurvivorsReport | None:
-    """What a connected node reports of its workers in the round of the plan."""
-    if state is None or not state.connected or not state.report.in_round(plan.key):
-        return None
-    return SurvivorsReport.find(state.report.policy)
+def _works_in(state: MemberState, plan: Plan) -> bool:
+    """Whether the node is connected, and its workers of the round of the plan run."""
+    return state.connected and state.report.in_round(plan.key) and state.report.phase is NodePhase.RUNNING
 
 
 def _update(plan: Plan, now: float, **changes: Any) -> Plan:

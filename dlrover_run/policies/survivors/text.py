@@ -10,9 +10,7 @@ class SurvivorsCode(ReasonCode):
     WITHOUT = "{node} was started without --reconfigure-timeout, so all workers restart with each round"
     UNABLE = "a worker on {node} cannot keep its process, so all workers restart with each round:"
     OLDER_TORCH = "torch {version} cannot form a process group in place; 2.14 and later can"
-    TOO_LARGE = (
-        "{workers:#worker} {workers:is|are} more than keep their processes ({most}), so all restart with each round"
-    )
+    TOO_LARGE = "{workers} workers are more than the {most} that keep their processes, so all restart with each round"
     NO_STORE = "no node can run the store by which workers keep their processes, so all restart with each round"
     NO_UUID = "round {round} has no uuid left, so all workers restart with it"
 
