@@ -34,20 +34,17 @@ class ReconfigurableGroup:
 
     def open_as_in_any_script(self) -> None:
         """Join the others by the variables of the environment. The group stays as it is until the worker ends."""
-        import torch.distributed as dist
-
-        dist.init_process_group(self._backend)
+        _distributed().init_process_group(self._backend)
 
     def handle(self, address: str, port: int, rank: int, world_size: int) -> str:
         """A fresh handle, which is good for one `form`. The first call opens the group, which has no members yet, with
         the store there. Raises RuntimeError if the store does not answer, or the backend cannot be formed in place."""
         if not self._is_open:
-            import torch.distributed as dist
-
+            dist = _distributed()
             store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
-            # Named at once: `init_process_group` of torch before 2.14 has no such parameter.
-            options: dict[str, Any] = {"enable_reconfigure": True}
-            dist.init_process_group(self._backend, store=store, rank=rank, world_size=world_size, **options)
+            dist.init_process_group(
+                self._backend, store=store, rank=rank, world_size=world_size, enable_reconfigure=True
+            )
             self._is_open = True
             if not _c10d()._supports_reconfigure():
                 raise RuntimeError(f"backend {self._backend} cannot form a process group in place: use gloo or nccl")
@@ -70,11 +67,15 @@ class ReconfigurableGroup:
 
     def of_rank(self, value: Any, source: int) -> Any:
         """The value of the rank `source`. All ranks call it."""
-        import torch.distributed as dist
-
         values = [value]
-        dist.broadcast_object_list(values, src=source)
+        _distributed().broadcast_object_list(values, src=source)
         return values[0]
+
+
+def _distributed() -> Any:
+    import torch.distributed as dist
+
+    return dist
 
 
 def _c10d() -> Any:

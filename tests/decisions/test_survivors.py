@@ -271,6 +271,8 @@ STEPS: dict[str, tuple[WorkerRecord, SurvivorsAssignment, float, Step]] = {
     "it does not form": (TOLD, IN_PLACE, 115, Step.FAIL),
     "it trains": (TOLD.note_formed(TWO), IN_PLACE, 1e6, Step.WAIT),
     "it has lost its peers": (TOLD.note_formed(TWO).note_lost(TWO, 200), IN_PLACE, 209.9, Step.WAIT),
+    "it could not form": (TOLD.note_lost(TWO, 112), IN_PLACE, 114.9, Step.WAIT),
+    "nothing follows that either": (TOLD.note_lost(TWO, 112), IN_PLACE, 115, Step.FAIL),
     "nothing follows that": (TOLD.note_formed(TWO).note_lost(TWO, 200), IN_PLACE, 210, Step.FAIL),
     "the next round follows that": (replace(OLD, lost=ONE, lost_at=99), PART, 1e6, Step.ASK),
     "its script has no block": (replace(OLD, able=False), PART, 100, Step.REPLACE),
