@@ -58,7 +58,9 @@ class SurvivorsLaws(TorchLaws):
             if node.round is not None and node.round.failure is not None:
                 return
             if order.formation is None:
-                demand(slot.record.offered != record.offered, "a round waits for no worker longer than the limit")
+                # One that was told to form as in any script does not answer any more.
+                answered = slot.record.offered != record.offered or slot.record.told == order.key
+                demand(answered, "a round waits for no worker longer than the limit")
             elif order.formation.in_place and slot.record.asked == order.key:
                 done = slot.record.formed == order.key or slot.record.lost == order.key
                 demand(done, "a group that does not form within the limit fails its round")
