@@ -22,6 +22,7 @@ from dlrover_run.coordination.reasons import (
 )
 from dlrover_run.policies.health.text import HealthCode
 from dlrover_run.policies.parameter_servers.text import ClusterCode
+from dlrover_run.policies.survivors.text import SurvivorsCode
 from dlrover_run.stall.guilt import GuiltCode
 
 TEXTS: list[tuple[tuple[Reason, ...], str]] = [
@@ -197,6 +198,25 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ),
     ((Code.RESTARTS_USED(most=1),), "the one restart was used"),
     ((Code.RESTARTS_OF_WINDOW_USED(most=3, window=60.0),), "all 3 restarts of 60 s were used"),
+    ((SurvivorsCode.KEPT(round=2, kept=3, of=4),), "3 of 4 workers keep their processes in round 2"),
+    (
+        (SurvivorsCode.UNABLE(node="node 1 (b)"), SurvivorsCode.OLDER_TORCH(version="2.13.0")),
+        "a worker on node 1 (b) cannot keep its process, so all workers restart with each round: torch 2.13.0 cannot "
+        "form a process group in place; 2.14 and later can",
+    ),
+    (
+        (SurvivorsCode.WITHOUT(node="node 1 (b)"),),
+        "node 1 (b) was started without --reconfigure-timeout, so all workers restart with each round",
+    ),
+    (
+        (SurvivorsCode.TOO_LARGE(workers=2048, most=1024),),
+        "2048 workers are more than the 1024 that keep their processes, so all restart with each round",
+    ),
+    (
+        (SurvivorsCode.NO_STORE(),),
+        "no node can run the store by which workers keep their processes, so all restart with each round",
+    ),
+    ((SurvivorsCode.NO_UUID(round=2097152),), "round 2097152 has no uuid left, so all workers restart with it"),
 ]
 
 
@@ -206,7 +226,7 @@ def test_the_text_of_a_chain(given: tuple[Reason, ...], text: str) -> None:
     assert msgspec.json.decode(msgspec.json.encode(given), type=tuple[Reason, ...]) == given
 
 
-@pytest.mark.parametrize("kind", [Code, HealthCode])
+@pytest.mark.parametrize("kind", [Code, HealthCode, SurvivorsCode])
 def test_every_code_has_its_text_here(kind: type[reasons.ReasonCode]) -> None:
     shown = {one.code for given, _ in TEXTS for one in given}
     assert {code.code for code in kind} - shown <= {Code.SENTENCE.code}

@@ -9,7 +9,9 @@ from collections import Counter
 
 from simulation.etcd_scenario import EtcdScenario
 from simulation.parameter_servers.program import ServersProgram
+from simulation.program import Program
 from simulation.scenario import MasterScenario, Scenario, simulate
+from simulation.survivors.program import SurvivorsProgram
 from simulation.timeline import Broken
 from simulation.torch.program import TorchProgram
 
@@ -22,8 +24,11 @@ def main() -> int:
     parser.add_argument("--etcd", action="store_true", help="let the records live in etcd, not in a master")
     servers = "run a job with parameter servers, not one of torch"
     parser.add_argument("--parameter-servers", action="store_true", help=servers)
+    parser.add_argument("--survivors", action="store_true", help="run a job whose workers outlive their round")
     arguments = parser.parse_args()
-    program = ServersProgram if arguments.parameter_servers else TorchProgram
+    program: type[Program] = ServersProgram if arguments.parameter_servers else TorchProgram
+    if arguments.survivors:
+        program = SurvivorsProgram
     kind: type[Scenario] = EtcdScenario if arguments.etcd else MasterScenario
     failed = 0
     phases: Counter[str] = Counter()

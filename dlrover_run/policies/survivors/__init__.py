@@ -1,0 +1,2 @@
+"""Workers that outlive their round, as a policy: a failure replaces the dead workers, and the others keep their
+processes and form the next process group in place. Pure."""

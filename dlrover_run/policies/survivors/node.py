@@ -1,0 +1,161 @@
+"""What a node does with each of its workers so that the process group of its round forms: pure.
+
+The agent knows each worker by its `WorkerRecord`, asks `next_step` what is due, carries it out, and notes it in the
+record. Times are seconds of the agent's own monotonic clock. A worker that keeps its process takes these steps:
+
+  asked to offer -> offered a handle -> told the handles of all -> in the group -> (a peer is lost) -> asked to offer
+
+A worker that does not answer in time is ended, so the round never waits for it any longer. Before its group forms,
+another one takes its place in the same round: the round has begun because of a failure or a change that was counted
+already. Later its end is a failure of the round, which is counted once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.reasons import Reasons
+from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssignment, SurvivorsReport
+
+NO_ROUND = RoundKey()
+
+
+class Step(enum.Enum):
+    """What is due for a worker."""
+
+    WAIT = "nothing, as far as is known"
+    ASK = "send it the order to leave its last group, and to offer a handle"
+    FORM = "send it how its group is formed"
+    REPLACE = "stop it as at the end of a round, and start another one in its place"
+    GIVE_UP = "kill it, and start another one in its place"
+    FAIL = "kill it, as a failure of the round"
+
+
+class Due(NamedTuple):
+    """The step that is due, and when to ask again though nothing has happened, None for never."""
+
+    step: Step
+    at: float | None = None
+
+
+def follow(before: SurvivorsAssignment | None, given: SurvivorsAssignment | None, key: RoundKey) -> SurvivorsAssignment:
+    """The assignment that is in force for the round `key`, in which the node has ranks, after `before` and after one
+    with the part `given`.
+
+    What is known of a round stays: a coordinator that has lost its records sends no part at first. A round without any
+    belongs to a job whose workers restart.
+    """
+    known = before if before is not None and before.key == key else None
+    if given is None or given.key != key:
+        return known or SurvivorsAssignment(key, formation=Formation(key))
+    if known is None:
+        return given
+    return replace(given, store=known.store, formation=known.formation or given.formation)
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One running worker as its agent knows it.
+
+    It was started for the round `started` with the store `store`. `able` is set once it has connected and can take part
+    in a group that is formed in place; `unable` says why it cannot. The other fields name the latest round for which
+    something holds: it was `asked` for a handle, has `offered` the handle `handle`, was `told` how to form, is or was
+    in the group that has `formed`, and has `lost` it. `asked_at` is when it was first asked without an answer since.
+    """
+
+    started: RoundKey
+    store: Store | None = None
+    able: bool = False
+    unable: Reasons = ()
+    asked: RoundKey = NO_ROUND
+    asked_at: float = 0.0
+    offered: RoundKey = NO_ROUND
+    handle: str = ""
+    told: RoundKey = NO_ROUND
+    told_at: float = 0.0
+    formed: RoundKey = NO_ROUND
+    lost: RoundKey = NO_ROUND
+    lost_at: float = 0.0
+
+    def note_asked(self, key: RoundKey, now: float) -> WorkerRecord:
+        answered = self.offered == self.asked
+        return replace(self, asked=key, asked_at=now if answered else self.asked_at)
+
+    def note_offer(self, key: RoundKey, handle: str) -> WorkerRecord:
+        """The record after an offer; an offer for a round that it was not asked for is too late, and is ignored."""
+        return replace(self, offered=key, handle=handle) if key == self.asked else self
+
+    def note_told(self, formation: Formation, now: float) -> WorkerRecord:
+        """The record after it was told how its group is formed. A group that is not formed in place cannot be changed
+        later, so the worker ends with its round."""
+        return replace(self, told=formation.key, told_at=now, able=self.able and formation.in_place)
+
+    def note_formed(self, key: RoundKey) -> WorkerRecord:
+        return replace(self, formed=key) if key == self.told else self
+
+    def note_lost(self, key: RoundKey, now: float) -> WorkerRecord:
+        """The record after a report that the group of that round was lost, or could not be formed."""
+        return replace(self, lost=key, lost_at=now) if key == self.told else self
+
+
+def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Due:
+    """What is due for the worker in the round of that assignment, which is the round in which the node has ranks."""
+    key, formation = part.key, part.formation
+    if worker.lost == key:
+        # A peer has ended, so another round is about to begin. If it does not, nobody else reports this. A group that
+        # has never formed gets no more time than one of which nothing was heard.
+        since = worker.lost_at if worker.formed == key else worker.told_at
+        return _within(since, part.timeout, now, Step.FAIL)
+    if worker.formed == key:
+        return Due(Step.WAIT)
+    if formation is None or formation.key != key:
+        return _before_offers_are_complete(worker, part, now)
+    if not formation.in_place and worker.started != key:
+        return Due(Step.REPLACE)
+    if worker.told != key:
+        return Due(Step.FORM)
+    return _within(worker.told_at, part.timeout, now, Step.FAIL) if formation.in_place else Due(Step.WAIT)
+
+
+def _before_offers_are_complete(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Due:
+    is_new = worker.started == part.key
+    if not is_new and not can_survive(worker, part):
+        return Due(Step.REPLACE)
+    if worker.offered == part.key or not worker.able:
+        return Due(Step.WAIT)
+    if worker.asked != part.key:
+        return Due(Step.ASK)
+    return _within(worker.asked_at, part.timeout, now, Step.GIVE_UP)
+
+
+def can_survive(worker: WorkerRecord, part: SurvivorsAssignment) -> bool:
+    """Whether a worker of an earlier round can take part in the next group. One that has not connected, as its script
+    knows nothing of this, restarts as in any other job; so does one whose store is not that of the round."""
+    return worker.able and worker.store is not None and worker.store == part.store
+
+
+def _within(since: float, timeout: float, now: float, otherwise: Step) -> Due:
+    due = since + timeout
+    return Due(otherwise) if now >= due else Due(Step.WAIT, due)
+
+
+def node_part(workers: Sequence[WorkerRecord], expected: int, part: SurvivorsAssignment, port: int) -> SurvivorsReport:
+    """What the node reports of its running workers, in the order of their ranks; it should have `expected` of them, and
+    `port` is that of its own store."""
+    key = part.key
+    here = len(workers) == expected
+    complete = here and all(worker.offered == key for worker in workers)
+    return SurvivorsReport(
+        key=key,
+        handles=tuple(worker.handle for worker in workers) if complete else (),
+        kept=sum(worker.started != key for worker in workers) if complete else 0,
+        unable=next((worker.unable for worker in workers if worker.unable), ()),
+        formed=here and all(worker.formed == key for worker in workers),
+        port=port,
+        store=part.store,
+    )

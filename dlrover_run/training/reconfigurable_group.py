@@ -1,0 +1,84 @@
+"""The process group of torch that can be formed in place, and all calls that this takes: they are private to torch, and
+experimental (2.14 and later). torch is imported only when it is called for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from dlrover_run.training import peers
+
+_NEEDED = ("_reconfigure", "_get_reconfigure_handle", "_supports_reconfigure")
+
+
+class ReconfigurableGroup:
+    """The default process group of this worker, of that backend: one name, as torch forms no group of several in
+    place; None leaves the choice to torch."""
+
+    def __init__(self, backend: str | None) -> None:
+        self._backend = backend
+        self._is_open = False
+
+    @property
+    def version(self) -> str:
+        """The version of torch."""
+        import torch
+
+        return str(torch.__version__)
+
+    @property
+    def able(self) -> bool:
+        """Whether this torch can form a group in place."""
+        return all(hasattr(_c10d(), name) for name in _NEEDED)
+
+    def open_as_in_any_script(self) -> None:
+        """Join the others by the variables of the environment. The group stays as it is until the worker ends."""
+        _distributed().init_process_group(self._backend)
+
+    def handle(self, address: str, port: int, rank: int, world_size: int) -> str:
+        """A fresh handle, which is good for one `form`. The first call opens the group, which has no members yet, with
+        the store there. Raises RuntimeError if the store does not answer, or the backend cannot be formed in place."""
+        if not self._is_open:
+            dist = _distributed()
+            store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
+            dist.init_process_group(
+                self._backend, store=store, rank=rank, world_size=world_size, enable_reconfigure=True
+            )
+            self._is_open = True
+            if not _c10d()._supports_reconfigure():
+                raise RuntimeError(f"backend {self._backend} cannot form a process group in place: use gloo or nccl")
+        return str(_c10d()._get_reconfigure_handle())
+
+    def form(self, uuid: int, handles: Sequence[str], timeout: float) -> None:
+        """Form the group of the workers with these handles, in the order of their ranks. Raises RuntimeError if they do
+        not all come within `timeout` seconds."""
+        work = _c10d()._reconfigure(uuid, list(handles), timeout=timedelta(seconds=timeout))
+        if work is not None:
+            work.wait()
+
+    def abort(self) -> None:
+        """Let collectives that wait for another rank fail."""
+        _c10d()._get_default_group().abort()
+
+    def of_all(self, value: Any) -> list[Any]:
+        """The value of each rank, in their order. All ranks call it."""
+        return peers.of_all(value)
+
+    def of_rank(self, value: Any, source: int) -> Any:
+        """The value of the rank `source`. All ranks call it."""
+        values = [value]
+        _distributed().broadcast_object_list(values, src=source)
+        return values[0]
+
+
+def _distributed() -> Any:
+    import torch.distributed as dist
+
+    return dist
+
+
+def _c10d() -> Any:
+    import torch.distributed.distributed_c10d as c10d
+
+    return c10d

@@ -1,0 +1,120 @@
+"""Jobs whose workers outlive their round, in virtual time: every law holds, and defects of the product are found."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from dlrover_run.coordination.model import RoundKey
+from dlrover_run.policies.survivors import node, policy
+from dlrover_run.policies.survivors.model import SurvivorsReport
+from dlrover_run.policies.survivors.node import Due, Step, WorkerRecord
+from simulation.program import Outcome
+from simulation.scenario import simulate
+from simulation.seeds import PLACES, Defect, cases, demand_found, patched, run_seeds
+from simulation.survivors import nodes
+from simulation.survivors.program import SurvivorsProgram
+
+SEEDS = {"master": 30, "etcd": 8}
+"""The seeds of `make test`; `make test-long` runs 10,000 with a master and 2,000 with etcd."""
+
+LONG = {"master": 10_000, "etcd": 2_000}
+
+CHUNK = 1000
+
+
+class CountingProgram(SurvivorsProgram):
+    """Counts over all runs of a test what the laws are about."""
+
+    runs: list[SurvivorsProgram]
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.runs.append(self)
+
+
+@pytest.fixture(autouse=True)
+def runs() -> list[SurvivorsProgram]:
+    CountingProgram.runs = []
+    return CountingProgram.runs
+
+
+def run(seed: int, place: str) -> Outcome:
+    return simulate(seed, kind=PLACES[place], program=CountingProgram)
+
+
+@pytest.mark.parametrize("place", SEEDS)
+def test_every_law_holds_and_workers_keep_their_processes(place: str, runs: list[SurvivorsProgram]) -> None:
+    outcomes = run_seeds(partial(run, place=place), 0, SEEDS[place])
+    assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
+    # The laws only show something for jobs in which something has happened.
+    assert sum(program.groups_in_place for program in runs) > SEEDS[place] / 3
+    assert sum(program.kept for program in runs) > SEEDS[place] / 10
+    assert place != "master" or any(program.given_up for program in runs)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("place", "first"), [(place, first) for place, most in LONG.items() for first in range(0, most, CHUNK)]
+)
+def test_every_law_holds_for_ten_thousand_seeds(place: str, first: int) -> None:
+    run_seeds(partial(run, place=place), first, CHUNK)
+
+
+def offers_of_some(plan: Any, members: Any) -> list[SurvivorsReport] | None:
+    states = [state for member in plan.members if (state := members.get(member.key)) and state.connected]
+    parts = [SurvivorsReport.get(state.report.policy) for state in states if state.report.in_round(plan.key)]
+    return [part for part in parts if part.key == plan.key and part.handles] or None
+
+
+def part_with_old_handles(workers: Any, expected: int, part: Any, port: int) -> SurvivorsReport:
+    whole = real_part(workers, expected, part, port)
+    handles = tuple(worker.handle for worker in workers)
+    return replace(whole, handles=handles) if len(workers) == expected and all(handles) else whole
+
+
+real_part = node.node_part
+
+
+def ask_anew(self: WorkerRecord, key: RoundKey, now: float) -> WorkerRecord:
+    return replace(self, asked=key, asked_at=now)
+
+
+def survive_any_store(worker: WorkerRecord, part: Any) -> bool:
+    return worker.able
+
+
+DEFECTS: dict[str, Defect] = {
+    "a uuid is used again": Defect(patched((policy, "uuid_of"), by=lambda key: 7), master=0),
+    "a group is formed of some workers of the round": Defect(patched((policy, "offers"), by=offers_of_some), master=0),
+    "a handle is reported for two rounds": Defect(patched((nodes, "node_part"), by=part_with_old_handles), master=2),
+    "a worker that does not answer is waited for": Defect(
+        patched((node, "_within"), by=lambda since, timeout, now, otherwise: Due(Step.WAIT)), master=0
+    ),
+    "each round gives such a worker more time": Defect(patched((WorkerRecord, "note_asked"), by=ask_anew), master=0),
+    "every worker restarts": Defect(patched((node, "can_survive"), by=lambda worker, part: False), master=0),
+    "a worker survives its store": Defect(patched((node, "can_survive"), by=survive_any_store), master=17),
+    "the others wait for a worker that cannot": Defect(
+        patched((policy, "reasons_against"), by=lambda plan, members: ()), master=13
+    ),
+}
+
+SAMPLE = ("a uuid is used again", "a handle is reported for two rounds")
+"""Defects that `make test` plants too."""
+
+
+@pytest.mark.parametrize(("defect", "place", "seed"), cases({name: DEFECTS[name] for name in SAMPLE}))
+def test_a_planted_defect_is_found(defect: Defect, place: str, seed: int) -> None:
+    demand_found(defect.variant, partial(run, place=place), seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("defect", "place", "seed"), cases({name: one for name, one in DEFECTS.items() if name not in SAMPLE})
+)
+def test_every_planted_defect_is_found(defect: Defect, place: str, seed: int) -> None:
+    demand_found(defect.variant, partial(run, place=place), seed)
