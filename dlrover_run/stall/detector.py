@@ -163,6 +163,11 @@ class Detector:
         in the last one."""
         return not self._trains
 
+    @property
+    def quiet_seconds(self) -> float:
+        """The seconds without progress before the last sample."""
+        return 0.0 if self._progress_at is None or self._sampled is None else self._sampled - self._progress_at
+
     def has_progressed(self, rank: int) -> bool:
         """Whether the last sample showed progress of the workers; the rank of one does not matter."""
         return self._progress_at == self._sampled

@@ -40,7 +40,7 @@ class GuiltCode(ReasonCode):
     UNKNOWN = "the evidence names no rank"
     OUTSIDE = "waits outside of TensorFlow"
     BEHIND = "waits in TensorFlow while other tasks make progress"
-    UNNAMED = "waiting in TensorFlow, and the evidence names no task"
+    UNNAMED = "the evidence names no task"
     LATE = "has not connected to the store long after the first worker"
     PLACE = ", at {file}:{line} in {function}"
 

@@ -19,7 +19,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen |^<string>$"
-    r"|/dlrover_run/(?:agent|template|training|worker_path)/|/tf_ps_runner/(?:worker|worker_path)/"
+    r"|/dlrover_run/(?:agent|template|training|worker_path)/|/tf_ps_runner/(?:data|worker|worker_path)/"
     r"|/tf_ps_runner/hooks\.py$"
 )
 # The last frame of a main thread; any other thread begins in `_bootstrap`.
