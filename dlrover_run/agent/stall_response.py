@@ -9,7 +9,7 @@ import msgspec
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.round_stragglers import RoundStragglers
-from dlrover_run.agent.stall_report import StallReport, show_stacks
+from dlrover_run.agent.stall_report import WAITS, StallReport, show_stacks
 from dlrover_run.agent.stall_watch import QuietNode, StallWatch
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker
@@ -135,7 +135,7 @@ class StallResponse:
         ranks = self._workers.ranks
         codes = [reason.code for reason in report.reasons]
         self._workers.stalled = {
-            worker.spec.rank: codes[0] if codes and worker.spec.rank in report.guilty else "stall.waits"
+            worker.spec.rank: codes[0] if codes and worker.spec.rank in report.guilty else WAITS
             for worker in self._workers.group.running
         }
         for worker in self._workers.group.running:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dlrover_run.agent.framework import AgentServices
-from dlrover_run.agent.stall_report import StallReport, show_stacks
+from dlrover_run.agent.stall_report import WAITS, StallReport, show_stacks
 from dlrover_run.agent.stall_watch import StallWatch
 from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.text import join_words
@@ -24,9 +24,6 @@ from dlrover_run.stall.suspects import Suspect
 from tf_ps_runner.agent.task_events import TaskEvents
 from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_stalls import TaskDetectors, find_task_stall, locate
-
-WAITS = "stall.waits"
-"""The code of a task that makes no progress because of another one."""
 
 
 class _Mark(NamedTuple):
