@@ -199,7 +199,7 @@ class TaskWatch:
         before = self._marks()
         self._reports = reports
         after = self._marks()
-        for number in before.keys() - after.keys():
+        for number in sorted(before.keys() - after.keys()):
             if number in self._tasks:
                 self._events.resumed(self._tasks[number].assigned)
         for number, mark in after.items():
