@@ -136,7 +136,7 @@ def _job(
         progress=cast("Literal['auto', 'optimizer']", flags.choice("progress")),
         progress_regex=values.regex(*flags.get("progress_regex")),
         stall_action=cast("StallAction", flags.choice("stall_action")),
-        stall_timeout=_stall_timeout(flags),
+        stall_timeout=stall_timeout(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=lookup.journal_directory(flags),
         # On a shared console the prefix identifies the node.
@@ -204,7 +204,8 @@ def _shutdown_timeout(flags: FlagValues, environ: Mapping[str, str]) -> float:
     return values.seconds(*(flags.explicit("shutdown_timeout") or default), zero_allowed=True)
 
 
-def _stall_timeout(flags: FlagValues) -> float | None:
+def stall_timeout(flags: FlagValues) -> float | None:
+    """The limit for stalls in seconds, None to learn it. Raises SpecError."""
     given = flags.explicit("stall_timeout")
     return None if given is None else values.seconds(*given, zero_allowed=False)
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal, cast
 from msgspec.structs import replace
 
 from dlrover_run import cluster_environment
-from dlrover_run.cli import MAX_RESTARTS
+from dlrover_run.cli import MAX_RESTARTS, stall_timeout
 from dlrover_run.command_line import backend_spec, entry_point, lookup, rdzv_conf, rendezvous_options, values
-from dlrover_run.command_line.ignored_flags import rendezvous_warnings
+from dlrover_run.command_line.ignored_flags import rendezvous_warnings, stall_warnings
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
@@ -27,7 +27,17 @@ from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.spec import DEFAULT_ROLE, SHUTDOWN_TIMEOUT, FlagValue, JobSpec, LogSpec, SpecError, Std, StreamMap
+from dlrover_run.spec import (
+    DEFAULT_ROLE,
+    SHUTDOWN_TIMEOUT,
+    FlagValue,
+    JobSpec,
+    LogSpec,
+    SpecError,
+    StallAction,
+    Std,
+    StreamMap,
+)
 from tf_ps_runner.command_line.options import TF_PS_RUN
 from tf_ps_runner.memory import MIB
 from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
@@ -121,10 +131,13 @@ def _job(
         ),
         shutdown_timeout=values.seconds(*shutdown_timeout, zero_allowed=True),
         exit_codes=cast("ExitScheme", flags.choice("exit_codes")),
+        stall_action=cast("StallAction", flags.choice("stall_action")),
+        stall_timeout=stall_timeout(flags),
         logs=_logs(flags),
         journal=lookup.journal_directory(flags),
     )
     _check_checkpoint_dir(flags, cluster, warnings)
+    warnings += stall_warnings(flags, job)
     spec = PsJobSpec(
         job=job,
         capacity=capacity,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
 import msgspec
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.round_stragglers import RoundStragglers
-from dlrover_run.agent.stall_watch import QuietNode, StallReport, StallWatch
+from dlrover_run.agent.stall_report import WAITS, StallReport, show_stacks
+from dlrover_run.agent.stall_watch import QuietNode, StallWatch
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker
 from dlrover_run.coordination.combined_records import with_part
@@ -20,10 +20,7 @@ from dlrover_run.evidence.sample import Sampler
 from dlrover_run.policies.stall.model import MAX_SUSPECTS, StallAssignment, StallNodeReport
 from dlrover_run.spec import JobSpec, StallAction
 from dlrover_run.stall.ask import RoundStacks
-from dlrover_run.stall.detector import Detector
-
-STACKS_FILE = "stacks.txt"
-"""The file in the directory of the run to which the stacks of each stall are appended."""
+from dlrover_run.stall.detector import Detector, Resumed
 
 
 def watch_stalls(workers: WorkerRound, spec: JobSpec, services: AgentServices) -> RoundStalls | None:
@@ -138,7 +135,7 @@ class StallResponse:
         ranks = self._workers.ranks
         codes = [reason.code for reason in report.reasons]
         self._workers.stalled = {
-            worker.spec.rank: codes[0] if codes and worker.spec.rank in report.guilty else "stall.waits"
+            worker.spec.rank: codes[0] if codes and worker.spec.rank in report.guilty else WAITS
             for worker in self._workers.group.running
         }
         for worker in self._workers.group.running:
@@ -155,33 +152,18 @@ class StallResponse:
             )
         self._services.console.info(report.line)
         if self._action in ("dump", "restart"):
-            self._dump(report)
+            show_stacks(report, f"round {ranks.round}", self._services.run_dir, self._services.console)
         if self._action == "restart":
             here = [one.spec.rank for one in self._workers.group.running if one.spec.rank in report.to_restart]
             if here:
                 self._services.console.info("the worker is killed, and its round ends (--stall-action=restart)")
                 self._workers.kill(here)
 
-    def on_resume(self, seconds: float) -> None:
+    def on_resume(self, resumed: Resumed) -> None:
         """Report that the workers make progress again."""
         self._workers.stalled = {}
         for worker in self._workers.group.running:
             self._services.events.emit(
                 WorkerResumed(round=self._workers.ranks.round, rank=worker.spec.rank, local_rank=worker.spec.local_rank)
             )
-        self._services.console.info(f"the workers make progress again, after {seconds:.0f} s")
-
-    def _dump(self, report: StallReport) -> None:
-        run_dir = self._services.run_dir
-        if run_dir.keep and run_dir.path is not None:
-            path = os.path.join(run_dir.path, STACKS_FILE)
-            try:
-                with open(path, "a") as file:
-                    file.write(f"round {self._workers.ranks.round}: {report.line}\n{report.text}\n\n")
-            except OSError as error:
-                self._services.console.info(f"the stacks cannot be written to {path} ({error.strerror})")
-            else:
-                self._services.console.info(f"stacks of all ranks in {path}")
-                return
-        for line in report.text.splitlines():
-            self._services.console.info(line)
+        self._services.console.info(f"the workers make progress again, after {resumed.seconds:.0f} s")

@@ -1,4 +1,5 @@
-"""Watches the workers of one round on this node: takes samples, asks the detector, and reports a stall with its stacks.
+"""Watches the workers of one round on this node, or the TensorFlow tasks: takes samples, asks the detector, and reports
+a stall with its stacks.
 
 One timer for all workers, and none while no round runs. It lives with its round: a report about an earlier round could
 only be wrong.
@@ -16,14 +17,13 @@ from typing import Protocol
 
 import msgspec
 
-from dlrover_run.console.text import format_ranks
+from dlrover_run.agent.stall_report import Names, StallReport
 from dlrover_run.coordination.reasons import Reasons
-from dlrover_run.coordination.reasons import render as render_reasons
 from dlrover_run.evidence.records import Evidence
 from dlrover_run.stall.ask import gather_stacks
-from dlrover_run.stall.detector import AskStacks, Decision, Detector, Resumed, StallCode, Stalled
-from dlrover_run.stall.guilt import find_stall, ranks_to_restart
-from dlrover_run.stall.stacks import Stack, fold, render
+from dlrover_run.stall.detector import AskStacks, Decision, Resumed, StallCode, Stalled
+from dlrover_run.stall.guilt import Finding, find_stall, ranks_to_restart
+from dlrover_run.stall.stacks import Stack
 from dlrover_run.stall.suspects import Suspect, describe_worker
 
 TRAINING_INTERVAL = 1.0
@@ -58,32 +58,34 @@ class Stacks(Protocol):
     def dumped(self, rank: int) -> int: ...
 
 
-@dataclass(frozen=True)
-class StallReport:
-    """A stall, the workers `guilty` that the others wait for, empty if the evidence names none, why, and the stacks of
-    the workers of this node. `nodes` are the nodes of the guilty workers, empty in a round of one node. With
-    `--stall-action=restart` the workers `to_restart` are killed, each on its node."""
-
-    stalled: Stalled
-    guilty: tuple[int, ...]
-    reasons: Reasons
-    seconds: float
-    stacks: Mapping[int, Stack]
-    to_restart: tuple[int, ...]
-    nodes: tuple[str, ...] = ()
+class StallDetector(Protocol):
+    """What decides on samples: `stall.detector.Detector`."""
 
     @property
-    def line(self) -> str:
-        """The line for the console."""
-        named = f"{format_ranks(self.guilty)} " if self.guilty else ""
-        if self.guilty and self.nodes:
-            named += f"on {' and '.join(self.nodes)} "
-        return f"no progress for {self.seconds:.0f} s: {named}{render_reasons(self.reasons)}"
+    def timeout(self) -> float | None: ...
 
     @property
-    def text(self) -> str:
-        """The stacks, equal ones folded."""
-        return render(fold(self.stacks))
+    def knows_limit(self) -> bool: ...
+
+    @property
+    def needs_figures(self) -> bool: ...
+
+    @property
+    def exchanged_at(self) -> float | None: ...
+
+    def has_progressed(self, rank: int) -> bool: ...
+
+    def observe(self, samples: Sequence[Evidence], steps: Mapping[int, int] | None = None) -> Decision: ...
+
+    def note_stacks(self, stacks: Mapping[int, Sequence[tuple[str, ...]]]) -> None: ...
+
+    def withdraw(self) -> None: ...
+
+    def postpone(self, seconds: float) -> None: ...
+
+
+Find = Callable[[Stalled, Sequence[Suspect], Mapping[int, Stack]], Finding | None]
+"""Names the workers for which others wait, of all that were sampled; None if it is no stall."""
 
 
 @dataclass(frozen=True)
@@ -111,19 +113,22 @@ class StallWatch:
 
     Without `on_quiet` the workers of this node are all of the round. With it, it is called with what is known of them
     when they make no progress, and with None when they do again; whether that is a stall comes back by `confirm`.
-    `on_sample` gets each sample, and must not wait. `vary` returns the seconds to wait in place of an interval.
+    `on_sample` gets each sample, and must not wait. `find` replaces the rules for a round, and `names` the names of its
+    ranks. `vary` returns the seconds to wait in place of an interval.
     """
 
     def __init__(
         self,
-        detector: Detector,
+        detector: StallDetector,
         sampling: Sampling,
         stacks: Stacks,
         on_stall: Callable[[StallReport], None],
-        on_resume: Callable[[float], None],
+        on_resume: Callable[[Resumed], None],
         steps: Callable[[], Mapping[int, int]] = dict,
         on_quiet: Callable[[QuietNode | None], None] | None = None,
         on_sample: Callable[[Sequence[Evidence]], None] | None = None,
+        find: Find | None = None,
+        names: Names | None = None,
         vary: Callable[[float], float] = lambda seconds: seconds * uniform(1 - VARIATION, 1 + VARIATION),
     ) -> None:
         self._detector = detector
@@ -134,6 +139,8 @@ class StallWatch:
         self._steps = steps
         self._on_quiet = on_quiet
         self._on_sample = on_sample
+        self._find = find or self._find_in_round
+        self._names = names
         self._vary = vary
         self._ranks: tuple[int, ...] = ()
         self._ended: list[int] = []
@@ -187,6 +194,10 @@ class StallWatch:
                 # The first sample and the last are enough for the share of a processor.
                 self._figures[one.rank][1:] = [one]
         decision: Decision = self._detector.observe(samples, self._steps())
+        for one in samples:
+            if one.figures is not None and self._detector.has_progressed(one.rank):
+                # What it used before belongs to no stall.
+                self._figures[one.rank] = [one]
         if isinstance(decision, AskStacks):
             found = await self._ask(decision.ranks)
             # A worker without a stack cannot be told from one that works: it counts as one that stays in its place.
@@ -196,7 +207,7 @@ class StallWatch:
         elif isinstance(decision, Stalled):
             await self._on_no_progress(decision, samples)
         elif isinstance(decision, Resumed):
-            self._resume(decision.seconds)
+            self._resume(decision)
 
     async def _on_no_progress(self, stalled: Stalled, samples: Sequence[Evidence]) -> None:
         stacks = await self._ask(self._ranks)
@@ -212,18 +223,28 @@ class StallWatch:
             ),
             *(Suspect(rank, ended=True) for rank in self._ended),
         ]
-        trains = bool(self._steps()) or self._detector.timeout is not None
         quiet = _Quiet(stalled, stacks)
         if self._on_quiet is not None:
             self._quiet = quiet
             self._quiet_count += 1
-            self._on_quiet(QuietNode(self._quiet_count, trains, tuple(map(self._with_common_age, suspects))))
+            self._on_quiet(QuietNode(self._quiet_count, self._trains, tuple(map(self._with_common_age, suspects))))
             return
-        finding = find_stall(suspects, trains=trains)
+        finding = self._find(stalled, suspects, stacks)
         if finding is None:
             self._detector.withdraw()
-            return
-        self._report(quiet, finding.ranks, finding.reasons, ranks_to_restart(finding, suspects), ())
+        elif self._sampled_at - stalled.since < finding.patience:
+            self._detector.postpone(finding.patience)
+        else:
+            self._report(quiet, finding.ranks, finding.reasons, ranks_to_restart(finding, suspects), ())
+
+    @property
+    def _trains(self) -> bool:
+        return bool(self._steps()) or self._detector.timeout is not None
+
+    def _find_in_round(
+        self, stalled: Stalled, suspects: Sequence[Suspect], stacks: Mapping[int, Stack]
+    ) -> Finding | None:
+        return find_stall(suspects, trains=self._trains)
 
     def _with_common_age(self, suspect: Suspect) -> Suspect:
         """The worker with an age that can be compared with those on other nodes, which have clocks of their own."""
@@ -242,15 +263,18 @@ class StallWatch:
     ) -> None:
         self._is_reported = True
         seconds = self._sampled_at - quiet.stalled.since
-        self._on_stall(StallReport(quiet.stalled, guilty, reasons, seconds, quiet.stacks, to_restart, nodes))
+        self._on_stall(
+            StallReport(quiet.stalled, guilty, reasons, seconds, quiet.stacks, to_restart, nodes, self._names)
+        )
 
-    def _resume(self, seconds: float) -> None:
+    def _resume(self, resumed: Resumed) -> None:
         if self._on_quiet is not None:
             self._quiet = None
             self._on_quiet(None)
-        if self._is_reported:
-            self._is_reported = False
-            self._on_resume(seconds)
+            if not self._is_reported:
+                return
+        self._is_reported = False
+        self._on_resume(resumed)
 
     def _share(self, rank: int) -> float:
         samples = self._figures[rank]

@@ -51,6 +51,12 @@ def _requires(what: str, scope: str) -> str:
     return f"{what} has no effect: it requires several nodes, --rdzv-backend={_BACKENDS[scope]} and --rdzv-endpoint."
 
 
+def stall_warnings(flags: FlagValues, spec: JobSpec) -> Iterator[str]:
+    """Warnings about a limit for stalls that are not looked for."""
+    if spec.stall_timeout is not None and spec.stall_action == "off":
+        yield f"{flags.get('stall_timeout').source} has no effect without --stall-action."
+
+
 def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Mapping[str, str]) -> Iterator[str]:
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
     if spec.progress == "optimizer" and spec.entrypoint.kind == "program":
@@ -60,8 +66,7 @@ def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Map
             f"{flags.get('stall_action').source} has no effect with static rendezvous and more than one node, where "
             "nodes do not communicate."
         )
-    if spec.stall_timeout is not None and spec.stall_action == "off":
-        yield f"{flags.get('stall_timeout').source} has no effect without --stall-action."
+    yield from stall_warnings(flags, spec)
     if not HealthRules.get(spec.rules.policy).applies:
         names = ["straggler_threshold"]
         if flags.is_on("exclude_straggler"):

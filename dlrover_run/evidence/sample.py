@@ -13,7 +13,7 @@ from dlrover_run.evidence.sock_diag import SockDiag, SocketCounters
 
 
 class Sampler:
-    """Samples the workers of one round. `pids` are their pids by rank.
+    """Samples the workers of one round. `pids` are their pids by rank; `store_port` is 0 if they have no store.
 
     A connection belongs to the worker that held it when it was first seen: looking at all descriptors of all workers
     costs more than everything else, so it is done only for a connection that is new.
@@ -38,6 +38,10 @@ class Sampler:
             traffic = summarize(by_rank.get(rank, []), self._store_port)
             found.append(Evidence(rank, at, traffic, figures, (dumped or {}).get(rank, 0)))
         return found
+
+    def watch(self, rank: int, pid: int) -> None:
+        """Sample another worker too."""
+        self._pids[rank] = pid
 
     def forget(self, rank: int) -> None:
         """Leave out a worker that has ended."""

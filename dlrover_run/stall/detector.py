@@ -93,9 +93,10 @@ class AskStacks:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The workers make progress again, after a stall of this many seconds was reported."""
+    """The workers `ranks` make progress again, after a stall of this many seconds was reported."""
 
     seconds: float
+    ranks: tuple[int, ...]
 
 
 Decision = Stalled | AskStacks | Resumed | None
@@ -110,10 +111,12 @@ class _Change(NamedTuple):
 @dataclass
 class Detector:
     """The detector of one round. `timeout` is the limit that the user has set (`--stall-timeout`), None to learn it.
-    `elsewhere`: the round has workers on other nodes too, for which those of this node may wait."""
+    `elsewhere`: the round has workers on other nodes too, for which those of this node may wait. `trains`: the workers
+    are known to train when the detector begins, and have no store to reach."""
 
     timeout: float | None = None
     elsewhere: bool = False
+    trains: bool = False
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
     _last: dict[int, Evidence] = field(default_factory=dict)
     _figures: dict[int, Evidence] = field(default_factory=dict)
@@ -126,6 +129,7 @@ class Detector:
     _trains: bool = False
     _has_trained: bool = False
     _reported: Stalled | None = None
+    _patience: float = 0.0
     _stacks: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
 
     @property
@@ -151,13 +155,22 @@ class Detector:
     def _is_learned(self) -> bool:
         """Whether anything shows that these workers train together."""
         together = self._first_at_store is not None and (len(self._last) > 1 or self.elsewhere)
-        return self.knows_limit or together
+        return self.trains or self.knows_limit or together
 
     @property
     def needs_figures(self) -> bool:
         """Whether the next sample has to contain the figures of processes: those of the connections showed no training
         in the last one."""
         return not self._trains
+
+    @property
+    def quiet_seconds(self) -> float:
+        """The seconds without progress before the last sample."""
+        return 0.0 if self._progress_at is None or self._sampled is None else self._sampled - self._progress_at
+
+    def has_progressed(self, rank: int) -> bool:
+        """Whether the last sample showed progress of the workers; the rank of one does not matter."""
+        return self._progress_at == self._sampled
 
     def observe(self, samples: Sequence[Evidence], steps: Mapping[int, int] | None = None) -> Decision:
         """Take the evidence of all workers at one time, and the steps that they have reported."""
@@ -198,9 +211,16 @@ class Detector:
         self._reported = None
         self._stacks.clear()
 
+    def postpone(self, seconds: float) -> None:
+        """Take back the stall that was decided last, as the evidence is good enough only after `seconds` without
+        progress. They count from the last progress."""
+        self._patience = seconds
+        self._reported = None
+        self._stacks.clear()
+
     def _decide(self, samples: Sequence[Evidence], changes: Mapping[int, _Change], now: float) -> Decision:
         assert self._progress_at is not None
-        if now - self._progress_at < self.limit or not self._is_learned:
+        if now - self._progress_at < max(self.limit, self._patience) or not self._is_learned:
             return None
         ranks = tuple(one.rank for one in samples)
         busy = tuple(rank for rank, change in changes.items() if change.busy)
@@ -217,12 +237,20 @@ class Detector:
         return self._reported
 
     def _late_starters(self, samples: Sequence[Evidence], now: float) -> Stalled | None:
+        if self.trains:
+            return None
         since = self._first_at_store
         if since is None and self.elsewhere:
             # Workers of other nodes may wait for these; whether they do is known where all nodes report.
             since = self._began
         assert self._progress_at is not None
-        if since is None or now - since < STARTUP_LIMIT or now - self._progress_at < MIN_LIMIT or self._pauses:
+        if (
+            self.trains
+            or since is None
+            or now - since < STARTUP_LIMIT
+            or now - self._progress_at < MIN_LIMIT
+            or self._pauses
+        ):
             return None
         late = tuple(one.rank for one in samples if not one.traffic.at_store)
         if not late or (len(late) == len(samples) and not self.elsewhere):
@@ -235,7 +263,7 @@ class Detector:
         if self._progress_at is not None:
             pause = now - self._progress_at
             if self._reported is not None:
-                decision = Resumed(now - self._reported.since)
+                decision = Resumed(now - self._reported.since, self._reported.ranks)
             # A pause that was reported belongs to the rhythm too: what has come back was no stall. Those before the
             # first step do not: imports and connections have no rhythm.
             if self._trains and self._has_trained:
@@ -243,6 +271,7 @@ class Detector:
             self._has_trained = self._has_trained or self._trains
         self._progress_at = now
         self._reported = None
+        self._patience = 0.0
         self._stacks.clear()
         return decision
 

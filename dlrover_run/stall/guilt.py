@@ -38,6 +38,9 @@ class GuiltCode(ReasonCode):
     SENT_NOTHING = "has sent nothing for longer than the others"
     NETWORK = "has sent data that is not acknowledged"
     UNKNOWN = "the evidence names no rank"
+    OUTSIDE = "waits outside of TensorFlow"
+    BEHIND = "waits in TensorFlow while other tasks make progress"
+    UNNAMED = "the evidence names no task"
     LATE = "has not connected to the store long after the first worker"
     PLACE = ", at {file}:{line} in {function}"
 
@@ -48,13 +51,14 @@ register(GuiltCode, "stall.")
 @dataclass(frozen=True)
 class Finding:
     """The workers that the others wait for, why, the user's line where the first of them is, and the evidence: codes
-    of the rules that agree, and figures."""
+    of the rules that agree, and figures. It is good evidence only after `patience` seconds without progress."""
 
     code: GuiltCode
     ranks: tuple[int, ...] = ()
     line: Frame | None = None
     agree: tuple[GuiltCode, ...] = ()
     seconds: float = 0.0
+    patience: float = 0.0
 
     @property
     def reasons(self) -> Reasons:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dlrover_run.console.text import format_ranks
@@ -19,7 +19,8 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen |^<string>$"
-    r"|/dlrover_run/(?:agent|template|training|worker_path)/"
+    r"|/dlrover_run/(?:agent|template|training|worker_path)/|/tf_ps_runner/(?:data|worker|worker_path)/"
+    r"|/tf_ps_runner/hooks\.py$"
 )
 # The last frame of a main thread; any other thread begins in `_bootstrap`.
 _MAIN_ENDS = re.compile(r"in (?:<module>|_run_module_as_main)\n\Z|^  \.\.\.\n\Z", re.MULTILINE)
@@ -66,22 +67,23 @@ class Stack(NamedTuple):
     def in_collective(self) -> bool:
         """Whether the main thread may be in a collective: below the user's line it is in torch.distributed, or in a
         backward pass, whose collectives are not in Python."""
-        return self._below(_COLLECTIVE)
+        return self.is_below(_COLLECTIVE)
 
     @property
     def in_lock(self) -> bool:
-        return self._below(_LOCK)
+        return self.is_below(_LOCK)
 
     @property
     def in_loader(self) -> bool:
         """Whether the main thread waits for another process, as for a data loader's."""
-        return self._below(_LOADER)
+        return self.is_below(_LOADER)
 
     @property
     def in_debugger(self) -> bool:
         return any(_DEBUGGER.search(str(frame)) for frame in self.main)
 
-    def _below(self, pattern: re.Pattern[str]) -> bool:
+    def is_below(self, pattern: re.Pattern[str]) -> bool:
+        """Whether the pattern is in a call of the main thread below the user's line."""
         for frame in self.main:
             if not _LIBRARY.search(frame.file):
                 return False
@@ -122,10 +124,10 @@ def fold(stacks: Mapping[int, Stack]) -> list[Folded]:
     return sorted(folded, key=lambda one: (len(one.ranks), one.ranks))
 
 
-def render(folded: Sequence[Folded]) -> str:
-    """The folded stacks as lines."""
+def render(folded: Sequence[Folded], names: Callable[[tuple[int, ...]], str] = format_ranks) -> str:
+    """The folded stacks as lines. `names` names the workers of these ranks."""
     lines = []
     for one in folded:
-        lines.append(f"{format_ranks(one.ranks)}:")
+        lines.append(f"{names(one.ranks)}:")
         lines += [f"  {frame.file}:{frame.line} in {frame.function}" for frame in one.frames] or ["  (no Python frame)"]
     return "\n".join(lines)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.agent.stall_response import STACKS_FILE, StallResponse
-from dlrover_run.agent.stall_watch import StallReport
+from dlrover_run.agent.stall_report import STACKS_FILE, StallReport
+from dlrover_run.agent.stall_response import StallResponse
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.failures.causes import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.spec import StallAction
-from dlrover_run.stall.detector import StallCode, Stalled
+from dlrover_run.stall.detector import Resumed, StallCode, Stalled
 from dlrover_run.stall.guilt import Finding, GuiltCode
 from dlrover_run.stall.stacks import Frame, Stack, Thread
 
@@ -64,7 +64,7 @@ def respond(
     )
     response = StallResponse(workers, action, services)  # type: ignore[arg-type]
     response.on_stall(stall)
-    response.on_resume(5.0)
+    response.on_resume(Resumed(5.0, (4, 5)))
     return workers, events, lines
 
 

@@ -9,10 +9,11 @@ from unittest.mock import patch
 
 import pytest
 
-from dlrover_run.agent.stall_watch import QUIET_INTERVAL, TRAINING_INTERVAL, QuietNode, StallReport, StallWatch
+from dlrover_run.agent.stall_report import StallReport
+from dlrover_run.agent.stall_watch import QUIET_INTERVAL, TRAINING_INTERVAL, QuietNode, StallWatch
 from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
 from dlrover_run.evidence.records import Evidence, Traffic
-from dlrover_run.stall.detector import PAUSES_TO_LEARN, PROBES, Detector
+from dlrover_run.stall.detector import PAUSES_TO_LEARN, PROBES, Detector, Resumed
 from dlrover_run.stall.guilt import GuiltCode
 from dlrover_run.stall.stacks import Frame, Stack, Thread
 
@@ -69,7 +70,7 @@ class Workers:
 def test_a_stall_is_reported_once_with_rank_and_line_and_then_its_end() -> None:
     workers = Workers()
     reports: list[StallReport] = []
-    resumed: list[float] = []
+    resumed: list[Resumed] = []
     watch = StallWatch(Detector(), workers, workers, reports.append, resumed.append)
 
     async def scenario() -> None:
@@ -163,7 +164,7 @@ def test_one_of_several_nodes_reports_its_stall_and_waits_for_the_finding() -> N
     workers = Workers()
     quiet: list[QuietNode | None] = []
     reports: list[StallReport] = []
-    resumed: list[float] = []
+    resumed: list[Resumed] = []
     watch = StallWatch(
         Detector(elsewhere=True), workers, workers, reports.append, resumed.append, on_quiet=quiet.append
     )

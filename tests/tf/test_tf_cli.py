@@ -143,6 +143,16 @@ def test_every_timeout_and_limit_reaches_the_rules_of_the_job() -> None:
     assert (spec.job.entrypoint.kind, spec.job.entrypoint.target) == ("module", "json.tool")
 
 
+def test_stalls_are_looked_for_on_request() -> None:
+    assert job_of("train.py").job.stall_action == "off"
+    job = job_of("--stall-action=restart --stall-timeout=9 train.py").job
+    assert (job.stall_action, job.stall_timeout) == ("restart", 9)
+    warnings: list[str] = []
+    parse(["--stall-timeout=9", "train.py"], {}, warn=warnings.append)
+    (warning,) = warnings
+    assert "--stall-timeout" in warning
+
+
 def test_the_table_has_the_defaults_of_the_rules() -> None:
     flags = options.TF_PS_RUN.by_dest
     assert flags["save_timeout"].default == f"{rules.SAVE_TIMEOUT:g}"

@@ -103,6 +103,9 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
     def progress(self) -> Mapping[str, Progress]:
         return self._tasks.progress
 
+    def stalled(self) -> Mapping[str, str]:
+        return self._tasks.stalled
+
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it. Without ranks no question names one.
         from dlrover_run.agent.worker_stacks import AskedWorker, node_stacks

@@ -32,6 +32,7 @@ from tf_ps_runner.tf_config import servers_of, task_variables, tf_config
 
 if TYPE_CHECKING:
     from dlrover_run.stall.ask import StackFiles
+    from tf_ps_runner.agent.task_watch import TaskWatch
 
 PEER_TIMEOUT = 5.0
 """Seconds that a task waits for the addresses of workers that are being replaced. Then it starts without them, because
@@ -69,6 +70,11 @@ class TaskSupervisor:
         self._events = events
         self._task_events = TaskEvents(services.events)
         self._fail = fail
+        self._watch: TaskWatch | None = None
+        if spec.job.stall_action != "off":
+            from tf_ps_runner.agent.task_watch import TaskWatch
+
+            self._watch = TaskWatch(spec.job, services, self._task_events, self._kill_hung)
         self._ports: PortPool[tuple[Role, int]] = PortPool()
         self._probe = ServerMonitor(self._on_probe_state)
         self._tasks: dict[TaskKey, TaskProcess] = {}
@@ -104,6 +110,11 @@ class TaskSupervisor:
         ]
 
     @property
+    def stalled(self) -> Mapping[str, str]:
+        """The tasks that make no progress, each with a code of the reason."""
+        return {} if self._watch is None else self._watch.stalled
+
+    @property
     def live(self) -> bool:
         return any(task.live for task in self._tasks.values())
 
@@ -124,6 +135,8 @@ class TaskSupervisor:
     def follow(self, order: NodeOrder, ends: bool) -> None:
         """Take what the order has for the tasks here, and send it to their processes. When this node `ends`, all its
         tasks are stopped anyway."""
+        if self._watch is not None:
+            self._watch.follow(order)
         for assigned in order.tasks:
             task = self._tasks.get(assigned.key)
             if task is not None and task.assigned.version == assigned.version and task.assigned.rank == assigned.rank:
@@ -188,6 +201,8 @@ class TaskSupervisor:
             await asyncio.wait(self._jobs)
         if self._step_timer is not None:
             self._step_timer.cancel()
+        if self._watch is not None:
+            self._watch.close()
         for task in self._tasks.values():
             task.close()
         await self._probe.close()
@@ -269,6 +284,8 @@ class TaskSupervisor:
             task.starting = None
             if not any(each.starting for each in self._tasks.values()):
                 self._ready = None
+        if self._watch is not None:
+            self._watch.start(task)
         if task.stopping is StopMode.KILL:
             task.kill()
         if ROLES[task.assigned.role].probed:
@@ -317,6 +334,8 @@ class TaskSupervisor:
             self._orphans.kill_session(process.pid)
         task = next(each for each in self._tasks.values() if each.process is process)
         self._task_events.exited(task.assigned, process)
+        if self._watch is not None:
+            self._watch.end(task)
         self._probe.forget(task.key)
         for name in ("leaving", "hang", "ready", "memory"):
             task.cancel(name)

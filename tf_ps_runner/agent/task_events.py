@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from dlrover_run.coordination.bounds import MAX_TRACE
+from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.events.records import (
     CheckpointRestored,
     CheckpointSeen,
@@ -13,6 +14,8 @@ from dlrover_run.events.records import (
     WorkerExited,
     WorkerFailed,
     WorkerReady,
+    WorkerResumed,
+    WorkerStalled,
     WorkerStarted,
 )
 from dlrover_run.failures import causes
@@ -63,6 +66,15 @@ class TaskEvents:
     def served(self, task: PlannedTask) -> None:
         """It has made no steps of its own, because it has worked for the chief since it was ready."""
         self.works(task, self._ready.get(task.key))
+
+    def stalled(self, task: PlannedTask, since: float, reasons: Reasons, guilty: bool) -> None:
+        """It makes no progress, for the reasons if it is `guilty` of that itself."""
+        self._events.emit(
+            WorkerStalled(**self._worker(task), since=since, reasons=reasons if guilty else (), guilty=guilty)
+        )
+
+    def resumed(self, task: PlannedTask) -> None:
+        self._events.emit(WorkerResumed(**self._worker(task)))
 
     def exited(self, task: PlannedTask, process: ManagedProcess[Any]) -> None:
         self._ready.pop(task.key, None)

@@ -73,6 +73,11 @@ TABLE: tuple[Flag, ...] = (
     _flag("hang-timeout", FAILURES,
         "Time without a new global step after which the chief is declared hung; 0 means never.",
         "SECONDS", "0"),
+    _shared("stall_action", panel=FAILURES,
+        help="When a task that has made steps makes no progress, or a task is stopped: nothing ([b]off[/]), "
+        "[b]report[/] which task is the cause, and where it waits, [b]dump[/] all stacks too, or [b]restart[/] the "
+        "cause too, which costs one restart."),
+    _shared("stall_timeout", panel=FAILURES),
     _flag("end-grace", FAILURES,
         "Time that workers and the evaluator may continue after the chief is done.",
         "SECONDS", f"{rules.END_GRACE:g}"),
