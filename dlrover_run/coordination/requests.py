@@ -34,7 +34,8 @@ class Action(enum.StrEnum):
 
 class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request. `node` names the node to drain: its rank, its host or its id. `min_nodes` and `max_nodes` are the size
-    to scale to, with 0 for the `min_nodes` that the job was started with. `by` is who requests it, for people."""
+    to scale to, with 0 for the `min_nodes` that the job was started with; without it the size is fixed, with no
+    size at all it is the whole range again. `by` is who requests it, for people."""
 
     action: Action
     node: Name = ""
@@ -43,7 +44,7 @@ class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     max_nodes: Count = 0
 
     def __str__(self) -> str:
-        size = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes else str(self.max_nodes)
+        size = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes else str(self.max_nodes or "auto")
         what = size if self.action is Action.SCALE else self.node
         return f"{self.by or 'an operator'} requests: {self.action.value} {what}".rstrip()
 
@@ -109,11 +110,12 @@ def desired_size(
     """The size that a request asks for; None for that with which the job was started. Raises RequestFailed."""
     if not policy.has_rounds:
         raise RequestFailed("it has tasks and no rounds; change their number with tf-ps-run scale")
-    least, most = request.min_nodes or rules.min_nodes, request.max_nodes
+    least, most = request.min_nodes or rules.min_nodes, request.max_nodes or rules.max_nodes
     if not rules.min_nodes <= least <= most <= rules.max_nodes:
         given = f"{least}:{most}" if request.min_nodes else str(most)
         raise RequestFailed(f"it was started with --nnodes={rules.min_nodes}:{rules.max_nodes}, which excludes {given}")
-    size = DesiredSize(least, most, request.by)
+    fixed = policy.chooses_size and bool(request.max_nodes) and not request.min_nodes
+    size = DesiredSize(least, most, request.by, fixed)
     if (problem := rules.resized(size).problem()) is not None:
         raise RequestFailed(problem)
     if plan.phase is PlanPhase.TRAINING:
@@ -122,4 +124,4 @@ def desired_size(
         here = sum(p.is_available for p in members.values())
         if not rules.resized(size).size(here):
             raise RequestFailed(f"only {counted(here, 'node')} {'is' if here == 1 else 'are'} here")
-    return None if (least, most) == (rules.min_nodes, rules.max_nodes) else size
+    return None if (least, most) == (rules.min_nodes, rules.max_nodes) and not fixed else size

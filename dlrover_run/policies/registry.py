@@ -26,6 +26,7 @@ POLICIES = {
     "parameter_servers": "dlrover_run.policies.parameter_servers",
     "stall": "dlrover_run.policies.stall",
     "straggler": "dlrover_run.policies.straggler",
+    "autoscale": "dlrover_run.policies.autoscale",
 }
 
 reasons.TEXTS.update((name, f"{package}.text") for name, package in POLICIES.items())
