@@ -18,6 +18,9 @@ from dlrover_run.operate.commands import FLAGS, REFUSED, Asker, operator_command
 from dlrover_run.operate.find import FoundJob
 from dlrover_run.rendezvous.client import AskFailed
 
+AUTO = "auto"
+"""The size with which the job was started."""
+
 LOOK_INTERVAL = 0.1
 """Seconds between two looks at a job that has taken the request, until its coordinator has decided."""
 
@@ -26,18 +29,19 @@ LOOK_INTERVAL = 0.1
 async def scale(
     asker: Asker,
     nodes: Annotated[
-        str, typer.Option("--nodes", metavar="N or MIN:MAX", help="New size of a round.", rich_help_panel=OTHER)
+        str, typer.Option("--nodes", metavar="N, MIN:MAX or auto", help="New size of a round.", rich_help_panel=OTHER)
     ],
 ) -> int:
     """Change how many nodes of a running job train.
 
     The size has to be within the --nnodes=MIN:MAX with which the job was started. With N at most that many nodes train.
     The others become spares, and take part again when the size grows. In a job that marks its checkpoints the change
-    waits for the next one.
+    waits for the next one. [b]auto[/] takes the request back. A job with --autoscale chooses within MIN:MAX; N stops
+    that until [b]auto[/].
 
     From elsewhere: [b]dlrover-run scale --nodes=2 --rdzv-endpoint=node0 --rdzv-id=resnet[/]
     """
-    least, most = values.node_range("--nodes", nodes)
+    least, most = (0, 0) if nodes == AUTO else values.node_range("--nodes", nodes)
     request = OperatorRequest(Action.SCALE, by=requester(), min_nodes=least if ":" in nodes else 0, max_nodes=most)
     job = await asker.find()
     try:
@@ -62,8 +66,9 @@ async def _decided(asker: Asker, job: FoundJob, request: OperatorRequest) -> Job
 
 def _size(request: OperatorRequest, status: JobStatus) -> str:
     """The size as the status shows it, which is empty for the whole range of the job."""
-    least, most = request.min_nodes or status.min_nodes, request.max_nodes
-    if (least, most) == (status.min_nodes, status.max_nodes):
+    least, most = request.min_nodes or status.min_nodes, request.max_nodes or status.max_nodes
+    is_fixed = status.size_choice is not None and bool(request.max_nodes) and not request.min_nodes
+    if (least, most) == (status.min_nodes, status.max_nodes) and not is_fixed:
         return ""
     return size_text(least, most, status.min_nodes)
 
