@@ -105,6 +105,13 @@ def _share(source: str, text: str) -> float:
     return share
 
 
+def _tolerance(source: str, text: str) -> float:
+    share = _time_above_zero(source, text)
+    if share >= 0.2:
+        raise values.invalid(source, text, "is out of range", "give a number above 0 and below 0.2")
+    return share
+
+
 def _share_or_more(source: str, text: str) -> float:
     factor = _time(source, text)
     if 0 < factor < 1:
@@ -147,12 +154,9 @@ AUTOSCALE = "autoscale_"
 """The prefix of keys that set a rule of `--autoscale`."""
 
 _AUTOSCALE_KEYS = (
-    ("efficiency", _share, "The share of a larger size that has to become throughput: 1 for all of it, 0 for any gain"),
-    (
-        "max_batch",
-        _share_or_more,
-        "How many times the batch of the smallest size that of the job may be; 0 for no limit",
-    ),
+    ("efficiency", _share, "The share of a larger size that must become throughput: 1 for all of it, 0 for any gain"),
+    ("tolerance", _tolerance, "The share by which sizes may differ and count as equal; more is known sooner"),
+    ("max_batch", _share_or_more, "How many times the batch of the smallest size the job's may be; 0 for no limit"),
     ("block", _time_above_zero, "Seconds of one block of a measurement, of which there are at least 6"),
     ("warm_up", _time, "Seconds at the begin of a round that are not measured"),
     ("patience", _time, "Seconds for which nodes that are not here are requested"),

@@ -118,7 +118,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ),
     (
         (Code.RESIZED(after=2, before=4), AutoscaleCode.TRYING(size=4, to=2)),
-        "2 nodes train instead of 4; 2 nodes are tried instead of 4",
+        "2 nodes train instead of 4; the throughput of 2 nodes is tried",
     ),
     (
         (Code.SCALED_DOWN(by="ann@n01", after=1, before=2),),

@@ -60,7 +60,7 @@ class AutoscalePolicy(Policy):
         if after.lasting != before.lasting:
             after = replace(after, changed_at=now, epoch=plan.epoch)
         is_news = (after.target, after.condition) != (before.target, before.condition)
-        lines = (f"{after.condition}: {render(after.reasons)}",) if is_news else ()
+        lines = (f"autoscale: {after.condition}: {render(after.reasons)}",) if is_news else ()
         return Decision(update_plan(plan, now, policy=after), log_lines=lines)
 
     def step(self, plan: Plan, members: Members, now: float) -> Decision:

@@ -46,7 +46,10 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
 
     flags: ClassVar[Mapping[str, str]] = {
         "scaling": "--autoscale",
-        **{name: f"autoscale_{name}" for name in ("efficiency", "max_batch", "block", "warm_up", "patience", "retry")},
+        **{
+            name: f"autoscale_{name}"
+            for name in ("efficiency", "tolerance", "max_batch", "block", "warm_up", "patience", "retry")
+        },
     }
     value_names: ClassVar[Mapping[str, Mapping[int, str]]] = {"scaling": {OFF: "off", WEAK: "weak", STRONG: "strong"}}
 

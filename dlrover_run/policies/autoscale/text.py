@@ -10,7 +10,7 @@ class AutoscaleCode(ReasonCode):
         "no step was reported yet: call dlrover_run.training.report, or give --progress=optimizer or --progress-regex"
     )
     MEASURING = "the throughput of {size:#node} is measured"
-    TRYING = "{to:#node} {to:is|are} tried instead of {size}"
+    TRYING = "the throughput of {to:#node} is tried"
     CHANGING = (
         "{to:#node} {to:does|do} {ratio:g} times the work of {size} (efficiency {efficiency:g}; a larger size is kept "
         "from {floor:g})"
