@@ -60,7 +60,8 @@ class Policy:
         return None
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
-        """At the begin of each decision: drop what is known of nodes that are gone, and note nodes that came."""
+        """At the begin of each decision, and after one that begins a round: drop what is known of nodes that are gone,
+        and note nodes that came."""
         return Decision(plan)
 
     def has_started(self, plan: Plan) -> bool:
