@@ -12,6 +12,7 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.operate.metrics import JobFigures, render_metrics
 from dlrover_run.operate.text import render_status
 from dlrover_run.policies.autoscale.model import (
     MAX_BLOCKS,
@@ -325,3 +326,16 @@ def test_a_wish_below_a_new_range_is_not_followed() -> None:
     narrowed = rules(2, 4).resized(None, 1)
     assert [narrowed.size(nodes) for nodes in (1, 2, 3, 4)] == [0, 2, 2, 2]
     assert rules(2, 4, node_unit=2).resized(None, 3).size(4) == 2
+
+
+def test_the_metric_has_the_wanted_size_unless_an_operator_has_fixed_it() -> None:
+    job = begun(FLAT)
+    job.settle_search()
+
+    def shown() -> list[str]:
+        text = render_metrics([JobFigures(job.coordinator.status("resnet", job.now), {})], 0.0)
+        return [line for line in text.splitlines() if line.startswith("dlrover_job_wanted_nodes")]
+
+    assert shown() == ['dlrover_job_wanted_nodes{job="resnet"} 1']
+    job.scale("3")
+    assert shown() == []
