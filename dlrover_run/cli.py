@@ -95,6 +95,7 @@ def _job(
         workers = count(size.workers.text, environ)
     logs = _logs(flags, environ)
     rules = _rules(flags, size.nodes, rendezvous, conf, rules)
+    rules = job_size.add_autoscale(flags, rules, conf, size.nodes, coordinated=rendezvous.coordinated)
     spares_given = flags.explicit("spares") is not None
     ignored = ignored_flags.rendezvous_warnings(rendezvous, conf, environ, spares_given=spares_given)
     warnings = [*size.warnings, *rendezvous.warnings, *ignored, *check_warnings]

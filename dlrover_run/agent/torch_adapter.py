@@ -33,6 +33,7 @@ from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
     from dlrover_run.agent.stall_response import RoundStalls
+    from dlrover_run.agent.throughput import ThroughputReport
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
 
@@ -77,6 +78,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._ends = False
         self._round: WorkerRound | None = None
         self._stalls: RoundStalls | None = None
+        self._throughput: ThroughputReport | None = None
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
         self._stopping = False
@@ -103,6 +105,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._health_file.follow(assignment, self._health_check.devices)
         if self._stalls is not None:
             self._stalls.follow(assignment)
+        self._follow_throughput(assignment, ends)
         if self._round is not None and self._round.key == assignment.key:
             self._round.follow_change(assignment.change)
         if not ends and self._node_state.round is None and self.idle:
@@ -141,10 +144,16 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     def report(self, leaving: bool) -> NodeReport:
         report = self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
-        return report if self._stalls is None else self._stalls.add_to_report(report)
+        if self._stalls is not None:
+            report = self._stalls.add_to_report(report)
+        return report if self._throughput is None else self._throughput.add_to_report(report)
 
     def progress(self) -> Mapping[str, Progress]:
         return {} if self._round is None or not self.running else self._round.progress()
+
+    def _progress_in(self, key: RoundKey) -> Mapping[str, Progress]:
+        """What the workers have done, if those that run are of that round."""
+        return self.progress() if self._round is not None and self._round.key == key else {}
 
     def stalled(self) -> Mapping[str, str]:
         if self._round is None or not self.running:
@@ -196,6 +205,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def finish(self, assignment: Assignment) -> TaskResults:
         succeeded = self._succeeded
+        if self._throughput is not None:
+            self._throughput.close()
         await self._health_check.close()
         ends: tuple[WorkerExit, ...] = ()
         returned: dict[int, bytes] = {}
@@ -262,6 +273,16 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._stalls = watch_stalls(self._round, self._spec, services)
         self._starter.import_later()
         self._events.round_started(ranks)
+
+    def _follow_throughput(self, assignment: Assignment, ends: bool) -> None:
+        parts = () if assignment.policy is None else assignment.policy.each()
+        if self._throughput is None and any(part.policy_name == "autoscale" for part in parts):
+            # Here, because only jobs that scale themselves need it.
+            from dlrover_run.agent.throughput import ThroughputReport
+
+            self._throughput = ThroughputReport(self._progress_in, self._services.wake)
+        if self._throughput is not None:
+            self._throughput.follow(assignment, ends)
 
     def _close_round(self, ended: WorkerRound) -> None:
         if self._stalls is not None:

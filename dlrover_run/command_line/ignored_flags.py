@@ -77,6 +77,8 @@ def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Map
             yield "check_timeout of --rdzv-conf has no effect without --network-check."
     yield from _rank_warnings(spec)
     yield from _local_node_warnings(flags, spec, environ)
+    if conf.autoscale and flags.explicit("autoscale") is None:
+        yield f"autoscale_{next(iter(conf.autoscale))} of --rdzv-conf has no effect without --autoscale."
     if flags.explicit("preload") and spec.start_method == "spawn":
         yield "--preload has no effect without --start-method=forkserver."
 

@@ -11,6 +11,7 @@ from dlrover_run.command_line import lookup, values
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import ETCD_BACKENDS
+from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.text import counted
 from dlrover_run.spec import Entrypoint, FlagValue, LocalSpec, SpecError
@@ -154,6 +155,34 @@ def fit_rules(
     used = f"--nnodes and --spares use {rules.max_nodes + rules.spares} of the nodes of {local.value.source}"
     wait = "waits as a spare" if surplus == 1 else "wait as spares"
     return rules, (f"{used}, and {surplus} more {wait} too.",)
+
+
+def add_autoscale(
+    flags: FlagValues, rules: JobRules, conf: RdzvConf, nodes: FlagValue, *, coordinated: bool
+) -> JobRules:
+    """The rules with those of `--autoscale`, if it is given; `nodes` is the number of nodes that was given. Raises
+    SpecError for a job that has one size only, or whose nodes do not communicate."""
+    given = flags.explicit("autoscale")
+    if given is None:
+        return rules
+    kind = flags.choice("autoscale")
+    if rules.min_size == rules.max_size:
+        unit = f" with --node-unit {rules.node_unit}" if rules.node_unit > 1 else ""
+        raise SpecError(
+            f"{given.source} chooses between several numbers of nodes, and {nodes.source} {nodes.text}{unit} allows "
+            "one only: give --nnodes=MIN:MAX."
+        )
+    if not coordinated:
+        raise SpecError(
+            f"{given.source} needs nodes that communicate: give --rdzv-backend=c10d or etcd with --rdzv-endpoint."
+        )
+    # Imported only here: other launches do not wait for it.
+    from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
+
+    part = replace(AutoscaleRules(), scaling=STRONG if kind == "strong" else WEAK, **conf.autoscale)
+    if problem := part.problem():
+        raise SpecError(f"{given.source} is not possible: {problem}.")
+    return replace(rules, policy=with_part(rules.policy, part))
 
 
 def check_local_entrypoint(local: LocalSpec, entrypoint: Entrypoint) -> None:

@@ -25,6 +25,7 @@ BACKENDS = ("static", "c10d", "master", "etcd")
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
 CHECK_MODES = ("once", "always")
 EXIT_SCHEMES = ("precise", "torchrun", "kubernetes")
+SCALINGS = ("weak", "strong")
 PROGRESS_SOURCES = ("auto", "optimizer")
 STALL_ACTIONS = ("off", "report", "dump", "restart")
 CLUSTERS = ("auto", "none", "slurm", "kubernetes", "mpi", "lsf", "pbs", "sagemaker", "vertex")
@@ -101,6 +102,10 @@ TABLE: tuple[Flag, ...] = (
         "Number of nodes beyond MAX that wait as spares, ready to replace a lost node.",
         "K", "0", extension=True),
     Flag("node-unit", SIZE, "The number of nodes in a round is a multiple of N.", "N", "1", extension=True),
+    Flag("autoscale", SIZE,
+        "Measure the throughput at different sizes within --nnodes=MIN:MAX, and keep the size whose nodes pay for "
+        "themselves; [b]strong[/] if the script divides a fixed batch by the number of workers.",
+        "weak|strong", const="weak", extension=True, choices=SCALINGS),
     Flag("auto-config", SIZE,
         "Take the number of nodes from NODE_NUM (or WORKER_NUM), count the workers as auto does, and turn on "
         "--network-check for 4 nodes or more; explicit flags take precedence.",

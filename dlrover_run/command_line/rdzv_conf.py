@@ -6,7 +6,7 @@ warning, because existing command lines contain them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +29,8 @@ _FALSE_WORDS = ("0", "false", "f", "no", "n")
 
 
 class RdzvConf(NamedTuple):
-    """The values of `--rdzv-conf`. `rules` are the defaults with the given values; a file name keeps its source.
+    """The values of `--rdzv-conf`. `rules` are the defaults with the given values, and `autoscale` the
+    given rules of `--autoscale`; a file name keeps its source.
 
     `tls_ca` to `tls_key` are for a master, `cacert` to `key` for etcd. `keys` are the known keys that were given,
     `unknown` the names of the others.
@@ -52,6 +53,7 @@ class RdzvConf(NamedTuple):
     prefix: str | None = None
     user: FlagValue | None = None
     password_file: FlagValue | None = None
+    autoscale: Mapping[str, float] = {}
     keys: tuple[Key, ...] = ()
     unknown: tuple[str, ...] = ()
 
@@ -83,7 +85,8 @@ class Key(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """The field of `JobRules` or `HealthRules` that the key sets; empty if it sets none."""
+        """The field of `JobRules`, `HealthRules` or, with a prefix, `AutoscaleRules` that the key sets; empty without
+        one."""
         return self.field if self.field in _RULES else ""
 
 
@@ -93,6 +96,27 @@ _whole_seconds = partial(values.integer, lowest=1)
 _count = partial(values.integer, lowest=0, highest=MAX_COUNT)
 _count_above_zero = partial(values.integer, lowest=1, highest=MAX_COUNT)
 _auth = partial(values.choice, allowed=("auto", "required"))
+
+
+def _share(source: str, text: str) -> float:
+    share = _time(source, text)
+    if share > 1:
+        raise values.invalid(source, text, "is out of range", "give a number from 0 to 1")
+    return share
+
+
+def _tolerance(source: str, text: str) -> float:
+    share = _time_above_zero(source, text)
+    if share >= 0.2:
+        raise values.invalid(source, text, "is out of range", "give a number above 0 and below 0.2")
+    return share
+
+
+def _share_or_more(source: str, text: str) -> float:
+    factor = _time(source, text)
+    if 0 < factor < 1:
+        raise values.invalid(source, text, "is out of range", "give 1 or more, or 0 for no limit")
+    return factor
 
 
 def _yes_or_no(source: str, text: str) -> bool:
@@ -126,7 +150,22 @@ def _web(source: str, text: str) -> str:
 _protocol = partial(_word, allowed=("http", "https"))
 _store_type = partial(_word, allowed=("tcp", "file"))
 
-_RULES = frozenset({*JobRules.__struct_fields__, "check_timeout"})
+AUTOSCALE = "autoscale_"
+"""The prefix of keys that set a rule of `--autoscale`."""
+
+_AUTOSCALE_KEYS = (
+    ("efficiency", _share, "The share of a larger size that must become throughput: 1 for all of it, 0 for any gain"),
+    ("tolerance", _tolerance, "The share by which sizes may differ and count as equal; more is known sooner"),
+    ("max_batch", _share_or_more, "How many times the batch of the smallest size the job's may be; 0 for no limit"),
+    ("block", _time_above_zero, "Seconds of one block of a measurement, of which there are at least 6"),
+    ("warm_up", _time, "Seconds at the begin of a round that are not measured"),
+    ("patience", _time, "Seconds for which nodes that are not here are requested"),
+    ("retry", _time_above_zero, "Seconds until they are requested again, and then twice as many"),
+)
+
+_RULES = frozenset(
+    {*JobRules.__struct_fields__, "check_timeout", *(AUTOSCALE + name for name, _, _ in _AUTOSCALE_KEYS)}
+)
 
 # A row has the name, the text, and what belongs to the value.
 # fmt: off
@@ -156,6 +195,8 @@ TABLE: tuple[Key, ...] = (
         "Identical failures in a row before any worker got to work, after which the job stops; 0 for no limit"),
     Key("check_timeout", _time_above_zero,
         "Seconds for a round of --network-check, after which a node that did not answer has failed"),
+    *(Key(AUTOSCALE + name, parse, f"For --autoscale: {help[0].lower()}{help[1:]}", scope="nodes")
+      for name, parse, help in _AUTOSCALE_KEYS),
     Key("is_host", _yes_or_no, "1 if this node runs the master, 0 if not; by default the endpoint's address decides"),
     Key("auth", _auth, "auto, or required to refuse to run without credentials", scope="nodes"),
     Key("bind", values.host,
@@ -203,7 +244,11 @@ _BY_NAME = {key.name: key for key in TABLE}
 
 def rule_defaults() -> dict[str, Any]:
     """The default of each rule that a key can set."""
-    return {**msgspec.structs.asdict(JobRules()), **msgspec.structs.asdict(HealthRules())}
+    # Imported only here: a launch does not wait for it.
+    from dlrover_run.policies.autoscale.rules import AutoscaleRules
+
+    autoscale = {AUTOSCALE + name: value for name, value in msgspec.structs.asdict(AutoscaleRules()).items()}
+    return {**msgspec.structs.asdict(JobRules()), **msgspec.structs.asdict(HealthRules()), **autoscale}
 
 
 def parse(source: str, text: str) -> RdzvConf:
@@ -215,10 +260,12 @@ def parse(source: str, text: str) -> RdzvConf:
     parsed = {key: key.parse(f"{source} {name}", text) for name, text in texts.items() if (key := _BY_NAME.get(name))}
     rules = {key.rule: value for key, value in parsed.items() if key.rule}
     timeout = rules.pop("check_timeout", None)
+    autoscale = {name: rules.pop(name) for name in list(rules) if name.startswith(AUTOSCALE)}
     policy = None if timeout is None else HealthRules(check_timeout=timeout)
     return RdzvConf(
         rules=replace(JobRules(), **rules, policy=policy),
         **_fields(source, parsed),
+        autoscale={name.removeprefix(AUTOSCALE): value for name, value in autoscale.items()},
         keys=tuple(parsed),
         unknown=tuple(name for name in texts if name not in _BY_NAME),
     )

@@ -74,6 +74,7 @@ class CombinedPolicy(Policy):
     has_started = _any(Policy.has_started)
     is_active = _any(Policy.is_active)
     has_removed = _any(Policy.has_removed)
+    excuses_failure = _any(Policy.excuses_failure)
     hold_for = _first(Policy.hold_for)
     # The others begin once that is over.
     begin = _first(Policy.begin)
@@ -91,6 +92,7 @@ class CombinedPolicy(Policy):
         self._alone = next((policies[part.policy_name] for part in parts if not part.has_rounds), None)
         self.needs_gathering = any(one.needs_gathering for one in self._policies)
         self.watches_spares = any(one.watches_spares for one in self._policies)
+        self.chooses_size = any(one.chooses_size for one in self._policies)
 
     def decide(self, plan: Plan, members: Members, now: float) -> Decision | None:
         """The decision of the policy that decides alone, after the others were refreshed and stepped. What it decides

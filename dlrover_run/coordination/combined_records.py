@@ -5,7 +5,7 @@ itself, so it is as small as if there were no other policies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +20,9 @@ from dlrover_run.coordination.policy_records import (
     PolicyRules,
     PolicyState,
 )
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.size_choice import SizeChoice
 
 MAX_POLICIES = 8
 """More policies than any job has."""
@@ -72,6 +75,15 @@ class CombinedRules(_Combined, PolicyRules, frozen=True, tag=TAG):
 
 class CombinedState(_Combined, PolicyState, frozen=True, tag=TAG):
     parts: Annotated[tuple[PolicyState, ...], Meta(max_length=MAX_POLICIES)]
+
+    @property
+    def wanted_nodes(self) -> int:
+        """The fewest that any policy wants."""
+        return min((part.wanted_nodes for part in self.parts if part.wanted_nodes), default=0)
+
+    @property
+    def size_choice(self) -> SizeChoice | None:
+        return next((choice for part in self.parts if (choice := part.size_choice) is not None), None)
 
 
 class CombinedReport(_Combined, PolicyReport, frozen=True, tag=TAG):

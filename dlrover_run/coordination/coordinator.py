@@ -84,7 +84,8 @@ class Coordinator:
         self.rules = rules
         self.superseded = False
         self.activity_changes = 0
-        self.policy = policy_of(rules.resized(before.desired))
+        self._size = (before.desired, before.wanted_nodes)
+        self.policy = policy_of(rules.resized(*self._size))
         self.plan = self.policy.take_over(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
         self._members: dict[NodeKey, MemberState] = {}
@@ -212,8 +213,9 @@ class Coordinator:
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
             plan, self._requests = self._requested(time), []
-            if (rules := self.rules.resized(plan.desired)) != self.policy.rules:
-                self.policy = policy_of(rules)
+            if (size := (plan.desired, plan.wanted_nodes)) != self._size:
+                self._size = size
+                self.policy = policy_of(self.rules.resized(*size))
             decision = decide(self.policy, plan, self._members, time)
             self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
             self._lines += decision.log_lines

@@ -35,6 +35,10 @@ def decide(policy: Policy, plan: Plan, members: Members, now: float) -> Decision
         # The policy acts on nodes without ranks from the begin of the new round on.
         decision = train(policy, decision.plan, members, now)
         lines += decision.log_lines
+    if decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
+        begun = policy.refresh(decision.plan, members, now)
+        decision = decision._replace(plan=begun.plan)
+        lines += begun.log_lines
     if decision.plan.phase in OVER and policy.is_active(decision.plan):
         return Decision(policy.end_job(decision.plan, now), (), lines)
     forgiven_at = charged[0] + rules.restart_window if charged else None

@@ -37,6 +37,7 @@ _CAUSES = (
     (Code.ASKED_TO_LEAVE, "drain"),
     (Code.SCALED_UP, "scale_up"),
     (Code.SCALED_DOWN, "scale_down"),
+    (Code.RESIZED, "scale_down"),
 )
 
 CAUSES = (*dict.fromkeys(cause for _, cause in _CAUSES), "start")

@@ -246,6 +246,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def reason(self) -> str:
         return render(self.reasons)
 
+    @property
+    def wanted_nodes(self) -> int:
+        """How many nodes a policy wants a round to have, 0 for as many as may be. A size that an operator has fixed
+        takes precedence."""
+        if self.policy is None or (self.desired is not None and self.desired.fixed):
+            return 0
+        return self.policy.wanted_nodes
+
 
 class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a node without ranks waits for, and how many seconds at most from now, None for no limit. `policy` is what

@@ -24,7 +24,7 @@ from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan, PlannedChange, PlanPhase
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import assign_ranks
-from dlrover_run.coordination.reasons import Code, shown_names
+from dlrover_run.coordination.reasons import Code, chain, shown_names
 from dlrover_run.coordination.text import node_name
 
 
@@ -37,7 +37,7 @@ def note_checkpoints(plan: Plan, members: Members, now: float) -> Plan:
 
 def may_change(plan: Plan) -> bool:
     """Whether a change is planned, or was, though no node has come."""
-    return bool(plan.change or plan.to_drain or plan.desired)
+    return bool(plan.change or plan.to_drain or plan.desired or plan.wanted_nodes)
 
 
 def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
@@ -86,8 +86,11 @@ def _resize(policy: Policy, plan: Plan, members: Members, ranked: list[MemberSta
     )
     number = {"after": len(ranked), "before": len(plan.members)}
     by = "an operator" if plan.desired is None else plan.desired.by or "an operator"
+    choice = None if plan.policy is None or not policy.rules.wanted_nodes else plan.policy.size_choice
     reason = Code.SCALED_UP(names=joined, **number) if joined else Code.SCALED_DOWN(by=by, **number)
-    reasons = (reason,)
+    if choice is not None and not joined:
+        reason = Code.RESIZED(**number)
+    reasons = (reason,) if choice is None else chain((reason,), *choice.reasons)
     ended = msgspec.structs.replace(plan, failure=None)
     if policy.needs_gathering:
         return start_next_round(policy, ended, members, now, reasons)

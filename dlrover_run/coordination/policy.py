@@ -19,6 +19,7 @@ way. It asks them in the order of `policies.registry.POLICIES`. Where they disag
 - A policy writes its own part of the plan, and may read those of the policies before it. `since`, `key` and `reasons`
   of the plan are written only by the policy that begins something, until that is over.
 - A node receives the parts of all policies. One of them is enough to dismiss it.
+- Of the sizes that policies want the smallest counts. One that an operator has fixed takes precedence.
 - At most one policy decides alone (`has_rounds` is False). The others are refreshed and stepped before it until nothing
   changes, and act on it through their parts of the plan: it reads them, and they are not asked about rounds.
 """
@@ -51,6 +52,8 @@ class Policy:
     """Whether nodes that join a running job are admitted between two rounds only."""
     watches_spares = False
     """Whether the policy acts on nodes without ranks while a round runs."""
+    chooses_size = False
+    """Whether the policy may want fewer nodes than are here (`PolicyState.wanted_nodes`)."""
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
@@ -65,7 +68,8 @@ class Policy:
         return None
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
-        """At the begin of each decision: drop what is known of nodes that are gone, and note nodes that came."""
+        """At the begin of each decision, and after one that begins a round: drop what is known of nodes that are gone,
+        and note nodes that came."""
         return Decision(plan)
 
     def has_started(self, plan: Plan) -> bool:
@@ -111,6 +115,11 @@ class Policy:
     def end_round(self, plan: Plan) -> Plan:
         """The plan after the end of a round."""
         return plan
+
+    def excuses_failure(self, plan: Plan) -> bool:
+        """Whether a failure of a worker ends the round of this plan without a charge, because the policy has caused it.
+        The policy must limit how often."""
+        return False
 
     # While a round runs.
 

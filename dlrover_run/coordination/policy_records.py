@@ -17,6 +17,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.model import NodeReport, Plan
+    from dlrover_run.coordination.size_choice import SizeChoice
 
 PROGRAM = "dlrover-run"
 """The program that starts a job whose policy names no other."""
@@ -83,6 +84,16 @@ class PolicyState(PolicyRecord):
     """The part of `Plan`."""
 
     __slots__ = ()
+
+    @property
+    def wanted_nodes(self) -> int:
+        """How many nodes the policy wants a round to have, 0 for as many as the job may have."""
+        return 0
+
+    @property
+    def size_choice(self) -> SizeChoice | None:
+        """What the policy wants and why, if it chooses the number of nodes."""
+        return None
 
 
 class PolicyReport(PolicyRecord):

@@ -113,6 +113,7 @@ class Code(ReasonCode):
     )
     STOPPED_ON_REQUEST = "{by} stopped the job"
     SCALED_UP = "{names:join} joined, so {after} nodes train instead of {before}"
+    RESIZED = "{after:#node} {after:trains|train} instead of {before}"
     SCALED_DOWN = "{by} asked for fewer nodes, so {after:#node} {after:trains|train} instead of {before}"
 
     # Members that are gone.

@@ -35,8 +35,9 @@ class Action(enum.StrEnum):
 
 class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request. `node` names the node to drain: its rank, its host or its id. `min_nodes` and `max_nodes` are the size
-    to scale to, with 0 for the `min_nodes` that the job was started with; `policy` is the size of a job whose size is
-    no number of nodes. `by` is who requests it, for people."""
+    to scale to, with 0 for the `min_nodes` that the job was started with; without it the size is fixed, with no size at
+    all it is the whole range again. `policy` is the size of a job whose size is no number of nodes. `by` is who
+    requests it, for people."""
 
     action: Action
     node: Name = ""
@@ -46,7 +47,7 @@ class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     policy: PolicyRequest | None = None
 
     def __str__(self) -> str:
-        size = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes else str(self.max_nodes)
+        size = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes else str(self.max_nodes or "auto")
         size = size if self.policy is None else self.policy.text
         what = size if self.action is Action.SCALE else self.node
         return f"{self.by or 'an operator'} requests: {self.action.value} {what}".rstrip()
@@ -95,7 +96,7 @@ def apply_request(
         return Accepted(policy.end_job(stopped, now))
     if request.action is Action.SCALE:
         if request.policy is None and policy.has_rounds:
-            size = desired_size(rules, plan, members, request)
+            size = desired_size(rules, policy, plan, members, request)
             return Accepted(msgspec.structs.replace(plan, clock=now, desired=size))
         given = request.policy and policy.scale(plan, members, request.policy, request.by or "an operator", now)
         if not given:
@@ -117,13 +118,16 @@ def apply_request(
     return Accepted(drained)
 
 
-def desired_size(rules: JobRules, plan: Plan, members: Members, request: OperatorRequest) -> DesiredSize | None:
+def desired_size(
+    rules: JobRules, policy: Policy, plan: Plan, members: Members, request: OperatorRequest
+) -> DesiredSize | None:
     """The size that a request asks for; None for that with which the job was started. Raises RequestFailed."""
-    least, most = request.min_nodes or rules.min_nodes, request.max_nodes
+    least, most = request.min_nodes or rules.min_nodes, request.max_nodes or rules.max_nodes
     if not rules.min_nodes <= least <= most <= rules.max_nodes:
         given = f"{least}:{most}" if request.min_nodes else str(most)
         raise RequestFailed(f"it was started with --nnodes={rules.min_nodes}:{rules.max_nodes}, which excludes {given}")
-    size = DesiredSize(least, most, request.by)
+    fixed = policy.chooses_size and bool(request.max_nodes) and not request.min_nodes
+    size = DesiredSize(least, most, request.by, fixed)
     if (problem := rules.resized(size).problem()) is not None:
         raise RequestFailed(problem)
     if plan.phase is PlanPhase.TRAINING:
@@ -132,4 +136,4 @@ def desired_size(rules: JobRules, plan: Plan, members: Members, request: Operato
         here = sum(p.is_available for p in members.values())
         if not rules.resized(size).size(here):
             raise RequestFailed(f"only {counted(here, 'node')} {'is' if here == 1 else 'are'} here")
-    return None if (least, most) == (rules.min_nodes, rules.max_nodes) else size
+    return None if (least, most) == (rules.min_nodes, rules.max_nodes) and not fixed else size

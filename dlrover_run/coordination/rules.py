@@ -55,13 +55,14 @@ that name is refused because of the result of this one.
 """
 
 
-class DesiredSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DesiredSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How many nodes a round has at the request of an operator, within what the job was started with. `by` is who asked
-    for it, for people."""
+    for it, for people. If it is `fixed`, no policy may choose fewer."""
 
     min_nodes: Count
     max_nodes: Count
     by: Name = ""
+    fixed: bool = False
 
 
 class JobRules(msgspec.Struct, frozen=True):
@@ -78,7 +79,8 @@ class JobRules(msgspec.Struct, frozen=True):
 
     A node ends when it has reached neither the coordinator nor another node for `cut_off_timeout` seconds, 0 for never.
 
-    `policy` are the rules of the job's policy; None for a job without one.
+    `policy` are the rules of the job's policy; None for a job without one. `wanted_nodes` is how many nodes a round has
+    at most because a policy wants no more, 0 where none says so; no flag sets it.
 
     All times are seconds.
     """
@@ -102,17 +104,23 @@ class JobRules(msgspec.Struct, frozen=True):
     detection_delay: float = 0.0
     store: tuple[str, int] | None = None
     policy: PolicyRules | None = None
+    wanted_nodes: int = 0
 
     def size(self, nodes: int) -> int:
         """How many of that many nodes a round has: 0 when they are too few for one."""
-        size = min(nodes, self.max_nodes) // self.node_unit * self.node_unit
+        most = self.max_nodes
+        if self.wanted_nodes:
+            # A range that has just changed may exclude what was wanted before.
+            most = min(most, max(self.wanted_nodes, self.min_size))
+        size = min(nodes, most) // self.node_unit * self.node_unit
         return size if size >= self.min_nodes else 0
 
-    def resized(self, size: DesiredSize | None) -> JobRules:
-        """The rules with that size of a round."""
-        if size is None:
+    def resized(self, size: DesiredSize | None, wanted_nodes: int = 0) -> JobRules:
+        """The rules with that size of a round, of which a policy wants so many nodes, 0 for as many as may be."""
+        if size is None and wanted_nodes == self.wanted_nodes:
             return self
-        return msgspec.structs.replace(self, min_nodes=size.min_nodes, max_nodes=size.max_nodes)
+        least, most = (self.min_nodes, self.max_nodes) if size is None else (size.min_nodes, size.max_nodes)
+        return msgspec.structs.replace(self, min_nodes=least, max_nodes=most, wanted_nodes=wanted_nodes)
 
     @property
     def max_size(self) -> int:

@@ -152,6 +152,9 @@ def _restart(policy: Policy, plan: Plan, members: Members, cause: MemberState, n
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
+    if policy.excuses_failure(plan):
+        excused = update_plan(plan, now, failure=failure)
+        return start_next_round(policy, excused, members, now, (failure.reason,))
     worked = any(state.report.progressed and state.report.in_round(plan.key) for state in members.values())
     charged = consume_restart(policy.rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:

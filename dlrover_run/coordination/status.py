@@ -21,6 +21,7 @@ from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, P
 from dlrover_run.coordination.policy_records import PROGRAM, PolicyAssignment
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.size_choice import SizeChoice
 
 SCHEMA = 1
 """The version of the meaning of the fields. New fields keep it."""
@@ -97,6 +98,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     why the plan is as it is; `waiting` is what nodes without a place wait for, at most `waiting_seconds` from now.
     `desired_nodes` is the size, N or MIN:MAX, that `desired_by` has asked for, empty where that is the whole range.
     `change_waits` says that a planned change waits for the next checkpoint, `change_seconds` at most from now.
+    `size_choice` is what a policy that chooses the number of nodes wants, None in a job without one.
     `node_counts` counts all nodes by their state, also the `nodes_omitted`. `answer` says what the job does because of
     the request for which the status was sent, empty without one or where the other fields say it."""
 
@@ -125,6 +127,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     desired_by: str = ""
     change_waits: bool = False
     change_seconds: float | None = None
+    size_choice: SizeChoice | None = None
     node_counts: Mapping[str, int]
     nodes: tuple[NodeStatus, ...]
     nodes_omitted: int = 0
@@ -183,10 +186,18 @@ def job_status(view: JobView) -> JobStatus:
         desired_by="" if desired is None else desired.by,
         change_waits=change is not None,
         change_seconds=None if latest is None else round(max(0.0, latest - view.now), 3),
+        size_choice=_size_choice(plan),
         node_counts=dict(sorted(Counter(each.state.value for each in nodes).items())),
         nodes=shown,
         nodes_omitted=len(nodes) - len(shown),
     )
+
+
+def _size_choice(plan: Plan) -> SizeChoice | None:
+    choice = None if plan.policy is None else plan.policy.size_choice
+    if choice is None or plan.desired is None or not plan.desired.fixed:
+        return choice
+    return msgspec.structs.replace(choice, paused=True)
 
 
 def size_text(least: int, most: int, job_min_nodes: int) -> str:

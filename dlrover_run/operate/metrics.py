@@ -64,6 +64,16 @@ def _families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[
     yield "dlrover_job_min_nodes", "gauge", "The fewest nodes of a round.", each("min_nodes")
     yield "dlrover_job_max_nodes", "gauge", "The most nodes of a round.", each("max_nodes")
     yield "dlrover_job_round_nodes", "gauge", "Nodes of the round that runs.", each("round_nodes")
+    yield (
+        "dlrover_job_wanted_nodes",
+        "gauge",
+        "Nodes that --autoscale wants a round to have, also while fewer are here.",
+        [
+            ({"job": s.job}, float(s.size_choice.wanted_nodes or s.round_nodes))
+            for s in statuses
+            if s.size_choice is not None and not s.size_choice.paused
+        ],
+    )
     yield "dlrover_job_workers", "gauge", "Workers of the round that runs.", each("workers")
     yield "dlrover_job_round", "gauge", "The number of the last round.", each("round")
     yield "dlrover_restarts_total", "counter", "Failures that were answered with a new round.", each("restarts")

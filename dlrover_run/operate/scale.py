@@ -16,23 +16,27 @@ from dlrover_run.coordination.text import counted
 from dlrover_run.operate.commands import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.rendezvous.client import AskFailed
 
+AUTO = "auto"
+"""The size with which the job was started."""
+
 
 @operator_command(*FLAGS, refused=REFUSED)
 async def scale(
     asker: Asker,
     nodes: Annotated[
-        str, typer.Option("--nodes", metavar="N or MIN:MAX", help="New size of a round.", rich_help_panel=OTHER)
+        str, typer.Option("--nodes", metavar="N, MIN:MAX or auto", help="New size of a round.", rich_help_panel=OTHER)
     ],
 ) -> int:
     """Change how many nodes of a running job train.
 
     The size has to be within the --nnodes=MIN:MAX with which the job was started. With N at most that many nodes train.
     The others become spares, and take part again when the size grows. In a job that marks its checkpoints the change
-    waits for the next one.
+    waits for the next one. [b]auto[/] takes the request back. A job with --autoscale chooses within MIN:MAX; N stops
+    that until [b]auto[/].
 
     From elsewhere: [b]dlrover-run scale --nodes=2 --rdzv-endpoint=node0 --rdzv-id=resnet[/]
     """
-    least, most = values.node_range("--nodes", nodes)
+    least, most = (0, 0) if nodes == AUTO else values.node_range("--nodes", nodes)
     size = least if ":" in nodes else 0
     return await request_size(asker, OperatorRequest(Action.SCALE, by=requester(), min_nodes=size, max_nodes=most))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dlrover_run.console.text import format_duration, format_ranks, sanitize
 from dlrover_run.coordination.activity import NodeProgress
+from dlrover_run.coordination.size_choice import SizeChoice
 from dlrover_run.coordination.stacks import JobStacks, SilentNode, StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus, NodeStatus
 from dlrover_run.coordination.text import counted
@@ -36,7 +37,12 @@ def render_status(status: JobStatus, effective: Effectiveness | None = None, her
         left = "" if status.waiting_seconds is None else f" (at most {format_duration(status.waiting_seconds)} more)"
         lines.append(f"waits: {status.waiting}{left}")
     lines.append(_scale(status))
+    choice = status.size_choice
+    if choice is not None:
+        lines.append(_choice(choice))
     lines = [line for line in lines if line]
+    if choice is not None and choice.sizes:
+        lines += ["", *_size_table(choice)]
     if status.nodes:
         lines += ["", *_node_table(status, here or {})]
     if status.nodes_omitted:
@@ -97,6 +103,31 @@ def _scale(status: JobStatus) -> str:
         left = "" if status.change_seconds is None else f" (at most {format_duration(status.change_seconds)} more)"
         parts.append(f"a planned change waits for the next checkpoint{left}")
     return "; ".join(parts)
+
+
+def _choice(choice: SizeChoice) -> str:
+    """The size that a policy wants, and why."""
+    if choice.paused:
+        return "autoscale: paused by the size that was asked for (dlrover-run scale --nodes=auto gives it back)"
+    wanted = f"{counted(choice.wanted_nodes, 'node')} wanted, " if choice.wanted_nodes else ""
+    measuring = f" ({counted(choice.measuring, 'block')} so far)" if choice.measuring and choice.is_measuring else ""
+    return f"autoscale: {wanted}{choice.condition}: {choice.reason}{measuring}"
+
+
+def _size_table(choice: SizeChoice) -> list[str]:
+    """What was measured of each size."""
+    rows = [
+        (
+            f"{size.nodes}{'  <' if size.nodes == choice.wanted_nodes else ''}",
+            "-" if size.throughput is None else f"{size.throughput:.4g}",
+            "-" if size.error is None else f"{100 * size.error:.1f} %",
+            "-" if size.efficiency is None else f"{size.efficiency:.2f}",
+            str(size.blocks) if size.blocks else "-",
+            f"failed {size.failures} times" if size.failures and not size.blocks else "",
+        )
+        for size in choice.sizes
+    ]
+    return table(("SIZE", "WORK/S", "ERROR", "EFFICIENCY", "BLOCKS", ""), rows)
 
 
 def _node_table(status: JobStatus, here: NodeTasks) -> list[str]:

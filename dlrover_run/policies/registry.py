@@ -27,6 +27,7 @@ POLICIES = {
     "stall": "dlrover_run.policies.stall",
     "straggler": "dlrover_run.policies.straggler",
     "survivors": "dlrover_run.policies.survivors",
+    "autoscale": "dlrover_run.policies.autoscale",
 }
 
 reasons.TEXTS.update((name, f"{package}.text") for name, package in POLICIES.items())

@@ -20,6 +20,7 @@ from dlrover_run.coordination.reasons import (
     sentences,
     shown_names,
 )
+from dlrover_run.policies.autoscale.text import AutoscaleCode
 from dlrover_run.policies.health.text import HealthCode
 from dlrover_run.policies.parameter_servers.text import ClusterCode
 from dlrover_run.policies.survivors.text import SurvivorsCode
@@ -115,6 +116,10 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     (
         (Code.TRAINING(number=2), Code.JOINS_AT_CHECKPOINT()),
         "2 nodes train; this one takes part after the next checkpoint",
+    ),
+    (
+        (Code.RESIZED(after=2, before=4), AutoscaleCode.TRYING(size=4, to=2)),
+        "2 nodes train instead of 4; the throughput of 2 nodes is tried",
     ),
     (
         (Code.SCALED_DOWN(by="ann@n01", after=1, before=2),),

@@ -1,17 +1,23 @@
-"""What the autoscaler is told of a job, and what it remembers: bounded records, part of the plan."""
+"""What the autoscaler is told of a job, and what it remembers: bounded records, part of the plan, of the report of the
+node with rank 0, and of the assignments of a few nodes."""
 
 from __future__ import annotations
 
 import enum
 import math
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from dlrover_run.coordination.bounds import Count, Total
-from dlrover_run.coordination.policy_records import PolicyState
-from dlrover_run.coordination.reasons import BoundedReasons
+from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyReport, PolicyState
+from dlrover_run.coordination.reasons import BoundedReasons, Reasons, render
+from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice
+from dlrover_run.policies.autoscale.text import AutoscaleCode
 
 MAX_SIZES = 48
 """Sizes that are remembered. A search tries fewer; of more the oldest are forgotten."""
@@ -136,6 +142,14 @@ class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusals: Count = 0
 
 
+class RoundClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The job time at which the node with rank 0 began to count the steps of the round `key`. The node counts seconds
+    from then on, so no clocks of two hosts are compared."""
+
+    key: RoundKey = RoundKey()
+    began: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
+
+
 class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """What the autoscaler knows and wants.
 
@@ -144,7 +158,8 @@ class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fi
     that was seen, and `paused_at` when the last round ended, None once the pause is over. `short_since` is since when
     fewer than `target` nodes train, and `losses` are the times at which such a shortage began in a round. A change of
     the throughput begins no other search before `quiet_until`, 0 while a search goes on; `confirmed` is how many
-    searches in succession have ended with `settled_size`.
+    searches in succession have ended with `settled_size`. `changed_at` is when anything of this but what is measured
+    has last changed, and `epoch` the coordinator that changed it.
     """
 
     target: Count = 0
@@ -164,3 +179,90 @@ class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fi
     settled_size: Count = 0
     quiet_until: Time = 0.0
     confirmed: Count = 0
+    clock: RoundClock = RoundClock()
+    changed_at: Time = 0.0
+    epoch: int = 0
+
+    @property
+    def wanted_nodes(self) -> int:
+        return self.target
+
+    @property
+    def size_choice(self) -> SizeChoice:
+        reasons: Reasons = self.reasons
+        if self.measurement.first_at is None and not self.table:
+            reasons = (AutoscaleCode.NO_STEPS(),)
+        return SizeChoice(
+            wanted_nodes=self.target,
+            condition=self.condition,
+            reason=render(reasons),
+            reasons=reasons,
+            measuring=len(self.measurement.blocks),
+            sizes=_measured_sizes(self.table),
+        )
+
+    @property
+    def lasting(self) -> AutoscaleState:
+        """What is worth keeping when a coordinator without a journal takes over: all but the measurement that is under
+        way."""
+        return replace(
+            self, measurement=Measurement(), paused_at=None, started_at=None, short_since=None, clock=RoundClock()
+        )
+
+
+def _measured_sizes(table: tuple[SizeRecord, ...]) -> tuple[MeasuredSize, ...]:
+    ordered = sorted(table, key=lambda one: one.size)
+    measured = [one for one in ordered if one.blocks]
+    efficiency = {
+        large.size: (large.rate - small.rate) / math.log(large.size / small.size) for small, large in pairwise(measured)
+    }
+    return tuple(
+        MeasuredSize(
+            nodes=one.size,
+            throughput=float(f"{math.exp(one.rate):.6g}") if one.blocks else None,
+            error=float(f"{one.error:.3g}") if one.blocks else None,
+            efficiency=round(efficiency[one.size], 3) if one.size in efficiency else None,
+            blocks=one.blocks,
+            failures=one.crashes,
+        )
+        for one in ordered
+    )
+
+
+def recovered(state: AutoscaleState) -> AutoscaleState:
+    """What a node has kept, in the job time of a coordinator that has just begun to count: the times that are left
+    begin again."""
+
+    def left(time: float) -> float:
+        return max(0.0, time - state.changed_at)
+
+    return replace(
+        state.lasting,
+        table=tuple(replace(one, at=0.0, again_at=left(one.again_at)) for one in state.table),
+        ceiling=replace(state.ceiling, until=left(state.ceiling.until)),
+        quiet_until=max(1e-3, left(state.quiet_until)) if state.quiet_until else 0.0,
+        losses=(),
+        changed_at=0.0,
+    )
+
+
+class AutoscaleNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
+    """What a node reports. That with rank 0 counts the steps of its first worker in the round `key`, and the samples of
+    all workers of the round, by those of that worker: all make the same steps. `seconds` is the time from
+    the first step that the node has seen to the last one, and `age` how long ago that was. `known` is the last state
+    that the node was given to keep."""
+
+    key: RoundKey = RoundKey()
+    steps: Total = 0
+    samples: Total | None = None
+    seconds: Time = 0.0
+    age: Time = 0.0
+    known: AutoscaleState | None = None
+
+
+class AutoscaleAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
+    """How often a node is to report its steps, in seconds, 0 for never, and what it is to keep for a coordinator that
+    has lost its records."""
+
+    interval: Time = 0.0
+    known: AutoscaleState | None = None

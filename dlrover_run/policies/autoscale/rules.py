@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import msgspec
 
 from dlrover_run.coordination.policy_records import PolicyRules
 from dlrover_run.coordination.rules import NOT_FINITE, all_finite
-from dlrover_run.policies.autoscale.model import AutoscaleState, Sizes
+from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState, Sizes
 
-WEAK, STRONG = 0, 1
+OFF, WEAK, STRONG = 0, 1, 2
 """Whether each worker keeps its batch when the job grows (weak), or the batch of the job is divided (strong)."""
 
 
@@ -19,8 +22,9 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
     work, 0 if any gain is enough. A size of n nodes with throughput T has the utility T / n**efficiency, and the size
     with the greatest utility is wanted. Differences of less than `tolerance` do not matter.
 
-    `scaling` is `WEAK` or `STRONG`, for jobs that count no samples. The batch of a job that scales weakly grows with
-    it; `max_batch` limits it to that many times the batch of the smallest size, 0 for no limit.
+    `scaling` is `WEAK` or `STRONG`, which matters in jobs that count no samples, or `OFF` in a job of a fixed size. The
+    batch of a job that scales weakly grows with it; `max_batch` limits it to that many times the batch of the smallest
+    size, 0 for no limit.
 
     A size is measured in blocks of at least `block` seconds, without its first `warm_up` seconds, for at most
     `max_measure` seconds. Nodes that have not come after `patience` seconds are given up for `retry` seconds, and for
@@ -30,7 +34,7 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
 
     efficiency: float = 0.5
     tolerance: float = 0.025
-    scaling: int = WEAK
+    scaling: int = OFF
     max_batch: float = 0.0
     block: float = 10.0
     warm_up: float = 10.0
@@ -39,6 +43,19 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
     retry: float = 1800.0
     drift: float = 0.2
     horizon: float = 3600.0
+
+    flags: ClassVar[Mapping[str, str]] = {
+        "scaling": "--autoscale",
+        **{
+            name: f"autoscale_{name}"
+            for name in ("efficiency", "tolerance", "max_batch", "block", "warm_up", "patience", "retry")
+        },
+    }
+    value_names: ClassVar[Mapping[str, Mapping[int, str]]] = {"scaling": {OFF: "off", WEAK: "weak", STRONG: "strong"}}
+
+    @property
+    def applies(self) -> bool:
+        return self.scaling != OFF
 
     def problem(self) -> str | None:
         if not all_finite(msgspec.structs.astuple(self)):
@@ -53,9 +70,9 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
         """The sizes that the autoscaler may choose, of a job that may have `fewest` to `most` nodes, a multiple of
         `unit`. At least one multiple must lie between them."""
         first = -(-fewest // unit) * unit
-        if self.scaling == WEAK and self.max_batch:
+        if self.scaling != STRONG and self.max_batch:
             most = min(most, max(first, int(first * self.max_batch)))
         return Sizes(first, most // unit * unit, unit)
 
 
-RECORDS = (AutoscaleRules, AutoscaleState)
+RECORDS = (AutoscaleRules, AutoscaleState, AutoscaleNodeReport, AutoscaleAssignment)

@@ -6,8 +6,11 @@ from dlrover_run.coordination.reasons import ReasonCode, register
 
 
 class AutoscaleCode(ReasonCode):
+    NO_STEPS = (
+        "no step was reported yet: call dlrover_run.training.report, or give --progress=optimizer or --progress-regex"
+    )
     MEASURING = "the throughput of {size:#node} is measured"
-    TRYING = "{to:#node} {to:is|are} tried instead of {size}"
+    TRYING = "the throughput of {to:#node} is tried"
     CHANGING = (
         "{to:#node} {to:does|do} {ratio:g} times the work of {size} (efficiency {efficiency:g}; a larger size is kept "
         "from {floor:g})"

@@ -161,7 +161,7 @@ class TorchLaws(Laws):
             undisturbed = all(p is not None and p.connected and not p.is_draining for p in members)
             own = [failure for p in members if p and (failure := failure_in(p, plan.key)) and not failure.lost_peer]
             free = plan.phase is PlanPhase.TRAINING and undisturbed and own and after.phase is not PlanPhase.FAILED
-            demand(not free, "the failure of a worker costs a restart if no node left")
+            demand(not free or self.excuses(plan), "the failure of a worker costs a restart if no node left")
             return
         demand(after.restart_count == plan.restart_count + 1, "one failure costs one restart")
         demand(plan.phase is PlanPhase.TRAINING, "only a round that trains can fail")
@@ -180,6 +180,10 @@ class TorchLaws(Laws):
         if request.action is Action.SCALE and alone:
             wanted = "" if request.max_nodes == self._rules.max_nodes else str(request.max_nodes)
             demand(answer.desired_nodes == wanted, "a request that is granted is carried out")
+
+    def excuses(self, plan: Plan) -> bool:
+        """Return whether a failure may end the round without a charge."""
+        return False
 
     def _check_planned_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         """A planned change interrupts no round before its workers have saved or the deadline has passed."""
@@ -209,7 +213,8 @@ class TorchLaws(Laws):
         checks = check_state(after).check is not None and not check_state(after).check.during_training
         # A policy acts before the larger round.
         grows = after.phase is PlanPhase.GATHERING and Code.SCALED_UP.within(after.reasons)
-        goes_on = checks or grows or (after.phase is PlanPhase.TRAINING and after.key == plan.key)
+        resized = Code.RESIZED.within(after.reasons) and after.reasons != plan.reasons
+        goes_on = checks or grows or resized or (after.phase is PlanPhase.TRAINING and after.key == plan.key)
         demand(failed or goes_on or len(after.members) > len(plan.members), "no round ends because its master was away")
 
     def _check_failure(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
@@ -244,6 +249,9 @@ class TorchLaws(Laws):
         if check_rules(rules).check:
             able &= {key_of(checkup) for checkup in check_state(after).health if not checkup.dismissed}
         living = min(len(able), rules.max_nodes)
+        if plan.wanted_nodes:
+            least = -(-rules.min_nodes // rules.node_unit) * rules.node_unit
+            living = min(living, max(plan.wanted_nodes, least))
         demand(nodes == living // rules.node_unit * rules.node_unit, f"{nodes} nodes train while {living} could")
         keys = [member.key for member in after.members]
         demand(len({key.node_id for key in keys}) == nodes, "no node has two ranks")

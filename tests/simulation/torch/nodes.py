@@ -9,7 +9,7 @@ from policy_parts import check_part, check_rules
 
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.reconcile import DesiredTask, Start, TaskState, reconcile
-from dlrover_run.coordination.model import OVER, RoundKey
+from dlrover_run.coordination.model import OVER, NodeReport, RoundKey
 from dlrover_run.spec import JobSpec
 from simulation.nodes import Node
 from simulation.torch.checks import CheckPart
@@ -73,9 +73,12 @@ class TorchNode(Node):
             if wanted.drains:
                 self.note("is drained")
                 self._begin_to_leave()
-        self.rendezvous.report(
-            self._check.add_to_report(build_report(self._state, cast(Any, self.group), self._leaving))
-        )
+        report = self._check.add_to_report(build_report(self._state, cast(Any, self.group), self._leaving))
+        self.rendezvous.report(self._add_to_report(report))
+
+    def _add_to_report(self, report: NodeReport) -> NodeReport:
+        """Return the report with what other parts of the agent add."""
+        return report
 
     def _follow(self) -> None:
         if self._busy or self.left:

@@ -1,0 +1,88 @@
+"""What this node reports of the steps of its workers to a job that scales itself, as often as its assignment says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from dlrover_run.coordination.bounds import MAX_TOTAL
+from dlrover_run.coordination.combined_records import with_part
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport, RoundKey
+from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
+from dlrover_run.progress.page import Progress
+
+
+class ThroughputReport:
+    """To be used in the thread of a running loop. `read` returns the progress of the workers that run in a round by
+    name, in the order of their ranks, and `wake` has a report built. `clock` gives nanoseconds as `time.monotonic_ns`.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[RoundKey], Mapping[str, Progress]],
+        wake: Callable[[], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._read = read
+        self._wake = wake
+        self._clock = clock
+        self._assignment = Assignment()
+        self._interval = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._part = AutoscaleNodeReport()
+        self._first: tuple[RoundKey, int] = (RoundKey(), 0)
+
+    def follow(self, assignment: Assignment, ends: bool) -> None:
+        """Take the latest assignment. What is to be kept stays until something else is to be kept: a coordinator that
+        has lost its records asks for nothing. Idempotent."""
+        self._assignment = assignment
+        part = AutoscaleAssignment.find(assignment.policy)
+        if part is not None and part.known is not None:
+            self._part = replace(self._part, known=part.known)
+        wanted = 0.0 if part is None or ends or assignment.phase in OVER or assignment.ranks is None else part.interval
+        if wanted != self._interval:
+            self._interval = wanted
+            self.close()
+            self._arm()
+
+    def add_to_report(self, report: NodeReport) -> NodeReport:
+        """The report with what was read last, and what is to be kept."""
+        part = self._part
+        if not report.in_round(part.key):
+            part = AutoscaleNodeReport(known=part.known)
+        return report if part == AutoscaleNodeReport() else replace(report, policy=with_part(report.policy, part))
+
+    def close(self) -> None:
+        """Read no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if self._interval:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._arm()
+        ranks = self._assignment.ranks
+        done = None if ranks is None else next(iter(self._read(ranks.key).values()), None)
+        if ranks is None or done is None or not done.steps:
+            return
+        key, first = self._first
+        if key != ranks.key:
+            first = done.at
+            self._first = ranks.key, first
+        seconds, age = max(0, done.at - first), max(0, self._clock() - done.at)
+        self._part = AutoscaleNodeReport(
+            key=ranks.key,
+            steps=min(done.steps, MAX_TOTAL),
+            # All ranks make the same steps, each with its share of the batch.
+            samples=min(done.samples * ranks.world_size, MAX_TOTAL) or None,
+            seconds=round(seconds / 1e9, 3),
+            age=round(age / 1e9, 3),
+            known=self._part.known,
+        )
+        self._wake()

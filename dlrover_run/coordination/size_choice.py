@@ -1,0 +1,41 @@
+"""What an operator reads of a policy that chooses how many nodes train."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlrover_run.coordination.reasons import Reasons
+
+
+class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
+    """One size. `throughput` is the work per second of all its nodes, None if it was not measured, and `error` its
+    standard error as a share of it. `efficiency` is the share of the nodes beyond the next smaller size in the table
+    that has become throughput, 1 if twice the nodes do twice the work; None for the smallest. `blocks` is how many
+    intervals were measured. `failures` counts the rounds of this size in which workers failed before it was measured.
+    """
+
+    nodes: int
+    throughput: float | None = None
+    error: float | None = None
+    efficiency: float | None = None
+    blocks: int = 0
+    failures: int = 0
+
+
+class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy wants. `wanted_nodes` is 0 as long as it wants no size, `condition` a word for the state of its
+    search, `measuring` how many blocks of the size that trains are measured so far, and `paused` is set while the size
+    that an operator has fixed holds instead. `reason` renders `reasons`. `sizes` are those that were tried."""
+
+    wanted_nodes: int
+    condition: str
+    reason: str = ""
+    reasons: Reasons = ()
+    paused: bool = False
+    measuring: int = 0
+    sizes: tuple[MeasuredSize, ...] = ()
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the size that trains has not been measured yet."""
+        return not any(one.nodes == self.wanted_nodes and one.blocks for one in self.sizes)

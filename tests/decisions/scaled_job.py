@@ -1,0 +1,94 @@
+"""A job in virtual time whose throughput is a given function of its size, and whose nodes report it as agents do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+from virtual_job import VirtualJob, rules
+
+from dlrover_run.coordination.model import Failure, NodePhase, PlanPhase, RoundKey
+from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
+from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
+
+LIMITS = AutoscaleRules(scaling=STRONG)
+TICK = 5.0
+
+LINEAR = {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}
+KNEE = {1: 10.0, 2: 20.0, 3: 20.5, 4: 21.0}
+FLAT = {1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0}
+
+
+class ScaledJob(VirtualJob):
+    """A job of at most four nodes; `curve` gives the steps per second of each size."""
+
+    def __init__(
+        self, curve: Mapping[int, float], limits: AutoscaleRules = LIMITS, least: int = 1, **more: Any
+    ) -> None:
+        super().__init__(rules(least, 4, policy=limits, **more))
+        self.curve = curve
+        self.kept: dict[str, AutoscaleState] = {}
+        self.began: tuple[RoundKey, float] = (RoundKey(), 0.0)
+        self.sizes: list[int] = []
+        self.failing: set[int] = set()
+
+    @property
+    def state(self) -> AutoscaleState:
+        return AutoscaleState.get(self.plan.policy)
+
+    def train(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let the job train, with a report of the node with rank 0 at each tick."""
+        end = self.now + seconds
+        while self.now < end and not self.is_over and not until():
+            self.wait(TICK)
+            self.tick()
+
+    def settle_search(self) -> None:
+        """Let the job train until the search has ended, and a little longer."""
+        self.train(3600, until=lambda: self.state.condition.has_settled)
+        self.train(100)
+
+    def tick(self) -> None:
+        plan = self.plan
+        if plan.phase is not PlanPhase.TRAINING:
+            return
+        if self.began[0] != plan.key:
+            self.began = plan.key, self.now
+            self.sizes.append(len(plan.members))
+        if len(plan.members) in self.failing and self.now - self.began[1] > 2 * TICK:
+            self.fail_here()
+            return
+        for rank, name in enumerate(self.ranks):
+            if name in self.away:
+                continue
+            part = AutoscaleAssignment.find(self.assignment(name).policy)
+            if part is not None and part.known is not None:
+                self.kept[name] = part.known
+            found = AutoscaleNodeReport(known=self.kept.get(name))
+            if rank == 0 and part is not None and part.interval:
+                trained = self.now - self.began[1]
+                steps = int(trained * self.curve[len(plan.members)])
+                last = steps / self.curve[len(plan.members)]
+                found = replace(found, key=plan.key, steps=steps, seconds=last, age=trained - last)
+            if found != AutoscaleNodeReport():
+                self.report(name, policy=found)
+
+    def fail_here(self) -> None:
+        """A worker of rank 0 fails."""
+        name = self.ranks[0]
+        self.report_phase(name, NodePhase.FAILED, Failure(0, name, "raised OutOfMemoryError", node_rank=0), True)
+
+    def request_auto(self) -> None:
+        """An operator gives the size back to the policy."""
+        self.coordinator.request(OperatorRequest(Action.SCALE, by="ann"), self.now)
+        self.settle()
+
+    def take_over(self, epoch: int, with_journal: bool) -> None:
+        """Another coordinator takes over, and all nodes connect to it."""
+        since = self.now - self.began[1]
+        self.succeed_by_another(epoch, with_journal)
+        self.began = self.began[0], self.now - since
+        self.come_back(*self.statuses)
+        self.wait(0.1)

@@ -1,0 +1,35 @@
+"""Whole jobs in virtual time that scale themselves: every law holds, whatever happens to nodes and coordinators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from harness import only_long
+
+from simulation.program import Outcome
+from simulation.scenario import Scenario, simulate
+from simulation.seeds import PLACES, run_seeds
+from simulation.torch.scaled import ScaledProgram
+
+wanted: list[set[int]] = []
+
+
+class NotedProgram(ScaledProgram):
+    """Notes the sizes that were wanted in each run."""
+
+    def outcome(self) -> Outcome:
+        wanted.append(self.laws.targets)
+        return super().outcome()
+
+
+@pytest.mark.parametrize("first", [0, *only_long(*range(10, 300, 10))])
+@pytest.mark.parametrize("place", PLACES)
+def test_every_law_holds_in_jobs_that_scale_themselves(place: str, first: int) -> None:
+    wanted.clear()
+    kind: type[Scenario] = PLACES[place]
+    run: Callable[[int], Outcome] = partial(simulate, kind=kind, program=NotedProgram)
+    run_seeds(run, first, 10)
+    assert sum(bool(targets) for targets in wanted) >= 3
+    assert any(len(targets) > 1 for targets in wanted)

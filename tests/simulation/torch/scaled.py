@@ -1,0 +1,112 @@
+"""Torch jobs that scale themselves: the nodes report steps by the product's own `ThroughputReport`, each by a clock of
+its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from msgspec.structs import replace
+
+from dlrover_run.agent.throughput import ThroughputReport
+from dlrover_run.coordination.combined_records import with_part
+from dlrover_run.coordination.model import NodeReport, Plan, RoundKey
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.autoscale.model import AutoscaleState
+from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
+from dlrover_run.policies.autoscale.search import MAX_CRASHES
+from dlrover_run.progress.page import Phase, Progress, StepSource
+from dlrover_run.spec import JobSpec
+from simulation.nodes import job_spec
+from simulation.timeline import demand
+from simulation.torch.laws import TorchLaws
+from simulation.torch.nodes import TorchNode
+from simulation.torch.program import TorchProgram
+
+
+class ScaledLaws(TorchLaws):
+    """The laws of torch jobs, and those of the autoscaler: each state can be stored, and failures are excused a few
+    times only."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.excused: dict[int, int] = {}
+        self.targets: set[int] = set()
+
+    def excuses(self, plan: Plan) -> bool:
+        size = len(plan.members)
+        self.excused[size] = self.excused.get(size, 0) + 1
+        return size == plan.wanted_nodes
+
+    def storing(self, before: Plan | None, after: Plan, now: float) -> None:
+        super().storing(before, after, now)
+        state = AutoscaleState.get(after.policy)
+        rules = self._rules
+        if state.target:
+            self.targets.add(state.target)
+            fits = rules.min_nodes <= state.target <= rules.max_nodes and state.target % rules.node_unit == 0
+            demand(fits, f"{state.target} nodes are wanted, which the job may not have")
+        for record in state.table:
+            demand(record.crashes <= MAX_CRASHES or not record.blocks, "a size that was measured has not failed before")
+
+
+class ScaledNode(TorchNode):
+    """An agent that reports the steps of its workers."""
+
+    _throughput: ThroughputReport | None = None
+
+    def _begin(self, spec: JobSpec) -> None:
+        self._offset = Random(f"clock {self.key}").randint(0, 10**15)
+        self._since: tuple[RoundKey, float] = (RoundKey(), 0.0)
+        super()._begin(spec)
+
+    def _now(self) -> int:
+        return self._offset + int(self.timeline.now * 1e9)
+
+    def _read(self, key: RoundKey) -> Mapping[str, Progress]:
+        group = self.group
+        if group is None or not group.live or group.key != key or not group.has_trained:
+            return {}
+        if self._since[0] != key:
+            self._since = key, self.timeline.now
+        trained = self.timeline.now - self._since[1]
+        program = self._program
+        assert isinstance(program, ScaledProgram)
+        steps = 1 + int(trained * program.steps_per_second(group.ranks.nodes))
+        return {"rank 0": Progress(steps, 0, 0.0, self._now(), StepSource.REPORT, Phase.TRAINING)}
+
+    def _add_to_report(self, report: NodeReport) -> NodeReport:
+        if self._throughput is None:
+            self._throughput = ThroughputReport(self._read, lambda: self.run(self._receive), self._now)
+        self._throughput.follow(self.rendezvous.assignment, self._leaving or self._is_over)
+        return self._throughput.add_to_report(report)
+
+    def _leave(self) -> None:
+        if self._throughput is not None:
+            self._throughput.close()
+        super()._leave()
+
+
+class ScaledProgram(TorchProgram):
+    """The same jobs, which scale themselves in seconds."""
+
+    def rules(self, random: Random) -> JobRules:
+        rules = super().rules(random)
+        drawn = Random(f"throughput {self._seed}")
+        self._knee = drawn.uniform(1, 8)
+        limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, patience=5.0, retry=60.0)
+        return replace(rules, policy=with_part(rules.policy, limits))
+
+    def steps_per_second(self, nodes: int) -> float:
+        """Return the throughput of a round with that many nodes."""
+        return 20.0 * min(nodes, self._knee)
+
+    def make_laws(self, durable: bool, nodes_stay: bool) -> ScaledLaws:
+        self.laws: ScaledLaws = ScaledLaws(self.scenario.rules, durable, nodes_stay, self.health)
+        return self.laws
+
+    def new_node(self, name: str, number: int, is_return: bool) -> ScaledNode:
+        random, rules = self.timeline.random, self.scenario.rules
+        spec = job_spec(name, f"10.1.0.{number}", random.randint(1, 4), "default", None, rules)
+        return ScaledNode(self, spec, f"{name}.{number}" if is_return else name, f"i{number}")
