@@ -153,7 +153,7 @@ _store_type = partial(_word, allowed=("tcp", "file"))
 AUTOSCALE = "autoscale_"
 """The prefix of keys that set a rule of `--autoscale`."""
 
-_AUTOSCALE_KEYS = (
+_AUTOSCALE_KEYS: tuple[tuple[str, Callable[[str, str], Any], str], ...] = (
     ("efficiency", _share, "The share of a larger size that must become throughput: 1 for all of it, 0 for any gain"),
     ("tolerance", _tolerance, "The share by which sizes may differ and count as equal; more is known sooner"),
     ("max_batch", _share_or_more, "How many times the batch of the smallest size the job's may be; 0 for no limit"),
