@@ -18,6 +18,7 @@ from dlrover_run.command_line import credentials, rdzv_conf
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.launch_request import LaunchRequest
+from dlrover_run.policies.autoscale.rules import AutoscaleRules
 from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
 from dlrover_run.policies.registry import decode_part
 from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec
@@ -177,11 +178,15 @@ def test_keys_of_rdzv_conf_become_rules() -> None:
 
 
 def test_every_rule_has_a_key_or_a_flag() -> None:
+    of_autoscale = {f"autoscale_{name}" for name in AutoscaleRules.__struct_fields__}
+    # What --autoscale itself sets, and what a user has no reason to set.
+    of_autoscale -= {"autoscale_scaling", "autoscale_max_measure", "autoscale_drift", "autoscale_horizon"}
     by_key = {key.rule for key in rdzv_conf.TABLE if key.rule}
     by_flag = {"min_nodes", "max_nodes", "node_unit", "spares", "max_restarts", "store"}
     by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}
-    by_place = {"detection_delay"}  # In etcd the time of a lease, which the keep-alive keys set.
-    rules = {*JobRules.__struct_fields__} - {"policy"} | {*HealthRules.__struct_fields__}
+    # In etcd the time of a lease, which the keep-alive keys set; and what a policy sets.
+    by_place = {"detection_delay", "wanted_nodes"}
+    rules = {*JobRules.__struct_fields__} - {"policy"} | {*HealthRules.__struct_fields__} | of_autoscale
     assert by_key | by_flag | by_place == rules
 
 

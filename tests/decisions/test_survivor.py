@@ -9,6 +9,7 @@ import threading
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -126,6 +127,13 @@ def agent() -> Iterator[Agent]:
     one = Agent()
     yield one
     one.close()
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """A worker that outlives its round writes its new rank into its environment, which here is that of the tests."""
+    with patch.dict(os.environ):
+        yield
 
 
 def begin(agent: Agent, group: FakeGroup) -> Generator[Round, None, None]:

@@ -61,8 +61,9 @@ class ClientOfMaster(NodeClient):
         )
 
     def break_off(self, silent: bool) -> None:
+        reset = bool(self._streams) and self._node.timeline.random.random() < 0.3
         for stream in self._streams:
-            stream.close(TO_MASTER, silent=silent, reset=self._node.timeline.random.random() < 0.3)
+            stream.close(TO_MASTER, silent=silent, reset=reset)
 
     def cut(self) -> None:
         for stream in self._streams:

@@ -120,7 +120,7 @@ def test_parts_that_all_nodes_receive_alike_are_split_off_and_joined() -> None:
 
 
 ASKED_OF_PARTS = {"flags", "value_names", "keep", "remember"}
-VALUES = {"has_rounds", "needs_gathering", "watches_spares"}
+VALUES = {"has_rounds", "needs_gathering", "watches_spares", "chooses_size"}
 
 
 @pytest.mark.parametrize("combined", [CombinedPolicy, *RECORDS])

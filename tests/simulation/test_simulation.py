@@ -191,7 +191,7 @@ DEFECTS = {
         patched((Coordinator, "_requested"), by=lambda self, time: self.plan), master=114, etcd=39
     ),
     "the size that an operator asked for has no effect": Defect(
-        patched((JobRules, "resized"), by=lambda self, size: self), master=114, etcd=94
+        patched((JobRules, "resized"), by=lambda self, size, wanted_nodes=0: self), master=114, etcd=94
     ),
     "a node that was asked to leave gets ranks": Defect(
         patched(
