@@ -36,7 +36,7 @@ def decide(policy: Policy, plan: Plan, members: Members, now: float) -> Decision
         decision = train(policy, decision.plan, members, now)
         lines += decision.log_lines
     if decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
-        begun = policy.refresh(decision.plan, members, now)
+        begun = policy.refresh(note_checkpoints(decision.plan, members, now), members, now)
         decision = decision._replace(plan=begun.plan)
         lines += begun.log_lines
     if decision.plan.phase in OVER and policy.is_active(decision.plan):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination import planned_changes
+from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.rules import SCALE_WAIT
 from dlrover_run.operate.scale import decision
@@ -192,3 +195,12 @@ def test_a_planted_defect_is_found(name: str, wrong: Any, monkeypatch: pytest.Mo
         except AssertionError:
             failed.append(title)
     assert failed
+
+
+def test_a_round_of_nodes_that_save_is_known_to_save_when_it_is_formed() -> None:
+    """Otherwise the next decision on the same reports would give another plan."""
+    job = play(VirtualJob(rules(1, 4)), PAIR + "mark a")
+    coordinator = job.coordinator
+    between = msgspec.structs.replace(job.plan, phase=PlanPhase.GATHERING, saves=False)
+    formed = decide(coordinator.policy, between, coordinator.members, job.plan.clock + 100).plan
+    assert (formed.phase, formed.saves) == (PlanPhase.TRAINING, True)

@@ -183,15 +183,15 @@ def change_before_a_checkpoint() -> Iterator[None]:
 
 
 DEFECTS = {
-    "a newcomer interrupts a round that has not saved": Defect(change_before_a_checkpoint, master=4, etcd=28),
+    "a newcomer interrupts a round that has not saved": Defect(change_before_a_checkpoint, master=4, etcd=24),
     "a node whose coordinator is gone ends though others answer": Defect(
         end_whenever_the_coordinator_is_gone, master=48, etcd=32
     ),
     "a granted request is forgotten": Defect(
-        patched((Coordinator, "_requested"), by=lambda self, time: self.plan), master=114, etcd=39
+        patched((Coordinator, "_requested"), by=lambda self, time: self.plan), master=66, etcd=28
     ),
     "the size that an operator asked for has no effect": Defect(
-        patched((JobRules, "resized"), by=lambda self, size, wanted_nodes=0: self), master=114, etcd=94
+        patched((JobRules, "resized"), by=lambda self, size, wanted_nodes=0: self), master=58, etcd=55
     ),
     "a node that was asked to leave gets ranks": Defect(
         patched(
@@ -199,7 +199,7 @@ DEFECTS = {
             (planned_changes, "candidates"),
             by=lambda policy, plan, members: policy.eligible(plan, members),
         ),
-        etcd=320,
+        etcd=36,
     ),
     "a failure is charged twice": Defect(patched((running, "_restart"), by=charge_without_ending), master=0),
     "a failure is not charged": Defect(

@@ -24,7 +24,7 @@ class Operator:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self._scenario = scenario
-        self._random = Random(f"operator {seed}")
+        self._random = Random(f"commands {seed}")
         self.is_here = self._random.random() < SHARE_OF_RUNS
 
     def begin(self, until: float) -> None:
