@@ -84,8 +84,7 @@ class Coordinator:
         self.rules = rules
         self.superseded = False
         self.activity_changes = 0
-        self._size = (before.desired, before.wanted_nodes)
-        self.policy = policy_of(rules.resized(*self._size))
+        self.policy = policy_of(rules.resized(before.desired, before.wanted_nodes))
         self.plan = self.policy.take_over(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
         self._members: dict[NodeKey, MemberState] = {}
@@ -213,9 +212,8 @@ class Coordinator:
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
             plan, self._requests = self._requested(time), []
-            if (size := (plan.desired, plan.wanted_nodes)) != self._size:
-                self._size = size
-                self.policy = policy_of(self.rules.resized(*size))
+            if (rules := self.rules.resized(plan.desired, plan.wanted_nodes)) != self.policy.rules:
+                self.policy = policy_of(rules)
             decision = decide(self.policy, plan, self._members, time)
             self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
             self._lines += decision.log_lines
