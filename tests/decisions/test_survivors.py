@@ -266,7 +266,7 @@ STEPS: dict[str, tuple[WorkerRecord, SurvivorsAssignment, float, Step]] = {
     "it has time to answer": (ASKED, PART, 109.9, Step.WAIT),
     "it is given up": (ASKED, PART, 110, Step.GIVE_UP),
     "it has offered": (OFFERED, PART, 500, Step.WAIT),
-    "it is told the handles": (OFFERED, IN_PLACE, 500, Step.FORM),
+    "it receives the handles": (OFFERED, IN_PLACE, 500, Step.FORM),
     "it has time to form": (TOLD, IN_PLACE, 114.9, Step.WAIT),
     "it does not form": (TOLD, IN_PLACE, 115, Step.FAIL),
     "it trains": (TOLD.note_formed(TWO), IN_PLACE, 1e6, Step.WAIT),

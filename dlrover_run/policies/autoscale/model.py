@@ -1,4 +1,4 @@
-"""What the autoscaler is told of a job, and what it remembers: bounded records, part of the plan, of the report of the
+"""What the autoscaler knows of a job, and what it remembers: bounded records, part of the plan, of the report of the
 node with rank 0, and of the assignments of a few nodes."""
 
 from __future__ import annotations

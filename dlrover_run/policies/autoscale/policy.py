@@ -104,7 +104,7 @@ class AutoscalePolicy(Policy):
 
 
 def job_view(state: AutoscaleState, plan: Plan, members: Members) -> JobView:
-    """What the autoscaler is told of the job now."""
+    """The input of a decision: the job as it is now."""
     trains = plan.phase is PlanPhase.TRAINING
     leaving = {*plan.draining, *plan.to_drain}
     size = len(plan.members)

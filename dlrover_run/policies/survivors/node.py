@@ -107,8 +107,8 @@ def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Du
     """What is due for the worker in the round of that assignment, which is the round in which the node has ranks."""
     key, formation = part.key, part.formation
     if worker.lost == key:
-        # A peer has ended, so another round is about to begin. If it does not, nobody else reports this. A group that
-        # has never formed gets no more time than one of which nothing was heard.
+        # A peer has ended, so another round is about to begin. If it does not, no other worker reports this. A group
+        # that has never formed gets no more time than one of which nothing was heard.
         since = worker.lost_at if worker.formed == key else worker.told_at
         return _within(since, part.timeout, now, Step.FAIL)
     if worker.formed == key:

@@ -32,7 +32,7 @@ class SurvivorsLaws(TorchLaws):
         """Check a group that is complete."""
         members = [group.members[rank] for rank in range(group.size)]
         orders = [one.order for one in members]
-        demand(all(one.alive for one in members), "nobody trains with a dead worker")
+        demand(all(one.alive for one in members), "no worker trains with a dead one")
         demand(all(order is not None and order.key == group.key for order in orders), "a world is of one round")
         sizes = {order.world for order in orders if order is not None}
         demand(sizes == {group.size}, "the workers of a group know its size")
