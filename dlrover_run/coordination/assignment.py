@@ -1,4 +1,4 @@
-"""What of a plan concerns one node: what a coordinator sends to that node besides what it sends to all."""
+"""What a coordinator sends to one node: the part of the plan that concerns it, and what all nodes receive alike."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from dlrover_run.coordination.model import (
     OVER,
     Assignment,
     NodeKey,
+    NodeReport,
     NodeView,
     Peer,
     Plan,
+    PlanPhase,
     Waiting,
     rank_assignments,
 )
 from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.recovery import latest_round
 
 EMPTY_VIEW = NodeView()
 """The part of a node that the plan does not know."""
@@ -80,3 +83,46 @@ def with_view(common: Assignment, part: NodeView, waiting: Waiting | None) -> As
     """The assignment that all nodes have in common, with one node's part in it; `waiting` is for those that wait."""
     waiting = waiting if part.waits else None
     return msgspec.structs.replace(common, waiting=waiting, **msgspec.structs.asdict(part))
+
+
+_NOT_SENT_APART = frozenset(
+    {
+        "epoch",
+        "clock",
+        "since",
+        "restart_times",
+        "early_failures",
+        "failure",
+        "reasons",
+        "to_drain",
+        "saves",
+        "change",
+        "desired",
+    }
+)
+"""Fields of a plan from which no node's own part is made: they are sent to all nodes alike, or to none."""
+
+_SENT_APART = tuple(field for field in Plan.__struct_fields__ if field not in _NOT_SENT_APART)
+
+
+def affects_nodes(before: Plan, plan: Plan) -> bool:
+    """Whether a node's own part may have changed. A new field of the plan counts, unless it is named above."""
+    pairs = ((getattr(before, field), getattr(plan, field)) for field in _SENT_APART)
+    return any(one is not other and one != other for one, other in pairs)
+
+
+def continued_assignment(policy: Policy, plan: Plan, report: NodeReport, waiting: Waiting | None) -> Assignment:
+    """The assignment with which a node continues what the last coordinator that it obeyed assigned to it."""
+    ranks = report.ranks
+    continued = policy.continued(report)
+    works = ranks is not None or continued is not None
+    return Assignment(
+        epoch=plan.epoch,
+        phase=PlanPhase.TRAINING if works else PlanPhase.GATHERING,
+        key=latest_round(report),
+        restart_count=report.restart_count,
+        reasons=plan.reasons,
+        ranks=ranks,
+        waiting=None if works else waiting,
+        policy=continued,
+    )

@@ -16,7 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from dlrover_run.coordination.activity import NodeActivity, Received
-from dlrover_run.coordination.assignment import EMPTY_VIEW, build_assignment, node_views, with_peers
+from dlrover_run.coordination.assignment import (
+    EMPTY_VIEW,
+    affects_nodes,
+    build_assignment,
+    continued_assignment,
+    node_views,
+    with_peers,
+)
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Deadline
 from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
@@ -34,7 +41,6 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.recovery import latest_round
 from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed, apply_request
@@ -220,7 +226,7 @@ class Coordinator:
             self._forget(time)
         if self.plan is before and not is_new:
             return False
-        if _affects_nodes(before, self.plan):
+        if affects_nodes(before, self.plan):
             self._views = with_peers(node_views(self.policy, self.plan), self._members)
         # What was just decided may call for more, such as a deadline that is known only now.
         self._wake_at = time
@@ -256,7 +262,7 @@ class Coordinator:
         While the plan of a running job is being rebuilt, each node keeps its assignment.
         """
         if self._recovering_until is not None and key in self._members:
-            return _continued_assignment(self.policy, self.plan, self._members[key].report, waiting)
+            return continued_assignment(self.policy, self.plan, self._members[key].report, waiting)
         return build_assignment(self.plan, self.view(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
@@ -369,46 +375,3 @@ class Coordinator:
                 self._processes[key.node_id].remove(key)
                 if not self._processes[key.node_id]:
                     del self._processes[key.node_id]
-
-
-_NOT_SENT_APART = frozenset(
-    {
-        "epoch",
-        "clock",
-        "since",
-        "restart_times",
-        "early_failures",
-        "failure",
-        "reasons",
-        "to_drain",
-        "saves",
-        "change",
-        "desired",
-    }
-)
-"""Fields of a plan from which no node's own part is made: they are sent to all nodes alike, or to none."""
-
-_SENT_APART = tuple(field for field in Plan.__struct_fields__ if field not in _NOT_SENT_APART)
-
-
-def _affects_nodes(before: Plan, plan: Plan) -> bool:
-    """Whether a node's own part may have changed. A new field of the plan counts, unless it is named above."""
-    pairs = ((getattr(before, field), getattr(plan, field)) for field in _SENT_APART)
-    return any(one is not other and one != other for one, other in pairs)
-
-
-def _continued_assignment(policy: Policy, plan: Plan, report: NodeReport, waiting: Waiting | None) -> Assignment:
-    """The assignment with which a node continues what the last coordinator that it obeyed assigned to it."""
-    ranks = report.ranks
-    continued = policy.continued(report)
-    works = ranks is not None or continued is not None
-    return Assignment(
-        epoch=plan.epoch,
-        phase=PlanPhase.TRAINING if works else PlanPhase.GATHERING,
-        key=latest_round(report),
-        restart_count=report.restart_count,
-        reasons=plan.reasons,
-        ranks=ranks,
-        waiting=None if works else waiting,
-        policy=continued,
-    )
