@@ -244,7 +244,8 @@ async def why(
 
     Of a job that is over: [b]dlrover-run why --last-restart logs/latest[/]
     """
-    from dlrover_run.events.why import Question, WhyAnswer, explain
+    from dlrover_run.events.answers import WhyAnswer
+    from dlrover_run.events.why import Question, explain
 
     if last_restart + slow + start > 1:
         raise UsageError("Give one of --last-restart, --slow and --start.")

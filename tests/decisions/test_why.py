@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from dlrover_run.coordination.reasons import Code, Reason
+from dlrover_run.events.answers import WhyAnswer, WhyCode
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
     AgentEnded,
@@ -28,7 +29,7 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
-from dlrover_run.events.why import Question, WhyAnswer, WhyCode, explain
+from dlrover_run.events.why import Question, explain
 from dlrover_run.stragglers.finding import Straggler
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
