@@ -1,4 +1,4 @@
-"""The exit codes of `dlrover-run`; docs/launcher.md has the same table."""
+"""The exit codes of both programs that are not those of a worker; docs/launcher.md has the same table."""
 
 from __future__ import annotations
 

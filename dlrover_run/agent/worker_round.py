@@ -227,7 +227,7 @@ class WorkerRound:
 
     def _describe(self, worker: Worker, tail: str | None) -> WorkerExit:
         raised = worker.stopped_with is not None and worker.spec.rank in self._raised
-        end = collect_exit_info(
+        end = build_worker_exit(
             worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._oom_kills, raised
         )
         failed = {one.spec.rank for one in self.group.ended if _failed(one)}
@@ -323,7 +323,7 @@ class WorkerRound:
         return False
 
 
-def collect_exit_info(
+def build_worker_exit(
     worker: Worker,
     placed: RankStreams,
     tail: str | None,

@@ -189,7 +189,7 @@ class WorkerExited(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.e
 
 class WorkerFailed(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.failed"):
     """The failure of a worker of this node that is the root cause of the end of its round, as far as this node can
-    know. `cause` is one of `failures.Cause`; `what` follows the name of the worker in a sentence."""
+    know. `cause` is a `failures.causes.Cause`; `what` follows the name of the worker in a sentence."""
 
     pid: int
     code: int

@@ -109,7 +109,11 @@ def own_message(end: WorkerExit) -> str:
 
 
 class Cause(enum.StrEnum):
-    """What kind of failure ended a worker, for programs that count failures. The names are stable."""
+    """What kind of failure ended a worker, for programs that count failures. The names are stable.
+
+    What the end of a TensorFlow task costs is another list (`parameter_servers.model.EndCause`), where `oom` is
+    `memory`.
+    """
 
     OUT_OF_MEMORY = "oom"
     FULL_DISK = "full_disk"

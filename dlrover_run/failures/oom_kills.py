@@ -3,6 +3,10 @@
 A process killed for lack of memory dies of SIGKILL like any other. But the kernel counts such kills for each control
 group, so a count that has risen since the workers started is proof. The counters are read when a round starts and after
 a SIGKILL; nothing runs in between.
+
+`agent.worker_round` asks for a worker, and `tf_ps_runner.memory.enforcer` for a task that has no control group of its
+own. The answer is `WorkerExit.oom_kill`, which everything later reads: `failures.causes` for texts and causes, and
+`tf_ps_runner.agent.exits` for what the end costs. Its exit code is that of any SIGKILL, 137.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from dlrover_run.agent.worker_round import collect_exit_info
+from dlrover_run.agent.worker_round import build_worker_exit
 from dlrover_run.coordination.text import format_bytes
 from dlrover_run.failures.causes import (
     describe_exit,
@@ -514,5 +514,5 @@ def test_a_kill_for_memory_is_looked_for_where_this_launcher_did_not_kill(
     nowhere = SimpleNamespace(path=None)
     placed = SimpleNamespace(stdout=nowhere, stderr=nowhere, error_file=None)
     memory = SimpleNamespace(explain=lambda: "the limit was hit")
-    end = collect_exit_info(cast(Any, worker), cast(Any, placed), "", cast(Any, memory))
+    end = build_worker_exit(cast(Any, worker), cast(Any, placed), "", cast(Any, memory))
     assert (end.rank, end.code, end.oom_kill) == (3, code, found)

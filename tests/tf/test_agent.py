@@ -27,7 +27,7 @@ from dlrover_run.events.ledger import build_ledger
 from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import CheckpointRestored, WorkerFailed, WorkerStarted
 from dlrover_run.failures.causes import Cause
-from tf_ps_runner.memory.cgroups import find_cgroup_parent
+from tf_ps_runner.memory.task_cgroup import find_cgroup_parent
 
 StartJob = Callable[..., Job]
 

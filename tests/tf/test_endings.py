@@ -120,7 +120,7 @@ def test_a_failure_has_the_traceback_and_a_kill_has_no_exception() -> None:
 
 def test_the_reported_and_the_observed_exit_both_have_the_cause_of_an_out_of_memory_kill() -> None:
     class Started:
-        memory = SimpleNamespace(explain_oom_kill=lambda code: "it used more than its memory limit of 4Gi")
+        memory = SimpleNamespace(explain_memory_kill=lambda code: "it used more than its memory limit of 4Gi")
         stdout_path = stderr_path = None
 
         async def stderr_tail(self, relay: object) -> str:

@@ -18,10 +18,13 @@ from command_lines import LIMIT, run_python
 
 from dlrover_run.policies.parameter_servers import text as policy_text
 from dlrover_run.supervisor.process import ProcessSpec, spawn
-from tf_ps_runner.memory import cgroups, enforcer
-from tf_ps_runner.memory.cgroups import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
-from tf_ps_runner.memory.enforcer import MemoryEnforcer
-from tf_ps_runner.memory.process_tree import ProcessTreeWatch, processes_of, usage_of
+from tf_ps_runner.memory import enforcer, task_cgroup
+from tf_ps_runner.memory.enforcer import GroupCounters, MemoryEnforcer
+from tf_ps_runner.memory.task_cgroup import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
+from tf_ps_runner.memory.watch import ProcessTreeWatch, processes_of, usage_of
+
+Counted = tuple[int | None, int | None]
+"""Kills, and hits of the own limit."""
 
 TAKE = "task_limit = [b'x' * (1 << 20) for _ in range({mib})]\n"
 """Allocates this number of MiB and writes to all of them."""
@@ -44,20 +47,23 @@ def test_a_task_is_near_its_limit_above_nine_tenths_of_it() -> None:
 @pytest.mark.parametrize(
     ("code", "before", "after", "clause"),
     [
-        (-9, 0, 1, "it used more than its memory limit of 4Gi"),
-        (7, 2, 3, "a child process of it was killed, because together they used more than the memory limit of 4Gi"),
-        (-6, 0, 1, "a child process of it was killed"),
-        (-9, 1, 1, None),
-        (-9, 0, 0, None),
-        (0, 0, 1, None),
-        (-9, None, 1, None),
-        (-9, 0, None, None),
+        (-9, (0, None), (1, None), "it used more than its memory limit of 4Gi"),
+        (7, (2, None), (3, None), "a child process of it was killed, because together they used more than the memory"),
+        (-6, (0, 0), (1, 1), "a child process of it was killed"),
+        (-9, (0, 2), (1, 3), "it used more than its memory limit of 4Gi"),
+        (-9, (0, 2), (1, 2), "the kernel killed it for lack of memory below its limit of 4Gi"),
+        (7, (0, 0), (1, 0), "the kernel killed a child process of it for lack of memory below its limit of 4Gi"),
+        (-9, (1, 0), (1, 1), None),
+        (-9, (0, 0), (0, 0), None),
+        (0, (0, 0), (1, 1), None),
+        (-9, (None, None), (1, 1), None),
+        (-9, (0, 0), (None, None), None),
     ],
 )
 def test_a_failure_with_a_higher_count_of_kills_is_a_kill_for_memory(
-    code: int, before: int | None, after: int | None, clause: str | None
+    code: int, before: Counted, after: Counted, clause: str | None
 ) -> None:
-    found = enforcer.explain_group_kill(code, before, after, 4096)
+    found = enforcer.explain_group_kill(code, GroupCounters(*before), GroupCounters(*after), 4096)
     assert (found is None) is (clause is None)
     assert clause is None or (found is not None and found.startswith(clause))
 
@@ -66,10 +72,10 @@ def test_without_a_limit_only_a_sigkill_with_evidence_is_a_kill_for_memory() -> 
     task_limit = MemoryEnforcer.open("worker-0", 0)
     evidence: str | None = "the machine had run out"
     task_limit._oom_kills = SimpleNamespace(explain=lambda: evidence)  # type: ignore[assignment]
-    assert task_limit.explain_oom_kill(-9) == "the machine had run out"
-    assert task_limit.explain_oom_kill(1) is None
+    assert task_limit.explain_memory_kill(-9) == "the machine had run out"
+    assert task_limit.explain_memory_kill(1) is None
     evidence = None
-    assert task_limit.explain_oom_kill(-9) is None
+    assert task_limit.explain_memory_kill(-9) is None
 
 
 # --- The real groups of this machine's kernel.
@@ -157,12 +163,12 @@ def test_a_spawned_task_has_its_limit_before_its_program_starts(opened: Open, tm
         )
         os.waitpid(spawn(task), 0)
         output.seek(0)
-        assert f"{cgroups.PREFIX}worker-3." in output.read()
+        assert f"{task_cgroup.PREFIX}worker-3." in output.read()
 
 
 def groups_of(place: CgroupParent, name: str) -> list[str]:
     """The groups of the task of that name in that place."""
-    return [group for group in os.listdir(place.folder) if group.startswith(f"{cgroups.PREFIX}{name}.")]
+    return [group for group in os.listdir(place.folder) if group.startswith(f"{task_cgroup.PREFIX}{name}.")]
 
 
 @both_ways
@@ -170,7 +176,7 @@ def test_a_task_above_its_limit_is_killed_and_reported(opened: Open) -> None:
     task_limit = opened("worker-0", 100)
     code = run(task_limit, TAKE.format(mib=400) + "input()")
     assert code == -signal.SIGKILL
-    found = str(task_limit.explain_oom_kill(code))
+    found = str(task_limit.explain_memory_kill(code))
     assert found.startswith("it used ")
     assert "100Mi" in found
 
@@ -189,14 +195,14 @@ def test_a_task_below_its_limit_is_not_killed(opened: Open, limit: int, mib: int
         assert task_limit.near_memory_limit is near
 
     code = run(task_limit, TAKE.format(mib=mib) + TAKEN, meanwhile=look)
-    assert (code, task_limit.explain_oom_kill(code)) == (0, None)
+    assert (code, task_limit.explain_memory_kill(code)) == (0, None)
 
 
 @both_ways
 def test_a_task_that_is_killed_is_not_always_killed_for_memory(opened: Open) -> None:
     task_limit = opened("worker-0", 400)
     code = run(task_limit, "input()", meanwhile=lambda process: process.kill())
-    assert (code, task_limit.explain_oom_kill(code)) == (-signal.SIGKILL, None)
+    assert (code, task_limit.explain_memory_kill(code)) == (-signal.SIGKILL, None)
 
 
 CHILD_TAKES = """\
@@ -212,7 +218,7 @@ def test_the_memory_of_a_child_counts_for_its_task(opened: Open) -> None:
     code = run(task_limit, CHILD_TAKES.format(program=TAKE.format(mib=400) + "input()"))
     # A group of version 1 kills the child alone.
     assert code in ((7, -signal.SIGKILL) if task_limit.kept_by == "group" else (-signal.SIGKILL,))
-    assert "100Mi" in str(task_limit.explain_oom_kill(code))
+    assert "100Mi" in str(task_limit.explain_memory_kill(code))
 
 
 @by_group
@@ -238,7 +244,7 @@ def test_processes_that_a_task_has_left_in_its_group_are_killed(place: CgroupPar
 LAUNCHER = """\
 import sys
 sys.path.insert(0, {root!r})
-from tf_ps_runner.memory.enforcer import MemoryEnforcer
+from tf_ps_runner.memory.enforcer import GroupCounters, MemoryEnforcer
 task_limit = MemoryEnforcer.open("ps-0", 64)
 print(task_limit._group.path, flush=True)
 input()
@@ -271,7 +277,7 @@ def test_a_group_that_another_launcher_removes_before_it_is_locked_is_created_ag
             remove_leftover_groups(place)
             cleared.append(path)
 
-    monkeypatch.setattr(cgroups.os, "mkdir", cleared_at_once)
+    monkeypatch.setattr(task_cgroup.os, "mkdir", cleared_at_once)
     group = TaskCgroup(place, "worker-0", 100)
     assert [path.exists() for path in cleared] == [False, False]
     assert group.path.exists()
@@ -287,7 +293,7 @@ def test_a_task_without_a_limit_is_not_limited() -> None:
     task_limit = MemoryEnforcer.open("worker-0", 0)
     assert task_limit.kept_by == "nothing"
     code = run(task_limit, TAKE.format(mib=50))
-    assert (code, task_limit.explain_oom_kill(code), task_limit.near_memory_limit) == (0, None, False)
+    assert (code, task_limit.explain_memory_kill(code), task_limit.near_memory_limit) == (0, None, False)
     task_limit.close()
 
 
@@ -397,8 +403,8 @@ def kernel2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel2:
             (Path(path) / name).unlink(missing_ok=True)
         remove(path)
 
-    monkeypatch.setattr(cgroups.os, "mkdir", made)
-    monkeypatch.setattr(cgroups.os, "rmdir", removed)
+    monkeypatch.setattr(task_cgroup.os, "mkdir", made)
+    monkeypatch.setattr(task_cgroup.os, "rmdir", removed)
     return kernel
 
 
@@ -416,11 +422,11 @@ def test_a_group_of_version_2_has_its_limit_and_no_swap_and_is_killed_as_a_whole
     group.add(4711)
     assert (group.path / "cgroup.procs").read_text() == "4711"
     (group.path / "cgroup.procs").write_text("")
-    assert group.kills == 0
+    assert (group.kills, group.hits) == (0, 0)
     (group.path / "memory.events").write_text("oom 3\noom_kill 2\noom_group_kill 1\n")
     (group.path / "memory.current").write_text(f"{80 << 20}\n")
     (group.path / "memory.stat").write_text(f"anon 1\nactive_file {10 << 20}\ninactive_file {20 << 20}\n")
-    assert (group.kills, group.usage) == (2, 50)
+    assert (group.kills, group.hits, group.usage) == (2, 3, 50)
     group.close()
     assert kernel2.groups == []
 
@@ -448,7 +454,7 @@ def test_a_group_that_cannot_be_used_is_not_changed(
         raise PermissionError(13, "Permission denied", str(path))
 
     if name == "cgroup.subtree_control":
-        monkeypatch.setattr(cgroups.os, "mkdir", refuse)
+        monkeypatch.setattr(task_cgroup.os, "mkdir", refuse)
     kernel2.put(name, text)
     before = (kernel2.own / "cgroup.subtree_control").read_text()
     assert find_cgroup_parent(kernel2.proc) is None

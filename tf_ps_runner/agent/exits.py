@@ -36,7 +36,7 @@ class ExitClassifier:
         assert process.code is not None, "it has ended"
         assert start is not None, "a process has what it was started with"
         stopped = process.stopped_with if not task.hung else None
-        oom_kill = start.memory.explain_oom_kill(process.code) if stopped is None and not task.hung else None
+        oom_kill = start.memory.explain_memory_kill(process.code) if stopped is None and not task.hung else None
         text = await start.stderr_tail(self._relay)
         start.forget_output(self._relay)
         end = WorkerExit(

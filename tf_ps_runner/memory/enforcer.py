@@ -1,8 +1,9 @@
 """Enforces the memory limit of one task, in the best way that this machine allows, and detects out-of-memory kills.
 
 SIGKILL alone proves nothing, since users and schedulers send that too; and a task whose child was killed may exit with
-any code. The evidence is the kernel's count of out-of-memory kills in the task's own control group, or the record of
-its watch. How often the limit was hit (`failcnt`) proves nothing: there are kernels where it stays 0.
+any code. The evidence is the kernel's count of out-of-memory kills in the task's own control group; without a group the
+record of its watch, or what `failures.oom_kills` reads of the launcher's own group and of the machine. In version 1
+how often a limit was hit (`failcnt`) proves nothing: there are kernels where it stays 0.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import math
 import os
 import signal
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.policies.parameter_servers.text import memory_size
-from tf_ps_runner.memory.cgroups import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
-from tf_ps_runner.memory.process_tree import ProcessTreeWatch, processes_of, usage_of
+from tf_ps_runner.memory.task_cgroup import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
+from tf_ps_runner.memory.watch import ProcessTreeWatch, processes_of, usage_of
 
 NEAR_LIMIT = 0.9
 """The part of its limit above which a task is near it: a server is then replaced in a planned change, before it is
@@ -29,20 +30,31 @@ def is_near_limit(usage: int, limit: int) -> bool:
     return limit > 0 and usage > limit * NEAR_LIMIT
 
 
-def explain_group_kill(code: int, kills_before: int | None, kills_after: int | None, limit: int) -> str | None:
+class GroupCounters(NamedTuple):
+    """What the kernel has counted in the group of a task, None where that cannot be read: its processes that were
+    killed for memory, whoever's limit it was, and how often its own limit was hit."""
+
+    kills: int | None
+    hits: int | None
+
+
+def explain_group_kill(code: int, before: GroupCounters, after: GroupCounters, limit: int) -> str | None:
     """Why a task was killed for lack of memory, as a clause that follows the text of its exit; None if it was not.
 
-    `code` is its exit code, below 0 for a signal; the kills are the count of its group before it started and after it
-    ended, None if that cannot be read; `limit` is in MiB. A task that succeeded did so in spite of a killed child.
+    `code` is its exit code, below 0 for a signal; the counters are those before it started and after it ended; `limit`
+    is in MiB. A task that succeeded did so in spite of a killed child.
     """
-    if code == 0 or kills_before is None or kills_after is None or kills_after <= kills_before:
+    if code == 0 or before.kills is None or after.kills is None or after.kills <= before.kills:
         return None
+    who = "it" if code == -signal.SIGKILL else "a child process of it"
+    if before.hits is not None and after.hits is not None and after.hits <= before.hits:
+        return (
+            f"the kernel killed {who} for lack of memory below its limit of {memory_size(limit)}: the limit of "
+            "the container was reached, or the machine had run out"
+        )
     if code == -signal.SIGKILL:
         return f"it used more than its memory limit of {memory_size(limit)}"
-    return (
-        "a child process of it was killed, because together they used more than the memory limit of "
-        f"{memory_size(limit)}"
-    )
+    return f"{who} was killed, because together they used more than the memory limit of {memory_size(limit)}"
 
 
 class MemoryEnforcer:
@@ -55,7 +67,7 @@ class MemoryEnforcer:
     def __init__(self, limit: int, group: TaskCgroup | None) -> None:
         self._limit = limit
         self._group = group
-        self._kills = group.kills if group else None
+        self._counters = _counters(group) if group else None
         self._oom_kills = None if group else OomKillCounters()
         self._watch: ProcessTreeWatch | None = None
         self._pid: int | None = None
@@ -113,14 +125,14 @@ class MemoryEnforcer:
     def near_memory_limit(self) -> bool:
         return bool(self._limit) and is_near_limit(self.usage(), self._limit)
 
-    def explain_oom_kill(self, exit_code: int) -> str | None:
+    def explain_memory_kill(self, exit_code: int) -> str | None:
         """Why a task with this exit code, below 0 for a signal, was killed for lack of memory, as a clause that follows
         the text of its exit; None if it was not. Call it after the task has ended and before `close`."""
         if self._watch is not None and self._watch.exceeded_with is not None and exit_code != 0:
             used, limit = memory_size(self._watch.exceeded_with), memory_size(self._limit)
             return f"it used {used}, and its memory limit is {limit}"
-        if self._group is not None:
-            return explain_group_kill(exit_code, self._kills, self._group.kills, self._limit)
+        if self._group is not None and self._counters is not None:
+            return explain_group_kill(exit_code, self._counters, _counters(self._group), self._limit)
         # The machine itself may have run out of memory, or the launcher's own group.
         return self._oom_kills.explain() if self._oom_kills and exit_code == -signal.SIGKILL else None
 
@@ -132,6 +144,10 @@ class MemoryEnforcer:
         if self._group is not None:
             self._group.close()
             self._group = None
+
+
+def _counters(group: TaskCgroup) -> GroupCounters:
+    return GroupCounters(group.kills, group.hits)
 
 
 @cache

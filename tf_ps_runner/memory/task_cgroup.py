@@ -19,7 +19,7 @@ from typing import Literal
 
 from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_field, read_cgroup_number
 from tf_ps_runner.memory import MIB
-from tf_ps_runner.memory.process_tree import processes_of
+from tf_ps_runner.memory.watch import processes_of
 
 PREFIX = "tf-ps-run."
 """How the names of all these groups begin."""
@@ -134,9 +134,16 @@ class TaskCgroup:
 
     @property
     def kills(self) -> int | None:
-        """How many processes of the group were killed for memory; None if that cannot be read."""
+        """How many processes of the group were killed for memory, be it for an outer limit or for that of the machine;
+        None if that cannot be read."""
         file = "memory.events" if self._version == 2 else "memory.oom_control"
         return read_cgroup_field(self.path / file, "oom_kill")
+
+    @property
+    def hits(self) -> int | None:
+        """How often the kernel looked for a process to kill because of the group's own limit; None if that is unknown,
+        as in version 1."""
+        return read_cgroup_field(self.path / "memory.events", "oom") if self._version == 2 else None
 
     @property
     def usage(self) -> int:
