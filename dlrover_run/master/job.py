@@ -211,8 +211,15 @@ class Job:
         """As `Coordinator.activity_changes`."""
         return self._coordinator.activity_changes
 
+    @property
+    def write_error(self) -> str:
+        """Why the latest plan is not stored yet; empty if it is."""
+        return "" if self._retry_at is None else self._write_error
+
     def request(self, request: OperatorRequest, now: float) -> Reasons:
         """Take a request of an operator, as `Coordinator.request`; `step` is needed. Raises RequestFailed."""
+        if self.write_error:
+            raise RequestFailed(f"{self.write_error}; nothing is changed until it can")
         answer = self._coordinator.request(request, now)
         self._log(str(request))
         return answer

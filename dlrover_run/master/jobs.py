@@ -120,6 +120,8 @@ class Jobs:
             else:
                 self._due.add(name)
                 self._step()
+                if job.write_error:
+                    refusal = f"{job.write_error}; it is carried out if this master can do so before it ends"
         status = msgspec.structs.replace(job.status(now), answer=answer)
         return Answered(msgspec.Raw(msgspec.json.encode(status)), refusal)
 

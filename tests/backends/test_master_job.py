@@ -16,6 +16,7 @@ from policy_parts import fold
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
+from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
 from dlrover_run.master.job import STORE_RETRY, Job, RequestRefused
@@ -195,6 +196,24 @@ def test_the_round_continues_while_its_end_cannot_be_stored(tmp_path: Path, disk
     disk[0] = False
     bed.until(4.0)
     assert bed.lines["a"].assignments[-1].key.number == 2
+
+
+def test_a_request_that_cannot_be_stored_is_not_answered_as_carried_out(tmp_path: Path, disk: list[bool]) -> None:
+    bed = Bed(JobRules(min_nodes=1, max_nodes=2), tmp_path)
+    bed.join("a", "b")
+    bed.take_ranks()
+    disk[0] = True
+    fewer = OperatorRequest(Action.SCALE, by="ann", max_nodes=1)
+    bed.job.request(fewer, bed.now)
+    assert not bed.job.write_error
+    bed.job.step(bed.now)
+    assert "No space left on device" in bed.job.write_error
+    with pytest.raises(RequestFailed, match="nothing is changed until it can"):
+        bed.job.request(fewer, bed.now)
+    disk[0] = False
+    bed.until(bed.now + STORE_RETRY * 1.5)
+    assert not bed.job.write_error
+    assert bed.job.status(bed.now).desired_nodes == "1"
 
 
 def test_a_report_of_a_later_epoch_makes_a_master_step_down_once_none_of_its_members_is_left(tmp_path: Path) -> None:
