@@ -25,6 +25,10 @@ from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssi
 
 NO_ROUND = RoundKey()
 
+PEER_MARGIN = 1.0
+"""Seconds that a worker which has reported the loss of a peer gets beyond the limit. By then the peer of which nothing
+was heard was ended, here or on its own node, and is the failure that is named."""
+
 
 class Step(enum.Enum):
     """What is due for a worker."""
@@ -110,7 +114,7 @@ def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Du
         # A peer has ended, so another round is about to begin. If it does not, no other worker reports this. A group
         # that has never formed gets no more time than one of which nothing was heard.
         since = worker.lost_at if worker.formed == key else worker.told_at
-        return _within(since, part.timeout, now, Step.FAIL)
+        return _within(since, part.timeout + PEER_MARGIN, now, Step.FAIL)
     if worker.formed == key:
         return Due(Step.WAIT)
     if formation is None or formation.key != key:
@@ -130,7 +134,8 @@ def _before_offers_are_complete(worker: WorkerRecord, part: SurvivorsAssignment,
         return Due(Step.WAIT)
     if worker.asked != part.key:
         return Due(Step.ASK)
-    return _within(worker.asked_at, part.timeout, now, Step.GIVE_UP)
+    # One that has started for this round may never answer, and nor may those that follow it: that must have an end.
+    return _within(worker.asked_at, part.timeout, now, Step.FAIL if is_new else Step.GIVE_UP)
 
 
 def can_survive(worker: WorkerRecord, part: SurvivorsAssignment) -> bool:

@@ -137,6 +137,8 @@ class SurvivorNode(TorchNode):
             self._epoch = wanted.epoch
             self._state.accept(wanted)
             self._follow_round(SurvivorsAssignment.find(wanted.policy))
+            if wanted.drains:
+                self._begin_to_leave()
         self.rendezvous.report(self._with_part(build_report(self._state, cast(Any, self.round), self._leaving)))
 
     def _with_part(self, report: NodeReport) -> NodeReport:
@@ -208,6 +210,9 @@ class SurvivorNode(TorchNode):
             process.end(-9)
         elif due.step is Step.FAIL:
             self.note(f"fails worker {process.pid}")
+            if self.part.store is not None and not self._survivors.groups.is_alive(self.part.store):
+                # All of them wait for the store of the round, and that is the failure.
+                self._survivors.workers.failed.add(key)
             process.end(-9, PEER_WORDS if slot.record.lost == key else OWN_WORDS)
 
     def _send(self, slot: Slot, ranks: RankAssignment, formation: Formation | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -90,10 +91,12 @@ class WorkerProcess:
     def say(self, word: str, key: RoundKey, text: str = "") -> None:
         self._groups.later(0.01, lambda: self.node.hear(self, word, key, text))
 
-    def lose(self) -> None:
-        """Notice that the group has lost a member."""
-        group, self.group = self.group, None
-        if group is None or not self.alive or self.deaf:
+    def lose(self, group: Group) -> None:
+        """Notice that a group has lost a member, unless the process has left that group."""
+        if self.group is not group:
+            return
+        self.group = None
+        if not self.alive or self.deaf:
             return
         if self.in_place and self.node.kind == BLOCK:
             self.say("lost", group.key)
@@ -172,7 +175,7 @@ class Groups:
         group = self._by_round.setdefault(order.key, Group(order.key, order.world, in_place=False))
         demand(group.size == order.world and order.rank not in group.members, "two worlds in one round")
         self._join(group, order.rank, process)
-        self._timeline.after(self._workers.patience, lambda: None if group.complete else process.lose())
+        self._timeline.after(self._workers.patience, lambda: None if group.complete else process.lose(group))
 
     def leave(self, process: WorkerProcess) -> None:
         """Close the connections of a process; the others notice it, most of them soon."""
@@ -186,7 +189,9 @@ class Groups:
         for other in group.members.values():
             if other is not process and other.alive:
                 soon = self.random.random() < 0.8
-                self._timeline.after(self.random.uniform(0.01, 1.5) if soon else self._workers.patience, other.lose)
+                self._timeline.after(
+                    self.random.uniform(0.01, 1.5) if soon else self._workers.patience, partial(other.lose, group)
+                )
 
     def fail(self, process: WorkerProcess, killed: bool) -> None:
         """Let a worker fail for a reason of its own."""
@@ -214,7 +219,7 @@ class Groups:
 
     def _give_up(self, group: Group, process: WorkerProcess) -> None:
         if process.group is group:
-            process.lose()
+            process.lose(group)
 
     def _finish(self, group: Group) -> None:
         if not group.ended:
