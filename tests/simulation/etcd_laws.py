@@ -22,7 +22,9 @@ class Store:
         self._keys = keys
         self._stored_rounds: set[tuple[RoundKey, PlanPhase, int]] = set()
         self._leaders: set[int] = set()
-        self._published: dict[NodeKey, dict[NodeReport, int]] = {}
+        # The reports of each process in their order, and the place of the one that is stored, at the earliest.
+        self._published: dict[NodeKey, list[NodeReport]] = {}
+        self._stored: dict[NodeKey, int] = {}
         cluster.on_change = self._check
 
     @property
@@ -49,9 +51,7 @@ class Store:
 
     def publishing(self, status: NodeReport) -> None:
         """Note that a node stores this report."""
-        published = self._published.setdefault(status.key, {})
-        status = _without_memory(status)
-        published[status] = max(published.values(), default=0) + 1
+        self._published.setdefault(status.key, []).append(_without_memory(status))
 
     def _owner(self, current: KeyValue | None) -> Process | None:
         lease = None if current is None else self._cluster.leases.get(current.lease)
@@ -66,7 +66,7 @@ class Store:
             if key.startswith(keys.nodes):
                 previous = before.get(key)
                 demand(previous is None or self._owner(previous) in (None, writer), "two processes are one node")
-                self._check_status(previous, current)
+                self._check_report(current)
             elif key == keys.leader:
                 self._leaders.add(current.created)
             elif not key.startswith(keys.requests):
@@ -78,14 +78,12 @@ class Store:
             demand(all_have_left or self._laws.over is not None, "a job is not forgotten while it has nodes")
             self._laws.forgetting(all_have_left)
 
-    def _check_status(self, before: KeyValue | None, after: KeyValue) -> None:
+    def _check_report(self, after: KeyValue) -> None:
         now = _without_memory(decode_record(after.value, NodeReport))
-        last = now if before is None else _without_memory(decode_record(before.value, NodeReport))
-        published = self._published[now.key]
-        demand(
-            last.key != now.key or published[last] <= published[now],
-            "no older report of a node replaces a newer one",
-        )
+        published, last = self._published[now.key], self._stored.get(now.key, 0)
+        place = next((place for place in range(last, len(published)) if published[place] == now), None)
+        demand(place is not None, "no older report of a node replaces a newer one")
+        self._stored[now.key] = place or 0
 
     def _check_plan(self, before: Plan | None, after: Plan | None) -> None:
         assert after is not None, "it was just written"

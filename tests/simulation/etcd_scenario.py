@@ -14,6 +14,7 @@ from dlrover_run.etcd.operations import KeyValue
 from dlrover_run.rendezvous import etcd_leader
 from dlrover_run.rendezvous.etcd_client import EtcdClient, lease_time
 from dlrover_run.rendezvous.etcd_records import Keys
+from dlrover_run.rendezvous.etcd_requests import REQUEST_LEASE
 from dlrover_run.spec import EtcdSpec, JobSpec
 from simulation.etcd import EXPIRY_TICK, EtcdCluster
 from simulation.etcd_client import Client
@@ -164,7 +165,8 @@ class EtcdScenario(Scenario):
             self.cluster.come_back()
 
     def _demand_rest(self) -> None:
-        ttl = lease_time(self.rules)
+        # An operator's program may have ended without an answer.
+        ttl = max(lease_time(self.rules), REQUEST_LEASE)
         self.timeline.run_until(self.timeline.now + RESULT_RETENTION + ttl + 4 * EXPIRY_TICK, lambda: False)
         plan = self.plan
         if plan is None or plan.phase in OVER:

@@ -20,6 +20,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.policies.parameter_servers.view import host_of
 from simulation.timeline import demand
 
@@ -148,7 +149,7 @@ class ClusterLaws:
             ranks = sorted(task.rank for task in tasks if task.role is Role.PS)
             demand(ranks == list(range(len(ranks))), f"the servers have ranks {ranks}")
             demand(limits.min_ps <= len(ranks) <= limits.max_ps, f"there are {len(ranks)} servers")
-        versions = {task.version for task in cluster.tasks if task.role is not Role.EVALUATOR}
+        versions = {task.version for task in cluster.tasks if not ROLES[task.role].outlives_versions}
         demand(versions <= {cluster.version}, f"tasks of versions {versions} are mixed")
 
     def _same_version(self, former: Cluster, cluster: Cluster) -> None:
@@ -234,7 +235,7 @@ class ClusterLaws:
                 status = _status_of(present, task)
                 demand(status is not None and status.stage is TaskStage.READY, f"opened before {task.key} was ready")
         for process in self._in_touch():
-            old = process.task.version < cluster.version and process.task.role is not Role.EVALUATOR
+            old = process.task.version < cluster.version and not ROLES[process.task.role].outlives_versions
             demand(not old, f"version {cluster.version} opens while {process.task.key} of an earlier version runs")
 
     def _count(self, before: Plan, former: Cluster, plan: Plan, cluster: Cluster, present: Members) -> None:

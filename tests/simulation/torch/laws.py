@@ -59,7 +59,8 @@ class TorchLaws(Laws):
         """Planned changes that were made after a checkpoint, or at the deadline."""
         self.granted = 0
         """Requests of an operator that were carried out."""
-        self._asking = 0
+        self._asking: list[OperatorRequest] = []
+        self._asks_at_once = False
         self.blamed: set[RoundKey] = set()
         self.dismissed: set[NodeKey] = set()
         self.found_kinds: set[str] = set()
@@ -169,17 +170,23 @@ class TorchLaws(Laws):
             demand(after.restart_count <= self._rules.max_restarts, "no more restarts than were granted")
 
     def asking(self, request: OperatorRequest) -> None:
-        self._asking += 1
+        self._asking.append(request)
+        self._asks_at_once = len(self._asking) > 1 or self._asks_at_once
 
     def answered(self, request: OperatorRequest, answer: JobStatus | AskFailed) -> None:
-        """The answer comes once the job has the size that was requested."""
-        alone, self._asking = self._asking == 1, self._asking - 1
+        """The answer comes once the job has the size that was requested, which another request may change at once."""
+        alone = not self._asks_at_once
+        self._asking.remove(request)
+        self._asks_at_once = self._asks_at_once and bool(self._asking)
         if isinstance(answer, AskFailed):
             return
         self.granted += 1
         if request.action is Action.SCALE and alone:
-            wanted = "" if request.max_nodes == self._rules.max_nodes else str(request.max_nodes)
-            demand(answer.desired_nodes == wanted, "a request that is granted is carried out")
+            demand(answer.desired_nodes == self.wanted_size(request), "a request that is granted is carried out")
+
+    def wanted_size(self, request: OperatorRequest) -> str:
+        """Return the size that the status shows after a request for one."""
+        return "" if request.max_nodes == self._rules.max_nodes else str(request.max_nodes)
 
     def excuses(self, plan: Plan) -> bool:
         """Return whether a failure may end the round without a charge."""

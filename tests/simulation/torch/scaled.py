@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from dlrover_run.agent.throughput import ThroughputReport
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeReport, Plan, RoundKey
+from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.autoscale.model import AutoscaleState
 from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
@@ -38,6 +39,10 @@ class ScaledLaws(TorchLaws):
         size = len(plan.members)
         self.excused[size] = self.excused.get(size, 0) + 1
         return size == plan.wanted_nodes
+
+    def wanted_size(self, request: OperatorRequest) -> str:
+        # Also the largest size ends the choice.
+        return str(request.max_nodes)
 
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         super().storing(before, after, now)
