@@ -177,7 +177,9 @@ def test_lines_of_two_workers_stay_whole(tmp_path: Path, sink: str, stream: str)
     assert sorted(shown.splitlines()) == ["from rank 0", "from rank 1"]
 
 
-@pytest.mark.parametrize("args", [(), ("--nproc-per-node=2", "-t3"), *only_long(("-t3",), ("--nproc-per-node=2",))])
+@pytest.mark.parametrize(
+    "args", [(), ("--nproc-per-node=2", "-t3"), *only_long((("-t3",),), (("--nproc-per-node=2",),))]
+)
 def test_a_prompt_is_shown_on_a_terminal_before_its_line_has_ended(tmp_path: Path, args: tuple[str, ...]) -> None:
     """Also where the output is written to a log file first, and where other workers write complete lines to the
     terminal.
