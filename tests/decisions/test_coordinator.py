@@ -8,7 +8,8 @@ from node_truth import Truth
 from policy_parts import check_rules
 from virtual_job import KILLED, VirtualJob, play, rules
 
-from dlrover_run.coordination.coordinator import _NOT_SENT_APART, OWN_EPOCHS, RETURN_GRACE, Coordinator, _affects_nodes
+from dlrover_run.coordination.assignment import _NOT_SENT_APART, affects_nodes
+from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.recovery import recover_plan
@@ -109,7 +110,7 @@ def test_a_job_between_two_rounds_continues_with_the_nodes_that_connect() -> Non
     play(trio(), script + "formed 9 2 a d; phase training")
 
 
-def test_the_latest_of_two_rounds_counts() -> None:
+def test_a_round_that_only_some_received_is_followed_by_another() -> None:
     play(trio(), f"deaf c; fail b; successor; listen; back c a b; wait {RETURN_GRACE + 0.1}; formed 9 3 a b c")
 
 
@@ -207,7 +208,7 @@ class TestWhatAWaitingNodeReceives:
 def test_a_change_of_any_field_is_sent_to_the_nodes(field: str) -> None:
     """Also of a field that is added to the plan later, unless it is listed as a field that is not sent to nodes."""
     changed = msgspec.structs.replace(Plan(), **{field: object()})
-    assert _affects_nodes(Plan(), changed)
+    assert affects_nodes(Plan(), changed)
 
 
 class TestWithoutAJournal:
