@@ -17,6 +17,9 @@ from dlrover_run.policies.parameter_servers.rules import ROLES
 GATE = "TF_PS_GATE"
 """The variable that makes the bootstrap delay a worker's session until the chief has restored the model."""
 
+READY_AT_START = "TF_PS_READY_AT_START"
+"""The variable of a task that counts as ready as soon as its script begins, since it waits for no other task."""
+
 
 def servers_of(order: NodeOrder, task: PlannedTask) -> tuple[str, ...]:
     """The addresses of the servers of the task's version, by rank; empty for a version that the order does not contain.
@@ -68,4 +71,5 @@ def task_variables(order: NodeOrder, task: PlannedTask, config: str, master: str
         "DLROVER_MASTER_ADDR": master,
         "TF_PS_VERSION": str(task.version),
         GATE: "1",
+        READY_AT_START: str(int(ROLES[task.role].ready_after is None)),
     }

@@ -101,6 +101,13 @@ def failures() -> None:
     assert text.ClusterCode.PURPOSE_FAILED.within(first.plan.reasons)
 
 
+def new_version() -> None:
+    last = job()
+    last.end("ps-0", how=KILLED)
+    assert last.cluster.version == 2
+    assert last.ids(SPARE) == ["spare-2", "spare-3"], "it uses the servers, so it starts again with them"
+
+
 def texts() -> None:
     train, *_ = text.training(job().cluster)
     assert "2 spares" in train.params["tasks"]
@@ -116,6 +123,6 @@ def end() -> None:
     assert last.plan.phase is PlanPhase.FINISHED
 
 
-for check in (command_line, environment, exits, placement, failures, texts, end):
+for check in (command_line, environment, exits, placement, failures, new_version, texts, end):
     check()
     print(check.__name__)

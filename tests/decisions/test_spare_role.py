@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-CHECKS = ["command_line", "environment", "exits", "placement", "failures", "texts", "end"]
+CHECKS = ["command_line", "environment", "exits", "placement", "failures", "new_version", "texts", "end"]
 
 
-def test_a_row_of_the_table_is_a_role_everywhere() -> None:
+def test_a_row_of_the_table_is_a_role_wherever_the_table_is_read() -> None:
     # A process of its own, because the command line and the decoders read the table once.
     command = [sys.executable, str(HERE / "spare_role.py")]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(HERE.parent)}, capture_output=True, text=True)

@@ -22,6 +22,7 @@ from cluster import CapturedProcess
 from harness import WAIT, WORKERS, Mailbox, environment, kill_leftovers, still_alive, watched
 
 from dlrover_run import exit_codes
+from dlrover_run.policies.parameter_servers.rules import ROLES as ROLE_TABLE
 from tf_ps_runner.memory.task_cgroup import TaskCgroup, find_cgroup_parent
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"
@@ -143,6 +144,11 @@ def test_the_verbs_are_named() -> None:
 def test_an_impossible_request_is_reported_in_one_line(words: str, settings: dict[str, str], message: str) -> None:
     refused = run(*words.split(), **settings)
     assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", f"start_chaos: {message}\n")
+
+
+def test_each_role_can_be_chosen() -> None:
+    refusal = run("kill-process", CHAOS_ROLE="?").stderr
+    assert set(refusal.split("it takes one of:")[1].split()) == set(ROLE_TABLE)
 
 
 def test_it_waits_for_a_node_with_a_timeout(chaos: Chaos) -> None:

@@ -60,6 +60,7 @@ LOST_SERVER = f"{TRACE}tensorflow.python.framework.errors_impl.UnavailableError:
         (Role.PS, -9, "", {"hung": "lives, and does not answer any more"}, EndCause.SILENT),
         # The server is the failure.
         (Role.CHIEF, 1, LOST_SERVER, {}, EndCause.RESHAPED),
+        (Role.EVALUATOR, 1, LOST_SERVER, {}, EndCause.FAILURE),
         (Role.CHIEF, 1, LOST_SERVER, {"before": LOST_SERVER.rpartition("\n")[2]}, EndCause.RESHAPED),
     ],
 )

@@ -111,6 +111,7 @@ def test_the_other_variables_are_those_of_pods() -> None:
         "DLROVER_MASTER_ADDR": "m:29400",
         "TF_PS_VERSION": "3",
         "TF_PS_GATE": "1",
+        "TF_PS_READY_AT_START": "0",
     }
     assert task_variables(ORDER, task(Role.PS, 0, version=4), "{}", "")["WORKER_NUM"] == "1"
 

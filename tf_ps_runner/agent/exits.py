@@ -137,7 +137,7 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
     if found.asked_to_end:
         return TaskEnd(EndCause.RESHAPED, causes.describe_exit(end)[:MAX_WHAT])
     text = exception_text(end)
-    if text is not None and _LOST_SERVER.search(text):
+    if text is not None and ROLES[found.role].uses_servers and _LOST_SERVER.search(text):
         return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {causes.describe_exit(end)}"[:MAX_WHAT])
     soon = found.lived <= (REPEATED_WITHIN if found.stepped else REPEATED_BEFORE_STEP)
     if (

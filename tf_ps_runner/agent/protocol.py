@@ -50,7 +50,7 @@ class ProcessHello(msgspec.Struct, frozen=True, tag_field="type", tag="hello", f
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="type", tag="ready", forbid_unknown_fields=True):
-    """A worker is past the gate, or an evaluator has begun."""
+    """A worker is past the gate, or a task that waits for no other, such as an evaluator, has begun."""
 
 
 class Restored(msgspec.Struct, frozen=True, tag_field="type", tag="restored", forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ CLOSE_TIMEOUT = 2.0
 keep what they hold for it until they end."""
 
 GATE = "TF_PS_GATE"
+READY_AT_START = "TF_PS_READY_AT_START"
 
 CHIEFS = ("chief", "master")
 """TensorFlow's names for the task that creates the model and saves it."""
@@ -31,11 +32,13 @@ _leaving = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class ClusterTask:
-    """A role with an index in the cluster. `gated` means that a worker waits until the chief has a complete model."""
+    """A role with an index in the cluster. `gated` means that a worker waits until the chief has a complete model, and
+    `ready_at_start` that the task is ready when its script begins."""
 
     role: str
     index: int
     gated: bool
+    ready_at_start: bool = False
 
     @property
     def chief(self) -> bool:
@@ -54,7 +57,8 @@ def task() -> ClusterTask | None:
         return None
     try:
         stated = json.loads(os.environ.get("TF_CONFIG", ""))["task"]
-        return ClusterTask(str(stated["type"]), int(stated["index"]), os.environ.get(GATE) == "1")
+        gated, ready_at_start = (os.environ.get(name) == "1" for name in (GATE, READY_AT_START))
+        return ClusterTask(str(stated["type"]), int(stated["index"]), gated, ready_at_start)
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -50,7 +50,7 @@ def run_program() -> None:
 
     agent().claim()
     own_task = task()
-    if own_task is not None and own_task.role == "evaluator":
+    if own_task is not None and own_task.ready_at_start:
         agent().report_once("ready")
     try:
         _run(sys.argv[1:])
