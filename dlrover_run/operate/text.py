@@ -118,7 +118,7 @@ def _size_table(choice: SizeChoice) -> list[str]:
     """What was measured of each size."""
     rows = [
         (
-            f"{size.nodes}{'  <' if size.nodes == choice.wanted_nodes else ''}",
+            f"{size.nodes}{'  <' if size.nodes == choice.chosen_nodes else ''}",
             "-" if size.throughput is None else f"{size.throughput:.4g}",
             "-" if size.error is None else f"{100 * size.error:.1f} %",
             "-" if size.efficiency is None else f"{size.efficiency:.2f}",

@@ -156,6 +156,49 @@ def test_nodes_that_come_later_are_used_at_once() -> None:
     assert job.size == 8
 
 
+def test_nodes_that_do_not_come_stay_wished_for_and_are_tried_whenever_they_come() -> None:
+    job = Steady(linear(8), Sizes(1, 8), 2)
+    job.present = 2
+    job.pass_time(300)
+    published = []
+    for _ in range(12 * 60):
+        job.pass_time(60)
+        choice = job.state.size_choice
+        published.append(choice.wanted_nodes)
+        assert choice.chosen_nodes <= choice.wanted_nodes
+    # An autoscaler of the cluster that follows it never takes back what it has ordered.
+    assert set(published) == {4}
+    assert (job.size, job.state.ceiling.refusals > 2) == (2, True)
+    job.present = 8
+    job.pass_time(600)
+    assert (job.size, job.state.wish) == (8, 0)
+
+
+def test_nodes_that_do_not_stay_are_not_wished_for() -> None:
+    job = Steady(linear(4), Sizes(1, 4), 2)
+    job.present = 2
+    job.pass_time(600)
+    for _ in range(2):
+        job.present = 4
+        job.pass_time(300)
+        assert job.size == 4
+        job.present = 2
+        job.pass_time(300)
+    assert (job.state.target, job.state.wish) == (2, 0)
+    assert codes(job.state.reasons) == ("autoscale.unstable",)
+    job.present = 4
+    job.pass_time(300)
+    assert job.size == 2
+
+
+def test_no_more_nodes_are_wished_for_than_would_pay() -> None:
+    job = Steady(knee(4, 2), Sizes(1, 4), 4)
+    job.pass_time(4000)
+    job.present = 2
+    job.pass_time(4000)
+    assert (job.state.target, job.state.wish) == (2, 0)
+
+
 def test_a_shortage_sets_the_target_to_what_is_here() -> None:
     job = Steady(linear(4), Sizes(1, 4), 1)
     job.pass_time(1000)
@@ -348,6 +391,7 @@ def test_whatever_happens_the_laws_hold(life: tuple[Sizes, list[float], list[tup
             view = JobView(round=round_, size=size, present=present, progress=progress, failure=failure)
             before, state = state, decide(RULES, sizes, state, view, now)
             assert state.target == 0 or state.target in sizes
+            assert state.wish == 0 or (state.wish in sizes and state.wish > state.target)
             assert state.changes <= sizes.max_changes + 1, "one more is the way back from a size at which workers fail"
             assert len(state.table) <= MAX_SIZES
             assert render(state.reasons) or state.condition is Condition.START

@@ -134,12 +134,18 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """More than `size` nodes are not requested before `until`, because nodes did not come or did not stay, for the
-    `refusals`th time in succession."""
+    """The job does not wait for more than `size` nodes before `until`, because nodes did not come or did not stay, for
+    the `refusals`th time in succession. `losses` of these times nodes had come, and did not stay."""
 
     size: Count = 0
     until: Time = 0.0
     refusals: Count = 0
+    losses: Count = 0
+
+    @property
+    def is_lifted_by_nodes(self) -> bool:
+        """Whether nodes that come are tried at once: those that did not stay get one more chance before `until`."""
+        return self.losses <= 1
 
 
 class RoundClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,17 +159,19 @@ class RoundClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """What the autoscaler knows and wants.
 
-    `target` is the number of nodes that the job should have, 0 as long as it wants none, and `before` the number that
-    trained when that was decided. `changes` counts those of this search. `started_at` is the job time of the first step
-    that was seen, and `paused_at` when the last round ended, None once the pause is over. `short_since` is since when
-    fewer than `target` nodes train, and `losses` are the times at which such a shortage began in a round. A change of
-    the throughput begins no other search before `quiet_until`, 0 while a search goes on; `confirmed` is how many
-    searches in succession have ended with `settled_size`. `changed_at` is when anything of this but what is measured
-    has last changed, and `epoch` the coordinator that changed it.
+    `target` is the number of nodes that a round should have, 0 as long as none is wanted, and `before` the number that
+    trained when that was decided. `wish` is a larger number that would be tried if there were as many nodes, though the
+    job does not wait for them; 0 without one. `changes` counts those of this search. `started_at` is the job time of
+    the first step that was seen, and `paused_at` when the last round ended, None once the pause is over. `short_since`
+    is since when fewer than `target` nodes train, and `losses` are the times at which such a shortage began in a round.
+    A change of the throughput begins no other search before `quiet_until`, 0 while a search goes on; `confirmed` is how
+    many searches in succession have ended with `settled_size`. `changed_at` is when anything of this but what is
+    measured has last changed, and `epoch` the coordinator that changed it.
     """
 
     target: Count = 0
     before: Count = 0
+    wish: Count = 0
     condition: Condition = Condition.START
     reasons: BoundedReasons = ()
     table: Annotated[tuple[SizeRecord, ...], Meta(max_length=MAX_SIZES)] = ()
@@ -193,7 +201,8 @@ class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fi
         if self.measurement.first_at is None and not self.table:
             reasons = (AutoscaleCode.NO_STEPS(),)
         return SizeChoice(
-            wanted_nodes=self.target,
+            wanted_nodes=max(self.target, self.wish),
+            chosen_nodes=self.target,
             condition=self.condition,
             reason=render(reasons),
             reasons=reasons,
