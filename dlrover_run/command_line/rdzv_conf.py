@@ -161,6 +161,7 @@ _AUTOSCALE_KEYS: tuple[tuple[str, Callable[[str, str], Any], str], ...] = (
     ("warm_up", _time, "Seconds at the begin of a round that are not measured"),
     ("patience", _time, "Seconds for which the job waits for nodes that are not here"),
     ("retry", _time_above_zero, "Seconds until it waits for them again, and then twice as many"),
+    ("command_timeout", _time_above_zero, "Seconds after which --scale-command is stopped"),
 )
 
 _RULES = frozenset(

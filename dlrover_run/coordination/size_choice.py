@@ -27,7 +27,8 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     known, and `chosen_nodes` how many the round is to have: fewer, where the job does not wait for the others.
     `condition` is a word for the state of its search, `measuring` how many blocks of the size that trains are measured
     so far, and `paused` is set while the size that an operator has fixed holds instead. `reason` renders `reasons`.
-    `sizes` are those that were tried."""
+    `command_failed` says that the last run of the command that starts nodes has failed. `sizes` are those that were
+    tried."""
 
     wanted_nodes: int
     chosen_nodes: int
@@ -35,6 +36,7 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     reasons: Reasons = ()
     paused: bool = False
+    command_failed: bool = False
     measuring: int = 0
     sizes: tuple[MeasuredSize, ...] = ()
 

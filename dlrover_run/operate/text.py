@@ -111,7 +111,8 @@ def _choice(choice: SizeChoice) -> str:
         return "autoscale: paused by the size that was asked for (dlrover-run scale --nodes=auto gives it back)"
     wanted = f"{counted(choice.wanted_nodes, 'node')} wanted, " if choice.wanted_nodes else ""
     measuring = f" ({counted(choice.measuring, 'block')} so far)" if choice.measuring and choice.is_measuring else ""
-    return f"autoscale: {wanted}{choice.condition}: {choice.reason}{measuring}"
+    failed = "; --scale-command has failed" if choice.command_failed else ""
+    return f"autoscale: {wanted}{choice.condition}: {choice.reason}{measuring}{failed}"
 
 
 def _size_table(choice: SizeChoice) -> list[str]:

@@ -17,6 +17,7 @@ from dlrover_run.coordination.model import RoundKey
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyReport, PolicyState
 from dlrover_run.coordination.reasons import BoundedReasons, Reasons, render
 from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice
+from dlrover_run.policies.autoscale.command import CommandResult, CommandRun
 from dlrover_run.policies.autoscale.text import AutoscaleCode
 
 MAX_SIZES = 48
@@ -101,6 +102,11 @@ class Condition(enum.StrEnum):
         """Whether the search is over."""
         return self in (Condition.BEST, Condition.LARGEST)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no other size is tried now."""
+        return self.has_settled or self is Condition.STOP
+
 
 class SizeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of one size: the natural logarithm of the work per second, the standard error of that, how many
@@ -165,7 +171,8 @@ class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fi
     the first step that was seen, and `paused_at` when the last round ended, None once the pause is over. `short_since`
     is since when fewer than `target` nodes train, and `losses` are the times at which such a shortage began in a round.
     A change of the throughput begins no other search before `quiet_until`, 0 while a search goes on; `confirmed` is how
-    many searches in succession have ended with `settled_size`. `changed_at` is when anything of this but what is
+    many searches in succession have ended with `settled_size`. `command` is the last run of the user's command that
+    starts and ends nodes. `changed_at` is when anything of this but what is
     measured has last changed, and `epoch` the coordinator that changed it.
     """
 
@@ -188,6 +195,7 @@ class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fi
     quiet_until: Time = 0.0
     confirmed: Count = 0
     clock: RoundClock = RoundClock()
+    command: CommandRun | None = None
     changed_at: Time = 0.0
     epoch: int = 0
 
@@ -206,6 +214,7 @@ class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fi
             condition=self.condition,
             reason=render(reasons),
             reasons=reasons,
+            command_failed=self.command is not None and bool(self.command.failed),
             measuring=len(self.measurement.blocks),
             sizes=_measured_sizes(self.table),
         )
@@ -251,6 +260,7 @@ def recovered(state: AutoscaleState) -> AutoscaleState:
         ceiling=replace(state.ceiling, until=left(state.ceiling.until)),
         quiet_until=max(1e-3, left(state.quiet_until)) if state.quiet_until else 0.0,
         losses=(),
+        command=None if state.command is None else replace(state.command, at=0.0),
         changed_at=0.0,
     )
 
@@ -259,7 +269,7 @@ class AutoscaleNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unkn
     """What a node reports. That with rank 0 counts the steps of its first worker in the round `key`, and the samples of
     all workers of the round, by those of that worker: all make the same steps. `seconds` is the time from
     the first step that the node has seen to the last one, and `age` how long ago that was. `known` is the last state
-    that the node was given to keep."""
+    that the node was given to keep, and `command` the result of the last run of the command that it was given."""
 
     key: RoundKey = RoundKey()
     steps: Total = 0
@@ -267,11 +277,13 @@ class AutoscaleNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unkn
     seconds: Time = 0.0
     age: Time = 0.0
     known: AutoscaleState | None = None
+    command: CommandResult | None = None
 
 
 class AutoscaleAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
-    """How often a node is to report its steps, in seconds, 0 for never, and what it is to keep for a coordinator that
-    has lost its records."""
+    """How often a node is to report its steps, in seconds, 0 for never, what it is to keep for a coordinator that has
+    lost its records, and the run of the command that it is to begin, unless it has."""
 
     interval: Time = 0.0
     known: AutoscaleState | None = None
+    command: CommandRun | None = None
