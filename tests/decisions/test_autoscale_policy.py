@@ -12,6 +12,7 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.operate.commands import what_changes
 from dlrover_run.operate.metrics import JobFigures, render_metrics
 from dlrover_run.operate.text import render_status
 from dlrover_run.policies.autoscale.model import (
@@ -316,6 +317,21 @@ def test_the_status_shows_the_sizes_and_the_reason() -> None:
     shown = render_status(status).splitlines()
     assert "autoscale: 2 nodes wanted, ReachMaxMetric: no size does better than 2 nodes" in shown[2]
     assert [line.split()[:2] for line in shown[5:9]] == [["1", "10"], ["2", "<"], ["3", "20.5"], ["4", "21"]]
+
+
+def test_top_prints_the_status_again_when_the_choice_of_the_size_has_changed() -> None:
+    job = begun(FLAT)
+    printed, conditions = [], []
+    for _ in range(60):
+        job.train(10)
+        status = job.coordinator.status("resnet", job.now)
+        if not printed or what_changes(status) != printed[-1]:
+            printed.append(what_changes(status))
+            assert status.size_choice is not None
+            conditions.append((status.size_choice.condition, len(status.size_choice.sizes)))
+    # One more for each size that was measured and each that was tried.
+    assert {size for _, size in conditions} == {0, 1, 2, 3}
+    assert len(printed) < 12
 
 
 def at_about(efficiency: float) -> object:
