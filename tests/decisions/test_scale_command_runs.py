@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 from scaled_job import FLAT, KNEE, LIMITS, LINEAR, ScaledJob
 
@@ -129,16 +130,16 @@ class TestOneAtATime:
 
 
 class TestCoordinators:
-    def test_a_successor_repeats_no_run(self) -> None:
-        for with_journal in (True, False):
-            job = begun(LINEAR, "a", "b")
-            job.train(HOUR, until=lambda: bool(job.begun))
-            job.take_over(6, with_journal)
-            job.wait(7)
-            job.train(20)
-            job.end_command()
-            job.train(300)
-            assert job.requested == [4], with_journal
+    @pytest.mark.parametrize("with_journal", [True, False])
+    def test_a_successor_repeats_no_run(self, with_journal: bool) -> None:
+        job = begun(LINEAR, "a", "b")
+        job.train(HOUR, until=lambda: bool(job.begun))
+        job.take_over(6, with_journal)
+        job.wait(7)
+        job.train(20)
+        job.end_command()
+        job.train(300)
+        assert job.requested == [4]
 
     def test_runs_of_two_coordinators_are_never_the_same(self) -> None:
         run = next_run(None, Demand(4, 2), NODE, 5, 30, 1800, 0)
