@@ -34,6 +34,9 @@ class ScaledJob(VirtualJob):
         self.began: tuple[RoundKey, float] = (RoundKey(), 0.0)
         self.sizes: list[int] = []
         self.failing: set[int] = set()
+        self.left: int | None = None
+        """What is left at the first step, None if the script does not say it."""
+        self.made = 0.0
         self.begun: dict[CommandKey, tuple[str, int]] = {}
         """The node that has begun each run of the command, and the number of nodes in it."""
         self.results: dict[str, CommandResult] = {}
@@ -61,6 +64,7 @@ class ScaledJob(VirtualJob):
         if self.began[0] != plan.key:
             self.began = plan.key, self.now
             self.sizes.append(len(plan.members))
+        self.made += self.curve[len(plan.members)] * TICK
         if len(plan.members) in self.failing and self.now - self.began[1] > 2 * TICK:
             self.fail_here()
             return
@@ -76,6 +80,8 @@ class ScaledJob(VirtualJob):
                 steps = int(trained * self.curve[len(plan.members)])
                 last = steps / self.curve[len(plan.members)]
                 found = replace(found, key=plan.key, steps=steps, seconds=last, age=trained - last)
+                if self.left is not None:
+                    found = replace(found, left=max(0, int(self.left - self.made)))
             if found != AutoscaleNodeReport():
                 self.report(name, policy=found)
 

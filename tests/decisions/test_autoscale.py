@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.reasons import codes, render
 from dlrover_run.policies.autoscale.decide import decide
-from dlrover_run.policies.autoscale.measure import MIN_BLOCKS, RECENT, estimate, observe, work_done
+from dlrover_run.policies.autoscale.measure import MIN_BLOCKS, RECENT, estimate, observe, remaining_seconds, work_done
 from dlrover_run.policies.autoscale.model import (
     MAX_BLOCKS,
     MAX_SIZES,
@@ -123,6 +123,21 @@ def test_a_change_must_pay_for_its_pause_in_the_time_that_is_left(remaining: flo
     job.pass_time(1000)
     assert job.trained == trained
     assert ("autoscale.pause" in codes(job.state.reasons)) == (trained == [1])
+
+
+def test_what_is_left_is_known_in_seconds_once_the_size_was_measured() -> None:
+    done = Progress(100, 10.0, left=1000)
+    assert remaining_seconds(RULES, AutoscaleState(), 2, done) is None
+    known = AutoscaleState(table=(record(2, 20.0),))
+    assert remaining_seconds(RULES, known, 2, done) == pytest.approx(50)
+    assert remaining_seconds(RULES, known, 4, done) is None
+    assert remaining_seconds(RULES, known, 2, None) is None
+    # Steps of two nodes are twice the work; samples are counted once.
+    weak = AutoscaleRules(scaling=WEAK)
+    assert remaining_seconds(weak, known, 2, done) == pytest.approx(100)
+    assert remaining_seconds(weak, known, 2, Progress(100, 10.0, 800, 1000)) == pytest.approx(50)
+    measured = AutoscaleState(table=known.table, measurement=Measurement(1, 2, blocks=(math.log(10.0),)))
+    assert remaining_seconds(RULES, measured, 2, done) == pytest.approx(100)
 
 
 def test_a_pause_is_measured_from_the_end_of_a_round_to_the_first_step_of_the_next() -> None:

@@ -90,6 +90,15 @@ def test_a_change_waits_for_a_checkpoint() -> None:
     assert codes(job.plan.reasons)[0] == "resized"
 
 
+@pytest.mark.parametrize(("left", "sizes"), [(None, [4, 2, 1]), (1_000_000, [4, 2, 1]), (1_200, [4])])
+def test_a_job_that_ends_soon_makes_no_change(left: int | None, sizes: list[int]) -> None:
+    job = begun(FLAT)
+    job.left = left
+    job.train(600)
+    assert job.sizes == sizes
+    assert (job.state.condition is Condition.STOP) == (left == 1_200)
+
+
 class TestOperator:
     def test_a_fixed_size_pauses_the_search_until_it_is_given_back(self) -> None:
         job = begun(FLAT)

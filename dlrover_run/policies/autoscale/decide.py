@@ -315,7 +315,7 @@ def _choose_size(
     if waits:
         reason = state.reasons[0] if state.condition is Condition.STOP and state.reasons else _best_reason(state, here)
         if candidate is not None and candidate.gain > rules.tolerance:
-            reason = AutoscaleCode.PAUSE(to=candidate.size, pause=round(pause, 1), horizon=round(horizon, -3))
+            reason = AutoscaleCode.PAUSE(to=candidate.size, pause=round(pause, 1), horizon=float(f"{horizon:.1g}"))
         return _with(_settle(rules, state, here, now), reason, target=here, condition=Condition.STOP)
     is_largest = here == sizes.most
     reason = AutoscaleCode.LARGEST(size=here) if is_largest else _best_reason(state, here)

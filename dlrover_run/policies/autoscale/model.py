@@ -59,11 +59,13 @@ class Sizes(msgspec.Struct, frozen=True):
 
 class Progress(msgspec.Struct, frozen=True):
     """What the workers have done in a round: steps, which all of them make together, and samples of all workers if they
-    count them. `at` is the job time of the last step, in seconds."""
+    count them. `at` is the job time of the last step, in seconds. `left` is what the job has still to train, in samples
+    if they are counted, else in steps; None if that is not known."""
 
     steps: int
     at: float
     samples: int | None = None
+    left: int | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -268,7 +270,8 @@ def recovered(state: AutoscaleState) -> AutoscaleState:
 class AutoscaleNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """What a node reports. That with rank 0 counts the steps of its first worker in the round `key`, and the samples of
     all workers of the round, by those of that worker: all make the same steps. `seconds` is the time from
-    the first step that the node has seen to the last one, and `age` how long ago that was. `known` is the last state
+    the first step that the node has seen to the last one, and `age` how long ago that was. `left` is what the job has
+    still to train, as in `Progress`. `known` is the last state
     that the node was given to keep, and `command` the result of the last run of the command that it was given."""
 
     key: RoundKey = RoundKey()
@@ -276,6 +279,7 @@ class AutoscaleNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unkn
     samples: Total | None = None
     seconds: Time = 0.0
     age: Time = 0.0
+    left: Total | None = None
     known: AutoscaleState | None = None
     command: CommandResult | None = None
 

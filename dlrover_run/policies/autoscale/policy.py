@@ -14,6 +14,7 @@ from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.autoscale.command import CommandRun, Demand, follow_result, next_run
 from dlrover_run.policies.autoscale.decide import decide, find_record
+from dlrover_run.policies.autoscale.measure import remaining_seconds
 from dlrover_run.policies.autoscale.model import (
     AutoscaleAssignment,
     AutoscaleNodeReport,
@@ -55,7 +56,7 @@ class AutoscalePolicy(Policy):
             after = replace(before, measurement=Measurement(), paused_at=None, short_since=None, clock=RoundClock())
         else:
             before_round = replace(before, clock=_clock(before, plan, members, now))
-            after = decide(self.limits, self.sizes, before_round, job_view(before_round, plan, members), now)
+            after = decide(self.limits, self.sizes, before_round, self._view(before_round, plan, members), now)
         if self.limits.command:
             after = replace(after, command=self._command(after, plan, members, now))
         if after == before:
@@ -66,13 +67,17 @@ class AutoscalePolicy(Policy):
         lines = (f"autoscale: {after.condition}: {render(after.reasons)}",) if is_news else ()
         return Decision(update_plan(plan, now, policy=after), log_lines=lines)
 
+    def _view(self, state: AutoscaleState, plan: Plan, members: Members) -> JobView:
+        view = job_view(state, plan, members)
+        return replace(view, remaining=remaining_seconds(self.limits, state, view.size, view.progress))
+
     def _command(self, state: AutoscaleState, plan: Plan, members: Members, now: float) -> CommandRun | None:
         """The run of the command that is under way, or begins now."""
         run = state.command
         if run is not None and (holder := members.get(run.node)) is not None:
             part = AutoscaleNodeReport.find(holder.report.policy)
             run = follow_result(run, None if part is None else part.command)
-        view = job_view(state, plan, members)
+        view = self._view(state, plan, members)
         if not view.size or view.busy:
             return run
         demand = Demand(self._nodes_in_all(state, plan, view), view.present)
@@ -181,7 +186,7 @@ def _progress(state: AutoscaleState, plan: Plan, members: Members) -> Progress |
     part = _report(plan, members)
     if part is None or state.clock.key != plan.key:
         return None
-    return Progress(part.steps, max(0.0, round(state.clock.began + part.seconds, 3)), part.samples)
+    return Progress(part.steps, max(0.0, round(state.clock.began + part.seconds, 3)), part.samples, part.left)
 
 
 POLICY = AutoscalePolicy
