@@ -140,6 +140,7 @@ def _job(
         stall_timeout=stall_timeout(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=lookup.journal_directory(flags),
+        scale_command=job_size.find_scale_command(flags, environ),
         # On a shared console the prefix identifies the node.
         logs=replace(logs, prefixed=True) if local else logs,
         local=local.spec if local else None,

@@ -197,7 +197,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     `progress_regex` count steps too, unless it is empty. `stall_action` is what follows when the workers of a round
     make no progress for `stall_timeout` seconds, None for a time that is learned from their pauses. `journal` is the
     directory of the event log, None for that of the run's log files, if the user has named one, and /dev/null for
-    none. `local` starts all nodes of the job on this machine; this spec is then what they have in common.
+    none. `scale_command` are the words of the command that starts and ends nodes, empty without one. `local` starts all
+    nodes of the job on this machine; this spec is then what they have in common.
     `console_name` is the name of this node on a console that it shares with other nodes, empty if it has its own.
     """
 
@@ -229,6 +230,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     stall_timeout: float | None = None
     logs: LogSpec = msgspec.field(default_factory=LogSpec)
     journal: str | None = None
+    scale_command: tuple[str, ...] = ()
     local: LocalSpec | None = None
     console_name: str = ""
 

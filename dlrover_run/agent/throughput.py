@@ -83,6 +83,7 @@ class ThroughputReport:
             samples=min(done.samples * ranks.world_size, MAX_TOTAL) or None,
             seconds=round(seconds / 1e9, 3),
             age=round(age / 1e9, 3),
+            left=None if done.left is None else min(done.left, MAX_TOTAL),
             known=self._part.known,
         )
         self._wake()

@@ -32,6 +32,7 @@ from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
+    from dlrover_run.agent.scale_command import ScaleCommand
     from dlrover_run.agent.stall_response import RoundStalls
     from dlrover_run.agent.throughput import ThroughputReport
     from dlrover_run.coordination.stacks import NodeStacks
@@ -79,6 +80,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._round: WorkerRound | None = None
         self._stalls: RoundStalls | None = None
         self._throughput: ThroughputReport | None = None
+        self._scale_command: ScaleCommand | None = None
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
         self._stopping = False
@@ -87,7 +89,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def pids(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.group.pids if self._round is not None else set()
-        return self._starter.pids | self._health_check.pids | plugin | workers
+        command = self._scale_command.pids if self._scale_command is not None else set()
+        return self._starter.pids | self._health_check.pids | plugin | workers | command
 
     @property
     def running(self) -> bool:
@@ -105,7 +108,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._health_file.follow(assignment, self._health_check.devices)
         if self._stalls is not None:
             self._stalls.follow(assignment)
-        self._follow_throughput(assignment, ends)
+        self._follow_autoscaler(assignment, ends)
         if self._round is not None and self._round.key == assignment.key:
             self._round.follow_change(assignment.change)
         if not ends and self._node_state.round is None and self.idle:
@@ -146,7 +149,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         report = self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
         if self._stalls is not None:
             report = self._stalls.add_to_report(report)
-        return report if self._throughput is None else self._throughput.add_to_report(report)
+        if self._throughput is not None:
+            report = self._throughput.add_to_report(report)
+        return report if self._scale_command is None else self._scale_command.add_to_report(report)
 
     def progress(self) -> Mapping[str, Progress]:
         return {} if self._round is None or not self.running else self._round.progress()
@@ -207,6 +212,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         succeeded = self._succeeded
         if self._throughput is not None:
             self._throughput.close()
+        if self._scale_command is not None:
+            await self._scale_command.close()
         await self._health_check.close()
         ends: tuple[WorkerExit, ...] = ()
         returned: dict[int, bytes] = {}
@@ -274,15 +281,27 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._starter.import_later()
         self._events.round_started(ranks)
 
-    def _follow_throughput(self, assignment: Assignment, ends: bool) -> None:
+    def _follow_autoscaler(self, assignment: Assignment, ends: bool) -> None:
         parts = () if assignment.policy is None else assignment.policy.each()
         if self._throughput is None and any(part.policy_name == "autoscale" for part in parts):
             # Here, because only jobs that scale themselves need it.
+            from dlrover_run.agent.scale_command import ScaleCommand
             from dlrover_run.agent.throughput import ThroughputReport
 
-            self._throughput = ThroughputReport(self._progress_in, self._services.wake)
-        if self._throughput is not None:
+            services, spec = self._services, self._spec
+            self._throughput = ThroughputReport(self._progress_in, services.wake)
+            self._scale_command = ScaleCommand(
+                spec.scale_command,
+                spec.run_id,
+                os.environ,
+                services.console.info,
+                services.wake,
+                self._orphans.kill_session,
+                services.events,
+            )
+        if self._throughput is not None and self._scale_command is not None:
             self._throughput.follow(assignment, ends)
+            self._scale_command.follow(assignment, ends)
 
     def _close_round(self, ended: WorkerRound) -> None:
         if self._stalls is not None:

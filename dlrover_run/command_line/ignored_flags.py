@@ -79,6 +79,8 @@ def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Map
     yield from _local_node_warnings(flags, spec, environ)
     if conf.autoscale and flags.explicit("autoscale") is None:
         yield f"autoscale_{next(iter(conf.autoscale))} of --rdzv-conf has no effect without --autoscale."
+    elif "command_timeout" in conf.autoscale and not spec.scale_command:
+        yield "autoscale_command_timeout of --rdzv-conf has no effect without --scale-command."
     if flags.explicit("preload") and spec.start_method == "spawn":
         yield "--preload has no effect without --start-method=forkserver."
 

@@ -162,8 +162,11 @@ def add_autoscale(
 ) -> JobRules:
     """The rules with those of `--autoscale`, if it is given; `nodes` is the number of nodes that was given. Raises
     SpecError for a job that has one size only, or whose nodes do not communicate."""
+    command = flags.explicit("scale_command")
     given = flags.explicit("autoscale")
     if given is None:
+        if command is not None:
+            raise SpecError(f"{command.source} is for a job that scales itself: give --autoscale too, or leave it out.")
         return rules
     kind = flags.choice("autoscale")
     if rules.min_size == rules.max_size:
@@ -179,10 +182,33 @@ def add_autoscale(
     # Imported only here: other launches do not wait for it.
     from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
 
-    part = replace(AutoscaleRules(), scaling=STRONG if kind == "strong" else WEAK, **conf.autoscale)
+    scaling = STRONG if kind == "strong" else WEAK
+    part = replace(AutoscaleRules(), scaling=scaling, command=int(command is not None), **conf.autoscale)
     if problem := part.problem():
         raise SpecError(f"{given.source} is not possible: {problem}.")
     return replace(rules, policy=with_part(rules.policy, part))
+
+
+def find_scale_command(flags: FlagValues, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of `--scale-command`, empty without it. Raises SpecError for one that cannot be run here."""
+    given = flags.explicit("scale_command")
+    if given is None:
+        return ()
+    if local := flags.explicit("local_nodes"):
+        raise SpecError(
+            f"{given.source} starts nodes elsewhere, and {local.source} starts all nodes here: leave one out."
+        )
+    # Imported only here: other launches do not wait for it.
+    import shlex
+
+    try:
+        words = tuple(shlex.split(given.text))
+    except ValueError as error:
+        raise values.invalid(*given, f"cannot be split into words ({error})", "close each quotation mark") from None
+    if not words:
+        raise SpecError(f"{given.source} names no program: give a command such as 'resize-job {{nodes}}'.")
+    lookup.check_program(words[0], environ, f"program of {given.source}")
+    return words
 
 
 def check_local_entrypoint(local: LocalSpec, entrypoint: Entrypoint) -> None:

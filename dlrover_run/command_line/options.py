@@ -106,6 +106,10 @@ TABLE: tuple[Flag, ...] = (
         "Measure the throughput at different sizes within --nnodes=MIN:MAX, and keep the size whose nodes pay for "
         "themselves; [b]strong[/] if the script divides a fixed batch by the number of workers.",
         "weak|strong", const="weak", extension=True, choices=SCALINGS),
+    Flag("scale-command", SIZE,
+        "For --autoscale: a command that gives the job another number of nodes, as in [b]kubectl scale job/j "
+        "--replicas={nodes}[/]. One node runs it, without a shell, when more nodes are wanted than are here, or fewer.",
+        "COMMAND", "", extension=True),
     Flag("auto-config", SIZE,
         "Take the number of nodes from NODE_NUM (or WORKER_NUM), count the workers as auto does, and turn on "
         "--network-check for 4 nodes or more; explicit flags take precedence.",

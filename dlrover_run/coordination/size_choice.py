@@ -23,19 +23,24 @@ class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy wants. `wanted_nodes` is 0 as long as it wants no size, `condition` a word for the state of its
-    search, `measuring` how many blocks of the size that trains are measured so far, and `paused` is set while the size
-    that an operator has fixed holds instead. `reason` renders `reasons`. `sizes` are those that were tried."""
+    """What a policy wants. `wanted_nodes` is how many nodes the job would make use of now, 0 as long as that is not
+    known, and `chosen_nodes` how many the round is to have: fewer, where the job does not wait for the others.
+    `condition` is a word for the state of its search, `measuring` how many blocks of the size that trains are measured
+    so far, and `paused` is set while the size that an operator has fixed holds instead. `reason` renders `reasons`.
+    `command_failed` says that the last run of the command that starts nodes has failed. `sizes` are those that were
+    tried."""
 
     wanted_nodes: int
+    chosen_nodes: int
     condition: str
     reason: str = ""
     reasons: Reasons = ()
     paused: bool = False
+    command_failed: bool = False
     measuring: int = 0
     sizes: tuple[MeasuredSize, ...] = ()
 
     @property
     def is_measuring(self) -> bool:
         """Whether the size that trains has not been measured yet."""
-        return not any(one.nodes == self.wanted_nodes and one.blocks for one in self.sizes)
+        return not any(one.nodes == self.chosen_nodes and one.blocks for one in self.sizes)

@@ -226,6 +226,16 @@ class StopRequested(Event, frozen=True, kw_only=True, tag="dlrover.stop.requeste
     drained: bool = False
 
 
+class ScaleCommandEnded(Event, frozen=True, kw_only=True, tag="dlrover.scale.command"):
+    """A run of `--scale-command` for that number of nodes has ended, after `seconds`. `code` follows `subprocess`, None
+    if it could not be started. `what` says how it has failed, empty if it has not."""
+
+    nodes: int
+    code: int | None = None
+    seconds: float = 0.0
+    what: str = ""
+
+
 class JobEnded(Event, frozen=True, kw_only=True, tag="dlrover.job.ended"):
     """The job is over on all nodes: `phase` is `finished` or `failed`."""
 
@@ -259,6 +269,8 @@ def severity_of(event: Event) -> str:
             return ERROR
         case WorkerExited() if event.failed:
             return ERROR
+        case ScaleCommandEnded() if event.what:
+            return WARNING
         case LogGap() | WorkerStalled() | StragglerFound() | RoundClosed(failed=True):
             return WARNING
     return INFO

@@ -216,13 +216,19 @@ async def _show(asker: Asker, job: FoundJob) -> None:
             await asyncio.sleep(WAIT_INTERVAL)
 
 
+def what_changes(found: JobStatus) -> tuple[object, ...]:
+    """What of a status is printed again when it has changed: not its times, nor figures that always grow."""
+    choice = found.size_choice
+    size = None if choice is None else (choice.wanted_nodes, choice.condition, choice.paused, len(choice.sizes))
+    return found.state, found.round, found.restarts, {node.node_id: node.state for node in found.nodes}, size
+
+
 async def _print_changes(asker: Asker, job: FoundJob) -> int:
     before = None
     while True:
         found = await asker.ask(job)
-        key = (found.state, found.round, found.restarts, {node.node_id: node.state for node in found.nodes})
-        if key != before:
-            before = key
+        if (state := what_changes(found)) != before:
+            before = state
             print(f"{await _text(job, found)}\n", flush=True)
         if found.state in (JobState.SUCCEEDED, JobState.FAILED):
             return _STATES.get(found.state, exit_codes.SUCCESS)

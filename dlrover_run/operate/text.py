@@ -111,14 +111,15 @@ def _choice(choice: SizeChoice) -> str:
         return "autoscale: paused by the size that was asked for (dlrover-run scale --nodes=auto gives it back)"
     wanted = f"{counted(choice.wanted_nodes, 'node')} wanted, " if choice.wanted_nodes else ""
     measuring = f" ({counted(choice.measuring, 'block')} so far)" if choice.measuring and choice.is_measuring else ""
-    return f"autoscale: {wanted}{choice.condition}: {choice.reason}{measuring}"
+    failed = "; --scale-command has failed" if choice.command_failed else ""
+    return f"autoscale: {wanted}{choice.condition}: {choice.reason}{measuring}{failed}"
 
 
 def _size_table(choice: SizeChoice) -> list[str]:
     """What was measured of each size."""
     rows = [
         (
-            f"{size.nodes}{'  <' if size.nodes == choice.wanted_nodes else ''}",
+            f"{size.nodes}{'  <' if size.nodes == choice.chosen_nodes else ''}",
             "-" if size.throughput is None else f"{size.throughput:.4g}",
             "-" if size.error is None else f"{100 * size.error:.1f} %",
             "-" if size.efficiency is None else f"{size.efficiency:.2f}",

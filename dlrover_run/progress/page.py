@@ -32,7 +32,7 @@ VARIABLE = "DLROVER_PROGRESS"
 
 PAGE_BYTES = 4096
 
-SLOT_BYTES = 64
+SLOT_BYTES = 128
 
 AREA_BYTES = 2 * SLOT_BYTES
 
@@ -45,11 +45,14 @@ STORE_INTERVAL = 5_000_000
 """Nanoseconds between two records of a worker: the counts of a step that follows sooner are stored with a later one, or
 at the end of the process. To store takes longer than to count, and nothing reads a page two hundred times a second."""
 
-LAYOUT = 2
+UNKNOWN = 2**64 - 1
+"""Stands in a record for an amount of work that is left and is not known."""
+
+LAYOUT = 3
 """The version of a record; a reader rejects any other."""
 
-_RECORD = struct.Struct("<QQQdqqIBBBx")
-"""Number of the record, steps, samples, waited, at, first, first steps, layout, source, phase; then follows the
+_RECORD = struct.Struct("<QQQdqqQIBBBx")
+"""Number of the record, steps, samples, waited, at, first, left, first steps, layout, source, phase; then follows the
 checksum."""
 
 _CHECKSUM = struct.Struct("<I")
@@ -94,7 +97,8 @@ class Progress(NamedTuple):
     `steps` and `samples` are counts, `waited` is the seconds that it waited for data, and `at` is the time of the last
     step, in nanoseconds of `time.monotonic_ns` on this machine. `first` is the time at which this source first counted
     steps, and `first_steps` how many it counted then: one, unless it counts several at a time. Both are 0 without steps
-    and for a source that does not note them.
+    and for a source that does not note them. `left` is how much the job has still to train, in samples of all workers
+    if the source counts samples, else in steps; None if that is not known.
     """
 
     steps: int
@@ -105,6 +109,7 @@ class Progress(NamedTuple):
     phase: Phase
     first: int = 0
     first_steps: int = 0
+    left: int | None = None
 
 
 class _Numbered(NamedTuple):
@@ -114,8 +119,9 @@ class _Numbered(NamedTuple):
 
 def encode(number: int, progress: Progress) -> bytes:
     """One record, with its checksum."""
-    steps, samples, waited, at, source, phase, first, first_steps = progress
-    record = _RECORD.pack(number, steps, samples, waited, at, first, first_steps, LAYOUT, source, phase)
+    steps, samples, waited, at, source, phase, first, first_steps, left = progress
+    counts = (steps, samples, waited, at, first, UNKNOWN if left is None else left, first_steps)
+    record = _RECORD.pack(number, *counts, LAYOUT, source, phase)
     return record + _CHECKSUM.pack(zlib.crc32(record))
 
 
@@ -139,12 +145,13 @@ def _decode_slot(data: bytes, start: int) -> _Numbered | None:
     checksum = data[start + _RECORD.size : start + _CHECKED_BYTES]
     if len(checksum) < _CHECKSUM.size or _CHECKSUM.pack(zlib.crc32(record)) != checksum:
         return None
-    number, steps, samples, waited, at, first, first_steps, layout, source, phase = _RECORD.unpack(record)
+    number, steps, samples, waited, at, first, left, first_steps, layout, source, phase = _RECORD.unpack(record)
     if layout != LAYOUT:
         return None
     try:
         source, phase = StepSource(source), Phase(phase)
-        return _Numbered(number, Progress(steps, samples, waited, at, source, phase, first, first_steps))
+        known = None if left == UNKNOWN else left
+        return _Numbered(number, Progress(steps, samples, waited, at, source, phase, first, first_steps, known))
     except ValueError:
         return None
 
@@ -170,20 +177,22 @@ class Writer:
         self._pending = False
         found = _newest(memory[area : area + AREA_BYTES])
         self._number = found.number if found is not None else 0
-        last = found.progress if found is not None else (0, 0, 0.0, 0, 0, 0, 0, 0)
-        self._steps, self._samples, self._waited, self._at, self._source, _, self._first, self._first_steps = last
+        last = found.progress if found is not None else (0, 0, 0.0, 0, 0, 0, 0, 0, None)
+        self._steps, self._samples, self._waited, self._at, self._source, _, self._first, self._first_steps = last[:-1]
+        self._left = UNKNOWN if last[-1] is None else last[-1]
         self._phase = int(Phase.TRAINING)
         # Reentrant: a signal handler of the script may report a step in the middle of another report.
         self._lock = threading.RLock()
 
-    def add(self, source: int, steps: int, samples: int, waited: float) -> None:
-        """Count steps and samples, and seconds waited for data."""
+    def add(self, source: int, steps: int, samples: int, waited: float, left: int | None = None) -> None:
+        """Count steps and samples, and seconds waited for data; `left` is what is left after them, if that is known."""
         with self._lock:
             if source != self._source and not self._takes(source):
                 return
             self._steps += steps
             self._samples += samples
             self._waited += waited
+            self._left = UNKNOWN if left is None else left
             self._at = now = self._now()
             if not self._first_steps:
                 self._first, self._first_steps = (now, min(steps, MAX_FIRST_STEPS)) if steps else (0, 0)
@@ -225,7 +234,7 @@ class Writer:
         self._pending = False
         self._number = number = self._number + 1
         self._steps, self._samples = min(self._steps, MAX_COUNT), min(self._samples, MAX_COUNT)
-        counts = (self._steps, self._samples, self._waited, self._at, self._first, self._first_steps)
+        counts = (self._steps, self._samples, self._waited, self._at, self._first, self._left, self._first_steps)
         record = _RECORD.pack(number, *counts, LAYOUT, self._source, self._phase)
         start = self._area + (number & 1) * SLOT_BYTES
         self._memory[start : start + _CHECKED_BYTES] = record + _CHECKSUM.pack(zlib.crc32(record))
@@ -269,11 +278,11 @@ def _flush_own() -> None:
         _own.flush()
 
 
-def add(source: int, steps: int = 1, samples: int = 0, waited: float = 0.0) -> None:
+def add(source: int, steps: int = 1, samples: int = 0, waited: float = 0.0, left: int | None = None) -> None:
     """Count in this worker's page, if it has one."""
     writer = _own if _tried else own_writer()
     if writer is not None:
-        writer.add(source, steps, samples, waited)
+        writer.add(source, steps, samples, waited, left)
 
 
 @contextlib.contextmanager

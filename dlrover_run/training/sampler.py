@@ -35,8 +35,9 @@ class ElasticDistributedSampler(DistributedSampler[int]):
     once.
 
     `completed_num` changes only when the training loop calls `advance`: batches that a loader has prefetched are not
-    used yet. `num_samples`, `total_size` and `len()` describe the rest of the epoch: the largest share of a rank, all
-    ranks together, and this rank.
+    used yet. `epochs` is how many epochs the job trains, if that is known: then the launcher knows how much is left.
+    `num_samples`, `total_size` and `len()` describe the rest of the epoch: the largest share of a rank, all ranks
+    together, and this rank.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        epochs: int | None = None,
     ) -> None:
         super().__init__(cast("Dataset[Any]", dataset), num_replicas, rank, shuffle, seed, drop_last)
         self.dataset_size = len(dataset)
+        self.epochs = epochs
         self._move_to(epoch=0, completed_num=0)
 
     def _move_to(self, epoch: int, completed_num: int) -> None:
@@ -94,7 +97,14 @@ class ElasticDistributedSampler(DistributedSampler[int]):
             )
         self._move_to(self.epoch, self.completed_num + samples)
         # This rank's share: the figures of all ranks add up to the samples of the job.
-        page.add(page.StepSource.SAMPLER, 1, len(range(self.rank, samples, self.num_replicas)))
+        own = len(range(self.rank, samples, self.num_replicas))
+        page.add(page.StepSource.SAMPLER, 1, own, left=self._left())
+
+    def _left(self) -> int | None:
+        """How many samples all ranks have still to use, in this epoch and in those that follow."""
+        if self.epochs is None:
+            return None
+        return max(0, self.epochs - self.epoch) * self.dataset_size - min(self.completed_num, self.dataset_size)
 
     def state_dict(self) -> dict[str, int]:
         """The position, the same on every rank and for every world size."""

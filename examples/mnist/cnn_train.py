@@ -278,7 +278,7 @@ def train_model(args: argparse.Namespace, device: torch.device) -> None:
     training_data, validation_data = DigitFolder(training_directory), DigitFolder(validation_directory)
     torch.manual_seed(args.seed)
     model = DistributedDataParallel(Net().to(device))
-    sampler = ElasticDistributedSampler(training_data, seed=args.seed)
+    sampler = ElasticDistributedSampler(training_data, seed=args.seed, epochs=args.num_epochs)
     training = Training(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=args.learning_rate),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from browser import PROGRAM, Browser
 from harness import WAIT
@@ -17,9 +18,19 @@ from master_node import Bed, serving
 from test_master_web import TOKEN, ask, body, with_web
 
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice
 from dlrover_run.operate import web
 from dlrover_run.operate.web import PAGE, WebServer
 
+CHOICE = SizeChoice(
+    wanted_nodes=4,
+    chosen_nodes=2,
+    condition="Stop",
+    sizes=(
+        MeasuredSize(nodes=2, throughput=20.5, error=0.01, efficiency=0.12, blocks=9),
+        MeasuredSize(nodes=3, failures=2),
+    ),
+)
 RULES = JobRules(min_nodes=1, max_nodes=2, last_call_timeout=0.0, lost_after=0.0)
 
 
@@ -38,6 +49,14 @@ def test_the_page_runs_its_own_script_and_loads_nothing_from_elsewhere() -> None
         assert "innerHTML" not in page
 
     with_web(look)
+
+
+def test_the_page_reads_fields_that_a_choice_of_the_size_has() -> None:
+    page = PAGE.read_text()
+    for name, record in (("choice", SizeChoice), ("size", MeasuredSize)):
+        used = set(re.findall(rf"\b{name}\.([a-z_]+)", page)) - {"length"}
+        # What renders it for `status` has them too; a sentence needs no codes.
+        assert used == set(record.__struct_fields__) - {"reasons"}
 
 
 def in_browser(test: Callable[[Bed, Browser], Awaitable[None]], directory: Path, token: str = TOKEN) -> None:
@@ -78,6 +97,11 @@ class TestInABrowser:
             assert await asyncio.to_thread(browser.evaluate, "document.getElementById('live').textContent") == "live"
             rows = await asyncio.to_thread(browser.evaluate, "document.querySelectorAll('#changes tr').length")
             assert rows >= 2
+            assert await asyncio.to_thread(browser.evaluate, "document.getElementById('choice').hidden")
+            choice = msgspec.json.encode(CHOICE).decode()
+            shown = f"status.size_choice = {choice}; drawChoice(); document.getElementById('choice').innerText"
+            text = await asyncio.to_thread(browser.evaluate, shown)
+            assert all(word in text for word in ("4 wanted", "Stop", "20.50", "0.12", "failed 2 times"))
             if picture := os.environ.get("PICTURE"):
                 await asyncio.to_thread(browser.picture, Path(picture))
 

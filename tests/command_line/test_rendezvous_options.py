@@ -180,7 +180,7 @@ def test_keys_of_rdzv_conf_become_rules() -> None:
 def test_every_rule_has_a_key_or_a_flag() -> None:
     of_autoscale = {f"autoscale_{name}" for name in AutoscaleRules.__struct_fields__}
     # What --autoscale itself sets, and what a user has no reason to set.
-    of_autoscale -= {"autoscale_scaling", "autoscale_max_measure", "autoscale_drift", "autoscale_horizon"}
+    of_autoscale -= {f"autoscale_{name}" for name in ("scaling", "command", "max_measure", "drift", "horizon")}
     by_key = {key.rule for key in rdzv_conf.TABLE if key.rule}
     by_flag = {"min_nodes", "max_nodes", "node_unit", "spares", "max_restarts", "store"}
     by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}

@@ -10,6 +10,7 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.model import Failure, NodePhase, PlanPhase, RoundKey
 from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.policies.autoscale.command import CommandKey, CommandResult
 from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
 from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
 
@@ -33,6 +34,12 @@ class ScaledJob(VirtualJob):
         self.began: tuple[RoundKey, float] = (RoundKey(), 0.0)
         self.sizes: list[int] = []
         self.failing: set[int] = set()
+        self.left: int | None = None
+        """What is left at the first step, None if the script does not say it."""
+        self.made = 0.0
+        self.begun: dict[CommandKey, tuple[str, int]] = {}
+        """The node that has begun each run of the command, and the number of nodes in it."""
+        self.results: dict[str, CommandResult] = {}
 
     @property
     def state(self) -> AutoscaleState:
@@ -57,6 +64,7 @@ class ScaledJob(VirtualJob):
         if self.began[0] != plan.key:
             self.began = plan.key, self.now
             self.sizes.append(len(plan.members))
+        self.made += self.curve[len(plan.members)] * TICK
         if len(plan.members) in self.failing and self.now - self.began[1] > 2 * TICK:
             self.fail_here()
             return
@@ -66,14 +74,36 @@ class ScaledJob(VirtualJob):
             part = AutoscaleAssignment.find(self.assignment(name).policy)
             if part is not None and part.known is not None:
                 self.kept[name] = part.known
-            found = AutoscaleNodeReport(known=self.kept.get(name))
+            found = AutoscaleNodeReport(known=self.kept.get(name), command=self.results.get(name))
             if rank == 0 and part is not None and part.interval:
                 trained = self.now - self.began[1]
                 steps = int(trained * self.curve[len(plan.members)])
                 last = steps / self.curve[len(plan.members)]
                 found = replace(found, key=plan.key, steps=steps, seconds=last, age=trained - last)
+                if self.left is not None:
+                    found = replace(found, left=max(0, int(self.left - self.made)))
             if found != AutoscaleNodeReport():
                 self.report(name, policy=found)
+
+    @property
+    def requested(self) -> list[int]:
+        """The numbers of nodes of the runs of the command, in their order."""
+        return [nodes for _, nodes in self.begun.values()]
+
+    def take(self, name: str) -> bool:
+        """A node begins a run of the command as soon as it receives it."""
+        changed = super().take(name)
+        part = AutoscaleAssignment.find(self.assignment(name).policy)
+        if part is not None and part.command is not None:
+            key, ran = part.command.key, (name, part.command.nodes)
+            assert self.begun.setdefault(key, ran) == ran, "one node begins each run"
+        return changed
+
+    def end_command(self, *, failed: bool = False) -> None:
+        """The last run that was begun ends, and its node reports that."""
+        key, (name, _) = list(self.begun.items())[-1]
+        self.results[name] = CommandResult(key, failed)
+        self.report(name, policy=AutoscaleNodeReport(known=self.kept.get(name), command=self.results[name]))
 
     def fail_here(self) -> None:
         """A worker of rank 0 fails."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.reasons import codes, render
 from dlrover_run.policies.autoscale.decide import decide
-from dlrover_run.policies.autoscale.measure import MIN_BLOCKS, RECENT, estimate, observe, work_done
+from dlrover_run.policies.autoscale.measure import MIN_BLOCKS, RECENT, estimate, observe, remaining_seconds, work_done
 from dlrover_run.policies.autoscale.model import (
     MAX_BLOCKS,
     MAX_SIZES,
@@ -125,6 +125,21 @@ def test_a_change_must_pay_for_its_pause_in_the_time_that_is_left(remaining: flo
     assert ("autoscale.pause" in codes(job.state.reasons)) == (trained == [1])
 
 
+def test_what_is_left_is_known_in_seconds_once_the_size_was_measured() -> None:
+    done = Progress(100, 10.0, left=1000)
+    assert remaining_seconds(RULES, AutoscaleState(), 2, done) is None
+    known = AutoscaleState(table=(record(2, 20.0),))
+    assert remaining_seconds(RULES, known, 2, done) == pytest.approx(50)
+    assert remaining_seconds(RULES, known, 4, done) is None
+    assert remaining_seconds(RULES, known, 2, None) is None
+    # Steps of two nodes are twice the work; samples are counted once.
+    weak = AutoscaleRules(scaling=WEAK)
+    assert remaining_seconds(weak, known, 2, done) == pytest.approx(100)
+    assert remaining_seconds(weak, known, 2, Progress(100, 10.0, 800, 1000)) == pytest.approx(50)
+    measured = AutoscaleState(table=known.table, measurement=Measurement(1, 2, blocks=(math.log(10.0),)))
+    assert remaining_seconds(RULES, measured, 2, done) == pytest.approx(100)
+
+
 def test_a_pause_is_measured_from_the_end_of_a_round_to_the_first_step_of_the_next() -> None:
     job = Steady(linear(4), Sizes(1, 4), 1)
     job.pause = 120.0
@@ -154,6 +169,49 @@ def test_nodes_that_come_later_are_used_at_once() -> None:
     job.present = 8
     job.pass_time(600)
     assert job.size == 8
+
+
+def test_nodes_that_do_not_come_stay_wished_for_and_are_tried_whenever_they_come() -> None:
+    job = Steady(linear(8), Sizes(1, 8), 2)
+    job.present = 2
+    job.pass_time(300)
+    published = []
+    for _ in range(12 * 60):
+        job.pass_time(60)
+        choice = job.state.size_choice
+        published.append(choice.wanted_nodes)
+        assert choice.chosen_nodes <= choice.wanted_nodes
+    # An autoscaler of the cluster that follows it never takes back what it has ordered.
+    assert set(published) == {4}
+    assert (job.size, job.state.ceiling.refusals > 2) == (2, True)
+    job.present = 8
+    job.pass_time(600)
+    assert (job.size, job.state.wish) == (8, 0)
+
+
+def test_nodes_that_do_not_stay_are_not_wished_for() -> None:
+    job = Steady(linear(4), Sizes(1, 4), 2)
+    job.present = 2
+    job.pass_time(600)
+    for _ in range(2):
+        job.present = 4
+        job.pass_time(300)
+        assert job.size == 4
+        job.present = 2
+        job.pass_time(300)
+    assert (job.state.target, job.state.wish) == (2, 0)
+    assert codes(job.state.reasons) == ("autoscale.unstable",)
+    job.present = 4
+    job.pass_time(300)
+    assert job.size == 2
+
+
+def test_no_more_nodes_are_wished_for_than_would_pay() -> None:
+    job = Steady(knee(4, 2), Sizes(1, 4), 4)
+    job.pass_time(4000)
+    job.present = 2
+    job.pass_time(4000)
+    assert (job.state.target, job.state.wish) == (2, 0)
 
 
 def test_a_shortage_sets_the_target_to_what_is_here() -> None:
@@ -348,6 +406,7 @@ def test_whatever_happens_the_laws_hold(life: tuple[Sizes, list[float], list[tup
             view = JobView(round=round_, size=size, present=present, progress=progress, failure=failure)
             before, state = state, decide(RULES, sizes, state, view, now)
             assert state.target == 0 or state.target in sizes
+            assert state.wish == 0 or (state.wish in sizes and state.wish > state.target)
             assert state.changes <= sizes.max_changes + 1, "one more is the way back from a size at which workers fail"
             assert len(state.table) <= MAX_SIZES
             assert render(state.reasons) or state.condition is Condition.START

@@ -12,6 +12,7 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.operate.commands import what_changes
 from dlrover_run.operate.metrics import JobFigures, render_metrics
 from dlrover_run.operate.text import render_status
 from dlrover_run.policies.autoscale.model import (
@@ -87,6 +88,15 @@ def test_a_change_waits_for_a_checkpoint() -> None:
     assert len(job.ranks) == 2
     assert "autoscale.trying" in codes(job.plan.reasons)
     assert codes(job.plan.reasons)[0] == "resized"
+
+
+@pytest.mark.parametrize(("left", "sizes"), [(None, [4, 2, 1]), (1_000_000, [4, 2, 1]), (1_200, [4])])
+def test_a_job_that_ends_soon_makes_no_change(left: int | None, sizes: list[int]) -> None:
+    job = begun(FLAT)
+    job.left = left
+    job.train(600)
+    assert job.sizes == sizes
+    assert (job.state.condition is Condition.STOP) == (left == 1_200)
 
 
 class TestOperator:
@@ -316,6 +326,21 @@ def test_the_status_shows_the_sizes_and_the_reason() -> None:
     shown = render_status(status).splitlines()
     assert "autoscale: 2 nodes wanted, ReachMaxMetric: no size does better than 2 nodes" in shown[2]
     assert [line.split()[:2] for line in shown[5:9]] == [["1", "10"], ["2", "<"], ["3", "20.5"], ["4", "21"]]
+
+
+def test_top_prints_the_status_again_when_the_choice_of_the_size_has_changed() -> None:
+    job = begun(FLAT)
+    printed, conditions = [], []
+    for _ in range(60):
+        job.train(10)
+        status = job.coordinator.status("resnet", job.now)
+        if not printed or what_changes(status) != printed[-1]:
+            printed.append(what_changes(status))
+            assert status.size_choice is not None
+            conditions.append((status.size_choice.condition, len(status.size_choice.sizes)))
+    # One more for each size that was measured and each that was tried.
+    assert {size for _, size in conditions} == {0, 1, 2, 3}
+    assert len(printed) < 12
 
 
 def at_about(efficiency: float) -> object:

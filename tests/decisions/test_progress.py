@@ -39,6 +39,7 @@ progresses = st.builds(
     phase=st.sampled_from(Phase),
     first=st.integers(0, MAX_COUNT),
     first_steps=st.integers(0, MAX_FIRST_STEPS),
+    left=st.none() | st.integers(0, MAX_COUNT),
 )
 
 
@@ -103,6 +104,22 @@ def test_counts_add_up() -> None:
     assert found is not None
     assert found[:3] == (10, 40, 1.25)
     assert shown(memory, Area.LOG) is None
+
+
+def test_what_is_left_is_that_of_the_last_step() -> None:
+    memory = anonymous()
+    writer = Writer(memory, Area.WORKER)
+    for left in (None, 8, 0, None):
+        writer.add(StepSource.SAMPLER, 1, 8, 0.0, left)
+        found = shown(memory)
+        assert found is not None
+        assert found.left == left
+    again = Writer(memory, Area.WORKER)
+    again.add(StepSource.SAMPLER, 1, 8, 0.0, 3)
+    again.enter(Phase.SAVING)
+    found = shown(memory)
+    assert found is not None
+    assert (found.left, found.phase) == (3, Phase.SAVING)
 
 
 def test_a_source_replaces_the_counts_of_a_less_precise_one() -> None:

@@ -169,6 +169,18 @@ def test_refuses_a_position_that_the_dataset_does_not_have(state: dict[str, int]
         ElasticDistributedSampler(range(10), 2, 0).load_state_dict(state)
 
 
+def test_reports_what_is_left_of_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[int | None] = []
+    monkeypatch.setattr("dlrover_run.progress.page.add", lambda *counts, left: reported.append(left))
+    for epochs in (2, None):
+        sampler = ElasticDistributedSampler(range(10), num_replicas=2, rank=1, epochs=epochs)
+        sampler.advance(4)
+        sampler.advance(6)
+        sampler.set_epoch(1)
+        sampler.advance(4)
+    assert reported == [16, 10, 6, None, None, None]
+
+
 def test_refuses_to_advance_past_the_end() -> None:
     sampler = ElasticDistributedSampler(range(10), 2, 0)
     sampler.advance(8)

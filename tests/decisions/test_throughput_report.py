@@ -27,6 +27,7 @@ class Node:
         self.woken = 0
         self.began = 0.0
         self.running = KEY
+        self.left: int | None = None
         self.throughput = ThroughputReport(self.read, self.wake, lambda: BOOT + int(self.now * 1e9))
 
     @property
@@ -42,7 +43,8 @@ class Node:
             return {}
         steps = int((self.now - self.began) / STEP)
         at = BOOT + int((self.began + steps * STEP) * 1e9)
-        return {"rank 0": Progress(steps, 8 * steps, 0.0, at, StepSource.REPORT, Phase.TRAINING)} if steps else {}
+        done = Progress(steps, 8 * steps, 0.0, at, StepSource.REPORT, Phase.TRAINING, left=self.left)
+        return {"rank 0": done} if steps else {}
 
     def follow(self, part: AutoscaleAssignment | None, key: RoundKey = KEY, ends: bool = False) -> None:
         self.throughput.follow(Assignment(phase=PlanPhase.TRAINING, key=key, ranks=ranks(key), policy=part), ends)
@@ -90,6 +92,17 @@ def test_it_reports_steps_the_samples_of_all_workers_and_seconds_of_its_own() ->
         await asyncio.sleep(5)
         assert node.part() == AutoscaleNodeReport(KEY, steps=20, samples=20 * 8 * 4, seconds=5.0)
         assert node.woken == 2
+
+    run_virtually(run())
+
+
+def test_it_reports_what_is_left_as_the_worker_says_it() -> None:
+    async def run() -> None:
+        node = Node()
+        node.left = 640
+        node.follow(AutoscaleAssignment(5.0))
+        await asyncio.sleep(5.2)
+        assert node.part() == AutoscaleNodeReport(KEY, steps=10, samples=10 * 8 * 4, left=640)
 
     run_virtually(run())
 

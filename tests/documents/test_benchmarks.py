@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from check_world import Computing, NodeTruth, World, whole
@@ -19,6 +20,7 @@ from harness import calls_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import autoscale
 import check_cost
 import check_decide
 import launch
@@ -29,7 +31,7 @@ import recovery
 import rendezvous
 import stalls
 import tf_recovery
-from core import kept, processes, report, truth
+from core import indices, kept, processes, report, truth
 from core.cases import Case, Limits, run_case
 from core.launchers import SPAWN, Job
 from core.meetings import crowd_sizes
@@ -669,3 +671,45 @@ def test_what_a_job_prints_is_waited_for() -> None:
         run.start(["true"])
         with pytest.raises(Lost):
             run.wait_output("first", 60.0)
+
+
+def note(what: Literal["resumed", "step"], port: int, step: int, rank: int = 0, *samples: int) -> indices.Line:
+    return indices.Line(what, 0.0, port, rank, step, step // 2, samples)
+
+
+def test_samples_of_steps_that_a_restore_has_undone_do_not_count() -> None:
+    first = [
+        note("resumed", 1, 0),
+        *(note("step", 1, step, rank, 2 * (step % 2) + rank) for step in (0, 1) for rank in (0, 1)),
+    ]
+    assert indices.use_of(first, 4) == indices.Use(rounds=1, repeated=0, epochs=1, wrong=0)
+    again = [
+        note("resumed", 2, 1),
+        note("step", 2, 1, 0, 2, 3),
+        note("step", 2, 2, 0, 0, 1),
+        note("step", 2, 3, 0, 2, 3),
+    ]
+    assert indices.use_of([*first, *again], 4) == indices.Use(rounds=2, repeated=1, epochs=2, wrong=0)
+    # Without the restore's step one epoch has used two samples twice; without a rank's share one lacks a sample.
+    doubled = [note("resumed", 2, 2), *again[1:]]
+    assert indices.use_of([*first, *doubled], 4).wrong == 1
+    assert indices.use_of(first[:-1], 4).wrong == 1
+
+
+def test_the_cost_of_a_search_is_what_the_work_would_not_have_taken_at_the_best_size() -> None:
+    slow = [(float(second), 10.0) for second in range(11)]
+    fast = [(20.0 + second, 20.0) for second in range(1, 11)]
+    # Ten seconds at half of the rate, a pause of ten, and ten seconds at the whole rate.
+    assert autoscale.missing_seconds([*fast, *slow], 30.0, 20.0) == (30.0, 15.0)
+    with pytest.raises(Lost):
+        autoscale.missing_seconds([], 30.0, 20.0)
+
+
+def test_jobs_that_scale_themselves_are_compared_with_the_best_fixed_size() -> None:
+    runs = [
+        autoscale.Trial("mnist", what, "300", 1, size, 0, seconds, 0.0, None, 0, 300, 0)
+        for what, size, seconds in (("autoscale", 2, 110.0), ("1", 1, 150.0), ("2", 2, 100.0))
+    ]
+    assert [row[4] for row in autoscale.mnist_rows(runs)] == ["1.100", "1.500", "1.000"]
+    flat = autoscale.Trial("planted", "flat", "default", 1, 1, 2, 200.0, 3.0, 36.0)
+    assert autoscale.planted_rows([flat])[0][-1] == "1.00 %"

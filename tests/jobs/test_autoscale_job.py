@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -45,30 +46,63 @@ def status(name: str) -> dict[str, Any]:
     return result
 
 
+def nodes_of(launcher: int) -> dict[int, list[psutil.Process]]:
+    """The processes of each local node that has workers, by the rank of the node."""
+    by_number: dict[str, list[psutil.Process]] = {}
+    ranks: dict[str, int] = {}
+    for process in psutil.Process(launcher).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            variables = process.environ()
+            number = variables.get("DLROVER_LOCAL_NODE", "")
+            by_number.setdefault(number, []).append(process)
+            if "GROUP_RANK" in variables:
+                ranks[number] = int(variables["GROUP_RANK"])
+    return {rank: by_number[number] for number, rank in ranks.items()}
+
+
+def kill(launcher: int, victim: str) -> None:
+    """Kill the master, the node with rank 0, or that with the highest rank."""
+    if victim == "master":
+        doomed = [one for one in psutil.Process(launcher).children(recursive=True) if is_master(one)]
+    else:
+        nodes = nodes_of(launcher)
+        doomed = nodes[0 if victim == "rank 0" else max(nodes)]
+    assert doomed
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("throughput", "best", "kills_master"),
-    [("50,100,150,200", 4, False), ("50,100,102,104", 2, False), ("50,100,80,60", 2, True), ("50,50,50,50", 1, False)],
-    ids=["linear", "knee", "decline", "flat"],
+    ("throughput", "best", "victim"),
+    [
+        ("50,100,150,200", 4, ""),
+        ("50,100,102,104", 2, ""),
+        ("50,100,80,60", 2, "master"),
+        ("50,50,50,50", 1, ""),
+        ("50,100,102,104", 2, "rank 0"),
+        ("50,100,102,104", 2, "newcomer"),
+    ],
+    ids=["linear", "knee", "decline", "flat", "rank-0-killed", "newcomer-killed"],
 )
-def test_the_planted_size_is_found(tmp_path: Path, throughput: str, best: int, kills_master: bool) -> None:
-    script, end, name = tmp_path / "train.py", tmp_path / "end", f"autoscale-{os.getpid()}-{best}-{kills_master}"
+def test_the_planted_size_is_found(tmp_path: Path, throughput: str, best: int, victim: str) -> None:
+    """Whatever is killed is killed while a size of several nodes is tried."""
+    script, end, name = tmp_path / "train.py", tmp_path / "end", f"autoscale-{os.getpid()}-{best}-{victim[:4]}"
     script.write_text(SCRIPT)
     args = ["--autoscale", "--local-nodes=1:4", "--node-join-after=0", f"--rdzv-conf={CONF}", f"--rdzv-id={name}"]
-    process = start(OURS, [*args, script, throughput, end], cwd=tmp_path)
+    process = start(OURS, [*args, "--max-restarts=3", script, throughput, end], cwd=tmp_path)
     try:
         deadline = time.monotonic() + SEARCH_TIMEOUT
         choice: dict[str, Any] = {}
-        while not choice.get("condition", "").startswith("ReachMax"):
+        while victim or not choice.get("condition", "").startswith("ReachMax"):
             assert time.monotonic() < deadline, f"the search has not ended: {choice}"
             assert process.poll() is None, finish(process)
             found = status(name)
             choice = found.get("size_choice") or {}
-            if kills_master and choice.get("condition") == "Continue":
-                kills_master = False
-                masters = [one for one in psutil.Process(process.pid).children(recursive=True) if is_master(one)]
-                assert masters
-                masters[0].send_signal(signal.SIGKILL)
+            if victim and choice.get("condition") == "Continue" and found["round_nodes"] > 1:
+                kill(process.pid, victim)
+                victim = ""
         assert choice["wanted_nodes"] == best
         assert found["restarts"] == 0
     finally:

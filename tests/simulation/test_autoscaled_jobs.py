@@ -14,13 +14,15 @@ from simulation.seeds import PLACES, run_seeds
 from simulation.torch.scaled import ScaledProgram
 
 wanted: list[set[int]] = []
+commands: list[int] = []
 
 
 class NotedProgram(ScaledProgram):
-    """Notes the sizes that were wanted in each run."""
+    """Notes the sizes that were wanted in each run, and how often the command ran that starts nodes."""
 
     def outcome(self) -> Outcome:
         wanted.append(self.laws.targets)
+        commands.append(len(self.laws.runs))
         return super().outcome()
 
 
@@ -28,8 +30,10 @@ class NotedProgram(ScaledProgram):
 @pytest.mark.parametrize("place", PLACES)
 def test_every_law_holds_in_jobs_that_scale_themselves(place: str, first: int) -> None:
     wanted.clear()
+    commands.clear()
     kind: type[Scenario] = PLACES[place]
     run: Callable[[int], Outcome] = partial(simulate, kind=kind, program=NotedProgram)
     run_seeds(run, first, 10)
     assert sum(bool(targets) for targets in wanted) >= 3
     assert any(len(targets) > 1 for targets in wanted)
+    assert any(commands)

@@ -69,7 +69,7 @@ def _step(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobV
         to = sizes.below(state.target)
         state = _change(state, view, to, Condition.CONTINUE, AutoscaleCode.ALLOWED(size=state.target, to=to))
         return replace(state, changes=0)
-    if state.ceiling.until > now and view.present > state.ceiling.size and state.ceiling.refusals <= 1:
+    if state.ceiling.until > now and view.present > state.ceiling.size and state.ceiling.is_lifted_by_nodes:
         state = replace(state, ceiling=replace(state.ceiling, until=now))
     if state.target and view.size < state.target:
         return _wait_for_nodes(rules, sizes, state, view, now)
@@ -112,7 +112,7 @@ def _change(state: AutoscaleState, view: JobView, to: int, condition: Condition,
     """The state in which another size is wanted."""
     before = view.size or state.measurement.size
     cause = state.reasons if codes(state.reasons) == (AutoscaleCode.DRIFTED.code,) else ()
-    state = replace(state, target=to, before=before, changes=state.changes + 1, short_since=None)
+    state = replace(state, target=to, before=before, wish=0, changes=state.changes + 1, short_since=None)
     return _with(state, *cause, reason, condition=condition)
 
 
@@ -198,15 +198,20 @@ def _wait_for_nodes(
     span = _doubled(rules.retry, before.refusals)
     refusals = before.refusals if before.refusals and now - before.until < span else 0
     seconds = _doubled(rules.retry, refusals)
-    reason = AutoscaleCode.SHORTAGE(size=view.size, to=state.target, seconds=seconds)
+    losses = (before.losses if refusals else 0) + bool(state.losses)
+    ceiling = Ceiling(view.size, now + seconds, refusals + 1, losses)
+    reason = AutoscaleCode.SHORTAGE(size=view.size, to=state.target)
+    if not ceiling.is_lifted_by_nodes:
+        reason = AutoscaleCode.UNSTABLE(size=view.size, to=state.target, seconds=seconds)
     unchanged = view.size == state.before and bool(state.changes)
     return _with(
         state,
         reason,
         target=view.size,
+        wish=state.target if ceiling.is_lifted_by_nodes else 0,
         changes=state.changes - 1 if unchanged else state.changes,
         condition=Condition.STOP,
-        ceiling=Ceiling(view.size, now + seconds, refusals + 1),
+        ceiling=ceiling,
         short_since=None,
         losses=(),
     )
@@ -252,6 +257,22 @@ def _drifted(rules: AutoscaleRules, state: AutoscaleState, record: SizeRecord, n
 
 
 def _choose(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
+    """Choose among the sizes that can be had, and note what would be chosen if nodes came."""
+    after = _choose_size(rules, sizes, state, view, now)
+    wish = 0
+    if _highest(sizes, state, now) < sizes.most and state.ceiling.is_lifted_by_nodes:
+        unlimited = replace(state, ceiling=Ceiling())
+        wish = _choose_size(rules, sizes, unlimited, view, now).target
+    if wish <= after.target:
+        return replace(after, wish=0)
+    if after.condition is Condition.STOP:
+        after = _with(after, AutoscaleCode.SHORTAGE(size=after.target, to=wish))
+    return replace(after, wish=wish)
+
+
+def _choose_size(
+    rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float
+) -> AutoscaleState:
     """Try another size, go to the best one, or stay with it."""
     here = view.size
     highest = _highest(sizes, state, now)
@@ -294,7 +315,7 @@ def _choose(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: Jo
     if waits:
         reason = state.reasons[0] if state.condition is Condition.STOP and state.reasons else _best_reason(state, here)
         if candidate is not None and candidate.gain > rules.tolerance:
-            reason = AutoscaleCode.PAUSE(to=candidate.size, pause=round(pause, 1), horizon=round(horizon, -3))
+            reason = AutoscaleCode.PAUSE(to=candidate.size, pause=round(pause, 1), horizon=float(f"{horizon:.1g}"))
         return _with(_settle(rules, state, here, now), reason, target=here, condition=Condition.STOP)
     is_largest = here == sizes.most
     reason = AutoscaleCode.LARGEST(size=here) if is_largest else _best_reason(state, here)

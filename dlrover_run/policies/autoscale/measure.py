@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from dlrover_run.policies.autoscale.model import MAX_BLOCKS, Measurement, Progress
+from dlrover_run.policies.autoscale.model import MAX_BLOCKS, AutoscaleState, Measurement, Progress
 from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
 
 MIN_BLOCKS = 6
@@ -44,6 +44,21 @@ def work_done(rules: AutoscaleRules, size: int, progress: Progress) -> float:
     if progress.samples is not None:
         return float(progress.samples)
     return float(progress.steps if rules.scaling == STRONG else progress.steps * size)
+
+
+def remaining_seconds(
+    rules: AutoscaleRules, state: AutoscaleState, size: int, progress: Progress | None
+) -> float | None:
+    """For how many seconds the job has still to train with the size that trains; None if that is not known."""
+    if progress is None or progress.left is None:
+        return None
+    now = state.measurement
+    rates = [*now.blocks] if now.size == size else []
+    rates = rates or [one.rate for one in state.table if one.size == size and one.blocks]
+    if not rates:
+        return None
+    left = Progress(progress.left, 0.0, None if progress.samples is None else progress.left)
+    return work_done(rules, size, left) / math.exp(median(rates))
 
 
 def observe(

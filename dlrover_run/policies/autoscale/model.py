@@ -17,6 +17,7 @@ from dlrover_run.coordination.model import RoundKey
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyReport, PolicyState
 from dlrover_run.coordination.reasons import BoundedReasons, Reasons, render
 from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice
+from dlrover_run.policies.autoscale.command import CommandResult, CommandRun
 from dlrover_run.policies.autoscale.text import AutoscaleCode
 
 MAX_SIZES = 48
@@ -58,11 +59,13 @@ class Sizes(msgspec.Struct, frozen=True):
 
 class Progress(msgspec.Struct, frozen=True):
     """What the workers have done in a round: steps, which all of them make together, and samples of all workers if they
-    count them. `at` is the job time of the last step, in seconds."""
+    count them. `at` is the job time of the last step, in seconds. `left` is what the job has still to train, in samples
+    if they are counted, else in steps; None if that is not known."""
 
     steps: int
     at: float
     samples: int | None = None
+    left: int | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -101,6 +104,11 @@ class Condition(enum.StrEnum):
         """Whether the search is over."""
         return self in (Condition.BEST, Condition.LARGEST)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no other size is tried now."""
+        return self.has_settled or self is Condition.STOP
+
 
 class SizeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of one size: the natural logarithm of the work per second, the standard error of that, how many
@@ -134,12 +142,18 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """More than `size` nodes are not requested before `until`, because nodes did not come or did not stay, for the
-    `refusals`th time in succession."""
+    """The job does not wait for more than `size` nodes before `until`, because nodes did not come or did not stay, for
+    the `refusals`th time in succession. `losses` of these times nodes had come, and did not stay."""
 
     size: Count = 0
     until: Time = 0.0
     refusals: Count = 0
+    losses: Count = 0
+
+    @property
+    def is_lifted_by_nodes(self) -> bool:
+        """Whether nodes that come are tried at once: those that did not stay get one more chance before `until`."""
+        return self.losses <= 1
 
 
 class RoundClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,17 +167,20 @@ class RoundClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """What the autoscaler knows and wants.
 
-    `target` is the number of nodes that the job should have, 0 as long as it wants none, and `before` the number that
-    trained when that was decided. `changes` counts those of this search. `started_at` is the job time of the first step
-    that was seen, and `paused_at` when the last round ended, None once the pause is over. `short_since` is since when
-    fewer than `target` nodes train, and `losses` are the times at which such a shortage began in a round. A change of
-    the throughput begins no other search before `quiet_until`, 0 while a search goes on; `confirmed` is how many
-    searches in succession have ended with `settled_size`. `changed_at` is when anything of this but what is measured
-    has last changed, and `epoch` the coordinator that changed it.
+    `target` is the number of nodes that a round should have, 0 as long as none is wanted, and `before` the number that
+    trained when that was decided. `wish` is a larger number that would be tried if there were as many nodes, though the
+    job does not wait for them; 0 without one. `changes` counts those of this search. `started_at` is the job time of
+    the first step that was seen, and `paused_at` when the last round ended, None once the pause is over. `short_since`
+    is since when fewer than `target` nodes train, and `losses` are the times at which such a shortage began in a round.
+    A change of the throughput begins no other search before `quiet_until`, 0 while a search goes on; `confirmed` is how
+    many searches in succession have ended with `settled_size`. `command` is the last run of the user's command that
+    starts and ends nodes. `changed_at` is when anything of this but what is
+    measured has last changed, and `epoch` the coordinator that changed it.
     """
 
     target: Count = 0
     before: Count = 0
+    wish: Count = 0
     condition: Condition = Condition.START
     reasons: BoundedReasons = ()
     table: Annotated[tuple[SizeRecord, ...], Meta(max_length=MAX_SIZES)] = ()
@@ -180,6 +197,7 @@ class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fi
     quiet_until: Time = 0.0
     confirmed: Count = 0
     clock: RoundClock = RoundClock()
+    command: CommandRun | None = None
     changed_at: Time = 0.0
     epoch: int = 0
 
@@ -193,10 +211,12 @@ class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fi
         if self.measurement.first_at is None and not self.table:
             reasons = (AutoscaleCode.NO_STEPS(),)
         return SizeChoice(
-            wanted_nodes=self.target,
+            wanted_nodes=max(self.target, self.wish),
+            chosen_nodes=self.target,
             condition=self.condition,
             reason=render(reasons),
             reasons=reasons,
+            command_failed=self.command is not None and bool(self.command.failed),
             measuring=len(self.measurement.blocks),
             sizes=_measured_sizes(self.table),
         )
@@ -242,6 +262,7 @@ def recovered(state: AutoscaleState) -> AutoscaleState:
         ceiling=replace(state.ceiling, until=left(state.ceiling.until)),
         quiet_until=max(1e-3, left(state.quiet_until)) if state.quiet_until else 0.0,
         losses=(),
+        command=None if state.command is None else replace(state.command, at=0.0),
         changed_at=0.0,
     )
 
@@ -249,20 +270,24 @@ def recovered(state: AutoscaleState) -> AutoscaleState:
 class AutoscaleNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """What a node reports. That with rank 0 counts the steps of its first worker in the round `key`, and the samples of
     all workers of the round, by those of that worker: all make the same steps. `seconds` is the time from
-    the first step that the node has seen to the last one, and `age` how long ago that was. `known` is the last state
-    that the node was given to keep."""
+    the first step that the node has seen to the last one, and `age` how long ago that was. `left` is what the job has
+    still to train, as in `Progress`. `known` is the last state
+    that the node was given to keep, and `command` the result of the last run of the command that it was given."""
 
     key: RoundKey = RoundKey()
     steps: Total = 0
     samples: Total | None = None
     seconds: Time = 0.0
     age: Time = 0.0
+    left: Total | None = None
     known: AutoscaleState | None = None
+    command: CommandResult | None = None
 
 
 class AutoscaleAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
-    """How often a node is to report its steps, in seconds, 0 for never, and what it is to keep for a coordinator that
-    has lost its records."""
+    """How often a node is to report its steps, in seconds, 0 for never, what it is to keep for a coordinator that has
+    lost its records, and the run of the command that it is to begin, unless it has."""
 
     interval: Time = 0.0
     known: AutoscaleState | None = None
+    command: CommandRun | None = None

@@ -12,7 +12,9 @@ from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, PlanPhase, 
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.autoscale.command import CommandRun, Demand, follow_result, next_run
 from dlrover_run.policies.autoscale.decide import decide, find_record
+from dlrover_run.policies.autoscale.measure import remaining_seconds
 from dlrover_run.policies.autoscale.model import (
     AutoscaleAssignment,
     AutoscaleNodeReport,
@@ -54,7 +56,9 @@ class AutoscalePolicy(Policy):
             after = replace(before, measurement=Measurement(), paused_at=None, short_since=None, clock=RoundClock())
         else:
             before_round = replace(before, clock=_clock(before, plan, members, now))
-            after = decide(self.limits, self.sizes, before_round, job_view(before_round, plan, members), now)
+            after = decide(self.limits, self.sizes, before_round, self._view(before_round, plan, members), now)
+        if self.limits.command:
+            after = replace(after, command=self._command(after, plan, members, now))
         if after == before:
             return Decision(plan)
         if after.lasting != before.lasting:
@@ -62,6 +66,33 @@ class AutoscalePolicy(Policy):
         is_news = (after.target, after.condition) != (before.target, before.condition)
         lines = (f"autoscale: {after.condition}: {render(after.reasons)}",) if is_news else ()
         return Decision(update_plan(plan, now, policy=after), log_lines=lines)
+
+    def _view(self, state: AutoscaleState, plan: Plan, members: Members) -> JobView:
+        view = job_view(state, plan, members)
+        return replace(view, remaining=remaining_seconds(self.limits, state, view.size, view.progress))
+
+    def _command(self, state: AutoscaleState, plan: Plan, members: Members, now: float) -> CommandRun | None:
+        """The run of the command that is under way, or begins now."""
+        run = state.command
+        if run is not None and (holder := members.get(run.node)) is not None:
+            part = AutoscaleNodeReport.find(holder.report.policy)
+            run = follow_result(run, None if part is None else part.command)
+        view = self._view(state, plan, members)
+        if not view.size or view.busy:
+            return run
+        demand = Demand(self._nodes_in_all(state, plan, view), view.present)
+        seconds, retry = self.limits.command_timeout, self.limits.retry
+        return next_run(run, demand, plan.members[0].key, plan.epoch, seconds, retry, now)
+
+    def _nodes_in_all(self, state: AutoscaleState, plan: Plan, view: JobView) -> int | None:
+        """How many nodes there should be, with the spares that the user wants; None while none is to come or to go."""
+        if plan.desired is not None and plan.desired.fixed:
+            return plan.desired.max_nodes + self.rules.spares
+        wanted = max(state.target, state.wish)
+        if not state.target or (wanted <= view.present and not state.condition.is_quiet):
+            # A search may need again the nodes that it does not need now.
+            return None
+        return wanted + self.rules.spares
 
     def step(self, plan: Plan, members: Members, now: float) -> Decision:
         """Decide after the end of a round, whose failure may have been one of its size. The next round is formed with
@@ -88,7 +119,7 @@ class AutoscalePolicy(Policy):
         return update_plan(plan, plan.clock, policy=recovered(latest))
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, AutoscaleAssignment]:
-        """The node with rank 0 reports its steps, and the first ones keep what was found."""
+        """The node with rank 0 reports its steps, the first ones keep what was found, and one may run the command."""
         if not ranks:
             return {}
         state = AutoscaleState.get(plan.policy)
@@ -97,10 +128,14 @@ class AutoscalePolicy(Policy):
         if record is not None and record.blocks:
             interval = self.limits.block * BLOCKS_PER_REPORT
         known = state.lasting if state.changed_at else None
-        return {
+        given = {
             member.key: AutoscaleAssignment(interval if rank == 0 else 0.0, known)
             for rank, member in enumerate(plan.members[:KEEPERS])
         }
+        run = state.command
+        if run is not None and run.failed is None:
+            given[run.node] = replace(given.get(run.node, AutoscaleAssignment()), command=run)
+        return given
 
 
 def job_view(state: AutoscaleState, plan: Plan, members: Members) -> JobView:
@@ -151,7 +186,7 @@ def _progress(state: AutoscaleState, plan: Plan, members: Members) -> Progress |
     part = _report(plan, members)
     if part is None or state.clock.key != plan.key:
         return None
-    return Progress(part.steps, max(0.0, round(state.clock.began + part.seconds, 3)), part.samples)
+    return Progress(part.steps, max(0.0, round(state.clock.began + part.seconds, 3)), part.samples, part.left)
 
 
 POLICY = AutoscalePolicy

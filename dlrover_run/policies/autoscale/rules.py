@@ -15,6 +15,10 @@ OFF, WEAK, STRONG = 0, 1, 2
 """Whether each worker keeps its batch when the job grows (weak), or the batch of the job is divided (strong)."""
 
 
+TUNABLE = ("efficiency", "tolerance", "max_batch", "block", "warm_up", "patience", "retry", "command_timeout")
+"""The rules that a key of `--rdzv-conf` sets, whose names begin with `autoscale_`."""
+
+
 class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """What a size has to give, and how long it is measured.
 
@@ -28,8 +32,9 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
 
     A size is measured in blocks of at least `block` seconds, without its first `warm_up` seconds, for at most
     `max_measure` seconds. Nodes that have not come after `patience` seconds are given up for `retry` seconds, and for
-    twice as long each further time. A change of the throughput by more than `drift` begins another search. `horizon` is
-    for how many seconds a job trains at least, as far as is known.
+    twice as long each further time. `command` is 1 if the nodes have a command that starts and ends nodes, which is
+    stopped after `command_timeout` seconds. A change of the throughput by more than `drift` begins another search.
+    `horizon` is for how many seconds a job trains at least, as far as is known.
     """
 
     efficiency: float = 0.5
@@ -41,17 +46,20 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
     max_measure: float = 1800.0
     patience: float = 60.0
     retry: float = 1800.0
+    command: int = 0
+    command_timeout: float = 30.0
     drift: float = 0.2
     horizon: float = 3600.0
 
     flags: ClassVar[Mapping[str, str]] = {
         "scaling": "--autoscale",
-        **{
-            name: f"autoscale_{name}"
-            for name in ("efficiency", "tolerance", "max_batch", "block", "warm_up", "patience", "retry")
-        },
+        "command": "--scale-command",
+        **{name: f"autoscale_{name}" for name in TUNABLE},
     }
-    value_names: ClassVar[Mapping[str, Mapping[int, str]]] = {"scaling": {OFF: "off", WEAK: "weak", STRONG: "strong"}}
+    value_names: ClassVar[Mapping[str, Mapping[int, str]]] = {
+        "scaling": {OFF: "off", WEAK: "weak", STRONG: "strong"},
+        "command": {0: "off", 1: "on"},
+    }
 
     @property
     def applies(self) -> bool:
@@ -62,7 +70,7 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
             return NOT_FINITE
         if self.efficiency > 1 or self.scaling > STRONG or not 0 < self.tolerance < 1 or self.drift <= self.tolerance:
             return "the autoscaler needs an efficiency of 0 to 1, a known scaling, and a drift above its tolerance"
-        if self.block <= 0 or self.retry <= 0 or 0 < self.max_batch < 1:
+        if self.block <= 0 or self.retry <= 0 or self.command_timeout <= 0 or 0 < self.max_batch < 1:
             return "the autoscaler needs times above 0, and a limit of the batch of at least 1"
         return None
 

@@ -19,7 +19,8 @@ class AutoscaleCode(ReasonCode):
     LARGEST = "{size:#node} {size:is|are} the most that the job may have, and worth it"
     ALLOWED = "the job may have {to:#node}, not {size}"
     PAUSE = "the pause of {pause:g} s for a change to {to:#node} would not pay within {horizon:g} s"
-    SHORTAGE = "{size:#node} {size:is|are} here, not {to}; {to} are requested again in {seconds:g} s"
+    SHORTAGE = "{size:#node} {size:is|are} here, not {to}; more are tried as soon as they come"
+    UNSTABLE = "{size:#node} {size:stays|stay}, not {to}; more are tried again in {seconds:g} s"
     CRASHED = "the workers fail with {size:#node}, so {to:#node} {to:trains|train}"
     DRIFTED = "{size:#node} {size:does|do} {ratio:g} times the work of before, so other sizes are measured again"
 

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from dlrover_run.agent.throughput import ThroughputReport
 from dlrover_run.coordination.combined_records import with_part
-from dlrover_run.coordination.model import NodeReport, Plan, RoundKey
+from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, RoundKey
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.autoscale.model import AutoscaleState
+from dlrover_run.policies.autoscale.command import CommandKey, CommandResult, CommandRun
+from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
 from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
 from dlrover_run.policies.autoscale.search import MAX_CRASHES
 from dlrover_run.progress.page import Phase, Progress, StepSource
@@ -25,13 +26,18 @@ from simulation.torch.laws import TorchLaws
 from simulation.torch.nodes import TorchNode
 from simulation.torch.program import TorchProgram
 
+RETRY = 60.0
+"""Seconds until nodes that did not come are requested again."""
+
 
 class ScaledLaws(TorchLaws):
-    """The laws of torch jobs, and those of the autoscaler: each state can be stored, and failures are excused a few
-    times only."""
+    """The laws of torch jobs, and those of the autoscaler: each state can be stored, failures are excused a few times
+    only, and the command that starts nodes runs once for each wish, and never twice at a time."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
+        self.runs: list[CommandRun] = []
+        self._run_until = 0.0
         self.excused: dict[int, int] = {}
         self.targets: set[int] = set()
 
@@ -43,6 +49,22 @@ class ScaledLaws(TorchLaws):
     def wanted_size(self, request: OperatorRequest) -> str:
         # Also the largest size ends the choice.
         return str(request.max_nodes)
+
+    def beginning(self, node: NodeKey, run: CommandRun, until: float, now: float) -> None:
+        """Check a run of the command that a node begins, and that lasts until then."""
+        demand(run.node == node, "the command runs on the node that the plan names")
+        demand(all(run.key != other.key for other in self.runs), "no run of the command is repeated")
+        demand(now >= self._run_until, "the command never runs twice at a time")
+        last = self.runs[-1] if self.runs else None
+        if self._durable and last is not None and last.nodes == run.nodes:
+            demand(run.at >= last.at + RETRY, "the command runs once for each wish")
+        self.runs.append(run)
+        self._run_until = until
+
+    def ending(self, node: NodeKey, now: float) -> None:
+        """Note that a node is killed, or leaves, which ends its command."""
+        if self.runs and self.runs[-1].node == node:
+            self._run_until = min(self._run_until, now)
 
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         super().storing(before, after, now)
@@ -60,6 +82,8 @@ class ScaledNode(TorchNode):
     """An agent that reports the steps of its workers."""
 
     _throughput: ThroughputReport | None = None
+    _begun: CommandKey | None = None
+    _result: CommandResult | None = None
 
     def _begin(self, spec: JobSpec) -> None:
         self._offset = Random(f"clock {self.key}").randint(0, 10**15)
@@ -85,9 +109,33 @@ class ScaledNode(TorchNode):
         if self._throughput is None:
             self._throughput = ThroughputReport(self._read, lambda: self.run(self._receive), self._now)
         self._throughput.follow(self.rendezvous.assignment, self._leaving or self._is_over)
-        return self._throughput.add_to_report(report)
+        self._follow_command()
+        report = self._throughput.add_to_report(report)
+        if self._result is None:
+            return report
+        part = replace(AutoscaleNodeReport.get(report.policy), command=self._result)
+        return replace(report, policy=with_part(report.policy, part))
+
+    def _follow_command(self) -> None:
+        """Begin the run of the command that is assigned to this node, as `agent/scale_command` does."""
+        part = AutoscaleAssignment.find(self.rendezvous.assignment.policy)
+        run = None if part is None or self._leaving or self._is_over else part.command
+        if run is None or run.key == self._begun:
+            return
+        self._begun, random = run.key, Random(f"command {run.key}")
+        seconds = min(run.seconds, random.expovariate(0.5))
+        assert isinstance(self._program, ScaledProgram)
+        self._program.laws.beginning(self.key, run, self.timeline.now + seconds, self.timeline.now)
+
+        def end() -> None:
+            self._result = CommandResult(run.key, random.random() < 0.3)
+            self._receive()
+
+        self.call_later(seconds, end)
 
     def _leave(self) -> None:
+        assert isinstance(self._program, ScaledProgram)
+        self._program.laws.ending(self.key, self.timeline.now)
         if self._throughput is not None:
             self._throughput.close()
         super()._leave()
@@ -100,7 +148,8 @@ class ScaledProgram(TorchProgram):
         rules = super().rules(random)
         drawn = Random(f"throughput {self._seed}")
         self._knee = drawn.uniform(1, 8)
-        limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, patience=5.0, retry=60.0)
+        limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, patience=5.0, retry=RETRY)
+        limits = replace(limits, command=1, command_timeout=5.0)
         return replace(rules, policy=with_part(rules.policy, limits))
 
     def steps_per_second(self, nodes: int) -> float:
