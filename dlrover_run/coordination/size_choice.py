@@ -1,4 +1,4 @@
-"""What an operator reads of a policy that chooses how many nodes train."""
+"""What an operator reads of a policy that chooses the size of a job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,27 @@ class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
 
 
+class WantedServers(msgspec.Struct, frozen=True, kw_only=True):
+    """How many parameter servers a policy wants, 0 for the least, and why; `paused` while a number that an operator has
+    fixed holds instead. `processor` and `memory` are what the busiest of them use, in percent of what they may."""
+
+    wanted: int
+    reason: str = ""
+    reasons: Reasons = ()
+    paused: bool = False
+    processor: int | None = None
+    memory: int | None = None
+
+
 class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy wants. `wanted_nodes` is 0 as long as it wants no size, `condition` a word for the state of its
     search, `measuring` how many blocks of the size that trains are measured so far, and `paused` is set while the size
-    that an operator has fixed holds instead. `reason` renders `reasons`. `sizes` are those that were tried."""
+    that an operator has fixed holds instead. `reason` renders `reasons`. `sizes` are those that were tried.
 
+    Sizes count nodes, or what `noun` names. A job with parameter servers chooses its workers beside the chief, and its
+    `servers`."""
+
+    noun: str = "node"
     wanted_nodes: int
     condition: str
     reason: str = ""
@@ -34,6 +50,7 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     measuring: int = 0
     sizes: tuple[MeasuredSize, ...] = ()
+    servers: WantedServers | None = None
 
     @property
     def is_measuring(self) -> bool:
