@@ -53,6 +53,11 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     servers: WantedServers | None = None
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether `wanted_nodes` is a size that was chosen. A job may do without workers beside its chief."""
+        return self.wanted_nodes > 0 or (self.noun != "node" and self.condition != "Start")
+
+    @property
     def is_measuring(self) -> bool:
         """Whether the size that trains has not been measured yet."""
         return not any(one.nodes == self.wanted_nodes and one.blocks for one in self.sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from msgspec.structs import replace
-from scaled_cluster import LIMITS, Model, ScaledCluster, autoscaled
+from scaled_cluster import LIMITS, TICK, Model, ScaledCluster, autoscaled
 from virtual_cluster import OUT_OF_MEMORY, SUCCESS, VirtualCluster, rules
 
 from dlrover_run.coordination.model import PlanPhase
@@ -16,7 +16,7 @@ from dlrover_run.policies.autoscale.measure import Estimate
 from dlrover_run.policies.autoscale.model import Condition
 from dlrover_run.policies.autoscale.text import AutoscaleCode
 from dlrover_run.policies.parameter_servers.choice import Baseline, ServersChoice
-from dlrover_run.policies.parameter_servers.model import Cluster, Role, ServerBounds, Stage, TaskStage
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, ServerBounds, Stage
 from dlrover_run.policies.parameter_servers.server_load import (
     HIGH,
     LASTING,
@@ -149,7 +149,7 @@ def test_workers_that_fail_at_a_number_that_is_only_tried_cost_no_restart() -> N
     job.run(150)
     job.come("b", chief=0, workers=5, ps=0)
     job.run(400)
-    assert any(workers > 3 for workers, _ in job.history)
+    assert any(one.crashes for one in job.workers.table)
     assert job.numbers[0] <= 3
     assert not job.spent(Role.WORKER).failures
     assert not job.spent(Role.WORKER).memory_restarts
@@ -265,7 +265,9 @@ def test_other_servers_begin_another_search() -> None:
 
 def test_new_servers_that_fail_are_given_up() -> None:
     job = ScaledCluster(Model(size=150), autoscaled(max_restarts=0))
-    job.run(120, until=lambda: job.stage is Stage.CHANGING)
+    while job.stage is not Stage.CHANGING:
+        job.tick()
+        job.wait(TICK)
     job.obey()
     job.end(*(str(task.key) for task in job.cluster.next_servers))
     job.run(20)

@@ -19,7 +19,10 @@ from dlrover_run.policies.parameter_servers.size_text import ServersCode, of_wor
 CHIEFS = 1
 """The sizes of the autoscaler count the tasks that train: the chief, and the workers."""
 
-Percent = Annotated[int, Meta(ge=0, le=1000)]
+MAX_PERCENT = 1000
+
+Percent = Annotated[int, Meta(ge=0, le=MAX_PERCENT)]
+"""A task without a limit may use more than its share."""
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
