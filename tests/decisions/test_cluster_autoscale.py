@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -12,6 +14,8 @@ from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.size_choice import SizeChoice
+from dlrover_run.operate.metrics import JobFigures, render_metrics
+from dlrover_run.operate.text import render_status
 from dlrover_run.policies.autoscale.measure import Estimate
 from dlrover_run.policies.autoscale.model import Condition
 from dlrover_run.policies.autoscale.text import AutoscaleCode
@@ -285,6 +289,22 @@ def test_a_worker_that_starts_again_is_no_other_size() -> None:
     assert job.workers.losses == losses
     assert job.workers.condition is Condition.LARGEST
     assert set(job.history[changes:]) <= {(7, 1)}
+
+
+def test_the_status_and_the_metrics_show_both_numbers_and_why() -> None:
+    job = settled(Model(alone=0.1, served=0.03))
+    found = job.coordinator.status("ads", job.now)
+    shown = render_status(found)
+    assert "autoscale: 7 workers wanted, ReachMaxReplicas" in shown
+    assert "servers: 3 parameter servers wanted" in shown
+    assert re.search(r"\n7  <  +80 ", shown)
+    metrics = render_metrics([JobFigures(found, {})], 0.0)
+    assert 'dlrover_job_wanted_tasks{job="ads",role="worker"} 7' in metrics
+    assert 'dlrover_job_wanted_tasks{job="ads",role="ps"} 3' in metrics
+    assert "dlrover_job_wanted_nodes{" not in metrics
+    job.scale(workers=2)
+    shown = render_status(job.coordinator.status("ads", job.now))
+    assert "scale --workers=auto" in shown
 
 
 def test_each_reason_of_the_autoscaler_has_a_text_for_workers() -> None:
