@@ -3,8 +3,10 @@ nodes report them as agents do."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import msgspec
@@ -39,12 +41,13 @@ def autoscaled(
 class Model:
     """A step takes `alone` seconds of each task that trains, and `served` seconds of a server's processors, of which
     those of the servers together do one after the other. `hot`: all of it is the first server's. The tables have
-    `size` percent of the memory of one server."""
+    `size` percent of the memory of one server. `noise` is the standard deviation of the logarithm of the speed."""
 
     alone: float = 0.1
     served: float = 0.0
     hot: bool = False
     size: float = 10.0
+    noise: float = 0.0
 
     def steps(self, trainers: int, servers: int) -> float:
         """Return the steps per second."""
@@ -69,6 +72,7 @@ class ScaledCluster(VirtualCluster):
         self.step = 0.0
         self.history: list[tuple[int, int]] = []
         self._began: tuple[int, float] = (0, 0.0)
+        self._random = Random(f"{model}")
         if here:
             self.come("a", **{"workers": 7, "ps": 3, **rooms})
 
@@ -160,7 +164,8 @@ class ScaledCluster(VirtualCluster):
         self.obey()
 
     def _train(self, trainers: int, servers: int) -> None:
-        self.step += TICK * self.model.steps(trainers, servers)
+        noise = math.exp(self._random.gauss(0, self.model.noise)) if self.model.noise else 1.0
+        self.step += TICK * self.model.steps(trainers, servers) * noise
         version = self.cluster.version
         if self._began[0] != version:
             self._began = version, self.now
