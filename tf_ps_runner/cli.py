@@ -21,8 +21,9 @@ from dlrover_run.cli import MAX_RESTARTS, stall_timeout
 from dlrover_run.command_line import backend_spec, entry_point, lookup, rdzv_conf, rendezvous_options, values
 from dlrover_run.command_line.ignored_flags import rendezvous_warnings, stall_warnings
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
-from dlrover_run.command_line.rdzv_conf import RdzvConf
+from dlrover_run.command_line.rdzv_conf import AUTOSCALE, RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
+from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
@@ -45,6 +46,7 @@ from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
 if TYPE_CHECKING:
     from dlrover_run.agent.framework import AdapterFactory
     from dlrover_run.cluster_environment.records import Context
+    from dlrover_run.policies.autoscale.rules import AutoscaleRules
 
 
 def parse(
@@ -101,7 +103,10 @@ def _job(
     ignored = [key for key in conf.keys if key.name in TF_PS_RUN.ignored_keys]
     conf = conf._replace(keys=tuple(key for key in conf.keys if key not in ignored))
     warnings += [f"{key.name} of --rdzv-conf has no effect on a job with parameter servers." for key in ignored]
-    warnings += [*rendezvous.warnings, *rendezvous_warnings(rendezvous, conf, environ)]
+    # Those of --autoscale have an effect on one machine too.
+    others = conf._replace(keys=tuple(key for key in conf.keys if not key.name.startswith(AUTOSCALE)))
+    warnings += [*rendezvous.warnings, *rendezvous_warnings(rendezvous, others, environ)]
+    autoscale = _autoscale(flags, cluster, conf, warnings)
     forking = flags.choice("start_method") == "forkserver"
     preload = [name for value in flags.all("preload") for name in values.modules(*value)]
     if preload and not forking:
@@ -115,7 +120,7 @@ def _job(
     job = JobSpec(
         entrypoint=entrypoint,
         run_id=rendezvous.run_id,
-        rules=_rules(rendezvous, conf, cluster),
+        rules=_rules(rendezvous, conf, cluster, autoscale),
         backend=rendezvous.backend,
         master=backend.master,
         etcd=backend.etcd,
@@ -226,8 +231,35 @@ def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[s
     return rules, warnings
 
 
-def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules) -> JobRules:
-    rules = replace(conf.rules, min_nodes=rendezvous.min_nodes, max_nodes=rendezvous.max_nodes, policy=cluster)
+def _autoscale(flags: FlagValues, cluster: ClusterRules, conf: RdzvConf, warnings: list[str]) -> AutoscaleRules | None:
+    """The rules of `--autoscale`, None without it. Raises SpecError for a job with nothing to choose."""
+    given = flags.explicit("autoscale")
+    if given is None:
+        if conf.autoscale:
+            key = AUTOSCALE + next(iter(conf.autoscale))
+            warnings.append(f"{key} of --rdzv-conf has no effect without --autoscale.")
+        return None
+    # Imported only here: other launches do not wait for it.
+    from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
+
+    # A global step is the work of one task with its own batch, or of all tasks together.
+    scaling = WEAK if flags.choice("autoscale") == "sync" else STRONG
+    if cluster.min_workers == cluster.max_workers and cluster.min_ps == cluster.max_ps:
+        raise SpecError(
+            f"{given.source} chooses between several numbers, and --workers={cluster.max_workers} and "
+            f"--ps={cluster.max_ps} allow one only: give --workers=MIN:MAX, --ps=MIN:MAX or both."
+        )
+    rules = replace(AutoscaleRules(), scaling=scaling, **conf.autoscale)
+    if problem := rules.problem():
+        raise SpecError(f"{given.source} is not possible: {problem}.")
+    if scaling == STRONG and rules.max_batch:
+        warnings.append(f"{AUTOSCALE}max_batch of --rdzv-conf has no effect without --autoscale=sync.")
+    return rules
+
+
+def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules, autoscale: AutoscaleRules | None) -> JobRules:
+    policy = combine([cluster, autoscale])
+    rules = replace(conf.rules, min_nodes=rendezvous.min_nodes, max_nodes=rendezvous.max_nodes, policy=policy)
     rules = rendezvous_options.adjust_rules(rules, rendezvous, conf)
     if problem := rules.problem():
         raise SpecError(f"This job is not possible: {problem}.")

@@ -10,13 +10,13 @@ from dlrover_run.command_line import values
 from dlrover_run.command_line.parser import UsageError
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.operate.commands import FLAGS, REFUSED, Asker, operator_command, requester
-from dlrover_run.operate.scale import request_size
-from dlrover_run.policies.parameter_servers.model import MAX_TASKS, ScaleRequest
+from dlrover_run.operate.scale import AUTO, request_size
+from dlrover_run.policies.parameter_servers.model import MAX_TASKS, Role, ScaleRequest
 from tf_ps_runner.command_line.options import CLUSTER
 
 
 def _number(help: str) -> Any:
-    return typer.Option(metavar="N", help=help, rich_help_panel=CLUSTER, show_default=False)
+    return typer.Option(metavar="N or auto", help=help, rich_help_panel=CLUSTER, show_default=False)
 
 
 @operator_command(*FLAGS, refused=REFUSED, no_job=REFUSED)
@@ -30,13 +30,16 @@ async def scale(
     The job must have been started with a range, as in [b]--ps=1:4[/]. If several of your jobs run here, --rdzv-id
     names one. From another machine the flags of the rendezvous say where the job is.
 
+    [b]auto[/] takes a request back: a job with --autoscale chooses the number again, any other has as many as fit.
+
     Here: [b]tf-ps-run scale --ps=3[/]
 
     From elsewhere: [b]tf-ps-run scale --workers=6 --rdzv-endpoint=node0 --rdzv-id=ads[/]
     """
     size = ScaleRequest(
-        None if ps is None else values.integer("--ps", ps, 1, MAX_TASKS),
-        None if workers is None else values.integer("--workers", workers, 0, MAX_TASKS),
+        None if ps in (None, AUTO) else values.integer("--ps", ps, 1, MAX_TASKS),
+        None if workers in (None, AUTO) else values.integer("--workers", workers, 0, MAX_TASKS),
+        tuple(role for role, given in ((Role.PS, ps), (Role.WORKER, workers)) if given == AUTO),
     )
     if size == ScaleRequest():
         raise UsageError("Nothing to change: give --ps=N, --workers=N or both.")

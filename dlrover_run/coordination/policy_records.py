@@ -61,6 +61,9 @@ class PolicyRules(PolicyRecord):
 
     __slots__ = ()
 
+    needs_rounds: ClassVar[bool] = False
+    """Whether the policy acts on rounds only. A job without rounds does not have it, and the policy that decides alone
+    there may follow its rules."""
     flags: ClassVar[Mapping[str, str]] = {}
     """The flag of each rule that has one."""
     value_names: ClassVar[Mapping[str, Mapping[int, str]]] = {}

@@ -1,4 +1,4 @@
-"""What an operator reads of a policy that chooses how many nodes train."""
+"""What an operator reads of a policy that chooses the size of a job."""
 
 from __future__ import annotations
 
@@ -22,14 +22,30 @@ class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
 
 
+class WantedServers(msgspec.Struct, frozen=True, kw_only=True):
+    """How many parameter servers a policy wants, 0 for the least, and why; `paused` while a number that an operator has
+    fixed holds instead. `processor` and `memory` are what the busiest of them use, in percent of what they may."""
+
+    wanted: int
+    reason: str = ""
+    reasons: Reasons = ()
+    paused: bool = False
+    processor: int | None = None
+    memory: int | None = None
+
+
 class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy wants. `wanted_nodes` is how many nodes the job would make use of now, 0 as long as that is not
     known, and `chosen_nodes` how many the round is to have: fewer, where the job does not wait for the others.
     `condition` is a word for the state of its search, `measuring` how many blocks of the size that trains are measured
     so far, and `paused` is set while the size that an operator has fixed holds instead. `reason` renders `reasons`.
     `command_failed` says that the last run of the command that starts nodes has failed. `sizes` are those that were
-    tried."""
+    tried.
 
+    Sizes count nodes, or what `noun` names. A job with parameter servers chooses its workers beside the chief, and its
+    `servers`."""
+
+    noun: str = "node"
     wanted_nodes: int
     chosen_nodes: int
     condition: str
@@ -39,6 +55,12 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     command_failed: bool = False
     measuring: int = 0
     sizes: tuple[MeasuredSize, ...] = ()
+    servers: WantedServers | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether `wanted_nodes` is a size that was chosen. A job may do without workers beside its chief."""
+        return self.wanted_nodes > 0 or (self.noun != "node" and self.condition != "Start")
 
     @property
     def is_measuring(self) -> bool:

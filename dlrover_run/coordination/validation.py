@@ -91,7 +91,7 @@ def config_mismatch(job: JobRules, node: JobRules) -> str:
 
 def _policy_mismatch(job: PolicyRules | None, node: PolicyRules | None) -> list[str]:
     parts = [part for rules in (job, node) if rules is not None for part in rules.each()]
-    if len({part.has_rounds for part in parts}) > 1:
+    if len({rules.has_rounds for rules in (job, node) if rules is not None}) > 1:
         # A node of another kind of job is refused; see `wrong_job_kind`.
         return []
     differences: list[str] = []

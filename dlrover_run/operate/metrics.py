@@ -71,7 +71,22 @@ def _families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[
         [
             ({"job": s.job}, float(s.size_choice.wanted_nodes or s.round_nodes))
             for s in statuses
-            if s.size_choice is not None and not s.size_choice.paused
+            if s.size_choice is not None and not s.size_choice.paused and s.size_choice.noun == "node"
+        ],
+    )
+    yield (
+        "dlrover_job_wanted_tasks",
+        "gauge",
+        "Tasks of a role that --autoscale wants a job with parameter servers to have, also while there is no room.",
+        [
+            ({"job": s.job, "role": role}, float(number))
+            for s in statuses
+            if s.size_choice is not None and (servers := s.size_choice.servers) is not None
+            for role, number, left_out in (
+                ("worker", s.size_choice.wanted_nodes, s.size_choice.paused or not s.size_choice.is_wanted),
+                ("ps", servers.wanted, servers.paused or not servers.wanted),
+            )
+            if not left_out
         ],
     )
     yield "dlrover_job_workers", "gauge", "Workers of the round that runs.", each("workers")

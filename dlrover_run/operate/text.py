@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlrover_run.console.text import format_duration, format_ranks, sanitize
 from dlrover_run.coordination.activity import NodeProgress
-from dlrover_run.coordination.size_choice import SizeChoice
+from dlrover_run.coordination.size_choice import SizeChoice, WantedServers
 from dlrover_run.coordination.stacks import JobStacks, SilentNode, StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus, NodeStatus
 from dlrover_run.coordination.text import counted
@@ -107,12 +107,31 @@ def _scale(status: JobStatus) -> str:
 
 def _choice(choice: SizeChoice) -> str:
     """The size that a policy wants, and why."""
+    return "\n".join(
+        ["autoscale: " + _size_choice(choice), *([] if choice.servers is None else [_servers(choice.servers)])]
+    )
+
+
+def _size_choice(choice: SizeChoice) -> str:
     if choice.paused:
-        return "autoscale: paused by the size that was asked for (dlrover-run scale --nodes=auto gives it back)"
-    wanted = f"{counted(choice.wanted_nodes, 'node')} wanted, " if choice.wanted_nodes else ""
+        return f"paused by the size that was asked for ({GIVEN_BACK[choice.noun]} gives it back)"
+    wanted = f"{counted(choice.wanted_nodes, choice.noun)} wanted, " if choice.is_wanted else ""
     measuring = f" ({counted(choice.measuring, 'block')} so far)" if choice.measuring and choice.is_measuring else ""
     failed = "; --scale-command has failed" if choice.command_failed else ""
-    return f"autoscale: {wanted}{choice.condition}: {choice.reason}{measuring}{failed}"
+    return f"{wanted}{choice.condition}: {choice.reason}{measuring}{failed}"
+
+
+GIVEN_BACK = {"node": "dlrover-run scale --nodes=auto", "worker": "tf-ps-run scale --workers=auto"}
+
+
+def _servers(servers: WantedServers) -> str:
+    """The parameter servers that a policy wants, and what those here use."""
+    if servers.paused:
+        return "servers: paused by the number that was asked for (tf-ps-run scale --ps=auto gives it back)"
+    wanted = f"{counted(servers.wanted, 'parameter server')} wanted: " if servers.wanted else ""
+    figures = [("processor", servers.processor), ("memory", servers.memory)]
+    used = ", ".join(f"{name} {share} %" for name, share in figures if share is not None)
+    return f"servers: {wanted}{servers.reason}{f' ({used})' if used else ''}"
 
 
 def _size_table(choice: SizeChoice) -> list[str]:
@@ -128,7 +147,10 @@ def _size_table(choice: SizeChoice) -> list[str]:
         )
         for size in choice.sizes
     ]
-    return table(("SIZE", "WORK/S", "ERROR", "EFFICIENCY", "BLOCKS", ""), rows)
+    return table(
+        ("SIZE" if choice.noun == "node" else f"{choice.noun.upper()}S", "WORK/S", "ERROR", "EFFICIENCY", "BLOCKS", ""),
+        rows,
+    )
 
 
 def _node_table(status: JobStatus, here: NodeTasks) -> list[str]:

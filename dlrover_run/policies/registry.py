@@ -36,7 +36,9 @@ reasons.TEXTS.update((name, f"{package}.text") for name, package in POLICIES.ite
 @lru_cache(maxsize=64)
 def policy_of(rules: JobRules) -> Policy:
     """The policy of a job with these rules: its only one, or all of its policies as one, in the order of `POLICIES`."""
-    applied = {part.policy_name for part in rules.policy.each() if part.applies} if rules.policy is not None else ()
+    parts = () if rules.policy is None else rules.policy.each()
+    has_rounds = all(part.has_rounds for part in parts)
+    applied = {part.policy_name for part in parts if part.applies and (has_rounds or not part.needs_rounds)}
     kinds: dict[str, type[Policy]] = {
         name: import_module(f"{package}.policy").POLICY for name, package in POLICIES.items() if name in applied
     }

@@ -202,6 +202,7 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
     from dlrover_run.agent import node_state
     from dlrover_run.coordination import coordinator, policy
     from dlrover_run.master import jobs
+    from dlrover_run.policies.parameter_servers import recovery
     from simulation.disk import DiskJournal
 
     ports = iter(range(1, 60_000))
@@ -214,13 +215,14 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
         def release(self) -> None:
             pass
 
-    decide, adopt = coordinator.decide, policy.recover_plan
+    decide, adopt, adopt_cluster = coordinator.decide, policy.recover_plan, recovery.recover_cluster
     with ExitStack() as stack:
         stack.enter_context(patch.object(node_state, "HeldPort", Port))
         stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
         watched: dict[tuple[Any, str], Callable[..., Any]] = {
             (coordinator, "decide"): lambda *given: scenario_laws().deciding(*given, real=decide),
             (policy, "recover_plan"): lambda *given: scenario_laws().adopting(*given, real=adopt),
+            (recovery, "recover_cluster"): lambda *given: scenario_laws().adopting(*given, real=adopt_cluster),
         }
         for (module, name), by in watched.items():
             stack.enter_context(patch.object(module, name, by))

@@ -20,7 +20,7 @@ from dlrover_run.operate.agent_socket import AgentSocket
 from dlrover_run.operate.commands import REFUSED, requester
 from dlrover_run.operate.find import JobElsewhere
 from dlrover_run.operate.protocol import AgentInfo
-from dlrover_run.policies.parameter_servers.model import ScaleRequest
+from dlrover_run.policies.parameter_servers.model import Role, ScaleRequest
 from dlrover_run.rendezvous.client import AskFailed
 from tf_ps_runner.cli import main
 from tf_ps_runner.command_line import options
@@ -134,6 +134,14 @@ def test_the_answer_of_a_job_is_one_sentence_and_an_exit_code(
     assert (out + err).startswith("tf-ps-run scale: ")
     assert (out + err).count("\n") == 1
     assert printed in out + err
+
+
+def test_auto_gives_numbers_back(agents: Agents) -> None:
+    agent = agents(JOB, "done")
+    assert main(["scale", "--ps=auto", "--workers=3", f"--rdzv-id={JOB}"]) == 0
+    size = ScaleRequest(workers=3, auto=(Role.PS,))
+    assert agent.requests == [OperatorRequest(Action.SCALE, by=requester(), policy=size)]
+    assert "any number of parameter servers" in size.text
 
 
 def test_a_number_that_is_not_given_is_not_requested(agents: Agents) -> None:

@@ -16,9 +16,12 @@ from policy_parts import cluster_rules
 from dlrover_run import exit_codes
 from dlrover_run.command_line import options as those_of_dlrover_run
 from dlrover_run.coordination.rules import MAX_NODES
+from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
 from dlrover_run.policies.parameter_servers import rules
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
+from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.registry import policy_of
 from dlrover_run.spec import SpecError, Std
 from tf_ps_runner.cli import has_tensorflow, job_or_code, main, memory_size, parse, require_tensorflow
 from tf_ps_runner.command_line import options
@@ -67,6 +70,35 @@ def test_a_machine_without_a_role_hosts_the_maximum_of_each_role() -> None:
     cluster = cluster_rules(spec.job.rules)
     assert cluster is not None
     assert (cluster.min_ps, cluster.max_ps, cluster.min_workers, cluster.max_workers) == (1, 4, 2, 8)
+
+
+@pytest.mark.parametrize(("flag", "scaling"), [("--autoscale", STRONG), ("--autoscale=sync", WEAK)])
+@pytest.mark.parametrize(
+    "size", ["--workers=0:3", "--ps=1:2 --checkpoint-dir=.", "--workers=1:3 --ps=1:2 --checkpoint-dir=."]
+)
+def test_a_job_with_a_range_may_choose_within_it(flag: str, scaling: int, size: str) -> None:
+    rules = job_of(f"{flag} {size} --rdzv-conf=autoscale_block=2 train.py").job.rules
+    assert (AutoscaleRules.get(rules.policy).scaling, AutoscaleRules.get(rules.policy).block) == (scaling, 2.0)
+    assert rules.policy is not None
+    assert not rules.policy.has_rounds
+    assert policy_of(rules).__class__ is ParameterServerPolicy
+
+
+def test_a_job_of_one_size_has_nothing_to_choose() -> None:
+    with pytest.raises(SpecError, match="--workers=MIN:MAX"):
+        job_of("--autoscale --workers=2 --ps=2 train.py")
+    with pytest.raises(SpecError, match="autoscale"):
+        job_of("--autoscale=often --workers=0:2 train.py")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [("--workers=0:2", "autoscale_block"), ("--workers=0:2 --autoscale", "autoscale_max_batch")],
+)
+def test_a_key_of_the_autoscaler_without_effect_is_warned_of(line: str, key: str) -> None:
+    warnings: list[str] = []
+    parse([*f"{line} --rdzv-conf={key}=2 train.py".split()], {}, warn=warnings.append)
+    assert [key in warning for warning in warnings] == [True]
 
 
 @pytest.mark.parametrize("role", options.ROLE_CHOICES)

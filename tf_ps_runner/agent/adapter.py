@@ -22,6 +22,7 @@ from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.progress.page import Progress
 from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.desired import desired_tasks, task_states
+from tf_ps_runner.agent.pace import PaceReport
 from tf_ps_runner.agent.queue_server import Membership
 from tf_ps_runner.agent.queue_service import Queues
 from tf_ps_runner.agent.report import EventPrinter, task_results
@@ -59,6 +60,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(spec, services, self._starter, self._channel, self._events, self._fail)
         self._tasks.prestart()
+        self._pace = PaceReport(lambda: self._tasks.seen, services.wake)
         self._assignment = Assignment()
         self._waiting: Waiting | None = None
 
@@ -85,6 +87,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             self._events.follow(assignment)
         self._queues.follow(self._order)
         self._tasks.follow(self._order, ends)
+        self._pace.follow(self._order, ends)
 
     def desired(self) -> Sequence[DesiredTask[TaskKey]]:
         return desired_tasks(self._order, self._tasks.here, self._spec.sparse)
@@ -138,6 +141,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     async def finish(self, assignment: Assignment) -> TaskResults:
         self._channel.close()
+        self._pace.close()
         await self._queues.close()
         await self._tasks.close()
         await self._services.relay.end_round((), timeout=None)
@@ -161,7 +165,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             else task
             for task in self._tasks.statuses
         )
-        node_tasks = NodeTasks(capacity=self._spec.capacity, tasks=tasks)
+        node_tasks = self._pace.add_to(NodeTasks(capacity=self._spec.capacity, tasks=tasks))
         report = self._services.node_state.report(phase)
         return msgspec.structs.replace(report, policy=with_part(report.policy, node_tasks))
 

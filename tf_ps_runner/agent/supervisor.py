@@ -22,6 +22,7 @@ from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.desired import LocalTask
 from tf_ps_runner.agent.exits import ExitClassifier
 from tf_ps_runner.agent.liveness import ProbeState, ServerMonitor
+from tf_ps_runner.agent.pace import SeenTask
 from tf_ps_runner.agent.protocol import Note, Restored, Saved, Step, TaskEvent
 from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.agent.task_events import TaskEvents
@@ -98,6 +99,23 @@ class TaskSupervisor:
         """What the processes of tasks have done, by task; those that have made no step are left out."""
         made = ((str(key), task.progress) for key, task in self._tasks.items() if task.live)
         return {name: progress for name, progress in made if progress is not None}
+
+    @property
+    def seen(self) -> Sequence[SeenTask]:
+        """The tasks whose processes run, for a report of their steps and their load."""
+        return [
+            SeenTask(
+                role=key.role,
+                version=task.assigned.version,
+                pid=task.process.pid,
+                step=task.step,
+                stepped_at=task.stepped_at,
+                memory=task.start.memory.usage,
+                limit=task.assigned.memory_mib,
+            )
+            for key, task in sorted(self._tasks.items())
+            if task.process is not None and task.process.live and task.start is not None
+        ]
 
     @property
     def processes(self) -> Sequence[tuple[str, int, StackFiles | None]]:

@@ -85,6 +85,11 @@ class TaskProcess:
         return silent or self.step > self.restored
 
     @property
+    def stepped_at(self) -> int | None:
+        """When it reported its last step, as `time.monotonic_ns`; None before the first."""
+        return self._stepped_at
+
+    @property
     def progress(self) -> Progress | None:
         """The steps that it has made since it began with its model, as a torch worker's page has them; None if it has
         made none. A step of TensorFlow's is the global one, so each worker's count has the steps of all."""

@@ -19,6 +19,9 @@ CLUSTER = "Cluster"
 PROCESSES = "Processes"
 MEMORY = "Memory"
 
+STEPS = ("async", "sync")
+"""Whether each task that trains makes global steps of its own, or all of them make each step together."""
+
 ROLE_CHOICES = tuple(role.value for role in rules.ROLES)
 
 
@@ -40,6 +43,10 @@ TABLE: tuple[Flag, ...] = (
         "scale[/] changes the number.",
         "N|MIN:MAX", "1"),
     _flag("workers", CLUSTER, "Number of workers in addition to the chief, which trains too.", "N|MIN:MAX", "1"),
+    _shared("autoscale", panel=CLUSTER, value="async|sync", const="async", choices=STEPS,
+        help="Measure the throughput with different numbers of workers within --workers=MIN:MAX, keep the number "
+        "whose workers pay for themselves, and add servers within --ps=MIN:MAX while their processors or memory are "
+        "the limit; [b]sync[/] if a global step takes a batch of each worker."),
     _flag("evaluator", CLUSTER, "Start an evaluator, which is never listed in the cluster."),
     _flag("role", CLUSTER,
         f"Host one task of this role: {alternatives([f'[b]{name}[/]' for name in ROLE_CHOICES])}. Without it a node "
@@ -122,6 +129,7 @@ Each task gets its TF_CONFIG. Arguments after SCRIPT are passed to SCRIPT.""",
             f"([b]{PREFIX}MAX_RESTARTS=4[/]); the command line takes precedence. [b]PYTHON_EXEC[/] names the "
             "interpreter that has TensorFlow, if it is not this one.",
             "One machine: [b]tf-ps-run --ps=2 --workers=3 --evaluator train.py --steps 1000[/]",
+            "By itself: [b]tf-ps-run --autoscale --ps=1:3 --workers=0:7 train.py[/]",
             "Each of several: [b]tf-ps-run --role=ps --ps=1:4 --workers=2:8 --rdzv-endpoint=node0 train.py[/]",
         )
     ),

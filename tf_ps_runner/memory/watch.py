@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from dlrover_run.process_tree.tree import children_of
+from dlrover_run.process_tree.tree import children_of, read_stat
 from tf_ps_runner.memory import MIB
 
 CHECK_INTERVAL = 0.2
@@ -68,6 +68,16 @@ def usage_of(pids: list[int], enough: float) -> int:
     if (quick := sum(map(_anonymous, pids))) <= enough * MIB:
         return quick // MIB
     return sum(map(_share, pids)) // MIB
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Seconds that all threads of these processes have run on processors; those that have ended do not count."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            _, fields = read_stat(pid)
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _anonymous(pid: int) -> int:

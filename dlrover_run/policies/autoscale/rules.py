@@ -51,6 +51,7 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
     drift: float = 0.2
     horizon: float = 3600.0
 
+    needs_rounds: ClassVar[bool] = True
     flags: ClassVar[Mapping[str, str]] = {
         "scaling": "--autoscale",
         "command": "--scale-command",

@@ -16,7 +16,9 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, ExitStatus, Name, NodeId, Port, Total
 from dlrover_run.coordination.policy_records import PolicyRequest, PolicyState
-from dlrover_run.coordination.text import counted
+from dlrover_run.coordination.size_choice import SizeChoice
+from dlrover_run.coordination.text import counted, join_words
+from dlrover_run.policies.parameter_servers.choice import ReplicaChoice, size_choice
 
 MAX_TASKS = 4000
 """Tasks of one job. With the addresses of all of them an order still fits into one message."""
@@ -163,11 +165,15 @@ class DesiredReplicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {Role.PS: self.ps, Role.WORKER: self.workers}.get(role)
 
 
-class ScaleRequest(msgspec.Struct, PolicyRequest, frozen=True, forbid_unknown_fields=True, tag=NAME):
-    """A request for other numbers of parameter servers and workers. None leaves a number as it is."""
+class ScaleRequest(
+    msgspec.Struct, PolicyRequest, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=NAME
+):
+    """A request for other numbers of parameter servers and workers. None leaves a number as it is. The numbers of the
+    roles in `auto` are those with which the job was started."""
 
     ps: Count | None = None
     workers: Count | None = None
+    auto: Annotated[tuple[Role, ...], Meta(max_length=len(Role))] = ()
 
     has_rounds: ClassVar[bool] = False
     program: ClassVar[str] = TF_PROGRAM
@@ -179,7 +185,9 @@ class ScaleRequest(msgspec.Struct, PolicyRequest, frozen=True, forbid_unknown_fi
     @property
     def text(self) -> str:
         numbers = ((self.ps, "parameter server"), (self.workers, "worker"))
-        return " and ".join(counted(number, noun) for number, noun in numbers if number is not None)
+        given = [counted(number, noun) for number, noun in numbers if number is not None]
+        nouns = {Role.PS: "parameter servers", Role.WORKER: "workers"}
+        return join_words([*given, *(f"any number of {nouns[role]}" for role in self.auto if role in nouns)])
 
 
 class RoleState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -216,6 +224,7 @@ class RecoveryHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     servers: Count = 0
     tasks: Count = 0
     desired: DesiredReplicas = DesiredReplicas()
+    choice: ReplicaChoice | None = None
     roles: Annotated[tuple[RoleState, ...], Meta(max_length=len(Role))] = ()
     assigned: Annotated[tuple[AssignedTask, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
 
@@ -291,13 +300,14 @@ class UnexpectedExits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
     """The desired state of the cluster; a part of the plan, which only the coordinator writes.
 
-    `version` counts from 1, and is the number of the plan's round. `tasks` are those of this version, `next_servers`
-    the servers of the next one while it is prepared. `until` is the job time at which the stage is given up. `step` and
-    `saved` are the newest reported before this version opened, and from then on the step at which it began.
-    `server_bounds` are the numbers of servers that
-    the tables of the model allow, None for any; `proven_servers` is the number of servers of the last version in which
-    the chief had a model, 0 before that. `outcome` is the end of a task after which the job cannot continue. `paused`
-    is set when all tasks that trained had left before this version began, so that `step` is exactly the last step.
+    `version` counts from 1, and is the number of the plan's round. `choice` is what a job that chooses its own numbers
+    of workers and servers wants, None in any other; what is `desired` takes precedence. `tasks` are those of this
+    version, `next_servers` the servers of the next one while it is prepared. `until` is the job time at which the stage
+    is given up. `step` and `saved` are the newest reported before this version opened, and from then on the step at
+    which it began. `server_bounds` are the numbers of servers that the tables of the model allow, None for any;
+    `proven_servers` is the number of servers of the last version in which the chief had a model, 0 before that.
+    `outcome` is the end of a task after which the job cannot continue. `paused` is set when all tasks that trained had
+    left before this version began, so that `step` is exactly the last step.
 
     Milestones of this version, in job time, None before: `ports_held_at`, when all addresses were known, so that its
     tasks may start; `servers_ready_at`, when all its servers answered; `opened_at`, when the chief had a complete
@@ -310,6 +320,7 @@ class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unk
     since: float = 0.0
     until: float | None = None
     desired: DesiredReplicas = DesiredReplicas()
+    choice: ReplicaChoice | None = None
     tasks: tuple[PlannedTask, ...] = ()
     next_servers: tuple[PlannedTask, ...] = ()
     roles: tuple[RoleState, ...] = ()
@@ -328,6 +339,21 @@ class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unk
     paused: bool = False
 
     has_rounds: ClassVar[bool] = False
+
+    @property
+    def size_choice(self) -> SizeChoice | None:
+        fixed = {role.value: number for role in Role if (number := self.desired.of(role)) is not None}
+        return None if self.choice is None else size_choice(self.choice, fixed)
+
+    def wanted(self, role: Role, least: int) -> int | None:
+        """How many tasks of a role are wanted, None for as many as fit. A job that chooses begins with the `least`
+        servers."""
+        number, choice = self.desired.of(role), self.choice
+        if number is not None or choice is None:
+            return number
+        if role is Role.PS:
+            return choice.servers.target or least
+        return choice.wanted_workers if role is Role.WORKER else None
 
     def role_state(self, role: Role) -> RoleState:
         return next((state for state in self.roles if state.role is role), RoleState(role))

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Name, Total
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyMemory, PolicyReport
+from dlrover_run.policies.autoscale.model import Time
 from dlrover_run.policies.parameter_servers.model import (
     MAX_NODE_TASKS,
     MAX_TASKS,
@@ -40,7 +41,8 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
     `open` lets workers in. `pause` has workers leave after the step that they are in, and `save` has the chief save and
     leave; both with exit code 75. `ending` has all tasks but servers end by themselves. `hint` is for the node to
     report back. `queue_endpoint` is where the chief's node serves the data queues, empty while unknown, and `queue_key`
-    what a client has to present there.
+    what a client has to present there. Every `report_interval` seconds a node reports its steps and the load of its
+    servers, 0 for never.
 
     `keep` comes from a coordinator that has just begun and knows none of this yet: the node continues as it is. The
     node's client replaces such an order by the last one before it, so that an agent never sees one.
@@ -59,6 +61,7 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
     hint: RecoveryHint | None = None
     queue_endpoint: Name = ""
     queue_key: QueueKey = ""
+    report_interval: Time = 0.0
     keep: bool = False
 
     has_rounds: ClassVar[bool] = False

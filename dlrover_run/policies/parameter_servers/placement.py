@@ -25,7 +25,8 @@ def replica_bounds(limits: ClusterRules, cluster: Cluster, role: Role) -> tuple[
 def desired_ranks(limits: ClusterRules, cluster: Cluster, role: Role) -> list[int]:
     """The ranks that tasks of the role shall have if capacity allows; those that have succeeded are not needed
     again."""
-    number = clamp(cluster.desired.of(role), *replica_bounds(limits, cluster, role))
+    least, most = replica_bounds(limits, cluster, role)
+    number = clamp(cluster.wanted(role, least), least, most)
     state = cluster.role_state(role)
     return [] if state.given_up else [rank for rank in range(number) if rank not in state.succeeded]
 

@@ -19,7 +19,10 @@ from dlrover_run.coordination.model import OVER, NodeKey, NodeReport, Plan, Plan
 from dlrover_run.coordination.policy import Accepted, Policy
 from dlrover_run.coordination.policy_records import PolicyRequest
 from dlrover_run.coordination.reasons import new_reasons, render
+from dlrover_run.policies.autoscale.rules import AutoscaleRules
 from dlrover_run.policies.parameter_servers import recovery, text
+from dlrover_run.policies.parameter_servers.autoscaling import choose, excuse, report_interval
+from dlrover_run.policies.parameter_servers.choice import ReplicaChoice
 from dlrover_run.policies.parameter_servers.failures import (
     end_job,
     fill,
@@ -54,8 +57,10 @@ Step = Callable[[ClusterView, Plan, Cluster], Plan | None]
 STEPS: tuple[Step, ...] = (
     bound_servers,
     end_job,
+    choose,
     conclude,
     lose_servers,
+    excuse,
     replace_others,
     move_from_leaving,
     reshape,
@@ -95,7 +100,8 @@ class ParameterServerPolicy(Policy):
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting:
         """What a node without tasks waits for: which nodes are here, for what there are too few slots, and for how
         long."""
-        view, cluster = ClusterView(self.rules, members, now), Cluster.get(plan.policy)
+        view = ClusterView(self.rules, members, now)
+        cluster = _cluster(view, plan)
         if plan.phase is PlanPhase.TRAINING:
             return Waiting((ClusterCode.ENDING(),) if cluster.stage is Stage.ENDING else text.training(cluster))
         reasons, until = gather_text(view, plan, cluster)
@@ -107,7 +113,8 @@ class ParameterServerPolicy(Policy):
         cluster = Cluster.find(plan.policy)
         if cluster is None or plan.phase in OVER:
             return {}
-        common = _common_order(cluster)
+        interval = report_interval(AutoscaleRules.get(self.rules.policy), cluster)
+        common = msgspec.structs.replace(_common_order(cluster), report_interval=interval)
         by_node: dict[NodeKey, list[PlannedTask]] = {member.key: [] for member in plan.members}
         for task in (*cluster.tasks, *cluster.next_servers):
             by_node.setdefault(host_of(task), []).append(task)
@@ -137,7 +144,7 @@ POLICY = ParameterServerPolicy
 def _step(view: ClusterView, plan: Plan) -> Plan:
     if plan.phase in OVER:
         return plan
-    cluster = Cluster.get(plan.policy)
+    cluster = _cluster(view, plan)
     for step in GATHERING if _gathers(plan) else STEPS:
         following = step(view, plan, cluster)
         if following is plan:
@@ -148,6 +155,14 @@ def _step(view: ClusterView, plan: Plan) -> Plan:
     return _with_members(view, plan, cluster)
 
 
+def _cluster(view: ClusterView, plan: Plan) -> Cluster:
+    """The cluster of the plan, or the one with which the job begins."""
+    cluster = Cluster.get(plan.policy)
+    if cluster.choice is None and view.autoscale.applies:
+        return msgspec.structs.replace(cluster, choice=ReplicaChoice())
+    return cluster
+
+
 def _gathers(plan: Plan) -> bool:
     return plan.phase is PlanPhase.GATHERING or Cluster.find(plan.policy) is None
 
@@ -156,7 +171,7 @@ def _deadlines(view: ClusterView, plan: Plan) -> tuple[Deadline, ...]:
     """When to decide again though no node has reported anything new."""
     if plan.phase in OVER:
         return ()
-    cluster = Cluster.get(plan.policy)
+    cluster = _cluster(view, plan)
     if _gathers(plan):
         return gather_deadlines(view, plan, cluster)
     times = [view.ready_deadline(cluster, task) for task in (*cluster.tasks, *cluster.next_servers)]

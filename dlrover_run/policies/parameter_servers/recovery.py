@@ -14,6 +14,7 @@ from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.recovery import latest_round
+from dlrover_run.policies.parameter_servers.choice import ReplicaChoice, recovered
 from dlrover_run.policies.parameter_servers.model import (
     AssignedTask,
     Cluster,
@@ -38,6 +39,7 @@ def recovery_hint(cluster: Cluster) -> RecoveryHint:
         servers=sum(task.role is Role.PS for task in cluster.tasks),
         tasks=len(cluster.tasks),
         desired=cluster.desired,
+        choice=None if cluster.choice is None else cluster.choice.lasting,
         roles=cluster.roles,
     )
 
@@ -78,6 +80,7 @@ def recover_cluster(empty_plan: Plan, statuses: Sequence[NodeReport], grace_over
         version=hint.version,
         since=now,
         desired=hint.desired,
+        choice=_choice(nodes),
         tasks=tuple(sorted(tasks, key=lambda task: task.key)),
         roles=tuple(states[role] for role in Role if role in states),
         memory_limits=tuple(MemoryLimit(task.role, task.rank, task.memory_mib) for task in tasks if task.memory_mib),
@@ -91,6 +94,12 @@ def recover_cluster(empty_plan: Plan, statuses: Sequence[NodeReport], grace_over
         reasons=(Code.RECOVERED(),),
         policy=with_part(empty_plan.policy, _with_milestones(cluster, nodes, now)),
     )
+
+
+def _choice(nodes: Iterable[_Repeated]) -> ReplicaChoice | None:
+    """What the job had chosen, by the node that knows the latest; None without one."""
+    kept = [one.hint.choice for one in nodes if one.hint.choice is not None]
+    return recovered(max(kept, key=lambda one: (one.workers.epoch, one.workers.changed_at))) if kept else None
 
 
 def _tasks(nodes: Iterable[_Repeated], version: int) -> list[PlannedTask]:

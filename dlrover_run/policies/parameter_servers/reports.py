@@ -7,9 +7,12 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
+from dlrover_run.coordination.bounds import Total
 from dlrover_run.coordination.model import NodeReport, Plan
 from dlrover_run.coordination.policy_records import PolicyReport
 from dlrover_run.coordination.validation import last_round
+from dlrover_run.policies.autoscale.model import Time
+from dlrover_run.policies.parameter_servers.choice import Percent
 from dlrover_run.policies.parameter_servers.model import (
     MAX_NODE_TASKS,
     MAX_TASKS,
@@ -35,13 +38,34 @@ MAX_ADDRESS = 100
 """Characters of the address of a node with parameter servers: each node receives those of all tasks."""
 
 
+class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last global step in this version that the node of the chief knows of. `seconds` is the time from the first
+    step of the version that the node has seen to that one, and `age` how long ago that was."""
+
+    version: Total
+    step: Total
+    seconds: Time
+    age: Time
+
+
+class ServerLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the servers of this version on one node use, in percent: together of the processors that the node may use,
+    since the report before; and one of them of its memory, the one that uses most."""
+
+    version: Total
+    processor: Percent
+    memory: Percent
+
+
 class NodeTasks(msgspec.Struct, PolicyReport, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
     """What a node reports of its tasks; a part of its status. `hint` is what the coordinator sent the node to report
-    back."""
+    back. `pace` and `load` are reported to a job that chooses its own size."""
 
     capacity: Annotated[tuple[Capacity, ...], Meta(max_length=len(Role))] = ()
     tasks: Annotated[tuple[TaskStatus, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
     hint: RecoveryHint | None = None
+    pace: Pace | None = None
+    load: ServerLoad | None = None
 
     has_rounds: ClassVar[bool] = False
     program: ClassVar[str] = TF_PROGRAM
@@ -59,6 +83,7 @@ class NodeTasks(msgspec.Struct, PolicyReport, frozen=True, kw_only=True, forbid_
         if any(task.key.id > MAX_ID for task in self.tasks):
             return "a report has a task that no job has"
         steps = [step for task in self.tasks for step in (task.step, task.saved, task.restored, task.reached)]
+        steps += [] if self.pace is None else [self.pace.step]
         if not all(-1 <= step <= MAX_STEP for step in steps):
             return "a report has a step that no training has"
         if len(report.address) > MAX_ADDRESS:

@@ -25,7 +25,7 @@ from dlrover_run.policies.parameter_servers.model import (
     ServerBounds,
     TaskEnd,
 )
-from dlrover_run.policies.parameter_servers.placement import all_slots
+from dlrover_run.policies.parameter_servers.placement import all_slots, replica_bounds
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules, Loss
 from dlrover_run.policies.parameter_servers.text import ClusterCode
@@ -43,8 +43,10 @@ def scale(view: ClusterView, plan: Plan, request: ScaleRequest, by: str) -> Acce
         refusal = (*refusal, ClusterCode.MAY_RECONNECT()) if away else refusal
     if refusal:
         raise RequestFailed(render(chain(refusal)))
-    ps = cluster.desired.ps if request.ps is None else request.ps
-    workers = cluster.desired.workers if request.workers is None else request.workers
+    ps, workers = (
+        None if role in request.auto else cluster.desired.of(role) if request.of(role) is None else request.of(role)
+        for role in (Role.PS, Role.WORKER)
+    )
     requested = (ClusterCode.REQUEST(by=by, replicas=request.text),)
     scaled = view.update(plan, cluster, requested, desired=DesiredReplicas(ps, workers))
     return Accepted(scaled, chain(_consequences(view, plan, cluster, request)))
@@ -93,6 +95,13 @@ def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: Scal
     reasons: list[Reason] = []
     for role, spec in ROLES.items():
         number = request.of(role)
+        if role in request.auto:
+            least, most = replica_bounds(view.limits, cluster, role)
+            reasons.append(
+                (ClusterCode.GIVEN_BACK if cluster.choice is None else ClusterCode.CHOOSES)(
+                    role=spec.label, least=least, most=most
+                )
+            )
         if number is None:
             continue
         current, is_set = len(tasks_of(cluster, role)), spec.loss is Loss.NEW_VERSION

@@ -41,6 +41,7 @@ class ClusterCode(ReasonCode):
     MEMORY_EXHAUSTED = "more than {most} MiB are not allowed (--max-memory)"
     GOES_ON_WITHOUT = "{role} {number:is|are} not started again, and training goes on without {purpose}"
     NO_SLOT = "there is no room for another one now"
+    EXCUSED = ", which costs no restart, because {number:#worker} {number:was|were} only tried"
     CHIEF_MOVES = ", and with it the position in the data"
     CHIEF_FITS = "there is room for a chief again"
     TAKES_PLACE = "{tasks:join} {tasks:takes its place|take their places}"
@@ -111,6 +112,8 @@ class ClusterCode(ReasonCode):
     ALREADY_THERE = "{replicas} {number:is|are} there already"
     WORKERS_CHANGE = "{replicas}: no other process pauses for that"
     NEXT_SET_FITS = "{replicas}: the set that all go on with already has as many"
+    GIVEN_BACK = "as many {role} as there is room for, from {least} to {most}"
+    CHOOSES = "the job chooses the number of {role} itself again, from {least} to {most}"
     NEW_SET = (
         "{replicas}: a new set is started while training goes on; then the workers pause, the chief saves, and all go "
         "on with the new set"

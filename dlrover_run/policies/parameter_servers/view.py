@@ -16,6 +16,7 @@ from dlrover_run.coordination.model import NodeKey, Plan
 from dlrover_run.coordination.ranks import natural_order
 from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.autoscale.rules import AutoscaleRules
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
@@ -50,6 +51,10 @@ class ClusterView:
     @property
     def limits(self) -> ClusterRules:
         return ClusterRules.get(self.rules.policy)
+
+    @property
+    def autoscale(self) -> AutoscaleRules:
+        return AutoscaleRules.get(self.rules.policy)
 
     @cached_property
     def hosts(self) -> list[MemberState]:

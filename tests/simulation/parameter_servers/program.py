@@ -56,9 +56,11 @@ class ServersLaws(Laws):
     """Checks what is decided, stored and received. The laws of the cluster check each plan when it is stored: no node
     receives a plan that a coordinator has decided on and cannot store."""
 
+    kind: type[ClusterLaws] = ClusterLaws
+
     def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool, program: ServersProgram) -> None:
         super().__init__(rules, durable, nodes_stay)
-        self.cluster = ClusterLaws(program)
+        self.cluster = self.kind(program)
         self.plan = Plan()
         self._program = program
         self._made: dict[int, list[tuple[Plan, Plan, Members, frozenset[TaskKey]]]] = {}
@@ -101,7 +103,7 @@ class ServersLaws(Laws):
     def forgetting(self, all_have_left: bool = False) -> None:
         super().forgetting(all_have_left)
         # A node that joins now begins another job, and knows nothing of the tasks of this job.
-        self.cluster = ClusterLaws(self._program)
+        self.cluster = self.kind(self._program)
         self.cluster.was_cut = True
         self._lost |= {node.key for node in self._program.nodes if node.processes()}
         self.plan = Plan()

@@ -1,0 +1,182 @@
+"""A job with parameter servers in virtual time whose throughput and load are given functions of its numbers, and whose
+nodes report them as agents do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import msgspec
+from policy_parts import tasks_of
+from virtual_cluster import LEFT, OUT_OF_MEMORY, VirtualCluster
+
+from dlrover_run.coordination.combined_records import with_part
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.model import PlanPhase
+from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.autoscale.model import AutoscaleState
+from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
+from dlrover_run.policies.parameter_servers.choice import ReplicaChoice, ServersChoice
+from dlrover_run.policies.parameter_servers.model import Role, ScaleRequest, Stage, TaskStage
+from dlrover_run.policies.parameter_servers.reports import Pace, ServerLoad
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
+
+LIMITS = AutoscaleRules(scaling=STRONG)
+TICK = 5.0
+
+
+def autoscaled(
+    ps: tuple[int, int] = (1, 3), workers: tuple[int, int] = (0, 7), limits: AutoscaleRules = LIMITS, **more: Any
+) -> JobRules:
+    """Return the rules of a job that chooses within these ranges."""
+    cluster = ClusterRules(min_ps=ps[0], max_ps=ps[1], min_workers=workers[0], max_workers=workers[1], **more)
+    return JobRules(max_nodes=8, policy=with_part(limits, cluster))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A step takes `alone` seconds of each task that trains, and `served` seconds of a server's processors, of which
+    those of the servers together do one after the other. `hot`: all of it is the first server's. The tables have
+    `size` percent of the memory of one server. `noise` is the standard deviation of the logarithm of the speed."""
+
+    alone: float = 0.1
+    served: float = 0.0
+    hot: bool = False
+    size: float = 10.0
+    noise: float = 0.0
+
+    def steps(self, trainers: int, servers: int) -> float:
+        """Return the steps per second."""
+        most = (1 if self.hot else servers) / self.served if self.served else 1e9
+        return min(trainers / self.alone, most)
+
+    def processor(self, trainers: int, servers: int) -> int:
+        used = self.steps(trainers, servers) * self.served / (1 if self.hot else servers)
+        return round(100 * used)
+
+    def memory(self, servers: int) -> int:
+        return round(self.size / servers)
+
+
+class ScaledCluster(VirtualCluster):
+    """A job on one node with room for all, or on the nodes that the test lets come."""
+
+    def __init__(self, model: Model, rules: JobRules | None = None, here: bool = True, **rooms: int) -> None:
+        super().__init__(autoscaled() if rules is None else rules)
+        self.model = model
+        self.failing: Callable[[int], bool] = lambda workers: False
+        self.step = 0.0
+        self.history: list[tuple[int, int]] = []
+        self._began: tuple[int, float] = (0, 0.0)
+        self._random = Random(f"{model}")
+        if here:
+            self.come("a", **{"workers": 7, "ps": 3, **rooms})
+
+    @property
+    def choice(self) -> ReplicaChoice:
+        assert self.cluster.choice is not None
+        return self.cluster.choice
+
+    @property
+    def workers(self) -> AutoscaleState:
+        return self.choice.workers
+
+    @property
+    def servers(self) -> ServersChoice:
+        return self.choice.servers
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """How many workers and servers there are."""
+        return len(self.ids(Role.WORKER)), len(self.ids(Role.PS))
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        end = self.now + seconds
+        while self.now < end and not until():
+            self.wait(TICK)
+            self.tick()
+
+    def settle_search(self, seconds: float = 1500) -> None:
+        """Let the job train until its search has ended, and a little longer."""
+        self.run(seconds, until=lambda: self.workers.condition.has_settled)
+        self.run(60)
+
+    def tick(self) -> None:
+        """What the nodes do and report in one tick."""
+        self.obey()
+        if self.plan.phase is not PlanPhase.TRAINING:
+            return
+        self._boot()
+        if self.stage is Stage.PAUSING:
+            for task in self.ids(Role.WORKER):
+                self.end(task, how=LEFT)
+        if self.stage is Stage.SAVING:
+            self.report_task(self.ids(Role.CHIEF)[0], TaskStage.READY, step=int(self.step), saved=int(self.step))
+            self.end(self.ids(Role.CHIEF)[0], how=LEFT)
+            self.obey()
+            self._boot()
+        workers, servers = self.numbers
+        if self.failing(workers):
+            self.end(self.ids(Role.WORKER)[-1], how=OUT_OF_MEMORY)
+            return
+        if self.stage in (Stage.TRAINING, Stage.CHANGING):
+            if not self.history or self.history[-1] != self.numbers:
+                self.history.append(self.numbers)
+            self._train(workers + 1, servers)
+
+    def take_over(self, with_journal: bool = True) -> None:
+        """Another coordinator takes over, and all nodes report to it."""
+        if with_journal:
+            self.succeed_coordinator()
+            return
+        orders = {name: self.order_if_any(name) for name in self.statuses}
+        epoch = self.plan.epoch + 1
+        for name, order in orders.items():
+            status = self.statuses[name]
+            part = tasks_of(status)
+            memory = order.remember(None) if order is not None else None
+            if part is not None and memory is not None:
+                status = msgspec.structs.replace(status, policy=memory.add_to(part), known_round=self.plan.key)
+            self.statuses[name] = msgspec.structs.replace(status, epoch=self.plan.epoch)
+        self.coordinator = Coordinator(self.rules, self.now, epoch + 70_000)
+        for name in self.statuses:
+            self._receive(name)
+        self.wait(7)
+
+    def request_auto(self, *roles: Role) -> None:
+        request = OperatorRequest(Action.SCALE, by="ann", policy=ScaleRequest(auto=roles))
+        self.coordinator.request(request, self.now)
+        self.settle()
+
+    def _boot(self) -> None:
+        """Every task that was started becomes ready."""
+        for role in (Role.PS, Role.CHIEF, Role.WORKER):
+            for name in list(self.statuses):
+                part = tasks_of(self.statuses[name])
+                for task in part.tasks if part is not None else ():
+                    if task.key.role is role and task.stage is TaskStage.STARTED:
+                        steps = {"restored": int(self.step), "step": int(self.step)} if role is Role.CHIEF else {}
+                        self.report_task(str(task.key), TaskStage.READY, **steps)
+        self.obey()
+
+    def _train(self, trainers: int, servers: int) -> None:
+        noise = math.exp(self._random.gauss(0, self.model.noise)) if self.model.noise else 1.0
+        self.step += TICK * self.model.steps(trainers, servers) * noise
+        version = self.cluster.version
+        if self._began[0] != version:
+            self._began = version, self.now
+        for name, status in self.statuses.items():
+            part = tasks_of(status)
+            hosted = {task.role for task in self.cluster.tasks if task.node_id == name}
+            pace = load = None
+            if Role.CHIEF in hosted and self.step >= 1:
+                pace = Pace(version, int(self.step), self.now - self._began[1], 0.0)
+            if Role.PS in hosted:
+                load = ServerLoad(version, self.model.processor(trainers, servers), self.model.memory(servers))
+            if part is not None:
+                self._replace(name, pace=pace, load=load)
+                self._receive(name)

@@ -1,0 +1,75 @@
+"""Jobs with parameter servers that choose their own numbers, with the real clients of a master and of etcd, in virtual
+time: every law holds, whatever happens to tasks, nodes and coordinators."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from harness import only_long
+from msgspec.structs import replace
+
+from dlrover_run.policies.autoscale.decide import decide
+from dlrover_run.policies.autoscale.model import AutoscaleState, JobView
+from dlrover_run.policies.parameter_servers import autoscaling
+from dlrover_run.policies.parameter_servers.choice import ServersChoice
+from dlrover_run.policies.parameter_servers.server_load import ServersView, decide_servers
+from simulation.parameter_servers.scaled import ScaledServersProgram
+from simulation.program import Outcome
+from simulation.scenario import simulate
+from simulation.seeds import PLACES, Defect, cases, demand_found, patched, run_seeds
+
+chosen: list[set[tuple[int, int]]] = []
+
+
+class NotedProgram(ScaledServersProgram):
+    """Notes the numbers that were wanted in each run."""
+
+    def outcome(self) -> Outcome:
+        chosen.append(self.laws.cluster.chosen)  # type: ignore[attr-defined]
+        return super().outcome()
+
+
+@pytest.mark.parametrize("first", [0, *only_long(*range(8, 400, 8))])
+@pytest.mark.parametrize("place", PLACES)
+def test_every_law_holds_in_jobs_that_choose_their_numbers(place: str, first: int) -> None:
+    chosen.clear()
+    run_seeds(partial(simulate, kind=PLACES[place], program=NotedProgram), first, 8)
+    assert sum(bool(numbers) for numbers in chosen) >= 3
+    # Somewhere both the workers and the servers were chosen anew.
+    assert any(len({workers for workers, _ in numbers if workers}) > 1 for numbers in chosen)
+    assert any(len({servers for _, servers in numbers if servers}) > 1 for numbers in chosen)
+
+
+def choose_while_busy(rules: Any, sizes: Any, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
+    return decide(rules, sizes, state, replace(view, busy=False), now)
+
+
+def take_away(rules: Any, state: ServersChoice, view: ServersView, now: float) -> ServersChoice:
+    """Take a server away that has little to do."""
+    found = decide_servers(rules, state, view, now)
+    idle = view.steady and view.processor is not None and view.processor < 50 and view.servers > 1
+    return replace(found, target=view.servers - 1) if idle else found
+
+
+def exceed(rules: Any, state: ServersChoice, view: ServersView, now: float) -> ServersChoice:
+    """Add servers beyond what is allowed."""
+    return decide_servers(rules, state, view._replace(most=99, room=99), now)
+
+
+DEFECTS = {
+    "a size that only fails is tried for ever": Defect(
+        patched((autoscaling, "_is_trial"), by=lambda cluster, choice: bool(choice.workers.target)), master=0, etcd=0
+    ),
+    "a server with little to do is taken away": Defect(
+        patched((autoscaling, "decide_servers"), by=take_away), master=0
+    ),
+    "servers have no bound": Defect(patched((autoscaling, "decide_servers"), by=exceed), master=0, etcd=0),
+    "workers are chosen while the servers change": Defect(patched((autoscaling, "decide"), by=choose_while_busy), 0),
+}
+
+
+@pytest.mark.parametrize(("defect", "place", "seed"), cases(DEFECTS))
+def test_a_planted_defect_of_the_choice_is_found(defect: Defect, place: str, seed: int) -> None:
+    demand_found(defect.variant, partial(simulate, kind=PLACES[place], program=ScaledServersProgram), seed)

@@ -1,0 +1,131 @@
+"""What this node reports to a job that chooses its own size, as often as its order says: the steps of the job, if the
+chief is here, and what the parameter servers here use of their processors and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from dlrover_run.devices.capacity import usable_memory, usable_processors
+from dlrover_run.policies.parameter_servers.choice import MAX_PERCENT
+from dlrover_run.policies.parameter_servers.model import Role
+from dlrover_run.policies.parameter_servers.orders import NodeOrder
+from dlrover_run.policies.parameter_servers.reports import NodeTasks, Pace, ServerLoad
+from dlrover_run.policies.parameter_servers.rules import ROLES
+from tf_ps_runner.memory.process_tree import cpu_seconds, processes_of
+
+
+class SeenTask(NamedTuple):
+    """A task of this node whose process runs. `step` is its last global step, and `stepped_at` when it reported that,
+    as `time.monotonic_ns`, None before the first. `memory` returns the MiB that it uses, and `limit` is its limit, 0
+    without one."""
+
+    role: Role
+    version: int
+    pid: int
+    step: int
+    stepped_at: int | None
+    memory: Callable[[], int]
+    limit: int
+
+
+class PaceReport:
+    """To be used in the thread of a running loop. `tasks` returns those that run, and `wake` has a report built.
+    `clock` gives nanoseconds as `time.monotonic_ns`; `processors` and `memory` (MiB) are what this node may use."""
+
+    def __init__(
+        self,
+        tasks: Callable[[], Iterable[SeenTask]],
+        wake: Callable[[], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+        processors: Callable[[], float] = usable_processors,
+        memory: Callable[[], int] = usable_memory,
+        cpu: Callable[[int], float] = lambda pid: cpu_seconds(processes_of(pid)),
+    ) -> None:
+        self._tasks = tasks
+        self._wake = wake
+        self._clock = clock
+        self._processors = processors
+        self._memory = memory
+        self._cpu = cpu
+        self._order = NodeOrder(version=0)
+        self._interval = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._first: tuple[int, int] = (0, 0)
+        self._used: tuple[int, dict[int, float]] = (0, {})
+        self._pace: Pace | None = None
+        self._load: ServerLoad | None = None
+
+    def follow(self, order: NodeOrder, ends: bool) -> None:
+        """Take the latest order. Idempotent."""
+        self._order = order
+        wanted = 0.0 if ends else order.report_interval
+        if wanted != self._interval:
+            self._interval = wanted
+            self.close()
+            self._arm()
+
+    def add_to(self, part: NodeTasks) -> NodeTasks:
+        """The part of a report with what was read last of this version."""
+        pace, load = (one if one is not None and one.version == self._order.version else None for one in self._last)
+        return part if pace is None and load is None else msgspec.structs.replace(part, pace=pace, load=load)
+
+    def close(self) -> None:
+        """Read no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def _last(self) -> tuple[Pace | None, ServerLoad | None]:
+        return self._pace, self._load
+
+    def _arm(self) -> None:
+        if self._interval:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._arm()
+        before = self._last
+        here = [task for task in self._tasks() if task.version == self._order.version]
+        self._pace = self._read_pace(here)
+        self._load = self._read_load([task for task in here if task.role is Role.PS])
+        if self._last != before:
+            self._wake()
+
+    def _read_pace(self, here: Sequence[SeenTask]) -> Pace | None:
+        if not any(task.role is Role.CHIEF for task in here):
+            return None
+        seen = [
+            (task.step, task.stepped_at)
+            for task in here
+            if task.stepped_at is not None and not ROLES[task.role].outlives_versions
+        ]
+        if not seen:
+            return None
+        step, at = max(seen)
+        version, first = self._first
+        if version != self._order.version:
+            first = at
+            self._first = self._order.version, at
+        seconds, age = max(0, at - first) / 1e9, max(0, self._clock() - at) / 1e9
+        return Pace(self._order.version, max(0, step), round(seconds, 3), round(age, 3))
+
+    def _read_load(self, servers: Sequence[SeenTask]) -> ServerLoad | None:
+        now, used = self._clock(), {task.pid: self._cpu(task.pid) for task in servers}
+        (then, before), self._used = self._used, (now, used)
+        if not servers or set(before) != set(used) or now <= then:
+            return None
+        cpu = sum(max(0.0, used[pid] - before[pid]) for pid in used) / ((now - then) / 1e9)
+        sizes = [(task.memory(), task.limit) for task in servers]
+        shares = [size / limit for size, limit in sizes if limit]
+        shares.append(sum(size for size, _ in sizes) / self._memory())
+        return ServerLoad(self._order.version, _percent(cpu / self._processors()), _percent(max(shares)))
+
+
+def _percent(share: float) -> int:
+    return min(round(100 * share), MAX_PERCENT)
