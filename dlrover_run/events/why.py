@@ -32,6 +32,7 @@ from dlrover_run.events.records import (
     RoundFormed,
     WorkerExited,
     WorkerFailed,
+    WorkerKept,
     WorkerProgress,
     WorkerResumed,
     WorkerStalled,
@@ -300,7 +301,8 @@ def _cost(logs: Sequence[AgentLog], latest: RoundFormed) -> list[Reasons]:
     lines: list[Reasons] = [(WhyCode.DOWN(seconds=max(down)),) if down else (WhyCode.STILL_DOWN(),)]
     if not build_ledger(logs).has_checkpoints:
         return [*lines, (WhyCode.LOST_UNKNOWN(),)]
-    lost = max((_lost_before(logs, log, latest) for log in logs), default=0)
+    kept = any(isinstance(event, WorkerKept) and event.round == latest.round for log in logs for event in log.events)
+    lost = 0 if kept else max((_lost_before(logs, log, latest) for log in logs), default=0)
     return [*lines, (WhyCode.LOST_WORK(seconds=lost / MICROSECONDS),)]
 
 
