@@ -61,6 +61,11 @@ class Survivors:
     def _timeout(self) -> float:
         return 0.0 if self._part is None else self._part.timeout
 
+    @property
+    def any_able(self) -> bool:
+        """Whether a worker may keep its process in a round whose store is not known yet."""
+        return any(record.able and record.store is not None for record in self._records.values())
+
     def follow(self, assignment: Assignment, ranks: RankAssignment | None) -> None:
         """Take the part of an assignment; `ranks` are those of this node. Idempotent."""
         if ranks is None:

@@ -128,6 +128,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     def desired(self) -> Sequence[DesiredTask[RoundKey]]:
         wanted = self._node_state.round
+        if wanted is None and self._round is not None and self._may_outlive:
+            # They wait for the next round, and need no place of their own for that.
+            wanted = self._round.key
         return () if wanted is None else (DesiredTask(wanted, DEVICES),)
 
     def states(self) -> Sequence[TaskState[RoundKey]]:
@@ -249,6 +252,14 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         """Whether all workers of this node's round have succeeded."""
         current = self._round
         return current is not None and current.key == self._node_state.round and current.group.succeeded
+
+    @property
+    def _may_outlive(self) -> bool:
+        """Whether this node waits for its next round, and its workers may keep their processes in it."""
+        if self._survivors is None or not self.running or self._assignment.phase is not PlanPhase.GATHERING:
+            return False
+        # A check needs the devices.
+        return HealthAssignment.get(self._assignment.policy).check_task is None and self._survivors.any_able
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._work = asyncio.get_running_loop().create_task(work)
