@@ -90,6 +90,7 @@ def _job(
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
     rules, check_warnings = add_health_check(flags, rendezvous, conf.rules)
     rules = _add_stalls(flags, rendezvous, rules)
+    rules = _add_survivors(flags, rendezvous, rules)
     workers = values.worker_count(*size.workers)
     if workers is None:
         workers = count(size.workers.text, environ)
@@ -225,6 +226,21 @@ def _add_stalls(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) -> J
     from dlrover_run.policies.stall.rules import StallRules
 
     return replace(rules, policy=with_part(rules.policy, StallRules(watched=1)))
+
+
+def _add_survivors(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) -> JobRules:
+    """The rules with those of `--survivors=keep`, where the nodes of a job communicate. Raises SpecError."""
+    given = flags.explicit("reconfigure_timeout")
+    seconds = None if given is None else values.seconds(*given, zero_allowed=False)
+    alone = rendezvous.max_nodes == 1
+    if flags.choice("survivors") != "keep" or (rendezvous.backend == "static" and not alone):
+        return rules
+    # Imported only here: other launches do not wait for it.
+    from dlrover_run.policies.survivors.rules import RECONFIGURE_TIMEOUT, START_TIMEOUT, SurvivorsRules
+
+    timeout = RECONFIGURE_TIMEOUT if seconds is None else seconds
+    part = SurvivorsRules(reconfigure_timeout=timeout, start_timeout=max(START_TIMEOUT, timeout))
+    return replace(rules, policy=with_part(rules.policy, part))
 
 
 def _exit_codes(flags: FlagValues) -> ExitScheme:

@@ -9,7 +9,16 @@ import msgspec
 
 from dlrover_run.agent.host import display_name
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
-from dlrover_run.coordination.model import OVER, Assignment, Failure, NodePhase, NodeReport, RankAssignment, RoundKey
+from dlrover_run.coordination.model import (
+    OVER,
+    Assignment,
+    Failure,
+    NodeKey,
+    NodePhase,
+    NodeReport,
+    RankAssignment,
+    RoundKey,
+)
 from dlrover_run.exit_reasons import RETRY
 from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
@@ -38,6 +47,11 @@ class NodeState:
         self.ranks: RankAssignment | None = None
         self.leave_signal = ""
         """The name of the signal because of which this node leaves."""
+
+    @property
+    def key(self) -> NodeKey:
+        """The identity of this node."""
+        return NodeKey(self.node_id, self._incarnation)
 
     @property
     def round(self) -> RoundKey | None:

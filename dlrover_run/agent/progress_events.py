@@ -19,13 +19,18 @@ class ProgressEvents:
         self._ranks = ranks
         self._events = events
         self._without_step = dict.fromkeys(range(ranks.workers), began)
+        self._earlier: dict[int, int] = {}
         self._figures: dict[int, float] = {}
+
+    def carry_on(self, before: Mapping[int, Progress]) -> None:
+        """Take what workers had done before this round, by local rank; they run since an earlier one."""
+        self._earlier = {local_rank: done.steps for local_rank, done in before.items()}
 
     def follow(self, progress: Mapping[int, Progress | None], now: float, last: bool = False) -> None:
         """Take what workers have done until now, by local rank; None for one that has reported nothing. With `last` it
         is the last time for them."""
         for local_rank, done in progress.items():
-            if done is None or not done.steps:
+            if done is None or done.steps <= self._earlier.get(local_rank, 0):
                 self._without_step[local_rank] = now
                 continue
             if local_rank in self._without_step:
@@ -45,6 +50,10 @@ class ProgressEvents:
 
     def _date_first_step(self, local_rank: int, done: Progress, now: float, last: bool) -> None:
         """Emit when the first step was done, as soon as that is known."""
+        if earlier := self._earlier.get(local_rank):
+            # The page has no time of the first step of this round.
+            steps = done.steps - earlier
+            done, last = done._replace(steps=steps, first=done.at, first_steps=steps), True
         first = first_step(self._without_step[local_rank], done, last)
         if first is not None:
             del self._without_step[local_rank]

@@ -157,7 +157,7 @@ class StallResponse:
             here = [one.spec.rank for one in self._workers.group.running if one.spec.rank in report.to_restart]
             if here:
                 self._services.console.info("the worker is killed, and its round ends (--stall-action=restart)")
-                self._workers.kill(here)
+                self._workers.kill(here, "--stall-action=restart, as it made no progress")
 
     def on_resume(self, resumed: Resumed) -> None:
         """Report that the workers make progress again."""

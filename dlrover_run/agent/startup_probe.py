@@ -47,7 +47,7 @@ class StartupProbe:
         self._ranks = ranks
         self._began = time.monotonic()
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._has_checkpoint = False
+        self._has_trained = False
         self._listener: Callable[[int | None], None] = lambda step: None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -67,8 +67,19 @@ class StartupProbe:
         """Note the checkpoints that workers have written since the last call."""
         with contextlib.suppress(BlockingIOError):
             *_, last = os.read(self._reading, MARK_BYTES).splitlines(keepends=True)
-            self._has_checkpoint = True
+            self._has_trained = True
             self._listener(int(last) if _STEP.fullmatch(last) else None)
+
+    def note_trained(self) -> None:
+        """Take from a worker that it has joined the others: its group may not need the store of the round."""
+        self._has_trained = True
+
+    def carry_on(self, ranks: RankAssignment) -> None:
+        """Observe the next round, with the same pipe: some of its workers are those of the last one."""
+        self.read_marks()
+        self._ranks = ranks
+        self._began = time.monotonic()
+        self._has_trained = False
 
     def has_trained(self) -> bool:
         """Whether the workers have begun to train, as far as this node can observe. It reads the kernel's whole table
@@ -77,7 +88,7 @@ class StartupProbe:
         The node that hosts the store sees the connections of all workers, every other node those of its own.
         """
         self.read_marks()
-        if time.monotonic() - self._began >= STARTUP_SECONDS or self._has_checkpoint:
+        if time.monotonic() - self._began >= STARTUP_SECONDS or self._has_trained:
             return True
         is_host = self._ranks.node_rank == 0
         try:

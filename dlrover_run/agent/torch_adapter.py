@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from dlrover_run.supervisor.process import StuckProcess
 if TYPE_CHECKING:
     from dlrover_run.agent.scale_command import ScaleCommand
     from dlrover_run.agent.stall_response import RoundStalls
+    from dlrover_run.agent.survivors import Survivors
     from dlrover_run.agent.throughput import ThroughputReport
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
@@ -81,6 +82,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._stalls: RoundStalls | None = None
         self._throughput: ThroughputReport | None = None
         self._scale_command: ScaleCommand | None = None
+        self._survivors: Survivors | None = None
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
         self._stopping = False
@@ -90,7 +92,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.group.pids if self._round is not None else set()
         command = self._scale_command.pids if self._scale_command is not None else set()
-        return self._starter.pids | self._health_check.pids | plugin | workers | command
+        store = self._survivors.pids if self._survivors is not None else set()
+        return self._starter.pids | self._health_check.pids | plugin | workers | command | store
 
     @property
     def running(self) -> bool:
@@ -98,6 +101,14 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def open(self) -> None:
         self._progress.begin(self._services.run_dir)
+        policy = self._spec.rules.policy
+        if policy is not None and any(part.policy_name == "survivors" and part.applies for part in policy.each()):
+            # Here, because only jobs whose workers outlive their round need it.
+            from dlrover_run.agent.survivors import Survivors
+
+            services = self._services
+            python = self._spec.entrypoint.python
+            self._survivors = Survivors(python, self._note_formed, services.wake, services.console.info)
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
         self._assignment, self._ends = assignment, ends
@@ -109,6 +120,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if self._stalls is not None:
             self._stalls.follow(assignment)
         self._follow_autoscaler(assignment, ends)
+        if self._survivors is not None:
+            self._survivors.follow(assignment, self._node_state.ranks)
+            self._advance(self._survivors)
         if self._round is not None and self._round.key == assignment.key:
             self._round.follow_change(assignment.change)
         if not ends and self._node_state.round is None and self.idle:
@@ -117,6 +131,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     def desired(self) -> Sequence[DesiredTask[RoundKey]]:
         wanted = self._node_state.round
+        if wanted is None and self._round is not None and self._may_outlive:
+            # They wait for the next round, and need no place of their own for that.
+            wanted = self._round.key
         return () if wanted is None else (DesiredTask(wanted, DEVICES),)
 
     def states(self) -> Sequence[TaskState[RoundKey]]:
@@ -149,6 +166,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         report = self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
         if self._stalls is not None:
             report = self._stalls.add_to_report(report)
+        if self._survivors is not None:
+            report = self._survivors.add_to_report(report)
         if self._throughput is not None:
             report = self._throughput.add_to_report(report)
         return report if self._scale_command is None else self._scale_command.add_to_report(report)
@@ -215,6 +234,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if self._scale_command is not None:
             await self._scale_command.close()
         await self._health_check.close()
+        if self._survivors is not None:
+            await self._survivors.close()
         ends: tuple[WorkerExit, ...] = ()
         returned: dict[int, bytes] = {}
         if self._round is not None:
@@ -238,6 +259,14 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         """Whether all workers of this node's round have succeeded."""
         current = self._round
         return current is not None and current.key == self._node_state.round and current.group.succeeded
+
+    @property
+    def _may_outlive(self) -> bool:
+        """Whether this node waits for its next round, and its workers may keep their processes in it."""
+        if self._survivors is None or not self.running or self._assignment.phase is not PlanPhase.GATHERING:
+            return False
+        # A check needs the devices.
+        return HealthAssignment.get(self._assignment.policy).check_task is None and self._survivors.any_able
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._work = asyncio.get_running_loop().create_task(work)
@@ -266,13 +295,77 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             placed = await self._ask_plugin(self._plugin, ranks)
             if placed is None or not self._is_wanted(ranks):
                 return
-        services = self._services
-        port = self._node_state.take_port()
-        specs = build_worker_specs(self._spec, ranks, os.environ, services.run_dir.path, services.relay, placed)
         self._progress.begin_round(ranks)
-        self._round = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
+        await self._start_workers(ranks, placed)
+
+    def _advance(self, survivors: Survivors) -> None:
+        """Do what is due for workers that may outlive their round: those that do not keep their processes are stopped,
+        and the round goes on, or the next one begins, with the others."""
+        ranks, current = self._node_state.ranks, self._round
+        if ranks is None or current is None or not self._is_wanted(ranks) or not self.running:
+            return
+        carries_on = survivors.choose(current, ranks, self._shutdown.stop_with(self._spec.shutdown_timeout))
+        if carries_on and self._work is None:
+            self._starting = ranks.key
+            self._begin(self._carry_on(current, ranks, survivors))
+
+    async def _carry_on(self, before: WorkerRound, ranks: RankAssignment, survivors: Survivors) -> None:
+        """Begin a round with the workers that outlive `before`; or go on with it, with others for those that were
+        stopped."""
+        is_same = before.key == ranks.key
+
+        def is_wanted() -> bool:
+            return self._is_wanted(ranks) and not (is_same and before.has_failed)
+
+        await self._health_check.suspend()
+        await before.stopped()
+        if not is_wanted():
+            return
+        await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=True)
+        if not is_wanted():
+            return
+        placed = None
+        if self._plugin is not None:
+            placed = await self._ask_plugin(self._plugin, ranks)
+            if placed is None or not is_wanted():
+                return
+        if not is_same:
+            self._progress.end_round(before, self._assignment, ranks)
+            self._progress.begin_round(ranks)
+        kept = {worker.spec.local_rank for worker in before.group.running if worker.stopped_with is None}
+        await self._start_workers(ranks, placed, before, kept)
+
+    async def _start_workers(
+        self,
+        ranks: RankAssignment,
+        placed: LogsDestinations | None,
+        before: WorkerRound | None = None,
+        kept: Collection[int] = (),
+    ) -> None:
+        """Start the workers of a round, but for those that are `kept` from the one before."""
+        services, survivors = self._services, self._survivors
+        specs = build_worker_specs(
+            self._spec,
+            ranks,
+            os.environ,
+            services.run_dir.path,
+            services.relay,
+            placed,
+            own=(lambda rank: {}) if survivors is None else partial(survivors.variables, ranks.key),
+            before=None if before is None else before.specs,
+            kept=kept,
+        )
+        is_same = before is not None and before.key == ranks.key
+        port = before.give_port() if before is not None and is_same else self._node_state.take_port()
+        started = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
+        if before is not None:
+            self._close_stalls()
+            started.carry_on(before, kept)
+        self._round = started
         with self._orphans.paused():
-            await self._round.start(self._starter)
+            await started.start(self._starter)
+            if survivors is not None:
+                await survivors.start_store(self._starter, os.environ, self._node_state.key)
         if self._spec.stall_action != "off":
             # Here, because its imports take milliseconds that a start without it need not wait for.
             from dlrover_run.agent.stall_response import watch_stalls
@@ -304,11 +397,18 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._scale_command.follow(assignment, ends)
 
     def _close_round(self, ended: WorkerRound) -> None:
+        # First, because it reads the files of the round.
+        self._close_stalls()
+        ended.close()
+
+    def _close_stalls(self) -> None:
         if self._stalls is not None:
-            # First, because it reads the files of the round.
             self._stalls.close()
             self._stalls = None
-        ended.close()
+
+    def _note_formed(self, local_rank: int) -> None:
+        if self._round is not None and self._round.key == self._node_state.round:
+            self._round.note_formed(local_rank)
 
     def _is_wanted(self, ranks: RankAssignment) -> bool:
         """Whether these are still this node's ranks after a wait."""
@@ -336,6 +436,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._plugin_answer = None
 
     def _on_worker_end(self, worker: Worker) -> None:
+        if self._survivors is not None:
+            self._survivors.note_end(worker.spec.local_rank)
         if self._stalls is not None:
             self._stalls.note_end(worker)
         self._services.wake()

@@ -18,7 +18,16 @@ from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import PlannedChange, RoundKey
-from dlrover_run.events.records import NO_EVENTS, CheckpointSeen, Events, WorkerExited, WorkerFailed, WorkerStarted
+from dlrover_run.events.records import (
+    NO_EVENTS,
+    CheckpointSeen,
+    Events,
+    WorkerExited,
+    WorkerFailed,
+    WorkerKept,
+    WorkerReady,
+    WorkerStarted,
+)
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
 from dlrover_run.failures.error_file import read_error_file
@@ -68,8 +77,10 @@ class WorkerRound:
         self._progress_events = ProgressEvents(specs.ranks, events, self._started)
         self._starting: asyncio.Future[None] | None = None
         self._asking: asyncio.Future[None] | None = None
-        self._killed: set[int] = set()
+        self._killed: dict[int, str] = {}
         self._closed = False
+        self._handed_over = False
+        self._kept: dict[int, int] = {}
         self._to_ask: list[Worker] = []
         self._failed: list[WorkerExit] = []
         self._ended = asyncio.Event()
@@ -98,6 +109,51 @@ class WorkerRound:
     def stacks(self) -> StackFiles | None:
         """The files to which the workers write their stacks, by local rank; None if they cannot be asked."""
         return self._specs.stacks
+
+    @property
+    def specs(self) -> WorkerSpecs:
+        """The specs of its workers, and what was opened for them."""
+        return self._specs
+
+    def carry_on(self, before: WorkerRound, kept: Collection[int]) -> None:
+        """Take over the workers with these local ranks from the round before, which is over, with what was opened for
+        them; `start` starts the others."""
+        progress = {worker.local_rank: done for worker, done in self._read(self._specs.workers) if done is not None}
+        self._progress_events.carry_on({rank: done for rank, done in progress.items() if rank in kept})
+        for worker in before.group.running:
+            if (local_rank := worker.spec.local_rank) in kept:
+                self.group.take_over(worker, self._specs.workers[local_rank])
+                if before.key != self.key or local_rank in before._kept:
+                    self._kept[local_rank] = worker.pid
+        before.hand_over()
+
+    def hand_over(self) -> None:
+        """End this round for its workers that run: what was opened for them belongs to the next one."""
+        self._handed_over = True
+        self.lasted = self.lasted or time.monotonic() - self._started
+        self.close()
+
+    def give_port(self) -> HeldPort | None:
+        """The port of the store, which the caller releases from now on."""
+        port, self._port = self._port, None
+        return port
+
+    def note_formed(self, local_rank: int) -> None:
+        """A worker has reported that it is in the group of the round."""
+        self._specs.startup_probe.note_trained()
+        rank = self.ranks.first_rank + local_rank
+        if (pid := self._kept.get(local_rank)) is not None:
+            self._events.emit(WorkerKept(round=self.ranks.round, rank=rank, local_rank=local_rank, pid=pid))
+        self._events.emit(WorkerReady(round=self.ranks.round, rank=rank, local_rank=local_rank, stage="store"))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a worker has failed by itself."""
+        return self._asking is not None
+
+    async def stopped(self) -> None:
+        """Return when all workers that are being stopped have ended. Raises StuckProcess."""
+        await self.group.wait_for(lambda worker: worker.stopped_with is not None)
 
     async def start(self, starter: Starter) -> None:
         """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
@@ -160,16 +216,25 @@ class WorkerRound:
             self._asking.result()  # Raises the error of the task, which is awaited nowhere else.
         return causes.root_cause(self._failed) if self._failure_known else None
 
-    async def collect_exit_info(self, drain_timeout: float | None) -> None:
-        """Set `ends`, when all workers have ended, and forget the round's streams.
+    async def collect_exit_info(self, drain_timeout: float | None, others_go_on: bool = False) -> None:
+        """Set `ends`, when all workers have ended, and forget the round's streams; if the `others_go_on`, those of the
+        workers that have ended.
 
         A console that is stuck gets `drain_timeout` seconds; with None there is no limit, until
         `RelayClient.stop_waiting`. Idempotent.
         """
-        if self.ends:
+        if self.ends and len(self.ends) == len(self.group.ended):
             return
-        tails = await self._relay.end_round([_key(worker) for worker in self.group.ended], timeout=drain_timeout)
-        self.ends = tuple(self._describe(worker, tails.get(_key(worker))) for worker in self.group.ended)
+        ended = self.group.ended[len(self.ends) :]
+        keys = [_key(worker) for worker in ended]
+        if others_go_on:
+            tails = await self._relay.drain(drain_timeout, keys)
+            placed = [self._specs.streams.ranks[worker.spec.local_rank] for worker in ended]
+            paths = [stream.path for one in placed for stream in (one.stdout, one.stderr) if stream.path is not None]
+            self._relay.release(keys, paths)
+        else:
+            tails = await self._relay.end_round(keys, timeout=drain_timeout)
+        self.ends += tuple(self._describe(worker, tails.get(_key(worker))) for worker in ended)
 
     def results(self) -> dict[int, bytes]:
         """What a function returned, pickled, by the global rank of each worker that succeeded."""
@@ -178,9 +243,9 @@ class WorkerRound:
             return {}
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
-    def kill(self, ranks: Collection[int]) -> None:
-        """Kill these workers, as a failure of their own."""
-        self._killed.update(ranks)
+    def kill(self, ranks: Collection[int], why: str) -> None:
+        """Kill these workers, as a failure of their own; `why` is the clause of `WorkerExit.killed_for`."""
+        self._killed.update(dict.fromkeys(ranks, why))
         for worker in self.group.running:
             if worker.spec.rank in ranks:
                 # Not as a stop of ours, so that the round ends with it; it is not reaped, so its pid is its own.
@@ -218,6 +283,8 @@ class WorkerRound:
             self._asking.cancel()
         if self._port is not None:
             self._port.release()
+        if self._handed_over:
+            return
         if self._specs.results is not None:
             self._specs.results.close()
         self._specs.startup_probe.close()
@@ -233,7 +300,7 @@ class WorkerRound:
         failed = {one.spec.rank for one in self.group.ended if _failed(one)}
         live = [one for one in self._live if one.rank not in failed]
         waited_for = find_absent_workers(end, live, all_here=self.ranks.nodes == 1)
-        return replace(end, waited_for=waited_for, stalled=worker.spec.rank in self._killed)
+        return replace(end, waited_for=waited_for, killed_for=self._killed.get(worker.spec.rank, ""))
 
     def _note_end(self, worker: Worker) -> None:
         if self._closed:

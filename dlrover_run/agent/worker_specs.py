@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.agent.environment import command_line, fill_macros, python_program, worker_environment
 from dlrover_run.agent.host import host_name
@@ -50,6 +51,10 @@ class ResultFiles:
         """The path at which the worker opens its file; it needs no inherited descriptor."""
         return f"/proc/{os.getpid()}/fd/{self._fds[local_rank]}"
 
+    def renew(self, local_rank: int) -> None:
+        """Empty the file for another process in the place of that local rank."""
+        os.ftruncate(self._fds[local_rank], 0)
+
     def read(self, local_rank: int) -> bytes:
         """The data that the worker has written."""
         fd = self._fds[local_rank]
@@ -64,7 +69,7 @@ class ResultFiles:
 class WorkerSpecs(msgspec.Struct, frozen=True):
     """The specs of the workers of one round on this node, and the resources opened for them. `progress` has the page of
     each, `stacks` the file to which each writes its stacks, None unless stalls are looked for; `results` is None unless
-    a function runs."""
+    a function runs. Workers that run since an earlier round, and their resources, are those of the specs before."""
 
     ranks: RankAssignment
     streams: streams.StreamPlan
@@ -89,11 +94,16 @@ def build_worker_specs(
     run_dir: str | None,
     relay: RelayClient,
     placed: LogsDestinations | None = None,
+    own: Callable[[int], Mapping[str, str]] = lambda local_rank: {},
+    before: WorkerSpecs | None = None,
+    kept: Collection[int] = (),
 ) -> WorkerSpecs:
     """Build the specs of a round's workers and open their streams; `close_streams` closes the inherited ones.
 
-    `placed` is a plugin's answer: where the output goes and which environments the workers have. Raises SpecError if a
-    device, a CPU set or a log directory is missing, OSError if a file cannot be opened.
+    `placed` is a plugin's answer: where the output goes and which environments the workers have. `own` returns further
+    variables of a local rank. The local ranks `kept` run since the round of the specs `before`: they keep what was
+    opened for them. Raises SpecError if a device, a CPU set or a log directory is missing, OSError if a file cannot be
+    opened.
     """
     if placed is None:
         attempt = streams.next_free_attempt(run_dir, ranks.round - 1)
@@ -106,25 +116,26 @@ def build_worker_specs(
         plan = streams.route_through_relay(plan, hidden=bool(spec.progress_regex))
     if relay.single_console:
         plan = streams.merge_stdout_into_stderr(plan)
-    results = ResultFiles(ranks.workers) if spec.entrypoint.kind == "function" else None
     cpus = _bound_cpus(spec, ranks, parent)
-    probe = StartupProbe(ranks)
-    progress = ProgressPages(ranks.workers)
     wanted = wanted_at_start(spec)
-    stacks = None
-    if STACKS in wanted:
-        from dlrover_run.stall.ask import StackFiles
-
-        stacks = StackFiles(ranks.workers)
+    probe, progress, stacks, results = _resources(spec, ranks, wanted, before, kept)
+    if before is not None:
+        old, new = before.streams.ranks, plan.ranks
+        merged = tuple(old[one.local_rank] if one.local_rank in kept else one for one in new)
+        plan = replace(plan, ranks=merged, tees=tuple(tee for tee in plan.tees if tee.local_rank not in kept))
     workers = []
     for rank_streams in plan.ranks:
         local_rank = rank_streams.local_rank
         rank = ranks.first_rank + local_rank
+        if before is not None and local_rank in kept:
+            workers.append(replace(before.workers[local_rank], name=f"rank {rank}", rank=rank, stdio=(0, 1, 2)))
+            continue
         if placed is None:
             environment = worker_environment(spec, ranks, local_rank, parent, rank_streams.error_file or "")
         else:
             environment = {**parent, **placed.environments[local_rank]}
         environment[MARK_VARIABLE] = probe.mark_path
+        environment.update(own(local_rank))
         if stacks is not None:
             environment.update(stacks.environment(local_rank))
         environment[page.VARIABLE] = progress.path(local_rank)
@@ -158,6 +169,28 @@ def build_worker_specs(
         prefix = _prefix(spec, ranks, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
     return WorkerSpecs(ranks, plan, tuple(workers), probe, progress, stacks, results)
+
+
+def _resources(
+    spec: JobSpec, ranks: RankAssignment, wanted: Collection[str], before: WorkerSpecs | None, kept: Collection[int]
+) -> tuple[StartupProbe, ProgressPages, StackFiles | None, ResultFiles | None]:
+    """What the agent opens for the workers of a round; those of the round before, if some of its workers go on."""
+    if before is not None:
+        before.startup_probe.carry_on(ranks)
+        for local_rank in set(range(ranks.workers)).difference(kept):
+            before.progress.renew(local_rank)
+            if before.stacks is not None:
+                before.stacks.renew(local_rank)
+            if before.results is not None:
+                before.results.renew(local_rank)
+        return before.startup_probe, before.progress, before.stacks, before.results
+    stacks = None
+    if STACKS in wanted:
+        from dlrover_run.stall.ask import StackFiles
+
+        stacks = StackFiles(ranks.workers)
+    results = ResultFiles(ranks.workers) if spec.entrypoint.kind == "function" else None
+    return StartupProbe(ranks), ProgressPages(ranks.workers), stacks, results
 
 
 def wanted_at_start(spec: JobSpec) -> tuple[str, ...]:

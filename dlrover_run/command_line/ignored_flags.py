@@ -67,6 +67,7 @@ def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Map
             "nodes do not communicate."
         )
     yield from stall_warnings(flags, spec)
+    yield from _survivor_warnings(flags, spec)
     if not HealthRules.get(spec.rules.policy).applies:
         names = ["straggler_threshold"]
         if flags.is_on("exclude_straggler"):
@@ -83,6 +84,17 @@ def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Map
         yield "autoscale_command_timeout of --rdzv-conf has no effect without --scale-command."
     if flags.explicit("preload") and spec.start_method == "spawn":
         yield "--preload has no effect without --start-method=forkserver."
+
+
+def _survivor_warnings(flags: FlagValues, spec: JobSpec) -> Iterator[str]:
+    if flags.choice("survivors") != "keep":
+        for source in _sources(flags, ["reconfigure_timeout"]):
+            yield f"{source} has no effect without --survivors=keep."
+    elif spec.backend == "static" and spec.rules.max_nodes > 1:
+        yield (
+            f"{flags.get('survivors').source} has no effect with static rendezvous and more than one node, where nodes "
+            "do not communicate."
+        )
 
 
 def _sources(flags: FlagValues, names: list[str]) -> list[str]:

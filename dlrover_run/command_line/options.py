@@ -28,6 +28,7 @@ EXIT_SCHEMES = ("precise", "torchrun", "kubernetes")
 SCALINGS = ("weak", "strong")
 PROGRESS_SOURCES = ("auto", "optimizer")
 STALL_ACTIONS = ("off", "report", "dump", "restart")
+SURVIVORS = ("restart", "keep")
 CLUSTERS = ("auto", "none", "slurm", "kubernetes", "mpi", "lsf", "pbs", "sagemaker", "vertex")
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
@@ -152,6 +153,14 @@ TABLE: tuple[Flag, ...] = (
         "MODULE,...", extension=True),
     Flag("role", WORKERS, "Name of the workers in logs and in ROLE_NAME.", "NAME", "default"),
     Flag("max-restarts", FAILURES, "Number of times the workers may be restarted after a failure.", "N", "0"),
+    Flag("survivors", FAILURES,
+        "What the other workers do when one has failed: [b]restart[/] with it, or [b]keep[/] their processes and form "
+        "the next process group in place (torch 2.14, and a block of Survivor in the script).",
+        "restart|keep", "restart", extension=True, choices=SURVIVORS),
+    Flag("reconfigure-timeout", FAILURES,
+        "Time that a worker with --survivors=keep has to leave its last group, and that the next group has to form "
+        "[dim](30)[/]; a worker that takes longer is killed and replaced.",
+        "SECONDS", extension=True),
     Flag("shutdown-timeout", FAILURES,
         "Time from the stop signal to SIGKILL for a worker [dim](TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)[/].",
         "SECONDS"),

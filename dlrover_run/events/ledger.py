@@ -34,6 +34,7 @@ from dlrover_run.events.records import (
     RoundFormed,
     StopRequested,
     WorkerExited,
+    WorkerKept,
     WorkerProgress,
     WorkerReady,
     WorkerResumed,
@@ -140,8 +141,10 @@ def build_ledger(logs: Sequence[AgentLog], until: datetime | None = None, runnin
 
 
 def checkpoints_elsewhere(logs: Iterable[AgentLog], log: AgentLog) -> list[Event]:
-    """The events of checkpoints of the other agents, as on the clock of this one: a checkpoint is one of the job."""
-    found = [event for other in logs if other is not log for event in other.events if _is_checkpoint(event)]
+    """The events of the other agents by which work is not lost, as on the clock of this one: a checkpoint is one of the
+    job, and so is the state of a worker that keeps its process."""
+    others = (event for other in logs if other is not log for event in other.events)
+    found = [event for event in others if _is_checkpoint(event) or isinstance(event, WorkerKept)]
     head = log.opened
     return [
         msgspec.structs.replace(event, mono=head.mono + (event.time - head.time).total_seconds())
@@ -202,11 +205,11 @@ class _Place:
             self.since = now
         self.phase = phase
 
-    def lose(self, since: int) -> None:
-        """What was worked from then on is lost."""
+    def lose(self, since: int, until: int) -> None:
+        """What was worked from then until then is lost."""
         changed: list[TimeSegment] = []
         for each in self.segments:
-            if each.phase is not TimePhase.TRAIN or each.end <= since:
+            if each.phase is not TimePhase.TRAIN or each.end <= since or each.start >= until:
                 changed.append(each)
                 continue
             if each.start < since:
@@ -224,6 +227,8 @@ class _Account:
         # From its start.
         self._first_phase = TimePhase.IMPORT if self._ready_phases else TimePhase.TRAIN
         self._checkpoints: list[tuple[int, int | None]] = []
+        # The time whose work is lost, unless a worker keeps it.
+        self._at_stake: tuple[int, int] | None = None
         self._has_formed = False
         self._broken = False
         self._stops = False
@@ -253,6 +258,8 @@ class _Account:
                 self._checkpoints.append((self.now, step))
             case CheckpointRestored(step=step):
                 self._restore(step)
+            case WorkerKept():
+                self._at_stake = None
             case WorkerExited():
                 self._exit(event)
             case _ if self._stops:
@@ -285,6 +292,7 @@ class _Account:
 
     def close(self, end: int, known: bool) -> None:
         """Account for the time after the last event; unless its phase is `known`, it is not that of the last event."""
+        self._settle()
         for place in self.places:
             if place.role and place.phase is TimePhase.RESTART:
                 # The task did not come back: it runs on another node, or is not needed any more.
@@ -322,18 +330,26 @@ class _Account:
         for place in self.places:
             if place.phase is TimePhase.TRAIN:
                 place.enter(self.now, TimePhase.RESTART)
+        self._settle()
         if self._checkpoints:
-            self._lose(self._checkpoints[-1][0])
+            self._at_stake = self._checkpoints[-1][0], self.now
+
+    def _settle(self) -> None:
+        """No worker has kept what was at stake."""
+        if self._at_stake is not None:
+            self._lose(*self._at_stake)
+            self._at_stake = None
 
     def _restore(self, step: int) -> None:
         """The model is that of the last checkpoint up to this step, or is as it was at the beginning."""
         found = (at for at, saved in reversed(self._checkpoints) if saved is not None and saved <= step)
-        self._lose(next(found, 0))
+        self._settle()
+        self._lose(next(found, 0), self.now)
 
-    def _lose(self, since: int) -> None:
+    def _lose(self, since: int, until: int) -> None:
         for place in self.places:
             if place.trains:
-                place.lose(since)
+                place.lose(since, until)
 
     def _enter(self, places: Iterable[_Place], phase: TimePhase, since: float | None = None) -> None:
         """They are in another phase, `since` a time before this event if one is given."""

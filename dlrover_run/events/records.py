@@ -136,15 +136,24 @@ class WorkerStarted(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.
 
 
 class WorkerReady(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.ready"):
-    """A worker has reached a stage: `store` (it has connected to the store of the round; a task of `tf-ps-run` is
-    ready) or `step` (its first step is done). `since` is when, as `mono`, if that is before the event."""
+    """A worker has reached a stage: `store` (it has joined the others; a task of `tf-ps-run` is ready) or `step` (its
+    first step is done, that of this round if it runs since an earlier one). `since` is when, as `mono`, if that is
+    before the event."""
 
     stage: str
     since: float | None = None
 
 
+class WorkerKept(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.kept"):
+    """A worker of an earlier round has joined the others of this one with its process, so no work is lost
+    (`--survivors=keep`)."""
+
+    pid: int
+
+
 class WorkerProgress(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.progress"):
-    """Figures of a worker since its start: steps, samples, and seconds in which it waited for others or for data."""
+    """Figures of a worker since the start of its process: steps, samples, and seconds in which it waited for others or
+    for data."""
 
     steps: int = 0
     samples: int = 0

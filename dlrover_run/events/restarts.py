@@ -8,7 +8,15 @@ from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.events.answers import WhyCode, clock_text
 from dlrover_run.events.ledger import MICROSECONDS, TimePhase, agent_times, build_ledger, checkpoints_elsewhere
 from dlrover_run.events.reader import AgentLog, merged
-from dlrover_run.events.records import LogOpened, RoundClosed, RoundFormed, WorkerExited, WorkerFailed, WorkerStarted
+from dlrover_run.events.records import (
+    LogOpened,
+    RoundClosed,
+    RoundFormed,
+    WorkerExited,
+    WorkerFailed,
+    WorkerKept,
+    WorkerStarted,
+)
 from dlrover_run.failures.causes import Cause
 
 
@@ -85,7 +93,8 @@ def _cost(logs: Sequence[AgentLog], latest: RoundFormed) -> list[Reasons]:
     lines: list[Reasons] = [(WhyCode.DOWN(seconds=max(down)),) if down else (WhyCode.STILL_DOWN(),)]
     if not build_ledger(logs).has_checkpoints:
         return [*lines, (WhyCode.LOST_UNKNOWN(),)]
-    lost = max((_lost_before(logs, log, latest) for log in logs), default=0)
+    kept = any(isinstance(event, WorkerKept) and event.round == latest.round for log in logs for event in log.events)
+    lost = 0 if kept else max((_lost_before(logs, log, latest) for log in logs), default=0)
     return [*lines, (WhyCode.LOST_WORK(seconds=lost / MICROSECONDS),)]
 
 

@@ -30,6 +30,8 @@ def describe(event: records.Event) -> str:
             return _joined(f"round {event.round}", render(event.reasons))
         case records.WorkerStarted():
             return f"{event.name}, pid {event.pid}"
+        case records.WorkerKept():
+            return f"{event.name} keeps its process, pid {event.pid}"
         case records.WorkerReady():
             return f"{event.name} has reached its {event.stage}"
         case records.WorkerProgress():

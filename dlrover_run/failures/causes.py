@@ -188,8 +188,8 @@ def describe_exit(end: WorkerExit) -> str:
         text = f"was killed by {describe_signal(-end.code)}"
         if error is not None:
             text += f", after it {_describe_error(error)}"
-        elif end.stalled:
-            text += ", by --stall-action=restart, as it made no progress"
+        elif end.killed_for:
+            text += f", by {end.killed_for}"
         elif end.forwarded:
             text += ", which --forward-signals passed on"
         elif end.oom_kill is None and -end.code in _SENT:

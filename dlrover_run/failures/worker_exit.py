@@ -26,8 +26,8 @@ class WorkerExit(msgspec.Struct, frozen=True):
     (...)`, if the worker or a child of it was killed for lack of memory, else None. `full_disk` is a clause if the
     worker left no message and a disk that it wrote to had no space left, else None. `waited_for` is a clause on the
     workers for which a collective of this worker timed out, else None. `error_file` is the file from which `error` was
-    read. `forwarded`: `--forward-signals` passed on the signal that killed it; `stalled`: `--stall-action` did. `name`
-    is its name in messages if that is not its rank.
+    read. `forwarded`: `--forward-signals` passed on the signal that killed it. `killed_for` is a clause on why
+    the launcher killed it as a failure, empty if it did not. `name` is its name in messages if that is not its rank.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class WorkerExit(msgspec.Struct, frozen=True):
     error_file: str | None = None
     failed_first: bool = False
     forwarded: bool = False
-    stalled: bool = False
+    killed_for: str = ""
     name: str = ""
 
     @property

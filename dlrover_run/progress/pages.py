@@ -1,4 +1,4 @@
-"""The pages of the workers of one round, as the agent has them."""
+"""The pages of the workers of this node, as the agent has them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ class ProgressPages:
     def path(self, local_rank: int) -> str:
         """The path at which a process of this user opens the page; it needs no inherited descriptor."""
         return f"/proc/{os.getpid()}/fd/{self._fds[local_rank]}"
+
+    def renew(self, local_rank: int) -> None:
+        """Make a blank page for another process in the place of that local rank."""
+        page = _create_page(local_rank)
+        os.close(self._fds[local_rank])
+        self._fds[local_rank] = page
 
     def read(self, local_rank: int) -> Progress | None:
         """What the worker has done; None as long as it has reported nothing. A report of the worker itself takes

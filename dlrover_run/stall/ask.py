@@ -29,7 +29,7 @@ class StackFiles:
     """The files of the workers of one round, by local rank. Nothing is on a disk."""
 
     def __init__(self, local_ranks: int) -> None:
-        self._fds = [os.memfd_create(f"dlrover-run stacks {rank}", os.MFD_CLOEXEC) for rank in range(local_ranks)]
+        self._fds = [_create_file(rank) for rank in range(local_ranks)]
         self._read = [0] * local_ranks
         self._written = [0] * local_ranks
         self._signals: dict[int, tuple[int, int]] = {}
@@ -42,6 +42,15 @@ class StackFiles:
     def environment(self, local_rank: int) -> dict[str, str]:
         """What tells the worker at its start where its file is."""
         return {VARIABLE: self.path(local_rank)}
+
+    def renew(self, local_rank: int) -> None:
+        """Make an empty file for another process in the place of that local rank."""
+        created = _create_file(local_rank)
+        os.close(self._fds[local_rank])
+        self._fds[local_rank] = created
+        self._read[local_rank] = self._written[local_rank] = 0
+        self._signals.pop(local_rank, None)
+        self._requested.discard(local_rank)
 
     def request(self, local_rank: int, pid: int) -> bool:
         """Ask a worker for its stacks. False if it cannot answer: it runs no Python, has not begun, has replaced
@@ -106,6 +115,10 @@ class StackFiles:
                 return None
             self._signals[local_rank] = number, fd
         return self._signals[local_rank]
+
+
+def _create_file(local_rank: int) -> int:
+    return os.memfd_create(f"dlrover-run stacks {local_rank}", os.MFD_CLOEXEC)
 
 
 class RoundStacks:

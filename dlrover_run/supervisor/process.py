@@ -126,6 +126,15 @@ class ManagedProcess(Generic[Spec]):
         """Whether the end of the process has not been reported yet."""
         return self.code is None
 
+    def hand_over(
+        self,
+        spec: Spec,
+        on_end: Callable[[ManagedProcess[Spec]], None],
+        on_stuck: Callable[[ManagedProcess[Spec]], None],
+    ) -> None:
+        """Report the end of this process to another owner, by whose `spec` it is known from now on."""
+        self.spec, self._on_end, self._on_stuck = spec, on_end, on_stuck
+
     def stop(self, number: signal.Signals, grace: float, delivered_at: float | None = None) -> None:
         """Send a signal that ends the process, and kill the process `grace` seconds after the first `stop`.
 
@@ -237,10 +246,16 @@ class ProcessGroup(Generic[Spec]):
         self._processes: list[ManagedProcess[Spec]] = []
         self.ended: list[ManagedProcess[Spec]] = []
 
+    def take_over(self, process: ManagedProcess[Spec], spec: Spec) -> None:
+        """Take a process that runs from another group, as the one of that spec of this group."""
+        process.hand_over(spec, self._note_end, self._note_stuck)
+        self._processes.append(process)
+
     async def start(self, start_one: Callable[[Spec], Awaitable[int]]) -> None:
-        """Start every process with `start_one`, which returns the pid. Raises what that raises; the caller then stops
-        those already started."""
-        for spec in self._specs:
+        """Start every process that this group has not taken over, with `start_one`, which returns the pid. Raises what
+        that raises; the caller then stops those already started."""
+        here = {id(process.spec) for process in self._processes}
+        for spec in [spec for spec in self._specs if id(spec) not in here]:
             pid = await start_one(spec)
             self._processes.append(ManagedProcess(pid, spec, self._note_end, self._note_stuck))
 
@@ -287,8 +302,12 @@ class ProcessGroup(Generic[Spec]):
 
     async def wait(self) -> None:
         """Return when all have ended. Raises StuckProcess when SIGKILL does not end one."""
-        while self.live:
-            if stuck := [process for process in self.running if process.stuck]:
+        await self.wait_for(lambda process: True)
+
+    async def wait_for(self, chosen: Callable[[ManagedProcess[Spec]], bool]) -> None:
+        """Return when no process runs that is `chosen`. Raises StuckProcess when SIGKILL does not end one."""
+        while waited_for := [process for process in self.running if chosen(process)]:
+            if stuck := [process for process in waited_for if process.stuck]:
                 raise StuckProcess(*stuck)
             self._changed.clear()
             await self._changed.wait()

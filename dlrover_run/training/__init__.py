@@ -14,12 +14,14 @@ from dlrover_run.training.steps import report
 
 if TYPE_CHECKING:
     from dlrover_run.training.sampler import ElasticBatchSampler, ElasticDistributedSampler
+    from dlrover_run.training.survivor import Survivor
 
 __all__ = [
     "Checkpoint",
     "CheckpointDirectory",
     "ElasticBatchSampler",
     "ElasticDistributedSampler",
+    "Survivor",
     "mark_checkpoint",
     "report",
 ]
@@ -30,4 +32,8 @@ def __getattr__(name: str) -> Any:
         from dlrover_run.training import sampler
 
         return getattr(sampler, name)
+    if name == "Survivor":
+        from dlrover_run.training.survivor import Survivor
+
+        return Survivor
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

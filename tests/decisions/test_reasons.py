@@ -211,7 +211,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ),
     (
         (SurvivorsCode.WITHOUT(node="node 1 (b)"),),
-        "node 1 (b) was started without --reconfigure-timeout, so all workers restart with each round",
+        "node 1 (b) was started without --survivors=keep, so all workers restart with each round",
     ),
     (
         (SurvivorsCode.TOO_LARGE(workers=2048, most=1024),),

@@ -100,7 +100,9 @@ def test_nothing_is_done_to_workers_that_are_being_stopped() -> None:
 
 
 def test_the_exit_of_a_worker_that_was_killed_names_the_flag() -> None:
-    end = WorkerExit(rank=4, local_rank=0, pid=1, code=-9, unix_time=0.0, stalled=True)
+    end = WorkerExit(
+        rank=4, local_rank=0, pid=1, code=-9, unix_time=0.0, killed_for="--stall-action=restart, as it made no progress"
+    )
     assert "--stall-action" in describe_exit(end)
 
 

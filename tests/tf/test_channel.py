@@ -18,9 +18,9 @@ import pytest
 from loops import in_loop
 
 from dlrover_run.policies.parameter_servers.model import Role, ServerBounds, TaskKey
-from tf_ps_runner.agent import channel as channel_module
-from tf_ps_runner.agent import connection as connection_module
-from tf_ps_runner.agent.channel import MAX_PENDING_REQUESTS, MAX_UNAUTHENTICATED, TaskChannel
+from dlrover_run.supervisor import line_connection, line_listener
+from dlrover_run.supervisor.line_listener import MAX_UNAUTHENTICATED
+from tf_ps_runner.agent.channel import MAX_PENDING_REQUESTS, TaskChannel
 from tf_ps_runner.agent.protocol import (
     MAX_LINE,
     MAX_TEXT,
@@ -247,7 +247,7 @@ async def test_a_process_without_a_token_is_refused(data: bytes) -> None:
 @in_loop
 async def test_another_user_is_refused_even_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened() as agent:
-        monkeypatch.setattr(connection_module.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(line_connection.os, "geteuid", lambda: os.getuid() + 1)
         assert await agent.connect().receive() is None
         assert agent.events == []
 
@@ -380,7 +380,7 @@ async def test_connections_without_a_hello_are_limited_and_block_no_process() ->
 
 @in_loop
 async def test_a_connection_without_a_hello_is_closed_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "HELLO_TIMEOUT", 0.05)
+    monkeypatch.setattr(line_listener, "HELLO_TIMEOUT", 0.05)
     with opened() as agent:
         assert await agent.line().receive() is None
 
@@ -389,14 +389,14 @@ async def test_a_connection_without_a_hello_is_closed_after_a_time(monkeypatch: 
 async def test_connections_that_find_no_descriptor_are_accepted_when_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channel_module, "ACCEPT_PAUSE", 0.05)
+    monkeypatch.setattr(line_listener, "ACCEPT_PAUSE", 0.05)
     with opened() as agent:
         agent.connect()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
             # As the event loop does when a process has connected.
-            agent.channel._accept()
+            agent.channel._listener._accept()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert agent.events == []

@@ -5,9 +5,9 @@ record. Times are seconds of the agent's own monotonic clock. A worker that keep
 
   asked to offer -> offered a handle -> told the handles of all -> in the group -> (a peer is lost) -> asked to offer
 
-A worker that does not answer in time is ended, so the round never waits for it any longer. Before its group forms,
-another one takes its place in the same round: the round has begun because of a failure or a change that was counted
-already. Later its end is a failure of the round, which is counted once.
+A worker that does not answer in time is ended, so the round never waits for it any longer. In the place of one of an
+earlier round that does not leave its last group, another one starts in the same round: the round has begun because of a
+failure or a change that was counted already. The end of any other is a failure of the round, which is counted once.
 """
 
 from __future__ import annotations

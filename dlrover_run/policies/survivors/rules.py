@@ -12,7 +12,7 @@ from dlrover_run.coordination.rules import NOT_FINITE, all_finite
 from dlrover_run.policies.survivors.model import SurvivorsAssignment, SurvivorsReport, SurvivorsState
 
 RECONFIGURE_TIMEOUT = 30.0
-"""Seconds for `SurvivorsRules.reconfigure_timeout`: more than it takes to detect a lost machine."""
+"""Seconds of `--reconfigure-timeout` if it is not given: more than it takes to detect a lost machine."""
 
 START_TIMEOUT = 1800.0
 """Seconds for `SurvivorsRules.start_timeout`: as long as `init_process_group` waits for a worker."""

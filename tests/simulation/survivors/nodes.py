@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from dlrover_run.agent.node_state import build_report
 from dlrover_run.coordination.combined_records import with_part
-from dlrover_run.coordination.model import NodeReport, PlannedChange, RankAssignment, RoundKey
+from dlrover_run.coordination.model import NodeReport, PlannedChange, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssignment
 from dlrover_run.policies.survivors.node import Step, WorkerRecord, follow, next_step, node_part
 from dlrover_run.policies.survivors.text import SurvivorsCode
 from dlrover_run.spec import JobSpec
-from simulation.survivors.processes import OLDER, WITHOUT, Order, WorkerProcess
+from simulation.survivors.processes import BLOCK, OLDER, WITHOUT, Order, WorkerProcess
 from simulation.torch.nodes import TorchNode
 from simulation.torch.workers import OWN_WORDS, PEER_WORDS
 
@@ -170,6 +170,8 @@ class SurvivorNode(TorchNode):
             return
         ranks, current = self._state.ranks, self.round
         if ranks is None or current is None:
+            if self.rendezvous.assignment.phase is PlanPhase.GATHERING and self.kind == BLOCK:
+                return
             for slot in list(self.slots.values()):
                 self._stop(slot)
             return

@@ -13,8 +13,6 @@ import struct
 from collections import deque
 from collections.abc import Callable
 
-from tf_ps_runner.agent.protocol import MAX_LINE
-
 MAX_UNREAD = 128
 """Answers that may wait for a process that does not read. With more, its connection is closed."""
 
@@ -29,16 +27,19 @@ class LineConnection:
     """A connection that was accepted. `on_line` is called with each line, without its newline; `on_end` is called once,
     when no more lines will follow, also after `close`. Nothing is called from within this constructor.
 
-    In one turn of the loop at most MAX_LINE bytes are read, so that no process keeps the others waiting.
+    A line with its newline has at most `max_line` bytes. In one turn of the loop no more than that is read, so that no
+    process keeps the others waiting.
     """
 
     def __init__(
         self,
         accepted: socket.socket,
+        max_line: int,
         on_line: Callable[[LineConnection, bytes], None],
         on_end: Callable[[LineConnection], None],
     ) -> None:
         self._socket = accepted
+        self._max_line = max_line
         self._on_line = on_line
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -74,7 +75,7 @@ class LineConnection:
     def read(self) -> int:
         """Read what has arrived, without waiting, and return the number of bytes."""
         try:
-            data = self._socket.recv(MAX_LINE)
+            data = self._socket.recv(self._max_line)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
@@ -82,13 +83,13 @@ class LineConnection:
             data = b""
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            if len(line) >= MAX_LINE:
+            if len(line) >= self._max_line:
                 self.close()
             if self._closed:
                 return 0
             self._on_line(self, line)
         # What has no newline by now is not a line, and what follows the last newline was cut off.
-        if not data or len(self._buffer) >= MAX_LINE:
+        if not data or len(self._buffer) >= self._max_line:
             self.close()
         return len(data)
 

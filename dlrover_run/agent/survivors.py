@@ -1,0 +1,221 @@
+"""What an agent does so that its workers can outlive their round: the line to each of them, what it knows of them, and
+the steps that are due. Imported only by a job with `--survivors=keep`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from dlrover_run.agent.group_store import GroupStore
+from dlrover_run.agent.starter import Starter
+from dlrover_run.agent.worker_round import WorkerRound
+from dlrover_run.agent.worker_specs import Worker
+from dlrover_run.coordination.combined_records import with_part
+from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, RankAssignment, RoundKey
+from dlrover_run.policies.survivors import line
+from dlrover_run.policies.survivors.line import Formed, WorkerHello
+from dlrover_run.policies.survivors.model import SurvivorsAssignment, SurvivorsReport
+from dlrover_run.policies.survivors.node import Step, WorkerRecord, follow, next_step, node_part
+from dlrover_run.supervisor.line_connection import LineConnection
+from dlrover_run.supervisor.line_listener import LineListener
+from dlrover_run.training.agent_line import LINE_VARIABLE, TOKEN_VARIABLE
+
+StopWith = tuple[signal.Signals, float, float | None]
+"""What `ShutdownRequest.stop_with` returns."""
+
+LATE = 0.5
+"""Seconds by which a timer may be late. One that is later shows that this process was stalled, and perhaps all of the
+machine, so the workers get that time too."""
+
+
+class Survivors:
+    """The workers of this node, by local rank, as processes that may outlive their round.
+
+    `on_formed` is called with the local rank of a worker that has joined the group of its round, `wake` when a step may
+    be due, and `log` with a sentence for the user. To be used in the thread of a running loop.
+    """
+
+    def __init__(
+        self, python: str, on_formed: Callable[[int], None], wake: Callable[[], None], log: Callable[[str], None]
+    ) -> None:
+        self._on_formed = on_formed
+        self._wake = wake
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._listener: LineListener[int] = LineListener("dlrover-run", line.MAX_LINE, self)
+        self._listener.open()
+        self._store = GroupStore(python, self._note_store_end)
+        self._records: dict[int, WorkerRecord] = {}
+        self._part: SurvivorsAssignment | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def pids(self) -> set[int]:
+        """The pid of the store, while it runs here."""
+        return self._store.pids
+
+    @property
+    def _timeout(self) -> float:
+        return 0.0 if self._part is None else self._part.timeout
+
+    @property
+    def any_able(self) -> bool:
+        """Whether a worker may keep its process in a round whose store is not known yet."""
+        return any(record.able and record.store is not None for record in self._records.values())
+
+    def follow(self, assignment: Assignment, ranks: RankAssignment | None) -> None:
+        """Take the part of an assignment; `ranks` are those of this node. Idempotent."""
+        if ranks is None:
+            self._part = None
+        else:
+            self._part = follow(self._part, SurvivorsAssignment.find(assignment.policy), ranks.key)
+
+    def choose(self, current: WorkerRound, ranks: RankAssignment, stop_with: StopWith) -> bool:
+        """Send the workers that run the orders that are due for the round `ranks`, and stop those that cannot take part
+        in it. Returns whether that round begins with others, or goes on without those that were stopped. `stop_with` is
+        how a worker is stopped. Idempotent."""
+        is_same = current.key == ranks.key
+        if is_same and current.has_failed:
+            return False
+        steps = self._advance(ranks)
+        late = f"within {self._timeout:g} s"
+        replaced = []
+        for worker in not_stopping(current):
+            step = steps.get(worker.spec.local_rank)
+            if step is Step.REPLACE:
+                replaced.append(worker)
+            elif step is Step.GIVE_UP:
+                worker.stop(signal.SIGKILL, 0)
+                self._log(f"{worker.spec.name} did not leave its last group {late}: it is replaced")
+            elif step is Step.FAIL and is_same:
+                current.kill([worker.spec.rank], f"--reconfigure-timeout, as it did not join its group {late}")
+        if not is_same and len(replaced) == len(not_stopping(current)):
+            return False  # They end with their round, as in any other job.
+        for worker in replaced:
+            worker.stop(*stop_with)
+        return not is_same or any(worker.stopped_with for worker in current.group.running)
+
+    def variables(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
+        """The variables of a worker that is about to start for that round."""
+        store = None if self._part is None else self._part.store
+        self._records[local_rank] = WorkerRecord(started=key, store=store)
+        return {LINE_VARIABLE: self._listener.address, TOKEN_VARIABLE: self._listener.expect(local_rank)}
+
+    async def start_store(self, starter: Starter, environment: Mapping[str, str], node: NodeKey) -> None:
+        """Start the store, if this node is to run it and does not yet. Raises OSError."""
+        store = None if self._part is None else self._part.store
+        if store is not None and store.node == node and store.port == self._store.port:
+            await self._store.start(starter, environment)
+
+    def note_end(self, local_rank: int) -> None:
+        """The process of a worker has ended."""
+        self._listener.finish(local_rank)
+        self._records.pop(local_rank, None)
+
+    def _advance(self, ranks: RankAssignment) -> dict[int, Step]:
+        """Send the workers the orders that are due, and return what is due for their processes: to replace, give up or
+        fail them."""
+        part, now = self._part, self._loop.time()
+        if part is None or part.key != ranks.key:
+            return {}
+        found: dict[int, Step] = {}
+        times: list[float] = []
+        for local_rank, record in sorted(self._records.items()):
+            due = next_step(record, part, now)
+            if due.step in (Step.ASK, Step.FORM):
+                forms = due.step is Step.FORM
+                self._listener.send_latest(local_rank, line.order_line(ranks, local_rank, part, forms))
+                if forms and part.formation is not None:
+                    record = record.note_told(part.formation, now)
+                else:
+                    record = record.note_asked(part.key, now)
+                self._records[local_rank] = record
+                due = next_step(record, part, now)
+            if due.step is not Step.WAIT:
+                found[local_rank] = due.step
+            elif due.at is not None:
+                times.append(due.at)
+        self._set_timer(min(times, default=None))
+        return found
+
+    def add_to_report(self, report: NodeReport) -> NodeReport:
+        """A report of this node with what holds for its workers."""
+        part = self._part
+        if part is None:
+            return replace(report, policy=with_part(report.policy, SurvivorsReport(port=self._store.port)))
+        records = [record for _, record in sorted(self._records.items())]
+        return replace(
+            report, policy=with_part(report.policy, node_part(records, report.workers, part, self._store.port))
+        )
+
+    async def close(self) -> None:
+        """End the lines and the store."""
+        self._set_timer(None)
+        self._listener.close()
+        await self._store.close()
+
+    # The lines of workers: see `LineHandler`.
+
+    def token_of(self, text: bytes) -> str:
+        """The token in a hello."""
+        try:
+            message = line.read_message(text)
+        except ValueError:
+            return ""
+        return message.token if isinstance(message, WorkerHello) else ""
+
+    def begin(self, local_rank: int, connection: LineConnection, hello: bytes) -> None:
+        """A worker has connected."""
+        self.line(local_rank, connection, hello)
+
+    def line(self, local_rank: int, connection: LineConnection, text: bytes) -> None:
+        """Take a message of a worker."""
+        record = self._records.get(local_rank)
+        try:
+            message = line.read_message(text)
+        except ValueError as error:
+            self._log(f"a worker has sent what is no message of a survivor ({error}); it restarts with the next round")
+            connection.close()
+            return
+        if record is None:
+            return
+        self._records[local_rank] = after = line.after_message(record, message, self._loop.time())
+        if isinstance(message, Formed) and after.formed != record.formed:
+            self._on_formed(local_rank)
+        self._wake()
+
+    def end(self, local_rank: int, connection: LineConnection) -> None:
+        """A worker has ended its line: it has left its block, or has ended."""
+        if (record := self._records.get(local_rank)) is not None:
+            self._records[local_rank] = replace(record, able=False)
+            self._wake()
+
+    def _set_timer(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at is None else self._loop.call_at(at, self._on_timer, at)
+
+    def _on_timer(self, due: float) -> None:
+        self._timer = None
+        late = self._loop.time() - due
+        if late > LATE:
+            for local_rank, record in self._records.items():
+                self._records[local_rank] = replace(
+                    record,
+                    asked_at=record.asked_at + late,
+                    told_at=record.told_at + late,
+                    lost_at=record.lost_at + late,
+                )
+        self._wake()
+
+    def _note_store_end(self, sentence: str) -> None:
+        self._log(sentence)
+        self._wake()
+
+
+def not_stopping(current: WorkerRound) -> list[Worker]:
+    """The workers that run, and are not being stopped."""
+    return [worker for worker in current.group.running if worker.stopped_with is None]

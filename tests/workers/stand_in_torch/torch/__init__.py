@@ -1,0 +1,1 @@
+"""Stands for torch where a test needs only a store that listens."""
