@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tf_ps_runner.memory.process_tree import cpu_seconds
 from virtual_loop import run_virtually
 
 from dlrover_run.devices.capacity import usable_memory, usable_processors
@@ -16,6 +15,7 @@ from dlrover_run.policies.parameter_servers.model import Role
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks, Pace, ServerLoad
 from tf_ps_runner.agent.pace import PaceReport, SeenTask
+from tf_ps_runner.memory.watch import cpu_seconds
 
 BOOT = 10**12
 """The clock of the machine, in nanoseconds, when the loop begins."""

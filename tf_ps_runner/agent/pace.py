@@ -16,7 +16,7 @@ from dlrover_run.policies.parameter_servers.model import Role
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks, Pace, ServerLoad
 from dlrover_run.policies.parameter_servers.rules import ROLES
-from tf_ps_runner.memory.process_tree import cpu_seconds, processes_of
+from tf_ps_runner.memory.watch import cpu_seconds, processes_of
 
 
 class SeenTask(NamedTuple):
