@@ -339,7 +339,7 @@ class Trial:
         gone = {node for node, truth in enumerate(self._world.nodes) if truth.leaves is not None}
         gone = {node for node in gone if (self._world.nodes[node].leaves or 0) <= number}
         nodes = tuple(
-            msgspec.structs.replace(examinee, is_here=node not in gone) for node, examinee in enumerate(check.nodes)
+            msgspec.structs.replace(checked, is_here=node not in gone) for node, checked in enumerate(check.nodes)
         )
         links = [
             self._link(*pair, gone)

@@ -147,10 +147,10 @@ class HealthCheckRunner:
         part = HealthReport(check_port=self._port.number, compute_result=self._computed, link_result=self._linked)
         return msgspec.structs.replace(status, policy=with_part(status.policy, part))
 
-    def update(self, task: CheckTask | None, checkup: NodeHealth | None = None) -> None:
+    def update(self, task: CheckTask | None, node_health: NodeHealth | None = None) -> None:
         """Carry out the task of the coordinator, or run the compute test if it has no result yet. No worker may run.
 
-        With a `checkup` of this node and no task, the check processes end: the node may wait long for its ranks, and
+        With a result of this node and no task, the check processes end: the node may wait long for its ranks, and
         must hold no device meanwhile. A later task, as the partner of another node, starts new check processes.
 
         Raises SpecError if the interpreter has no torch, and any other error that ended the work.
@@ -164,7 +164,7 @@ class HealthCheckRunner:
         if task is not None and task.key > self._key:
             self._key = task.key
             self._begin(partial(self._carry_out, task))
-        elif task is None and checkup is not None:
+        elif task is None and node_health is not None:
             if not self._work and (self._workers is not None or self._template_is_idle):
                 self._begin(self._release_devices)
         elif self._computed is None and not self._work:

@@ -37,7 +37,7 @@ class ProgressReporter:
         self._waiting: Waiting | None = None
         self._reported_restarts = 0
         self._rows: tuple[NodeHealth, ...] = ()
-        self._checkup: NodeHealth | None = None
+        self._node_health: NodeHealth | None = None
         self._others: frozenset[NodeHealth] = frozenset()
         self._links: frozenset[tuple[frozenset[str], LinkRow]] = frozenset()
         self._verbose = is_verbose(os.environ)
@@ -94,13 +94,17 @@ class ProgressReporter:
         """Print the table on the node with rank 0, and one line on the others. A round without a check only has fewer
         nodes or another order of them, which prints nothing."""
         part = HealthAssignment.get(assignment.policy)
-        checkup, others = part.health, part.health_table
+        node_health, others = part.health, part.health_table
         page = self._console.width, self._console.color
-        if checkup is not None and checkup != self._checkup and checkup.status is not HealthStatus.PENDING:
-            self._checkup = checkup
+        if (
+            node_health is not None
+            and node_health != self._node_health
+            and node_health.status is not HealthStatus.PENDING
+        ):
+            self._node_health = node_health
             # The line would repeat the table, and the result of the job has the reason of a dismissal.
-            if len(others) <= 1 and not checkup.dismissed:
-                self._console.info(health_table.render_own_status(checkup))
+            if len(others) <= 1 and not node_health.dismissed:
+                self._console.info(health_table.render_own_status(node_health))
         if len(others) > 1 and not self._others.issuperset(others):
             self._others = frozenset(others)
             self._console.print(health_table.render_health_table(others, *page), timed=True)

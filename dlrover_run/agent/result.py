@@ -89,8 +89,8 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
     root = None if failed and (elsewhere or assignment.failure is None) else tasks.root
     reason = assignment.reason
     stopped = assignment.phase not in OVER and end.stopped_by is not None
-    if (checkup := _dismissal(end)) is not None:
-        reason = f"the node check dismissed this node: {checkup.reason}"
+    if (node_health := _dismissal(end)) is not None:
+        reason = f"the node check dismissed this node: {node_health.reason}"
     elif stopped and end.stopped_by is not None:
         reason = "an operator has drained this node" if end.drained else f"{end.stopped_by.name} stopped the job"
     exit_reason = _exit_reason(end, root)
@@ -120,16 +120,16 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
 
 def _dismissal(end: JobEnd) -> NodeHealth | None:
     """The health check result of this node if it leaves because of it, else None."""
-    checkup = HealthAssignment.get(end.assignment.policy).health
-    if checkup is None or not checkup.dismissed or end.assignment.phase is PlanPhase.FINISHED:
+    node_health = HealthAssignment.get(end.assignment.policy).health
+    if node_health is None or not node_health.dismissed or end.assignment.phase is PlanPhase.FINISHED:
         return None
-    return checkup if end.error is None and end.stopped_by is None else None
+    return node_health if end.error is None and end.stopped_by is None else None
 
 
-def _explain_dismissal(checkup: NodeHealth) -> str:
+def _explain_dismissal(node_health: NodeHealth) -> str:
     """The line that DLRover prints, which users search for, and below it the reason and what to do."""
-    reason = checkup.reason or "no reason was given"
-    if checkup.status is HealthStatus.STRAGGLER:
+    reason = node_health.reason or "no reason was given"
+    if node_health.status is HealthStatus.STRAGGLER:
         return (
             "RuntimeError: The node is a straggler and exits.\n"
             f"  The node check found it too slow: {reason}; "
@@ -150,8 +150,8 @@ def _exit_reason(end: JobEnd, root: WorkerExit | None) -> ExitReason:
     phase = end.assignment.phase
     if phase is PlanPhase.FINISHED:
         return ExitReason.SUCCESS
-    if (checkup := _dismissal(end)) is not None:
-        return ExitReason.STRAGGLER if checkup.status is HealthStatus.STRAGGLER else ExitReason.FAULTY_NODE
+    if (node_health := _dismissal(end)) is not None:
+        return ExitReason.STRAGGLER if node_health.status is HealthStatus.STRAGGLER else ExitReason.FAULTY_NODE
     if end.stopped_by is not None:
         return ExitReason.STOPPED
     if phase is PlanPhase.FAILED:
@@ -174,8 +174,8 @@ def _error(end: JobEnd) -> str | None:
         return f"the {end.noun} could not be started: {explain_os_error(end.error)}"
     if end.error is not None:
         return str(end.error)
-    if (checkup := _dismissal(end)) is not None:
-        return _explain_dismissal(checkup)
+    if (node_health := _dismissal(end)) is not None:
+        return _explain_dismissal(node_health)
     assignment = end.assignment
     if assignment.phase is PlanPhase.FAILED and assignment.failure is None:
         stopped = Code.STOPPED_ON_REQUEST.within(assignment.reasons)

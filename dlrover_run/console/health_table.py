@@ -92,12 +92,12 @@ def render_node_status(rows: Sequence[NodeHealth], place: int) -> str:
     return f"node check: {name}: {_figures(row)}: {_STATUS_TEXTS[row.status]}{reason}"
 
 
-def render_own_status(checkup: NodeHealth) -> str:
+def render_own_status(node_health: NodeHealth) -> str:
     """One line of a node about itself; a warning if something is wrong."""
-    reason = _plain(checkup.reason)
-    if checkup.status is HealthStatus.STRAGGLER:
-        return f"warning: this node is a straggler: {reason or 'slower than the others'} ({_figures(checkup)})"
-    line = f"node check: {_figures(checkup)}: {_STATUS_TEXTS[checkup.status]}"
+    reason = _plain(node_health.reason)
+    if node_health.status is HealthStatus.STRAGGLER:
+        return f"warning: this node is a straggler: {reason or 'slower than the others'} ({_figures(node_health)})"
+    line = f"node check: {_figures(node_health)}: {_STATUS_TEXTS[node_health.status]}"
     return f"warning: {line}; {reason}" if reason else line
 
 

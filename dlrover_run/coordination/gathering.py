@@ -43,7 +43,7 @@ def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision 
     """The next round, or what it waits for; or the plan in which the policy begins what has to precede the round."""
     rules = policy.rules
     is_first = plan.key.number == 0
-    alive = candidates(policy, plan, members)
+    alive = eligible(policy, plan, members)
     if is_first and not alive and not (policy.has_started(plan) and members):
         # No node waits.
         return Decision(plan)
@@ -141,7 +141,7 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, rank0_node: NodeReport) -> 
     return rules.store is not None or knows or rank0_node.known_round > plan.key
 
 
-def candidates(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
+def eligible(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
     """The nodes of which a round can be formed: those that are eligible, without those that are about to leave."""
     leaving = {*plan.draining, *plan.to_drain}
     return [state for state in policy.eligible(plan, members) if state.report.key not in leaving]

@@ -14,7 +14,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, update_plan
 from dlrover_run.coordination.gathering import (
-    candidates,
+    eligible,
     form_round,
     offers_a_fresh_port,
     release_drains,
@@ -44,7 +44,7 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
     """Make the planned change of a round that runs, if there is one and it has not to wait."""
     rules = policy.rules
     current = {member.key for member in plan.members}
-    alive = policy.admitted(plan, candidates(policy, plan, members))
+    alive = policy.admitted(plan, eligible(policy, plan, members))
     newcomers = [state for state in alive if state.report.key not in current]
     size = rules.size(len(alive))
     grows = bool(newcomers) and size > len(plan.members)

@@ -55,7 +55,7 @@ _SPEEDS = ("tflops", "gigabytes")
 class HealthResult(msgspec.Struct, frozen=True):
     """A node's knowledge of a check: itself, its devices, and on the node with rank 0 all nodes and links."""
 
-    checkup: NodeHealth
+    node_health: NodeHealth
     devices: tuple[DeviceSpeed, ...] = ()
     others: tuple[NodeHealth, ...] = ()
     links: tuple[LinkRow, ...] = ()
@@ -112,7 +112,7 @@ def _content(result: HealthResult, unix_time: float) -> dict[str, Any]:
     content: dict[str, Any] = {
         "version": VERSION,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_time)),
-        "node": _fields(result.checkup, _NODE),
+        "node": _fields(result.node_health, _NODE),
         "devices": [_fields(device, _DEVICE) for device in result.devices],
     }
     if result.others:

@@ -89,7 +89,7 @@ def test_a_node_without_ranks_reads_its_check_task_and_its_health() -> None:
     assert job.plan.phase is PlanPhase.TRAINING
     for name in "abcd":
         assert read(name) == job.coordinator.assignment(job.key(name), WAITING)
-    assert [checkup.node_id for checkup in check_part(read("a")).health_table] == ["a", "c", "d", "b"]
+    assert [node_health.node_id for node_health in check_part(read("a")).health_table] == ["a", "c", "d", "b"]
     assert check_part(read("b")).health == check_part(read("a")).health_table[-1]
 
 

@@ -25,7 +25,7 @@ def mistakes(world: World, outcome: Outcome) -> list[str]:
 
 
 def _unsaid(world: World, outcome: Outcome) -> Iterator[Pair]:
-    here = {node for node, examinee in enumerate(outcome.check.nodes) if examinee.is_here}
+    here = {node for node, checked in enumerate(outcome.check.nodes) if checked.is_here}
     linked = [fact for fact in outcome.check.link_facts if here.issuperset(fact.ends)]
     worked = {end for fact in linked if not fact.problem for end in fact.ends}
     for fact in linked:

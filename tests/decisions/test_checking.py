@@ -39,7 +39,7 @@ def checked_job(least: int, most: int, truth: Truth | None = None, **changes: ob
 
 
 def health(job: VirtualJob) -> dict[str, HealthStatus]:
-    return {checkup.node_id: checkup.status for checkup in check_state(job.plan).health}
+    return {node_health.node_id: node_health.status for node_health in check_state(job.plan).health}
 
 
 def dismissed(job: VirtualJob) -> list[str]:
@@ -47,7 +47,7 @@ def dismissed(job: VirtualJob) -> list[str]:
     return [str(one.params["host"]) for one in job.plan.reasons if HealthCode.DISMISSED.within([one])]
 
 
-def checkup(job: VirtualJob, name: str) -> NodeHealth:
+def node_health(job: VirtualJob, name: str) -> NodeHealth:
     found = check_part(job.assignment(name)).health
     assert found is not None
     return found
@@ -198,7 +198,7 @@ class TestBegin:
         assert set(health(job).values()) == {HealthStatus.PASSED}
         assert check_state(job.plan).check is None
         assert job.plan.reasons == (Code.NODES_HERE(number=4),)
-        assert [checkup(job, name).gigabytes for name in "abcd"] == [10.0] * 4
+        assert [node_health(job, name).gigabytes for name in "abcd"] == [10.0] * 4
 
     def test_it_waits_for_nodes_that_have_not_computed(self) -> None:
         job = checked_job(2, 2)
@@ -223,8 +223,8 @@ class TestBegin:
         assert job.waiting.text == "node check, round 0: 2 of 3 nodes have answered; missing: c"
         assert [row.node_id for row in HealthProgress.get(job.waiting.policy).rows] == ["a", "b", "c"]
         job.wait(TIMEOUT + CHECK_MARGIN)
-        assert checkup(job, "c").status is HealthStatus.FAULT
-        assert "did not answer for 55 s" in checkup(job, "c").reason
+        assert node_health(job, "c").status is HealthStatus.FAULT
+        assert "did not answer for 55 s" in node_health(job, "c").reason
         assert trains(job, "a", "b")
 
     def test_a_single_node_is_checked_alone(self) -> None:
@@ -241,7 +241,7 @@ class TestBegin:
     def test_a_single_node_that_fails_is_dismissed_and_its_job_is_over(self) -> None:
         job = checked_job(1, 1, Truth(crashing={"a.net"}))
         job.come("a")
-        assert checkup(job, "a").dismissed
+        assert node_health(job, "a").dismissed
         assert job.assignment("a").ranks is None
         job.leave("a")
         assert job.plan.phase is PlanPhase.FAILED
@@ -266,7 +266,7 @@ class TestResultsOfTheCheck:
         job = checked_job(3, 4, Truth(crashing={"b.net"}))
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "c", "d")
-        assert checkup(job, "b").dismissed
+        assert node_health(job, "b").dismissed
         assert job.assignment("b").ranks is None
         assert dismissed(job) == ["b"]
         assert job.plan.reasons[-1] == Code.NODES_LEFT(number=3)
@@ -298,8 +298,8 @@ class TestResultsOfTheCheck:
     def test_a_straggler_leaves_only_when_it_is_to_be_excluded(self, exclude: int) -> None:
         job = checked_job(3, 4, Truth(slowness={"b.net": 4.0}), exclude_stragglers=exclude)
         job.come("a", "b", "c", "d")
-        assert checkup(job, "b").status is HealthStatus.STRAGGLER
-        assert checkup(job, "b").dismissed is bool(exclude)
+        assert node_health(job, "b").status is HealthStatus.STRAGGLER
+        assert node_health(job, "b").dismissed is bool(exclude)
         assert job.ranks == (["a", "c", "d"] if exclude else ["a", "b", "c", "d"])
         assert any("b is a straggler" in line for line in job.lines) is not bool(exclude)
         assert "Fault nodes are: [] and stragglers are: [1]." in job.lines
@@ -481,7 +481,10 @@ class TestRound:
             0: [nothing, ("pending", "a product was off by 3"), nothing, nothing],
             1: [nothing, fault, nothing, nothing],
         }
-        assert (checkup(job, "b").status, checkup(job, "c").status) == (HealthStatus.FAULT, HealthStatus.STRAGGLER)
+        assert (node_health(job, "b").status, node_health(job, "c").status) == (
+            HealthStatus.FAULT,
+            HealthStatus.STRAGGLER,
+        )
 
 
 class TestReplacement:
@@ -492,7 +495,7 @@ class TestReplacement:
         job.truth.crashing.add("b.net")
         job.fail("a")
         assert trains(job, "a", "c")
-        assert checkup(job, "b").status is HealthStatus.FAULT
+        assert node_health(job, "b").status is HealthStatus.FAULT
 
 
 class TestCheckAlways:
@@ -505,7 +508,7 @@ class TestCheckAlways:
         job.fail("a")
         assert job.plan.key.number == 2
         assert check_state(job.plan).check_count == 2
-        assert checkup(job, "b").status is HealthStatus.STRAGGLER
+        assert node_health(job, "b").status is HealthStatus.STRAGGLER
 
     def test_a_slow_newcomer_computes_again_beside_the_others(self) -> None:
         job = checked_job(2, 4, Truth(slowness={"d.net": 5.0}), exclude_stragglers=1)
@@ -522,7 +525,7 @@ class TestCheckAlways:
         assert trains(job, "a", "b", "c")
         job.mute.clear()
         job.settle()
-        assert checkup(job, "d").status is HealthStatus.STRAGGLER
+        assert node_health(job, "d").status is HealthStatus.STRAGGLER
         assert job.plan.key.number == 1
 
 
@@ -537,7 +540,7 @@ class TestUnchecked:
         job.come("b", "d")
         assert trains(job, "a", "b", "c", "d")
         assert health(job) == {**dict.fromkeys("abd", HealthStatus.PASSED), "c": HealthStatus.UNCHECKED}
-        assert checkup(job, "c").reason == WITHOUT_CHECK
+        assert node_health(job, "c").reason == WITHOUT_CHECK
         assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
     def test_no_node_links_with_it(self) -> None:

@@ -124,9 +124,9 @@ def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> N
     assert found["node"] == {**found["node"], "gigabytes": 2.5}
 
 
-@pytest.mark.parametrize("checkup", [None, msgspec.structs.replace(OWN, status=HealthStatus.PENDING)])
-def test_before_there_is_a_result_there_is_no_file(tmp_path: Path, checkup: NodeHealth | None) -> None:
-    assert follow(tmp_path, Assignment(policy=HealthAssignment(health=checkup))) == []
+@pytest.mark.parametrize("node_health", [None, msgspec.structs.replace(OWN, status=HealthStatus.PENDING)])
+def test_before_there_is_a_result_there_is_no_file(tmp_path: Path, node_health: NodeHealth | None) -> None:
+    assert follow(tmp_path, Assignment(policy=HealthAssignment(health=node_health))) == []
     assert os.listdir(tmp_path) == []
 
 

@@ -113,7 +113,7 @@ class _Diagnoser:
         # No more of the evidence is read for one node than that of its own links: with many nodes that would take long.
         self.unreachable_by_group = Counter(group_of(node) for node in self.unreachable)
         spoken_for = self.unreachable | evidence.broken
-        here = [node for node, examinee in enumerate(self.check.nodes) if examinee.is_here and node not in spoken_for]
+        here = [node for node, checked in enumerate(self.check.nodes) if checked.is_here and node not in spoken_for]
         self.able = Counter(group_of(node) for node in here)
         self.not_spoken_for = len(self.check.nodes) - len(spoken_for)
         self.to_confirm = {node: pairs for node in self.unreachable if (pairs := self._unconfirmed(node))}

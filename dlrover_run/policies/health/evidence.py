@@ -99,7 +99,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 def collect_evidence(check: HealthCheck) -> Evidence:
-    present = [node for node, examinee in enumerate(check.nodes) if examinee.is_here]
+    present = [node for node, checked in enumerate(check.nodes) if checked.is_here]
     tries: dict[int, list[ComputeFact]] = {node: [] for node in present}
     for fact in check.compute_facts:
         if fact.node in tries:

@@ -63,13 +63,13 @@ def with_state(plan: Plan, **changes: Any) -> Plan:
 def eligible_nodes(plan: Plan, members: Members) -> list[MemberState]:
     """The nodes that may have ranks in a later round: those that can train and that no check has dismissed."""
     alive = [p for p in members.values() if p.is_available]
-    dismissed = {key_of(checkup) for checkup in state_of(plan).health if checkup.dismissed}
+    dismissed = {key_of(node_health) for node_health in state_of(plan).health if node_health.dismissed}
     return [p for p in alive if p.report.key not in dismissed]
 
 
 def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
     """The plan in which nodes that take no part in checks are marked as such, so that no check waits for them."""
-    known = {key_of(checkup) for checkup in state_of(plan).health}
+    known = {key_of(node_health) for node_health in state_of(plan).health}
     new = [p.report for p in members.values() if p.is_available and without_check(p) and p.report.key not in known]
     if not new:
         return Decision(plan)
@@ -81,7 +81,7 @@ def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
 def prune(plan: Plan, members: Members, now: float) -> Plan:
     """The plan without the results of nodes that are gone, except those that may not come back."""
     state = state_of(plan)
-    gone = [place for place, checkup in enumerate(state.health) if key_of(checkup) not in members]
+    gone = [place for place, node_health in enumerate(state.health) if key_of(node_health) not in members]
     remembered = [place for place in gone if state.health[place].dismissed][-MAX_REMEMBERED:]
     if len(gone) == len(remembered):
         return plan
@@ -98,7 +98,7 @@ def prune(plan: Plan, members: Members, now: float) -> Plan:
 
 def computing(rules: HealthRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
     """The nodes that a check waits for: they are to be checked, and still have time for their first measurement."""
-    known = {key_of(checkup) for checkup in state_of(plan).health}
+    known = {key_of(node_health) for node_health in state_of(plan).health}
     return [
         p
         for p in alive
@@ -111,7 +111,7 @@ def begin(
 ) -> Plan | None:
     """The plan with a check of the nodes that would have ranks in a round formed now, in that order, and of the
     `spares` that have computed; None when all nodes with ranks are checked."""
-    known = {key_of(checkup) for checkup in state_of(plan).health}
+    known = {key_of(node_health) for node_health in state_of(plan).health}
     if all(p.report.key in known for p in ranked):
         return None
     taken = known.union(p.report.key for p in ranked)
@@ -155,7 +155,7 @@ def check_during_training(rules: HealthRules, plan: Plan, members: Members, now:
     if state_of(plan).check is not None:
         plan, deadlines, lines, _ = step(rules, plan, members, now)
     if state_of(plan).check is None:
-        known = {key_of(checkup) for checkup in state_of(plan).health}
+        known = {key_of(node_health) for node_health in state_of(plan).health}
         new = [p for p in eligible_nodes(plan, members) if p.report.key not in known]
         waited_for = computing(rules, plan, new, now)
         deadlines = deadline_if(
@@ -186,15 +186,15 @@ def computes_until(rules: HealthRules, p: MemberState) -> float:
 def _new_check(rules: HealthRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> HealthCheck:
     """A check of the nodes that take part in one, before its first round, with the speeds that are known."""
     nodes = [p for p in nodes if not without_check(p)]
-    known = {key_of(checkup): checkup for checkup in state_of(plan).health}
+    known = {key_of(node_health): node_health for node_health in state_of(plan).health}
     facts = []
     for place, p in enumerate(nodes):
-        checkup = known.get(p.report.key)
-        if checkup is not None:
-            if checkup.tflops > 0:
+        node_health = known.get(p.report.key)
+        if node_health is not None:
+            if node_health.tflops > 0:
                 # Its last report is of the process that has passed, as the result is.
                 device = result.device if (result := report_of(p).compute_result) is not None else ""
-                facts.append(ComputeFact(place, checkup.tflops, device=device))
+                facts.append(ComputeFact(place, node_health.tflops, device=device))
         elif not anew:
             waited = rules.check_timeout + CHECK_MARGIN
             facts.append(computed_fact(place, report_of(p).compute_result, waited))
@@ -239,8 +239,8 @@ def _conclude(
     rules: HealthRules, plan: Plan, check: HealthCheck, diagnosis: Diagnosis, now: float
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan with the result of each checked node that is here, and lines for the log."""
-    places = {key_of(checkup): place for place, checkup in enumerate(state_of(plan).health)}
-    checkups = list(state_of(plan).health)
+    places = {key_of(node_health): place for place, node_health in enumerate(state_of(plan).health)}
+    nodes_health = list(state_of(plan).health)
     new: list[NodeHealth] = []
     found: dict[HealthStatus, list[int]] = {status: [] for status in HealthStatus}
     for place, (node, finding) in enumerate(zip(check.nodes, diagnosis.findings, strict=True)):
@@ -248,7 +248,7 @@ def _conclude(
             continue
         found[finding.status].append(place)
         is_slow = finding.status is HealthStatus.STRAGGLER
-        checkup = health_of(
+        node_health = health_of(
             node,
             finding.status,
             tflops=finding.tflops,
@@ -256,18 +256,18 @@ def _conclude(
             reason=finding.reason,
             dismissed=finding.status is HealthStatus.FAULT or (is_slow and bool(rules.exclude_stragglers)),
         )
-        places[key_of(node)] = len(checkups)
-        checkups.append(checkup)
-        new.append(checkup)
-    dismissed = [checkup for checkup in new if checkup.dismissed]
+        places[key_of(node)] = len(nodes_health)
+        nodes_health.append(node_health)
+        new.append(node_health)
+    dismissed = [node_health for node_health in new if node_health.dismissed]
     warned = [one for one in new if one.status is HealthStatus.STRAGGLER and not one.dismissed]
     lines = (
         f"Fault nodes are: {found[HealthStatus.FAULT]} and stragglers are: {found[HealthStatus.STRAGGLER]}.",
         *([render(text.dismissals(dismissed))] if dismissed else []),
-        *(f"warning: {checkup.host} is a straggler: it {checkup.reason}" for checkup in warned),
+        *(f"warning: {node_health.host} is a straggler: it {node_health.reason}" for node_health in warned),
         *(f"warning: {note}" for note in diagnosis.notes),
     )
-    changes: dict[str, Any] = {"check": None, "health": tuple(checkups)}
+    changes: dict[str, Any] = {"check": None, "health": tuple(nodes_health)}
     if rules.measure_links:
         rows = text.link_rows(check.link_facts, [places.get(key_of(node)) for node in check.nodes])
         fresh = {(row.one, row.other) for row in rows}

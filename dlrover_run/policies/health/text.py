@@ -119,12 +119,13 @@ def dismissals(dismissed: Sequence[NodeHealth], limit: int = MAX_WHAT) -> Reason
     return (*reasons, *((HealthCode.MORE_DISMISSED(number=more),) if more else ()))
 
 
-def shown(checkups: Sequence[NodeHealth], most: int = MAX_ROWS) -> tuple[NodeHealth, ...]:
+def shown(nodes_health: Sequence[NodeHealth], most: int = MAX_ROWS) -> tuple[NodeHealth, ...]:
     """The nodes that a user is shown, in their order: all, or of too many the most urgent ones."""
     urgent = sorted(
-        range(len(checkups)), key=lambda place: (_URGENCY[checkups[place].status], not checkups[place].reason)
+        range(len(nodes_health)),
+        key=lambda place: (_URGENCY[nodes_health[place].status], not nodes_health[place].reason),
     )
-    rows = (checkups[place] for place in sorted(urgent[:most]))
+    rows = (nodes_health[place] for place in sorted(urgent[:most]))
     return tuple(row if len(row.reason) <= MAX_REASON else _clipped(row) for row in rows)
 
 

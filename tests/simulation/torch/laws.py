@@ -105,31 +105,32 @@ class TorchLaws(Laws):
             ):
                 self._disturbed.add((after.epoch, state.check.key.number))
         demand(state.check is None or after.phase not in OVER, "a job that is over checks no node")
-        for checkup in state.health:
-            if checkup not in before.health:
-                self._check_status(checkup)
+        for node_health in state.health:
+            if node_health not in before.health:
+                self._check_status(node_health)
         if before.check is not None and (state.check is None or state.check.key.number != before.check.key.number):
             self._check_what_must_be_found(before.check, after)
         self.checks += state.check_count > before.check_count
 
-    def _check_status(self, checkup: NodeHealth) -> None:
-        key, status = key_of(checkup), checkup.status
+    def _check_status(self, node_health: NodeHealth) -> None:
+        key, status = key_of(node_health), node_health.status
         kind = self.health.planted.get(key, "")
         demand(
-            status in ALLOWED_STATUSES[kind], f"{checkup.host} is {kind or 'healthy'}, not a {status}: {checkup.reason}"
+            status in ALLOWED_STATUSES[kind],
+            f"{node_health.host} is {kind or 'healthy'}, not a {status}: {node_health.reason}",
         )
         demand(not self.calm or kind != "flaky" or status is HealthStatus.PASSED, "one failure is no fault")
         leaves = status is HealthStatus.FAULT or (
             status is HealthStatus.STRAGGLER and bool(check_rules(self._rules).exclude_stragglers)
         )
-        demand(checkup.dismissed == leaves, f"a {status} is dismissed or not as was asked for")
+        demand(node_health.dismissed == leaves, f"a {status} is dismissed or not as was asked for")
 
     def _check_what_must_be_found(self, check: HealthCheck, after: Plan) -> None:
         """If no node leaves during a check, and every node answers, it names all nodes that a comparison shows."""
         if not self.calm or (after.epoch, check.key.number) in self._disturbed:
             return
         kinds = {key_of(node): self.health.planted.get(key_of(node), "") for node in check.nodes}
-        statuses = {key_of(checkup): checkup.status for checkup in check_state(after).health}
+        statuses = {key_of(node_health): node_health.status for node_health in check_state(after).health}
         for node in check.nodes:
             if node.already_passed or key_of(node) not in statuses:
                 continue
@@ -254,7 +255,7 @@ class TorchLaws(Laws):
         )
         able = {key for key, p in present.items() if p.is_available} - set(after.draining)
         if check_rules(rules).check:
-            able &= {key_of(checkup) for checkup in check_state(after).health if not checkup.dismissed}
+            able &= {key_of(node_health) for node_health in check_state(after).health if not node_health.dismissed}
         living = min(len(able), rules.max_nodes)
         if plan.wanted_nodes:
             least = -(-rules.min_nodes // rules.node_unit) * rules.node_unit
@@ -359,7 +360,7 @@ def sized(rules: JobRules, plan: Plan) -> JobRules:
 
 def dismissed_in(plan: Plan) -> set[NodeKey]:
     """Return the nodes that a check has dismissed."""
-    return {key_of(checkup) for checkup in check_state(plan).health if checkup.dismissed}
+    return {key_of(node_health) for node_health in check_state(plan).health if node_health.dismissed}
 
 
 def failure_in(p: MemberState, key: RoundKey) -> Failure | None:
