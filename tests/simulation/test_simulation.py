@@ -195,8 +195,8 @@ DEFECTS = {
     ),
     "a node that was asked to leave gets ranks": Defect(
         patched(
-            (gathering, "candidates"),
-            (planned_changes, "candidates"),
+            (gathering, "eligible"),
+            (planned_changes, "eligible"),
             by=lambda policy, plan, members: policy.eligible(plan, members),
         ),
         etcd=36,

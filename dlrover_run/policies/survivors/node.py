@@ -144,6 +144,12 @@ def can_survive(worker: WorkerRecord, part: SurvivorsAssignment) -> bool:
     return worker.able and worker.store is not None and worker.store == part.store
 
 
+def ended_before_its_group(worker: WorkerRecord, key: RoundKey, code: int) -> bool:
+    """Whether a worker that has ended with this code is to be replaced in the round `key` as if it had never been in
+    it: it is of an earlier round, and its script has ended while the group of this one was not formed yet."""
+    return code == 0 and worker.started != key and worker.formed != key
+
+
 def _within(since: float, timeout: float, now: float, otherwise: Step) -> Due:
     due = since + timeout
     return Due(otherwise) if now >= due else Due(Step.WAIT, due)

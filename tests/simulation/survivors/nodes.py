@@ -12,7 +12,14 @@ from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeReport, PlannedChange, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssignment
-from dlrover_run.policies.survivors.node import Step, WorkerRecord, follow, next_step, node_part
+from dlrover_run.policies.survivors.node import (
+    Step,
+    WorkerRecord,
+    ended_before_its_group,
+    follow,
+    next_step,
+    node_part,
+)
 from dlrover_run.policies.survivors.text import SurvivorsCode
 from dlrover_run.spec import JobSpec
 from simulation.survivors.processes import BLOCK, OLDER, WITHOUT, Order, WorkerProcess
@@ -117,7 +124,9 @@ class SurvivorNode(TorchNode):
         del self.slots[process.local_rank]
         current = self.round
         if current is not None and not slot.stopping and current.key == self._state.round:
-            if code == 0:
+            if ended_before_its_group(slot.record, current.key, code):
+                self.note(f"replaces worker {process.pid}, which has ended")
+            elif code == 0:
                 current.done.add(process.local_rank)
                 if current.succeeded and self._state.ranks is not None:
                     self._survivors.laws.succeeding(self.key, self._state.ranks)
