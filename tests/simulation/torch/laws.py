@@ -168,6 +168,10 @@ class TorchLaws(Laws):
         if not self._rules.restart_window:
             demand(after.restart_count <= self._rules.max_restarts, "no more restarts than were granted")
 
+    def shown_size(self, requested: int) -> str:
+        """The size that the status names after an operator has requested one."""
+        return "" if requested == self._rules.max_nodes else str(requested)
+
     def asking(self, request: OperatorRequest) -> None:
         self._asking += 1
 
@@ -178,8 +182,9 @@ class TorchLaws(Laws):
             return
         self.granted += 1
         if request.action is Action.SCALE and alone:
-            wanted = "" if request.max_nodes == self._rules.max_nodes else str(request.max_nodes)
-            demand(answer.desired_nodes == wanted, "a request that is granted is carried out")
+            demand(
+                answer.desired_nodes == self.shown_size(request.max_nodes), "a request that is granted is carried out"
+            )
 
     def excuses(self, plan: Plan) -> bool:
         """Return whether a failure may end the round without a charge."""

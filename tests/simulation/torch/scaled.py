@@ -45,6 +45,10 @@ class ScaledLaws(TorchLaws):
         self.excused[size] = self.excused.get(size, 0) + 1
         return size == plan.wanted_nodes
 
+    def shown_size(self, requested: int) -> str:
+        """A size stops the search, also the largest one."""
+        return str(requested)
+
     def beginning(self, node: NodeKey, run: CommandRun, until: float, now: float) -> None:
         """Check a run of the command that a node begins, and that lasts until then."""
         demand(run.node == node, "the command runs on the node that the plan names")
