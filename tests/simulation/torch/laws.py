@@ -170,6 +170,10 @@ class TorchLaws(Laws):
         if not self._rules.restart_window:
             demand(after.restart_count <= self._rules.max_restarts, "no more restarts than were granted")
 
+    def shown_size(self, requested: int) -> str:
+        """The size that the status names after an operator has requested one."""
+        return "" if requested == self._rules.max_nodes else str(requested)
+
     def asking(self, request: OperatorRequest) -> None:
         self._asking.append(request)
         self._asks_at_once = len(self._asking) > 1 or self._asks_at_once
@@ -183,11 +187,9 @@ class TorchLaws(Laws):
             return
         self.granted += 1
         if request.action is Action.SCALE and alone:
-            demand(answer.desired_nodes == self.wanted_size(request), "a request that is granted is carried out")
-
-    def wanted_size(self, request: OperatorRequest) -> str:
-        """Return the size that the status shows after a request for one."""
-        return "" if request.max_nodes == self._rules.max_nodes else str(request.max_nodes)
+            demand(
+                answer.desired_nodes == self.shown_size(request.max_nodes), "a request that is granted is carried out"
+            )
 
     def excuses(self, plan: Plan) -> bool:
         """Return whether a failure may end the round without a charge."""

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from dlrover_run.agent.throughput import ThroughputReport
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, RoundKey
-from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.autoscale.command import CommandKey, CommandResult, CommandRun
 from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
@@ -46,9 +45,9 @@ class ScaledLaws(TorchLaws):
         self.excused[size] = self.excused.get(size, 0) + 1
         return size == plan.wanted_nodes
 
-    def wanted_size(self, request: OperatorRequest) -> str:
-        # Also the largest size ends the choice.
-        return str(request.max_nodes)
+    def shown_size(self, requested: int) -> str:
+        """A size stops the search, also the largest one."""
+        return str(requested)
 
     def beginning(self, node: NodeKey, run: CommandRun, until: float, now: float) -> None:
         """Check a run of the command that a node begins, and that lasts until then."""
