@@ -109,6 +109,20 @@ def test_a_number_of_servers_that_the_tables_exclude_is_never_proposed() -> None
     assert codes(job.servers.reasons) == (ServersCode.MOST.code,)
 
 
+def test_a_number_that_turns_out_to_be_excluded_is_given_up() -> None:
+    job = ScaledCluster(Model(alone=0.1, size=150))
+    job.run(60, until=lambda: job.numbers[1] == 2)
+    # The chief of the new version does not restore the model: its tables have one part.
+    job.report_task(job.ids(Role.CHIEF)[0], server_bounds=ServerBounds(least=1, most=1, table="u", parts=1, refused=2))
+    job.run(20)
+    assert job.numbers[1] == job.servers.target == 1
+    job.run(300)
+    assert {servers for _, servers in job.history} == {1, 2}
+    assert job.history[-1][1] == 1
+    # The search for workers goes on.
+    assert any(one.blocks for one in job.workers.table)
+
+
 def test_a_server_without_room_is_only_a_wish() -> None:
     job = ScaledCluster(Model(size=150), ps=1)
     job.run(60)
@@ -211,6 +225,15 @@ def test_a_fixed_number_of_servers_is_not_changed_whatever_their_load() -> None:
     job.scale(ps=1)
     job.run(150)
     assert {servers for _, servers in job.history} == {1}
+
+
+def test_servers_are_chosen_while_the_number_of_workers_is_fixed() -> None:
+    job = ScaledCluster(KNEE)
+    job.tick()
+    job.scale(workers=6)
+    job.run(300)
+    assert job.numbers == (6, 3)
+    assert not any(one.blocks for one in job.workers.table)
 
 
 def test_auto_gives_a_job_that_does_not_choose_as_many_as_fit() -> None:

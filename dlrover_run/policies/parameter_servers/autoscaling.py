@@ -13,7 +13,6 @@ from dlrover_run.policies.autoscale.model import (
     AutoscaleState,
     Failure,
     JobView,
-    Measurement,
     Progress,
     RoundClock,
     Sizes,
@@ -105,11 +104,10 @@ def _decided(
             job = replace(job, busy=True)
     else:
         chosen = replace(chosen, busy_since=None, baseline=None, lacking=0)
-    if cluster.desired.workers is None:
-        workers = decide(rules, allowed_sizes(view), workers, job, now)
-    else:
-        # What is measured again later begins anew.
-        workers = replace(workers, measurement=Measurement(), paused_at=None, short_since=None, clock=RoundClock())
+    if cluster.desired.workers is not None:
+        # Their throughput is measured for the servers, and nothing is decided.
+        job = replace(job, busy=True)
+    workers = decide(rules, allowed_sizes(view), workers, job, now)
     after = replace(choice, workers=workers, servers=chosen)
     if _lasting(after) != _lasting(before):
         after = replace(after, workers=replace(workers, changed_at=now, epoch=plan.epoch))

@@ -55,9 +55,11 @@ def decide_servers(rules: AutoscaleRules, state: ServersChoice, view: ServersVie
         # Those that an operator has asked for, or that the tables need, are not taken away.
         state = replace(state, target=view.servers)
     if state.target > view.servers:
-        if view.may_try:
+        if view.may_try and state.target <= view.most:
             return state
-        return _with(state, ServersCode.FAILED(size=view.servers), target=view.servers, baseline=None, lacking=0)
+        # The tables may have turned out to exclude it.
+        code = ServersCode.MOST if view.may_try else ServersCode.FAILED
+        return _with(state, code(size=view.servers), target=view.servers, baseline=None, lacking=0)
     if not view.size:
         return state
     state = _compare(rules, state, view, now)
