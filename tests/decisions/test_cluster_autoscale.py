@@ -14,10 +14,12 @@ from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.size_choice import SizeChoice
+from dlrover_run.coordination.validation import config_mismatch
 from dlrover_run.operate.metrics import JobFigures, render_metrics
 from dlrover_run.operate.text import render_status
 from dlrover_run.policies.autoscale.measure import Estimate
 from dlrover_run.policies.autoscale.model import Condition
+from dlrover_run.policies.autoscale.rules import AutoscaleRules
 from dlrover_run.policies.autoscale.text import AutoscaleCode
 from dlrover_run.policies.parameter_servers.choice import Baseline, ServersChoice
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, ServerBounds, Stage
@@ -328,6 +330,13 @@ def test_the_status_and_the_metrics_show_both_numbers_and_why() -> None:
     job.scale(workers=2)
     shown = render_status(job.coordinator.status("ads", job.now))
     assert "scale --workers=auto" in shown
+
+
+def test_a_node_with_other_flags_is_named() -> None:
+    assert "--ps (most) is 3, not 2" in config_mismatch(autoscaled(), autoscaled(ps=(1, 2)))
+    without = autoscaled(limits=AutoscaleRules())
+    assert "--autoscale" in config_mismatch(autoscaled(), without)
+    assert config_mismatch(autoscaled(), autoscaled()) == ""
 
 
 def test_each_reason_of_the_autoscaler_has_a_text_for_workers() -> None:

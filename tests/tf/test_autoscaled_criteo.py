@@ -21,14 +21,15 @@ from harness import WAIT, environment
 pytestmark = [pytest.mark.long, pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "criteo_deeprec"
+SLOW = Path(__file__).parent / "scripts" / "slow_reader.py"
 
-ROWS, BATCH = 200_000, 32
+ROWS, BATCH = 200_000, 64
 BLOCKS = ROWS // BATCH
 
 LEARNED = 0.70
 """An AUC that no model reaches without having learned the categories: without them 0.603 is the maximum."""
 
-CONF = "autoscale_block=1,autoscale_warm_up=1,autoscale_tolerance=0.1"
+CONF = "autoscale_block=1,autoscale_warm_up=1,autoscale_tolerance=0.19"
 
 LONG_WAIT = 15 * WAIT
 """Seconds that a job has on a busy machine."""
@@ -45,7 +46,7 @@ class CriteoJob:
         subprocess.run([sys.executable, EXAMPLE / "generate.py", directory / "data"], check=True, timeout=LONG_WAIT)
         command = [
             *(sys.executable, "-m", "tf_ps_runner", f"--rdzv-id={self.run_id}", *flags),
-            *(f"--checkpoint-dir={self.checkpoints}", str(EXAMPLE / "deepfm_graph.py"), "--shards"),
+            *(f"--checkpoint-dir={self.checkpoints}", str(SLOW), str(EXAMPLE / "deepfm_graph.py"), "--shards"),
             *(f"--steps={BLOCKS}", f"--batch-size={BATCH}", "--save-steps=500", "--print-steps=500"),
             *(f"--data={directory / 'data'}", f"--checkpoints={self.checkpoints}"),
         ]
@@ -118,8 +119,9 @@ def test_the_published_automatic_job_chooses_its_numbers(tensorflow: Path, tmp_p
                 shown = json.loads(answer).get("size_choice") or shown
     print(json.dumps(shown), flush=True)
     print("\n".join(line for line in job.output.splitlines() if "tf-ps-run:" in line), flush=True)
-    measured = [size for size in shown["sizes"] if size["blocks"]]
-    assert measured, shown
-    assert {size["nodes"] for size in shown["sizes"]} <= {0, 1, 2}
+    # The disk limits each task, so each further one pays for itself.
+    assert shown["condition"] == "ReachMaxReplicas", shown
+    assert shown["wanted_nodes"] == 2
+    assert len([size for size in shown["sizes"] if size["blocks"]]) > 1
     assert shown["servers"]["processor"] is not None
     check_learned(job)

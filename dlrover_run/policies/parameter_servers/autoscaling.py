@@ -22,7 +22,7 @@ from dlrover_run.policies.autoscale.rules import AutoscaleRules
 from dlrover_run.policies.autoscale.search import MAX_CRASHES
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import may_try_servers
-from dlrover_run.policies.parameter_servers.choice import CHIEFS, ReplicaChoice, search_again
+from dlrover_run.policies.parameter_servers.choice import CHIEFS, ReplicaChoice, ServersChoice, search_again
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage
 from dlrover_run.policies.parameter_servers.placement import all_slots, desired_ranks, replica_bounds
 from dlrover_run.policies.parameter_servers.reports import Pace
@@ -129,7 +129,7 @@ def _with_choice(
     """The plan with that choice, and why, where a reader should know; None if nothing has changed."""
     if after == before and not reasons:
         return None
-    if after.servers.target > before.servers.target > 0 or _found(after) != _found(before):
+    if _is_news(before.servers, after.servers):
         reasons = (*reasons, *after.servers.reasons)
     elif _news(after.workers) != _news(before.workers):
         reasons = (*reasons, *of_workers(after.workers.reasons))
@@ -140,9 +140,10 @@ def _news(state: AutoscaleState) -> tuple[object, ...]:
     return state.target, state.condition
 
 
-def _found(choice: ReplicaChoice) -> tuple[object, ...]:
-    """What was found of additions of servers."""
-    return choice.servers.refusals, choice.servers.lacking
+def _is_news(before: ServersChoice, after: ServersChoice) -> bool:
+    """Whether a server is added, or was compared, or is wanted without room."""
+    was_compared = before.baseline is not None and after.baseline is None
+    return after.target > before.target > 0 or was_compared or after.lacking > before.lacking
 
 
 def _is_trial(cluster: Cluster, choice: ReplicaChoice) -> bool:

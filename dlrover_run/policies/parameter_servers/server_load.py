@@ -24,6 +24,9 @@ HIGH = 80
 LASTING = 3.0
 """How many blocks of a measurement that has to last: a checkpoint takes processors and memory too."""
 
+ROUNDING = 5
+"""Percent to which the load is rounded in the plan."""
+
 MAX_DOUBLINGS = 6
 """How often the time to the next addition is doubled at most."""
 
@@ -102,10 +105,15 @@ def _with(state: ServersChoice, reason: Reason, **changes: object) -> ServersCho
 def _note_load(state: ServersChoice, view: ServersView, now: float) -> ServersChoice:
     if state.version != view.version:
         state = replace(state, version=view.version, processor=None, memory=None, busy_since=None)
-    state = replace(state, processor=view.processor, memory=view.memory)
+    state = replace(state, processor=_rounded(view.processor), memory=_rounded(view.memory))
     if max(view.processor or 0, view.memory or 0) < HIGH:
         return replace(state, busy_since=None)
     return state if state.busy_since is not None else replace(state, busy_since=now)
+
+
+def _rounded(percent: int | None) -> int | None:
+    """The figure that is stored, which does not change with each report."""
+    return None if percent is None else ROUNDING * round(percent / ROUNDING)
 
 
 def _limit(
