@@ -137,6 +137,8 @@ class ScaledServerNode(ServerNode):
 class ScaledServersProgram(ServersProgram):
     """The same jobs, which choose their numbers in seconds. The load of the servers comes and goes."""
 
+    flag = " --scaled-servers"
+
     laws: ScaledServersLaws
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
