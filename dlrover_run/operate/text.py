@@ -122,6 +122,7 @@ def _size_choice(choice: SizeChoice) -> str:
 
 
 GIVEN_BACK = {"node": "dlrover-run scale --nodes=auto", "worker": "tf-ps-run scale --workers=auto"}
+"""The command that gives the size back to the policy, by what the size counts."""
 
 
 def _servers(servers: WantedServers) -> str:

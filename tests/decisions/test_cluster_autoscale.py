@@ -14,10 +14,12 @@ from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.size_choice import SizeChoice
+from dlrover_run.coordination.validation import config_mismatch
 from dlrover_run.operate.metrics import JobFigures, render_metrics
 from dlrover_run.operate.text import render_status
 from dlrover_run.policies.autoscale.measure import Estimate
 from dlrover_run.policies.autoscale.model import Condition
+from dlrover_run.policies.autoscale.rules import AutoscaleRules
 from dlrover_run.policies.autoscale.text import AutoscaleCode
 from dlrover_run.policies.parameter_servers.choice import Baseline, ServersChoice
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, ServerBounds, Stage
@@ -107,6 +109,20 @@ def test_a_number_of_servers_that_the_tables_exclude_is_never_proposed() -> None
     assert {servers for _, servers in job.history} == {1}
     assert job.servers.target == 1
     assert codes(job.servers.reasons) == (ServersCode.MOST.code,)
+
+
+def test_a_number_that_turns_out_to_be_excluded_is_given_up() -> None:
+    job = ScaledCluster(Model(alone=0.1, size=150))
+    job.run(60, until=lambda: job.numbers[1] == 2)
+    # The chief of the new version does not restore the model: its tables have one part.
+    job.report_task(job.ids(Role.CHIEF)[0], server_bounds=ServerBounds(least=1, most=1, table="u", parts=1, refused=2))
+    job.run(20)
+    assert job.numbers[1] == job.servers.target == 1
+    job.run(300)
+    assert {servers for _, servers in job.history} == {1, 2}
+    assert job.history[-1][1] == 1
+    # The search for workers goes on.
+    assert any(one.blocks for one in job.workers.table)
 
 
 def test_a_server_without_room_is_only_a_wish() -> None:
@@ -213,6 +229,15 @@ def test_a_fixed_number_of_servers_is_not_changed_whatever_their_load() -> None:
     assert {servers for _, servers in job.history} == {1}
 
 
+def test_servers_are_chosen_while_the_number_of_workers_is_fixed() -> None:
+    job = ScaledCluster(KNEE)
+    job.tick()
+    job.scale(workers=6)
+    job.run(300)
+    assert job.numbers == (6, 3)
+    assert not any(one.blocks for one in job.workers.table)
+
+
 def test_auto_gives_a_job_that_does_not_choose_as_many_as_fit() -> None:
     job = ScaledCluster(Model(), rules(1, 2, max_ps=3))
     job.wait(30.1)
@@ -305,6 +330,13 @@ def test_the_status_and_the_metrics_show_both_numbers_and_why() -> None:
     job.scale(workers=2)
     shown = render_status(job.coordinator.status("ads", job.now))
     assert "scale --workers=auto" in shown
+
+
+def test_a_node_with_other_flags_is_named() -> None:
+    assert "--ps (most) is 3, not 2" in config_mismatch(autoscaled(), autoscaled(ps=(1, 2)))
+    without = autoscaled(limits=AutoscaleRules())
+    assert "--autoscale" in config_mismatch(autoscaled(), without)
+    assert config_mismatch(autoscaled(), autoscaled()) == ""
 
 
 def test_each_reason_of_the_autoscaler_has_a_text_for_workers() -> None:

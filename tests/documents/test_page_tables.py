@@ -58,7 +58,7 @@ ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in rows
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_each_experiment_names_a_test_and_a_line_that_it_waits_for(row: list[str]) -> None:
-    assert (len(ROWS), len(row)) == (17, 5)
+    assert (len(ROWS), len(row)) == (19, 5)
     named = re.fullmatch(r"`(test_\w+\.py)::(test_\w+)`", row[4])
     assert named is not None
     source = file_of(*named.groups()).read_text()

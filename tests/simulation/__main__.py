@@ -9,6 +9,7 @@ from collections import Counter
 
 from simulation.etcd_scenario import EtcdScenario
 from simulation.parameter_servers.program import ServersProgram
+from simulation.parameter_servers.scaled import ScaledServersProgram
 from simulation.program import Program
 from simulation.scenario import MasterScenario, Scenario, simulate
 from simulation.survivors.program import SurvivorsProgram
@@ -24,9 +25,13 @@ def main() -> int:
     parser.add_argument("--etcd", action="store_true", help="let the records live in etcd, not in a master")
     servers = "run a job with parameter servers, not one of torch"
     parser.add_argument("--parameter-servers", action="store_true", help=servers)
+    scaled = "run a job with parameter servers that chooses its own numbers"
+    parser.add_argument("--scaled-servers", action="store_true", help=scaled)
     parser.add_argument("--survivors", action="store_true", help="run a job whose workers outlive their round")
     arguments = parser.parse_args()
     program: type[Program] = ServersProgram if arguments.parameter_servers else TorchProgram
+    if arguments.scaled_servers:
+        program = ScaledServersProgram
     if arguments.survivors:
         program = SurvivorsProgram
     kind: type[Scenario] = EtcdScenario if arguments.etcd else MasterScenario

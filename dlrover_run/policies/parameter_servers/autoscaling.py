@@ -13,7 +13,6 @@ from dlrover_run.policies.autoscale.model import (
     AutoscaleState,
     Failure,
     JobView,
-    Measurement,
     Progress,
     RoundClock,
     Sizes,
@@ -23,7 +22,7 @@ from dlrover_run.policies.autoscale.rules import AutoscaleRules
 from dlrover_run.policies.autoscale.search import MAX_CRASHES
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import may_try_servers
-from dlrover_run.policies.parameter_servers.choice import CHIEFS, ReplicaChoice, search_again
+from dlrover_run.policies.parameter_servers.choice import CHIEFS, ReplicaChoice, ServersChoice, search_again
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage
 from dlrover_run.policies.parameter_servers.placement import all_slots, desired_ranks, replica_bounds
 from dlrover_run.policies.parameter_servers.reports import Pace
@@ -105,11 +104,10 @@ def _decided(
             job = replace(job, busy=True)
     else:
         chosen = replace(chosen, busy_since=None, baseline=None, lacking=0)
-    if cluster.desired.workers is None:
-        workers = decide(rules, allowed_sizes(view), workers, job, now)
-    else:
-        # What is measured again later begins anew.
-        workers = replace(workers, measurement=Measurement(), paused_at=None, short_since=None, clock=RoundClock())
+    if cluster.desired.workers is not None:
+        # Their throughput is measured for the servers, and nothing is decided.
+        job = replace(job, busy=True)
+    workers = decide(rules, allowed_sizes(view), workers, job, now)
     after = replace(choice, workers=workers, servers=chosen)
     if _lasting(after) != _lasting(before):
         after = replace(after, workers=replace(workers, changed_at=now, epoch=plan.epoch))
@@ -131,7 +129,7 @@ def _with_choice(
     """The plan with that choice, and why, where a reader should know; None if nothing has changed."""
     if after == before and not reasons:
         return None
-    if after.servers.target > before.servers.target > 0 or _found(after) != _found(before):
+    if _is_news(before.servers, after.servers):
         reasons = (*reasons, *after.servers.reasons)
     elif _news(after.workers) != _news(before.workers):
         reasons = (*reasons, *of_workers(after.workers.reasons))
@@ -142,9 +140,10 @@ def _news(state: AutoscaleState) -> tuple[object, ...]:
     return state.target, state.condition
 
 
-def _found(choice: ReplicaChoice) -> tuple[object, ...]:
-    """What was found of additions of servers."""
-    return choice.servers.refusals, choice.servers.lacking
+def _is_news(before: ServersChoice, after: ServersChoice) -> bool:
+    """Whether a server is added, or was compared, or is wanted without room."""
+    was_compared = before.baseline is not None and after.baseline is None
+    return after.target > before.target > 0 or was_compared or after.lacking > before.lacking
 
 
 def _is_trial(cluster: Cluster, choice: ReplicaChoice) -> bool:

@@ -24,6 +24,9 @@ HIGH = 80
 LASTING = 3.0
 """How many blocks of a measurement that has to last: a checkpoint takes processors and memory too."""
 
+ROUNDING = 5
+"""Percent to which the load is rounded in the plan."""
+
 MAX_DOUBLINGS = 6
 """How often the time to the next addition is doubled at most."""
 
@@ -55,9 +58,11 @@ def decide_servers(rules: AutoscaleRules, state: ServersChoice, view: ServersVie
         # Those that an operator has asked for, or that the tables need, are not taken away.
         state = replace(state, target=view.servers)
     if state.target > view.servers:
-        if view.may_try:
+        if view.may_try and state.target <= view.most:
             return state
-        return _with(state, ServersCode.FAILED(size=view.servers), target=view.servers, baseline=None, lacking=0)
+        # The tables may have turned out to exclude it.
+        code = ServersCode.MOST if view.may_try else ServersCode.FAILED
+        return _with(state, code(size=view.servers), target=view.servers, baseline=None, lacking=0)
     if not view.size:
         return state
     state = _compare(rules, state, view, now)
@@ -100,10 +105,15 @@ def _with(state: ServersChoice, reason: Reason, **changes: object) -> ServersCho
 def _note_load(state: ServersChoice, view: ServersView, now: float) -> ServersChoice:
     if state.version != view.version:
         state = replace(state, version=view.version, processor=None, memory=None, busy_since=None)
-    state = replace(state, processor=view.processor, memory=view.memory)
+    state = replace(state, processor=_rounded(view.processor), memory=_rounded(view.memory))
     if max(view.processor or 0, view.memory or 0) < HIGH:
         return replace(state, busy_since=None)
     return state if state.busy_since is not None else replace(state, busy_since=now)
+
+
+def _rounded(percent: int | None) -> int | None:
+    """The figure that is stored, which does not change with each report."""
+    return None if percent is None else ROUNDING * round(percent / ROUNDING)
 
 
 def _limit(

@@ -38,10 +38,11 @@ class ScaledClusterLaws(ClusterLaws):
     """The laws of every job with parameter servers, and those of its choice: it stays within the bounds, changes one
     thing at a time, takes no server away, and excuses a few failures only."""
 
+    world: ScaledServersProgram
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.excused: dict[int, int] = {}
-        self.chosen: set[tuple[int, int]] = set()
 
     def excuses(self, plan: Plan, role: Role) -> bool:
         return role is Role.WORKER and ClusterCode.EXCUSED.within(plan.reasons)
@@ -66,7 +67,7 @@ class ScaledClusterLaws(ClusterLaws):
         demand(fits, f"{workers - 1} workers are wanted, which the job may not have")
         demand(servers <= limits.max_ps, f"{servers} servers are wanted, which the job may not have")
         if workers or servers:
-            self.chosen.add((workers, servers))
+            self.world.chosen.add((workers, servers))
         if servers < former.servers.target:
             demand(ServersCode.FAILED.within(choice.servers.reasons), "a server is taken away")
         added = servers > former.servers.target > 0 and _is_news(choice)
@@ -136,10 +137,13 @@ class ScaledServerNode(ServerNode):
 class ScaledServersProgram(ServersProgram):
     """The same jobs, which choose their numbers in seconds. The load of the servers comes and goes."""
 
+    flag = " --scaled-servers"
+
     laws: ScaledServersLaws
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         super().__init__(scenario, seed)
+        self.chosen: set[tuple[int, int]] = set()
         self._seed = seed
 
     def rules(self, random: Random) -> JobRules:
