@@ -91,12 +91,18 @@ class Survivors:
                 worker.stop(signal.SIGKILL, 0)
                 self._log(f"{worker.spec.name} did not leave its last group {late}: it is replaced")
             elif step is Step.FAIL and is_same:
-                current.kill([worker.spec.rank], f"--reconfigure-timeout, as it did not join its group {late}")
+                lost_peer = self._records[worker.spec.local_rank].lost == ranks.key
+                why = f"--reconfigure-timeout, as it did not join its group {late}"
+                if lost_peer:
+                    why = f"--reconfigure-timeout, as no round followed its group {late}"
+                current.kill([worker.spec.rank], why, lost_peer)
         if not is_same and len(replaced) == len(not_stopping(current)):
-            return False  # They end with their round, as in any other job.
+            # They end with their round, as in any other job.
+            return False
         for worker in replaced:
             worker.stop(*stop_with)
-        return not is_same or any(worker.stopped_with for worker in current.group.running)
+        # One that has been stopped may have ended already.
+        return not is_same or any(worker.stopped_with for worker in (*current.group.running, *current.group.ended))
 
     def variables(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
         """The variables of a worker that is about to start for that round."""
