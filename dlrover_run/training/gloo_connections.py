@@ -38,7 +38,16 @@ def _sockets() -> Iterator[socket.socket]:
     """Copies of this process's sockets of IPv4 and IPv6. What is done to a copy is done to the same connection, though
     another thread may have closed its number meanwhile."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue  # It was closed meanwhile.
+        try:
+            one = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            continue  # It is no socket.
+        with one:
             if one.family in (socket.AF_INET, socket.AF_INET6):
                 yield one
 
