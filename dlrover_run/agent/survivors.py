@@ -51,6 +51,7 @@ class Survivors:
         self._records: dict[int, WorkerRecord] = {}
         self._part: SurvivorsAssignment | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_set_at = 0.0
 
     @property
     def pids(self) -> set[int]:
@@ -127,6 +128,7 @@ class Survivors:
         part, now = self._part, self._loop.time()
         if part is None or part.key != ranks.key:
             return {}
+        self._allow_for_stall(now)
         found: dict[int, Step] = {}
         times: list[float] = []
         for local_rank, record in sorted(self._records.items()):
@@ -202,20 +204,21 @@ class Survivors:
     def _set_timer(self, at: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_at(at, self._on_timer, at)
+        self._timer = None if at is None else self._loop.call_at(at, self._wake)
+        self._timer_set_at = self._loop.time()
 
-    def _on_timer(self, due: float) -> None:
-        self._timer = None
-        late = self._loop.time() - due
-        if late > LATE:
-            for local_rank, record in self._records.items():
-                self._records[local_rank] = replace(
-                    record,
-                    asked_at=record.asked_at + late,
-                    told_at=record.told_at + late,
-                    lost_at=record.lost_at + late,
-                )
-        self._wake()
+    def _allow_for_stall(self, now: float) -> None:
+        """Give the workers anew the time that they had left when the timer was set, if it is late."""
+        if self._timer is None or now - self._timer.when() <= LATE:
+            return
+        late = now - self._timer_set_at
+        for local_rank, record in self._records.items():
+            self._records[local_rank] = replace(
+                record,
+                asked_at=record.asked_at + late,
+                told_at=record.told_at + late,
+                lost_at=record.lost_at + late,
+            )
 
     def _note_store_end(self, sentence: str) -> None:
         self._log(sentence)
