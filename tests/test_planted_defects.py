@@ -43,6 +43,30 @@ class Defect:
 
 
 DEFECTS = {
+    "a worker that does not leave its last group is asked to end": Defect(
+        "dlrover_run/agent/survivors.py",
+        "worker.stop(signal.SIGKILL, 0)",
+        "pass",
+        "test_survivor_jobs.py::test_a_worker_that_does_not_leave_its_last_group_is_replaced_in_time_and_without_a_charge",
+    ),
+    "all workers restart with each round": Defect(
+        "dlrover_run/agent/survivors.py",
+        "if not is_same and len(replaced) ==",
+        "if not is_same and True or len(replaced) ==",
+        "test_survivor_jobs.py::test_a_failure_replaces_the_dead_worker_and_the_others_keep_their_processes",
+    ),
+    "a look at the descriptors of a worker leaves copies open": Defect(
+        "dlrover_run/training/gloo_connections.py",
+        "            os.close(copy)\n",
+        "",
+        "test_gloo_connections.py::test_the_connections_of_a_group_end_and_no_others",
+    ),
+    "work that a worker has kept counts as lost": Defect(
+        "dlrover_run/events/ledger.py",
+        "            case WorkerKept():\n                self._at_stake = None\n",
+        "",
+        "test_event_ledger.py::test_the_seconds_of_each_phase",
+    ),
     "a task starts where another one still runs": Defect(
         "dlrover_run/agent/reconcile.py",
         "if task.place not in occupied:",
@@ -152,7 +176,7 @@ DEFECTS = {
         "test_process_tree.py::test_orphans_of_a_worker_are_killed_although_the_other_workers_continue",
     ),
     "a kill for memory is a plain SIGKILL": Defect(
-        "dlrover_run/agent/worker_round.py",
+        "dlrover_run/agent/worker_exits.py",
         "may_be_oom = worker.stopped_with is None and",
         "may_be_oom = False and",
         "test_failures.py::test_a_kill_for_memory_is_looked_for_where_this_launcher_did_not_kill",

@@ -25,6 +25,10 @@ OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
 (`node_check/tasks.py`). Without it, devices that each rank sees alone look like one device that all ranks share."""
 
 
+SURVIVOR_VARIABLES = ("DLROVER_SURVIVOR_LINE", "DLROVER_SURVIVOR_TOKEN")
+"""The variables of `training.agent_line`: a launcher that runs in a worker of another one passes on none of them."""
+
+
 def worker_environment(
     spec: JobSpec, ranks: RankAssignment, local_rank: int, parent: Mapping[str, str], error_file: str
 ) -> dict[str, str]:

@@ -8,9 +8,10 @@ import msgspec
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
-from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase
-from dlrover_run.coordination.reasons import Code
+from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase, RankAssignment
+from dlrover_run.coordination.reasons import Code, render
 from dlrover_run.exit_reasons import ExitReason, ExitScheme, in_scheme
+from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.health.model import HealthAssignment, HealthStatus, NodeHealth
 from dlrover_run.spec import SpecError
@@ -79,6 +80,35 @@ class JobEnd(msgspec.Struct, frozen=True):
     is_user_error: bool = False
     is_cut_off: bool = False
     error: Exception | None = None
+
+
+def worker_results(
+    assignment: Assignment,
+    ranks: RankAssignment | None,
+    ends: tuple[WorkerExit, ...],
+    succeeded: bool,
+    returned: dict[int, bytes],
+) -> TaskResults:
+    """The results of this node's workers. `ranks` are its last ones, `ends` the exits of its workers of that round."""
+    failure = assignment.failure
+    root = causes.root_cause(ends)
+    owns_failure = False
+    if failure is not None and ranks is not None and ranks.key == assignment.key and ranks.has_rank(failure.rank):
+        owns_failure = True
+        if ranks.nodes > 1:
+            # The one that was reported to the other nodes.
+            root = next((end for end in ends if end.rank == failure.rank and end.failed), root)
+    failed = assignment.phase is PlanPhase.FAILED
+    others = [reason for reason in assignment.reasons if not Code.WORKER_FAILED.within([reason])]
+    return TaskResults(
+        ends=ends,
+        root=root,
+        owns_failure=owns_failure,
+        succeeded=succeeded,
+        restarted=ranks is not None and assignment.key.number > 1,
+        returned=returned,
+        why_over=render(others) if failed else "",
+    )
 
 
 def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:

@@ -51,6 +51,7 @@ class Survivors:
         self._records: dict[int, WorkerRecord] = {}
         self._part: SurvivorsAssignment | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_set_at = 0.0
 
     @property
     def pids(self) -> set[int]:
@@ -91,12 +92,18 @@ class Survivors:
                 worker.stop(signal.SIGKILL, 0)
                 self._log(f"{worker.spec.name} did not leave its last group {late}: it is replaced")
             elif step is Step.FAIL and is_same:
-                current.kill([worker.spec.rank], f"--reconfigure-timeout, as it did not join its group {late}")
+                lost_peer = self._records[worker.spec.local_rank].lost == ranks.key
+                why = f"--reconfigure-timeout, as it did not join its group {late}"
+                if lost_peer:
+                    why = f"--reconfigure-timeout, as no round followed its group {late}"
+                current.kill([worker.spec.rank], why, lost_peer)
         if not is_same and len(replaced) == len(not_stopping(current)):
-            return False  # They end with their round, as in any other job.
+            # They end with their round, as in any other job.
+            return False
         for worker in replaced:
             worker.stop(*stop_with)
-        return not is_same or any(worker.stopped_with for worker in current.group.running)
+        # One that has been stopped may have ended already.
+        return not is_same or any(worker.stopped_with for worker in (*current.group.running, *current.group.ended))
 
     def variables(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
         """The variables of a worker that is about to start for that round."""
@@ -121,6 +128,7 @@ class Survivors:
         part, now = self._part, self._loop.time()
         if part is None or part.key != ranks.key:
             return {}
+        self._allow_for_stall(now)
         found: dict[int, Step] = {}
         times: list[float] = []
         for local_rank, record in sorted(self._records.items()):
@@ -196,20 +204,21 @@ class Survivors:
     def _set_timer(self, at: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_at(at, self._on_timer, at)
+        self._timer = None if at is None else self._loop.call_at(at, self._wake)
+        self._timer_set_at = self._loop.time()
 
-    def _on_timer(self, due: float) -> None:
-        self._timer = None
-        late = self._loop.time() - due
-        if late > LATE:
-            for local_rank, record in self._records.items():
-                self._records[local_rank] = replace(
-                    record,
-                    asked_at=record.asked_at + late,
-                    told_at=record.told_at + late,
-                    lost_at=record.lost_at + late,
-                )
-        self._wake()
+    def _allow_for_stall(self, now: float) -> None:
+        """Give the workers anew the time that they had left when the timer was set, if it is late."""
+        if self._timer is None or now - self._timer.when() <= LATE:
+            return
+        late = now - self._timer_set_at
+        for local_rank, record in self._records.items():
+            self._records[local_rank] = replace(
+                record,
+                asked_at=record.asked_at + late,
+                told_at=record.told_at + late,
+                lost_at=record.lost_at + late,
+            )
 
     def _note_store_end(self, sentence: str) -> None:
         self._log(sentence)

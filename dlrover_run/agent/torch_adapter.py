@@ -16,13 +16,11 @@ from dlrover_run.agent.health_check import HealthCheckRunner
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import EventLog, ProgressReporter
 from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
-from dlrover_run.agent.result import JobResult, TaskResults
+from dlrover_run.agent.result import JobResult, TaskResults, worker_results
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
-from dlrover_run.coordination.reasons import Code, render
-from dlrover_run.failures import causes
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.health_file import HealthFile
@@ -302,7 +300,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         """Do what is due for workers that may outlive their round: those that do not keep their processes are stopped,
         and the round goes on, or the next one begins, with the others."""
         ranks, current = self._node_state.ranks, self._round
-        if ranks is None or current is None or not self._is_wanted(ranks) or not self.running:
+        if ranks is None or current is None or not self._is_wanted(ranks):
             return
         carries_on = survivors.choose(current, ranks, self._shutdown.stop_with(self._spec.shutdown_timeout))
         if carries_on and self._work is None:
@@ -372,7 +370,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
             self._stalls = watch_stalls(self._round, self._spec, services)
         self._starter.import_later()
-        self._events.round_started(ranks)
+        if not is_same:
+            self._events.round_started(ranks)
 
     def _follow_autoscaler(self, assignment: Assignment, ends: bool) -> None:
         parts = () if assignment.policy is None else assignment.policy.each()
@@ -445,35 +444,6 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if self.running:
             # At the end of the round all orphans are killed, whatever their session.
             self._orphans.kill_session(worker.pid)
-
-
-def worker_results(
-    assignment: Assignment,
-    ranks: RankAssignment | None,
-    ends: tuple[WorkerExit, ...],
-    succeeded: bool,
-    returned: dict[int, bytes],
-) -> TaskResults:
-    """The results of this node's workers. `ranks` are its last ones, `ends` the exits of its workers of that round."""
-    failure = assignment.failure
-    root = causes.root_cause(ends)
-    owns_failure = False
-    if failure is not None and ranks is not None and ranks.key == assignment.key and ranks.has_rank(failure.rank):
-        owns_failure = True
-        if ranks.nodes > 1:
-            # The one that was reported to the other nodes.
-            root = next((end for end in ends if end.rank == failure.rank and end.failed), root)
-    failed = assignment.phase is PlanPhase.FAILED
-    others = [reason for reason in assignment.reasons if not Code.WORKER_FAILED.within([reason])]
-    return TaskResults(
-        ends=ends,
-        root=root,
-        owns_failure=owns_failure,
-        succeeded=succeeded,
-        restarted=ranks is not None and assignment.key.number > 1,
-        returned=returned,
-        why_over=render(others) if failed else "",
-    )
 
 
 async def _severe_node_problems(spec: JobSpec, warn: Callable[[str], None]) -> Sequence[str]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 from dlrover_run.agent.progress_events import ProgressEvents
 from dlrover_run.agent.starter import Starter
+from dlrover_run.agent.worker_exits import build_worker_exit, read_stderr
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import PlannedChange, RoundKey
@@ -30,11 +30,9 @@ from dlrover_run.events.records import (
 )
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
-from dlrover_run.failures.error_file import read_error_file
 from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
-from dlrover_run.output.streams import RankStreams, read_tail
 from dlrover_run.process_tree import tree
 from dlrover_run.progress.page import Progress
 from dlrover_run.supervisor.ports import HeldPort
@@ -78,6 +76,7 @@ class WorkerRound:
         self._starting: asyncio.Future[None] | None = None
         self._asking: asyncio.Future[None] | None = None
         self._killed: dict[int, str] = {}
+        self._lost_peers: set[int] = set()
         self._closed = False
         self._handed_over = False
         self._kept: dict[int, int] = {}
@@ -243,9 +242,12 @@ class WorkerRound:
             return {}
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
-    def kill(self, ranks: Collection[int], why: str) -> None:
-        """Kill these workers, as a failure of their own; `why` is the clause of `WorkerExit.killed_for`."""
+    def kill(self, ranks: Collection[int], why: str, lost_peer: bool = False) -> None:
+        """Kill these workers, as a failure of their own; `why` is the clause of `WorkerExit.killed_for`. With
+        `lost_peer` they have reported the loss of another one, which may be the cause."""
         self._killed.update(dict.fromkeys(ranks, why))
+        if lost_peer:
+            self._lost_peers.update(ranks)
         for worker in self.group.running:
             if worker.spec.rank in ranks:
                 # Not as a stop of ours, so that the round ends with it; it is not reaped, so its pid is its own.
@@ -300,7 +302,9 @@ class WorkerRound:
         failed = {one.spec.rank for one in self.group.ended if _failed(one)}
         live = [one for one in self._live if one.rank not in failed]
         waited_for = find_absent_workers(end, live, all_here=self.ranks.nodes == 1)
-        return replace(end, waited_for=waited_for, killed_for=self._killed.get(worker.spec.rank, ""))
+        rank = worker.spec.rank
+        killed_for, lost = self._killed.get(rank, ""), rank in self._lost_peers
+        return replace(end, waited_for=waited_for, killed_for=killed_for, has_lost_peer=lost)
 
     def _note_end(self, worker: Worker) -> None:
         if self._closed:
@@ -388,58 +392,6 @@ class WorkerRound:
             if worker.stopped_with is None and causes.raised_own_error(read_stderr(placed, tails.get(_key(worker)))):
                 self._raised.add(worker.spec.rank)
         return False
-
-
-def build_worker_exit(
-    worker: Worker,
-    placed: RankStreams,
-    tail: str | None,
-    oom_kills: OomKillCounters,
-    raised: bool = False,
-) -> WorkerExit:
-    """How a worker has ended. `tail` is the end of its standard error from the relay, None if it was not requested yet.
-    `raised`: it had written the traceback of its own error before it was stopped."""
-    assert worker.code is not None, "the worker has ended"
-    seen = read_stderr(placed, tail)
-    may_be_oom = worker.stopped_with is None and causes.may_be_oom_kill(worker.code, seen)
-    error = read_error_file(placed.error_file) if placed.error_file else None
-    end = WorkerExit(
-        rank=worker.spec.rank,
-        local_rank=worker.spec.local_rank,
-        pid=worker.pid,
-        code=worker.code,
-        unix_time=worker.ended_at,
-        stopped_with=worker.stopped_with,
-        error=error,
-        error_file=placed.error_file if placed.error_file and os.path.exists(placed.error_file) else None,
-        stderr_tail=seen,
-        stdout_path=placed.stdout.path,
-        stderr_path=placed.stderr.path,
-        oom_kill=oom_kills.explain() if may_be_oom else None,
-        failed_first=raised or causes.failed_before(error, worker.stopped_at),
-        forwarded=-worker.code in worker.forwarded,
-    )
-    return replace(end, full_disk=_full_disk(placed)) if causes.left_no_message(end) else end
-
-
-def read_stderr(placed: RankStreams, tail: str | None) -> str:
-    """The end of a worker's standard error: from its log file, or `tail` from the relay."""
-    return read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
-
-
-def _full_disk(placed: RankStreams) -> str | None:
-    """A clause on the first of a worker's directories whose disk is full, so that its output may be missing."""
-    written = [path for path in (placed.stderr.path, placed.stdout.path, placed.error_file) if path]
-    for directory in dict.fromkeys([*map(os.path.dirname, written), tempfile.gettempdir()]):
-        try:
-            disk = os.statvfs(directory)
-        except OSError:
-            continue
-        if not (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail):
-            return f"no space is left on the disk of {directory}"
-        if disk.f_files and not disk.f_favail:
-            return f"no more files can be made on the disk of {directory} (no inodes are left)"
-    return None
 
 
 def _failed(worker: Worker) -> bool:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from dlrover_run.agent.environment import command_line, fill_macros, python_program, worker_environment
+from dlrover_run.agent.environment import (
+    SURVIVOR_VARIABLES,
+    command_line,
+    fill_macros,
+    python_program,
+    worker_environment,
+)
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.starter import WANTED_VARIABLE
 from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
@@ -135,6 +141,8 @@ def build_worker_specs(
         else:
             environment = {**parent, **placed.environments[local_rank]}
         environment[MARK_VARIABLE] = probe.mark_path
+        for name in SURVIVOR_VARIABLES:
+            environment.pop(name, None)
         environment.update(own(local_rank))
         if stacks is not None:
             environment.update(stacks.environment(local_rank))

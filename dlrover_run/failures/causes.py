@@ -89,7 +89,7 @@ def _recorded_by(error: RecordedError) -> float:
 def lost_peer(end: WorkerExit) -> bool:
     """Whether the worker failed, according to its own message, because the connection to another worker broke or a
     collective timed out."""
-    return _PEER_LOST.search(own_message(end)) is not None
+    return end.has_lost_peer or _PEER_LOST.search(own_message(end)) is not None
 
 
 def raised_own_error(stderr_tail: str) -> bool:

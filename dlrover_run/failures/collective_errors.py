@@ -17,7 +17,7 @@ TIMEOUT = re.compile(
 
 CLOSED = re.compile(
     r"connection closed by peer|connection reset by peer|remote process exited or there was a network error"
-    r"|connection was likely closed",
+    r"|connection was likely closed|writev .{1,80}: broken pipe|pair is not connected \(",
     re.IGNORECASE,
 )
 """The other side of a connection has gone."""

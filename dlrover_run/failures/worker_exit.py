@@ -27,7 +27,8 @@ class WorkerExit(msgspec.Struct, frozen=True):
     worker left no message and a disk that it wrote to had no space left, else None. `waited_for` is a clause on the
     workers for which a collective of this worker timed out, else None. `error_file` is the file from which `error` was
     read. `forwarded`: `--forward-signals` passed on the signal that killed it. `killed_for` is a clause on why
-    the launcher killed it as a failure, empty if it did not. `name` is its name in messages if that is not its rank.
+    the launcher killed it as a failure, empty if it did not; `has_lost_peer`: it had reported before that its group had
+    lost a member. `name` is its name in messages if that is not its rank.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class WorkerExit(msgspec.Struct, frozen=True):
     failed_first: bool = False
     forwarded: bool = False
     killed_for: str = ""
+    has_lost_peer: bool = False
     name: str = ""
 
     @property

@@ -8,8 +8,13 @@ from datetime import timedelta
 from typing import Any
 
 from dlrover_run.training import peers
+from dlrover_run.training.gloo_connections import Address, close_connections, listening
 
 _NEEDED = ("_reconfigure", "_get_reconfigure_handle", "_supports_reconfigure")
+
+
+_MARK = "#"
+"""Divides the handle of torch from the addresses at which gloo listens, which torch does not name."""
 
 
 class ReconfigurableGroup:
@@ -19,6 +24,8 @@ class ReconfigurableGroup:
     def __init__(self, backend: str | None) -> None:
         self._backend = backend
         self._is_open = False
+        self._own: set[Address] = set()
+        self._others: set[Address] = set()
 
     @property
     def version(self) -> str:
@@ -41,25 +48,35 @@ class ReconfigurableGroup:
         the store there. Raises RuntimeError if the store does not answer, or the backend cannot be formed in place."""
         if not self._is_open:
             dist = _distributed()
+            before = listening()
             store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
             dist.init_process_group(
                 self._backend, store=store, rank=rank, world_size=world_size, enable_reconfigure=True
             )
             self._is_open = True
+            # A backend that does not listen can abort.
+            self._own = listening() - before
             if not _c10d()._supports_reconfigure():
                 raise RuntimeError(f"backend {self._backend} cannot form a process group in place: use gloo or nccl")
-        return str(_c10d()._get_reconfigure_handle())
+        return _MARK.join([str(_c10d()._get_reconfigure_handle()), *(f"{host} {port}" for host, port in self._own)])
 
     def form(self, uuid: int, handles: Sequence[str], timeout: float) -> None:
         """Form the group of the workers with these handles, in the order of their ranks. Raises RuntimeError if they do
         not all come within `timeout` seconds."""
-        work = _c10d()._reconfigure(uuid, list(handles), timeout=timedelta(seconds=timeout))
+        split = [handle.split(_MARK) for handle in handles]
+        ends = (end.partition(" ") for _, *listens in split for end in listens)
+        self._others = {(host, int(port)) for host, _, port in ends} - self._own
+        work = _c10d()._reconfigure(uuid, [first for first, *_ in split], timeout=timedelta(seconds=timeout))
         if work is not None:
             work.wait()
 
     def abort(self) -> None:
-        """Let collectives that wait for another rank fail."""
-        _c10d()._get_default_group().abort()
+        """Let collectives that wait for another rank fail, here and on the other ranks. The group is good for nothing
+        but another `form`."""
+        if self._own:
+            close_connections(self._own, self._others)
+        else:
+            _c10d()._get_default_group().abort()
 
     def of_all(self, value: Any) -> list[Any]:
         """The value of each rank, in their order. All ranks call it."""

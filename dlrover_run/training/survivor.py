@@ -194,6 +194,8 @@ class Round:
         if not (peers.is_lost_peer(error) or (isinstance(error, RuntimeError) and self._has_successor)):
             return False
         logger.info("Round %d has lost a worker: %s", self._order.round[1], error)
+        # Ranks that are not connected to the lost one wait for this one.
+        self._group.abort()
         self._line.lost(self._order.round)
         return True
 

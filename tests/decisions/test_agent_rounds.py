@@ -17,9 +17,8 @@ from scripted_agent import FINISHED, Answer, ScriptedAgent, gathering, over, ran
 from dlrover_run import exit_codes
 from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.node_state import build_failure
-from dlrover_run.agent.result import JobEnd, resolve_result
+from dlrover_run.agent.result import JobEnd, resolve_result, worker_results
 from dlrover_run.agent.startup_probe import StartupProbe, store_clients
-from dlrover_run.agent.torch_adapter import worker_results
 from dlrover_run.coordination.bounds import MAX_TRACE
 from dlrover_run.coordination.model import (
     Assignment,

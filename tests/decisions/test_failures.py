@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from dlrover_run.agent.worker_round import build_worker_exit
+from dlrover_run.agent.worker_exits import build_worker_exit
 from dlrover_run.coordination.text import format_bytes
 from dlrover_run.failures.causes import (
     describe_exit,

@@ -33,7 +33,7 @@ class Round:
         self.ranks = SimpleNamespace(round=3)
         self.killed: list[int] = []
 
-    def kill(self, ranks: tuple[int, ...]) -> None:
+    def kill(self, ranks: tuple[int, ...], why: str) -> None:
         self.killed += ranks
 
 

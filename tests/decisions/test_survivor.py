@@ -16,6 +16,7 @@ import pytest
 from harness import WAIT
 from msgspec.structs import replace
 
+from dlrover_run.agent.environment import SURVIVOR_VARIABLES
 from dlrover_run.coordination.model import RankAssignment, RoundKey
 from dlrover_run.policies.survivors import line as agent_side
 from dlrover_run.policies.survivors.line import Formed, Lost, Offer, WorkerHello, WorkerMessage, after_message
@@ -182,6 +183,26 @@ def test_the_next_round_interrupts_a_collective_and_leaves_the_block(agent: Agen
     assert "abort" in group.calls
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1",
+        "[gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer",
+        "[gloo/transport/tcp/pair.cc:300] writev [127.0.0.1]:1: Broken pipe",
+        "[enforce fail at gloo/transport/tcp/pair.cc:900] state_ >= CONNECTED. Pair is not connected (0 <--> 1)",
+    ],
+)
+def test_what_gloo_says_of_a_lost_peer_or_of_closed_connections_leaves_the_block(agent: Agent, text: str) -> None:
+    group = FakeGroup()
+    rounds = begin(agent, group)
+    with next(rounds):
+        raise RuntimeError(text)
+    # The others may wait for this worker.
+    assert group.calls[-1] == "abort"
+    agent.order(2)
+    assert next(rounds).rank == 0
+
+
 def test_an_error_of_the_script_ends_the_worker(agent: Agent) -> None:
     rounds = begin(agent, FakeGroup())
     with pytest.raises(ValueError, match="loss is nan"), next(rounds):
@@ -274,7 +295,8 @@ def test_a_line_that_is_no_message_is_refused(text: bytes) -> None:
         agent_side.read_message(text)
 
 
-def test_both_sides_have_the_same_order() -> None:
+def test_both_sides_have_the_same_order_and_variables() -> None:
+    assert SURVIVOR_VARIABLES == (agent_line.LINE_VARIABLE, agent_line.TOKEN_VARIABLE)
     assert set(agent_line.Order._fields) == set(
         msgspec.structs.asdict(agent_side.WorkerOrder((1, 1), 0, 1, "", 0, 1.0, 1.0))
     )

@@ -283,6 +283,7 @@ STEPS: dict[str, tuple[WorkerRecord, SurvivorsAssignment, float, Step]] = {
     "a group of another round is no news": (ASKED, replace(PART, formation=Formation(ONE, 6, ("w",))), 101, Step.WAIT),
     "a new worker has not connected": (NEW, PART, 1e6, Step.WAIT),
     "a new worker has connected": (replace(NEW, able=True), PART, 100, Step.ASK),
+    "a new worker does not answer": (replace(NEW, able=True).note_asked(TWO, 100), PART, 110, Step.FAIL),
     "a new worker cannot": (replace(NEW, unable=OLDER), PART, 100, Step.WAIT),
     "a new worker forms as today": (replace(NEW, unable=OLDER), AS_TODAY, 100, Step.FORM),
     "it has formed as today": (NEW.note_told(Formation(TWO), 1), AS_TODAY, 1e6, Step.WAIT),

@@ -215,7 +215,7 @@ def test_a_job_is_stopped_while_its_workers_change_their_group(mailbox: Mailbox)
 
 
 def test_nodes_change_and_the_workers_of_the_others_stay(mailbox: Mailbox) -> None:
-    flags = ("--local-nodes=3", "--nnodes=2:3", "--rdzv-conf=last_call_timeout=30,lost_timeout=1")
+    flags = ("--local-nodes=3", "--nnodes=2:3", "--rdzv-conf=last_call_timeout=30,lost_after=1")
     with job(mailbox, *flags, workers=1) as started:
         group = started.round(3)
         assert [one["world"] for one in group] == [3, 3, 3]
@@ -229,6 +229,22 @@ def test_nodes_change_and_the_workers_of_the_others_stay(mailbox: Mailbox) -> No
         kept = set(pids(group)) & set(pids(after))
         assert kept == {group[0]["pid"], group[1]["pid"]}
         assert started.end().code == 0
+
+
+def test_workers_stay_while_their_job_waits_for_another_node(mailbox: Mailbox) -> None:
+    with job(mailbox, "--local-nodes=2", "--rdzv-conf=lost_after=1", workers=1) as started:
+        group = started.round(2)
+        lost = psutil.Process(group[1]["pid"]).parent()
+        assert lost is not None
+        lost.kill()
+        after = started.round(2)
+        assert [one["world"] for one in after] == [2, 2]
+        assert group[0]["pid"] in pids(after)
+        assert group[1]["pid"] not in pids(after)
+        ended = started.end()
+    assert ended.code == 0
+    # The loss of a node costs nothing.
+    assert "; restart " not in ended.err
 
 
 def test_the_stop_of_a_job_leaves_nothing(mailbox: Mailbox) -> None:

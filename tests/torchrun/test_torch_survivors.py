@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
@@ -71,6 +72,8 @@ def test_workers_keep_their_pids_and_their_weights(mailbox: Mailbox, nodes: int,
         group = round_of(mailbox, world)
         for _ in range(kills):
             killed = choose.randrange(world)
+            # At any moment of a step, or before the first one.
+            time.sleep(choose.random() * 0.3)
             os.kill(group[killed]["pid"], signal.SIGKILL)
             before, group = group, round_of(mailbox, world)
             check_kept(before, group, {killed})

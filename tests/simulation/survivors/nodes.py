@@ -184,7 +184,9 @@ class SurvivorNode(TorchNode):
             for slot in list(self.slots.values()):
                 self._stop(slot)
             return
-        for local_rank in range(ranks.workers):
+        # Those that have only lost others come last, as the agent tells these apart.
+        lost = {rank for rank, slot in self.slots.items() if slot.record.lost == current.key}
+        for local_rank in sorted(range(ranks.workers), key=lambda rank: (rank in lost, rank)):
             found = self.slots.get(local_rank)
             if found is None:
                 if current.failure is None and local_rank not in current.done:
@@ -221,8 +223,8 @@ class SurvivorNode(TorchNode):
             process.end(-9)
         elif due.step is Step.FAIL:
             self.note(f"fails worker {process.pid}")
-            if self.part.store is not None and not self._survivors.groups.is_alive(self.part.store):
-                # All of them wait for the store of the round, and that is the failure.
+            if slot.record.formed != key:
+                # A group that does not form is a failure of its own, whatever the reason.
                 self._survivors.workers.failed.add(key)
             process.end(-9, PEER_WORDS if slot.record.lost == key else OWN_WORDS)
 
