@@ -18,7 +18,7 @@ from master_node import Bed, serving
 from test_master_web import TOKEN, ask, body, with_web
 
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice
+from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice, WantedServers
 from dlrover_run.operate import web
 from dlrover_run.operate.web import PAGE, WebServer
 
@@ -53,7 +53,7 @@ def test_the_page_runs_its_own_script_and_loads_nothing_from_elsewhere() -> None
 
 def test_the_page_reads_fields_that_a_choice_of_the_size_has() -> None:
     page = PAGE.read_text()
-    for name, record in (("choice", SizeChoice), ("size", MeasuredSize)):
+    for name, record in (("choice", SizeChoice), ("size", MeasuredSize), ("servers", WantedServers)):
         used = set(re.findall(rf"\b{name}\.([a-z_]+)", page)) - {"length"}
         # What renders it for `status` has them too; a sentence needs no codes.
         assert used == set(record.__struct_fields__) - {"reasons"}

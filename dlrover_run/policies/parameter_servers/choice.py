@@ -105,7 +105,8 @@ def size_choice(choice: ReplicaChoice, fixed: Mapping[str, int]) -> SizeChoice:
     return msgspec.structs.replace(
         shown,
         noun="worker",
-        wanted_nodes=choice.wanted_workers or 0,
+        wanted_nodes=max(choice.wanted_workers or 0, choice.workers.wish - CHIEFS),
+        chosen_nodes=choice.wanted_workers or 0,
         reason=render(reasons),
         reasons=reasons,
         paused="worker" in fixed,

@@ -21,7 +21,8 @@ class WorkersCode(ReasonCode):
     LARGEST = "{size:#worker} {size:is|are} the most that the job may have, and worth it"
     ALLOWED = "the job may have {to:#worker}, not {size}"
     PAUSE = "the pause of {pause:g} s for a change to {to:#worker} would not pay within {horizon:g} s"
-    SHORTAGE = "{size:#worker} {size:is|are} here, not {to}; {to} are tried again in {seconds:g} s"
+    SHORTAGE = "{size:#worker} {size:is|are} here, not {to}; more are tried as soon as there is room for them"
+    UNSTABLE = "{size:#worker} {size:stays|stay}, not {to}; more are tried again in {seconds:g} s"
     CRASHED = "workers fail when there are {size}, so {to:#worker} {to:trains|train}"
     DRIFTED = "{size:#worker} {size:does|do} {ratio:g} times the work of before, so other numbers are measured again"
 
