@@ -71,6 +71,7 @@ class Survivors:
         """Take the part of an assignment; `ranks` are those of this node. Idempotent."""
         if ranks is None:
             self._part = None
+            self._set_timer(None)
         else:
             self._part = follow(self._part, SurvivorsAssignment.find(assignment.policy), ranks.key)
 
@@ -80,6 +81,7 @@ class Survivors:
         how a worker is stopped. Idempotent."""
         is_same = current.key == ranks.key
         if is_same and current.has_failed:
+            self._set_timer(None)
             return False
         steps = self._advance(ranks)
         late = f"within {self._timeout:g} s"

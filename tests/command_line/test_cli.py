@@ -166,15 +166,19 @@ STATIC = ("--master-addr=node0", "--node-rank=0")
         (("--stall-action=report",), {"straggler"}),
         (("--stall-action=report", "--nnodes=2", *MASTER), {"stall", "straggler"}),
         (("--stall-action=report", "--nnodes=2", *STATIC), set()),
+        (("--survivors=keep",), {"survivors"}),
+        (("--survivors=restart", "--reconfigure-timeout=5"), set()),
+        (("--survivors=keep", "--nnodes=2", *MASTER), {"survivors"}),
+        (("--survivors=keep", "--nnodes=2", *STATIC), set()),
         (("--nnodes=2", *MASTER), set()),
     ],
 )
-def test_stalls_and_stragglers_are_looked_for_where_the_nodes_can_compare_what_they_see(
+def test_stalls_stragglers_and_survivors_have_policies_where_the_nodes_communicate(
     words: tuple[str, ...], policies: set[str]
 ) -> None:
     policy = parse([*words, "train.py"], {}).rules.policy
     found = set() if policy is None else {one.policy_name for one in policy.each() if one.applies}
-    assert found & {"stall", "straggler"} == policies
+    assert found & {"stall", "straggler", "survivors"} == policies
 
 
 def test_only_words_are_resolved_by_counting_devices() -> None:
