@@ -138,6 +138,7 @@ def _job(
         progress_regex=values.regex(*flags.get("progress_regex")),
         stall_action=cast("StallAction", flags.choice("stall_action")),
         stall_timeout=stall_timeout(flags),
+        checkpoint_memory=_checkpoint_memory(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=lookup.journal_directory(flags),
         # On a shared console the prefix identifies the node.
@@ -153,6 +154,11 @@ def _job(
         hosted = f"{counted(workers, 'worker')} on this node ({source})"
         inform(cluster.describe(found, flags, args, rendezvous, size.nodes, hosted))
     return spec
+
+
+def _checkpoint_memory(flags: FlagValues) -> int | None:
+    given = flags.explicit("checkpoint_memory")
+    return None if given is None else values.memory_size(*given, zero_allowed=True)
 
 
 def _fresh_id() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dlrover_run.agent.checkpoint_memory import DRAIN_TIMEOUT, CheckpointMemory
 from dlrover_run.agent.event_log import CheckEvents
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.health_check import HealthCheckRunner
@@ -20,6 +21,7 @@ from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
+from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.coordination.reasons import Code, render
 from dlrover_run.failures import causes
@@ -71,6 +73,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             spec, self._starter, self._orphans.paused, services.wake, find_problems, console.info
         )
         self._check_events = CheckEvents(services.events)
+        self._memory = CheckpointMemory(spec.checkpoint_memory, console.info, spec.master.token if spec.master else "")
         self._progress = ProgressReporter(spec, console)
         self._health_file = HealthFile(services.run_dir, console.info)
         self._events = EventLog(spec, services.relay.write)
@@ -87,7 +90,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def pids(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.group.pids if self._round is not None else set()
-        return self._starter.pids | self._health_check.pids | plugin | workers
+        return self._starter.pids | self._health_check.pids | plugin | workers | self._memory.pids
 
     @property
     def running(self) -> bool:
@@ -95,6 +98,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def open(self) -> None:
         self._progress.begin(self._services.run_dir)
+        self._memory.open()
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
         self._assignment, self._ends = assignment, ends
@@ -169,6 +173,10 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         files = None if round_ is None else round_.stacks
         return await node_stacks([AskedWorker(one.spec.rank, one.pid, files, one.spec.local_rank) for one in asked])
 
+    @property
+    def checkpoint_memory(self) -> MemoryUse | None:
+        return self._memory.use
+
     def log_progress(self, last: bool = False) -> None:
         if self._round is not None:
             self._round.log_progress(last)
@@ -178,6 +186,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._plugin_answer.cancel()
         if self._round is not None:
             self._round.cancel()
+        self._memory.hurry(self._drain_timeout)
 
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
         if self._round is not None and (self._stopping or not only_stopping):
@@ -222,9 +231,16 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if result.root is not None and error_file and (problem := copy_root_cause(result.root, error_file)):
             self._services.console.info(problem)
         await self._starter.close()
+        await self._memory.drain(self._drain_timeout)
         if self._plugin is not None:
             await self._plugin.close()
         self._events.job_ended(assignment.phase, result.restarts, result.reason)
+
+    @property
+    def _drain_timeout(self) -> float:
+        """The seconds after the end of the workers in which their checkpoints are written."""
+        number, seconds, _ = self._shutdown.stop_with(DRAIN_TIMEOUT)
+        return 0.0 if number is signal.SIGKILL else seconds
 
     @property
     def _succeeded(self) -> bool:
@@ -261,7 +277,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
                 return
         services = self._services
         port = self._node_state.take_port()
-        specs = build_worker_specs(self._spec, ranks, os.environ, services.run_dir.path, services.relay, placed)
+        specs = build_worker_specs(
+            self._spec, ranks, os.environ, services.run_dir.path, services.relay, placed, self._memory.environment()
+        )
         self._progress.begin_round(ranks)
         self._round = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
         with self._orphans.paused():

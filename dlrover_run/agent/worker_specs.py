@@ -89,10 +89,12 @@ def build_worker_specs(
     run_dir: str | None,
     relay: RelayClient,
     placed: LogsDestinations | None = None,
+    memory: Mapping[str, str] = {},
 ) -> WorkerSpecs:
     """Build the specs of a round's workers and open their streams; `close_streams` closes the inherited ones.
 
-    `placed` is a plugin's answer: where the output goes and which environments the workers have. Raises SpecError if a
+    `placed` is a plugin's answer: where the output goes and which environments the workers have. `memory` are the
+    variables by which workers find what holds their checkpoints. Raises SpecError if a
     device, a CPU set or a log directory is missing, OSError if a file cannot be opened.
     """
     if placed is None:
@@ -125,6 +127,7 @@ def build_worker_specs(
         else:
             environment = {**parent, **placed.environments[local_rank]}
         environment[MARK_VARIABLE] = probe.mark_path
+        environment.update(memory)
         if stacks is not None:
             environment.update(stacks.environment(local_rank))
         environment[page.VARIABLE] = progress.path(local_rank)

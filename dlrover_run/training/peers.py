@@ -37,6 +37,21 @@ def first_proposal(key: str, proposal: str) -> str:
     return agreed.decode()
 
 
+def publish(key: str, value: str) -> None:
+    """Show a value to the other ranks of this round."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    _get_default_store().set(f"dlrover_run/{key}", value)
+
+
+def published(key: str) -> str | None:
+    """What a rank of this round has published under this key; None if none has yet."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    return store.get(f"dlrover_run/{key}").decode() if store.check([f"dlrover_run/{key}"]) else None
+
+
 def of_all(value: Any) -> list[Any]:
     """The value of each rank, in their order. All ranks call it."""
     import torch.distributed as dist
