@@ -20,10 +20,11 @@ from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
 
-LINE_VARIABLE, TOKEN_VARIABLE, USED_VARIABLE = (
+LINE_VARIABLE, TOKEN_VARIABLE, USED_VARIABLE, NODES_VARIABLE = (
     "DLROVER_CHECKPOINT_MEMORY",
     "DLROVER_CHECKPOINT_MEMORY_TOKEN",
     "DLROVER_CHECKPOINT_MEMORY_USED",
+    "DLROVER_CHECKPOINT_MEMORY_NODES",
 )
 """The variables of a worker; `training/memory_line.py` says what they mean."""
 
@@ -44,12 +45,15 @@ class CheckpointMemory:
     """The socket and the process. `limit` is in MiB, None for the default, 0 for none of this. `show` prints a
     line. `secret` is the token of the job, by which nodes that hold copies of each other's files know each other."""
 
-    def __init__(self, limit: int | None, show: Callable[[str], None], secret: str = "") -> None:
+    def __init__(
+        self, limit: int | None, show: Callable[[str], None], secret: str = "", *, single_node: bool = True
+    ) -> None:
         self.use: MemoryUse | None = None
         """What is held; None if nothing has been held."""
         self._limit = limit
         self._show = show
         self._secret = secret
+        self._single_node = single_node
         self._token = os.urandom(16).hex()
         self._listener: socket.socket | None = None
         self._name = ""
@@ -85,7 +89,8 @@ class CheckpointMemory:
         if self._listener is None:
             return {}
         used = {} if self._process is None else {USED_VARIABLE: "1"}
-        return {LINE_VARIABLE: f"@{self._name}", TOKEN_VARIABLE: self._token, **used}
+        nodes = {} if self._single_node else {NODES_VARIABLE: "1"}
+        return {LINE_VARIABLE: f"@{self._name}", TOKEN_VARIABLE: self._token, **used, **nodes}
 
     async def drain(self, timeout: float) -> None:
         """End the process once everything that it holds is on the disk; after `timeout` seconds it is killed."""

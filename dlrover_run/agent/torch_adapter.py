@@ -73,7 +73,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             spec, self._starter, self._orphans.paused, services.wake, find_problems, console.info
         )
         self._check_events = CheckEvents(services.events)
-        self._memory = CheckpointMemory(spec.checkpoint_memory, console.info, spec.master.token if spec.master else "")
+        secret = spec.master.token if spec.master else ""
+        self._memory = CheckpointMemory(spec.checkpoint_memory, console.info, secret, single_node=spec.single_node)
         self._progress = ProgressReporter(spec, console)
         self._health_file = HealthFile(services.run_dir, console.info)
         self._events = EventLog(spec, services.relay.write)

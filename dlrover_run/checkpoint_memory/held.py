@@ -84,6 +84,11 @@ class HeldFiles:
                 return held if self.find(held.directory, held.file) in (None, self._held.get(number)) else None
         return None
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether another node has a copy that it was not told to drop."""
+        return bool(self._copied)
+
     def forget_copies(self) -> None:
         """No other node has a copy any more."""
         self._copied.clear()

@@ -22,6 +22,9 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 RETRY_INTERVAL = 30.0
 """Seconds after which a file is tried again that the disk has refused."""
 
+DROP_TIMEOUT = 1.0
+"""Seconds at the end in which another node is told that it may drop its copies."""
+
 Number = int
 
 
@@ -158,6 +161,7 @@ class HeldMemory:
         with self._changed:
             while True:
                 if (done := self._files.next_to_drop()) is not None:
+                    self._changed.notify_all()
                     return done, None
                 if (held := self._files.next_to_copy()) is not None:
                     return held, os.dup(self._fds[held.number])
@@ -241,6 +245,8 @@ class HeldMemory:
             self._ends = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._writing is None and self._files.next_to_write() is None)
+            # A node that is not told in time writes its copies once more, which changes nothing.
+            self._changed.wait_for(lambda: not self._files.has_copies, DROP_TIMEOUT)
             return self._files.waiting
 
     def _writes(self, directory: Path, file: SavedFile) -> bool:

@@ -117,6 +117,8 @@ class CheckpointDirectory:
         """The name of the directory for other processes."""
         self._memory = MemoryLine()
         self._was_held = True
+        self._agrees = False
+        """Whether all ranks have agreed on the step that they resume from."""
         self._copies = PeerCopies(self._memory) if peer_copy else None
 
     def save(self, step: int, state: object, *, memory: bool = False) -> Path:
@@ -162,46 +164,54 @@ class CheckpointDirectory:
         the directory does not exist."""
         return sorted({each.step for each in complete_steps(self._saved_files())})
 
-    def load_latest(self, map_location: str | torch.device = "cpu") -> Checkpoint | None:
+    def load_latest(
+        self, map_location: str | torch.device = "cpu", *, together: bool = False, every_state: bool = False
+    ) -> Checkpoint | None:
         """The newest checkpoint that every rank has whole, or None. Each damaged file is logged as a warning.
 
-        With `rank` and `world_size`, and a process group, all ranks call it, and get the same step. Raises ValueError
-        for an undamaged file that `torch.load(weights_only=True)` refuses: falling back to an older file would hide
-        that error.
+        With `together`, all ranks call it after `init_process_group`, and get the same step, whatever the memory of
+        each node holds. It is always so with `rank` and `world_size`, if there is a process group. With `every_state`,
+        any rank can read the state of any other with `state_of`: what only the memory of another node has is written
+        to the disk first, as it always is after a change of the number of ranks.
+
+        Raises ValueError for an undamaged file that `torch.load(weights_only=True)` refuses: falling back to an older
+        file would hide that error.
         """
         if self._copies is not None:
             self._copies.offer()
-        together = self._of_ranks and peers.has_group()
-        if together:
-            peers.check_size(self._rank, self._world_size)
+        together = (together or self._of_ranks) and peers.has_group()
+        rank, size = (self._rank, self._world_size) if self._of_ranks or not together else peers.rank_and_size()
+        if together and self._of_ranks:
+            peers.check_size(rank, size)
             # Now, because the store may have ended with its rank when the last step has to be saved.
             self._file(0)
+        self._agrees = together
         unusable: set[SavedFile] = set()
         of_all: Callable[[Any], list[Any]] = peers.of_all if together else lambda value: [value]
         # The directory is listed again each time: a file disappears only if a newer one has been saved meanwhile.
         while True:
+            # Before the list of the disk: what leaves memory then is on that list.
+            held = [set(files) for files in of_all(self._memory.held(self._place))]
             # One list for all, because a rank may see a file of another node later than that node.
-            listed = self._saved_files() if self._rank == 0 or not together else []
-            known = of_all((listed, self._memory.held(self._place)))
-            held = [set(files) for _, files in known]
+            found: list[SavedFile] = of_all(self._saved_files() if rank == 0 or not together else [])[0]
             in_memory = set().union(*held)
-            complete = complete_steps({*known[0][0], *in_memory}, unusable)
+            complete = complete_steps({*found, *in_memory}, unusable)
             if not complete:
                 return None
             newest = complete[-1]
             world_size = self._world_size if self._of_ranks else None
-            ranks = range(self._world_size) if together else [self._rank]
-            reads = [files_to_read(newest, rank, world_size) for rank in ranks]
+            ranks = range(size) if together else [rank]
+            reads = [set(newest.files) if every_state else files_to_read(newest, each, world_size) for each in ranks]
             bad: set[SavedFile] = set()
             if wanted := wanted_on_disk(held, reads):
                 # Each node has it written what other nodes have to read.
-                here = wanted & held[self._rank if together else 0]
+                here = wanted & held[rank if together else 0]
                 written = {file for file in here if self._memory.write(self._place, file)}
                 bad = wanted.difference(*of_all(written))
             state: Any = None
             if not bad:
-                own = own_file(newest, self._rank, world_size)
-                share = newest.files[self._rank :: self._world_size] if together else newest.files
+                own = own_file(newest, rank, world_size)
+                share = newest.files[rank::size] if together else newest.files
                 state, bad = self._read(own, set(share) - in_memory, map_location)
             for other in of_all(bad):
                 bad = bad | other
@@ -250,6 +260,9 @@ class CheckpointDirectory:
     def _hold(self, file: SavedFile, state: object) -> bool:
         """Have the launcher hold a state; False, with one warning, if it does not."""
         try:
+            if self._memory.has_other_nodes and not self._agrees:
+                # Nodes that do not ask each other would resume from different steps.
+                raise NotHeld("the job may have several nodes; have all ranks call load_latest(together=True) before")
             if self._copies is not None:
                 self._copies.connect()
             dump = partial(self._files.dump_to_memory, state)

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,6 +31,9 @@ TOKEN_VARIABLE = "DLROVER_CHECKPOINT_MEMORY_TOKEN"
 
 USED_VARIABLE = "DLROVER_CHECKPOINT_MEMORY_USED"
 """The variable that says that something may be held. Without it, a worker that only loads need not ask."""
+
+NODES_VARIABLE = "DLROVER_CHECKPOINT_MEMORY_NODES"
+"""The variable that says that the job may have other nodes, which do not see this memory."""
 
 ANSWER_TIMEOUT = 30.0
 """Seconds that an answer may take, also the first one, for which a process has to start."""
@@ -59,8 +63,12 @@ class MemoryLine:
         self._token = environment.get(TOKEN_VARIABLE, "")
         self._local_ranks = int(environment.get("LOCAL_WORLD_SIZE", "1"))
         self._may_hold = bool(environment.get(USED_VARIABLE))
+        self.has_other_nodes = bool(environment.get(NODES_VARIABLE))
+        """Whether the job may have other nodes, which do not see this memory."""
         self._socket: socket.socket | None = None
         self._pid = 0
+        # A script may save in a thread.
+        self._lock = threading.Lock()
 
     def save(
         self,
@@ -142,10 +150,11 @@ class MemoryLine:
 
     def _ask(self, message: Mapping[str, Any], timeout: float = ANSWER_TIMEOUT) -> tuple[dict[str, Any], int | None]:
         try:
-            # A forked child has the connection of its parent, whose answers it must not take.
-            if self._socket is None or self._pid != os.getpid():
-                self._connect()
-            return self._exchange(message, timeout)
+            with self._lock:
+                # A forked child has the connection of its parent, whose answers it must not take.
+                if self._socket is None or self._pid != os.getpid():
+                    self._connect()
+                return self._exchange(message, timeout)
         except (OSError, ValueError) as error:
             if self._socket is not None:
                 self._socket.close()

@@ -29,6 +29,13 @@ def check_size(rank: int, world_size: int) -> None:
         )
 
 
+def rank_and_size() -> tuple[int, int]:
+    """The rank and the size of the process group."""
+    import torch.distributed as dist
+
+    return dist.get_rank(), dist.get_world_size()
+
+
 def first_proposal(key: str, proposal: str) -> str:
     """What the first rank has proposed under this key. No rank waits for another one."""
     from torch.distributed.distributed_c10d import _get_default_store

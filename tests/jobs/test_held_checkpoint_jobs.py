@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -38,6 +38,8 @@ from hold_steps import ATTEMPT, state_of
 
 SIZE = 100_000
 
+Start = Callable[..., tuple[subprocess.Popen[str], list[int]]]
+
 SAVE_IN_MEMORY = """
 import os, signal
 import hold_steps
@@ -59,11 +61,22 @@ wait_for_signals()
 """Rank 1 has one step more than rank 0."""
 
 
-def start(mailbox: Mailbox, *flags: str, size: int = SIZE) -> tuple[subprocess.Popen[str], list[int]]:
-    """A job of two ranks that has saved in memory, and the pids of its ranks."""
-    script = mailbox.script("train.py", SAVE_IN_MEMORY.format(size=size))
-    job = launch(mailbox, "--nproc-per-node=2", "--max-restarts=1", *flags, script)
-    return job, [each["pid"] for each in mailbox.gather(2)]
+@pytest.fixture
+def start(mailbox: Mailbox) -> Iterator[Start]:
+    """Starts a job of two ranks; returns it once they have saved in memory, with the pids of the ranks."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str, size: int = SIZE) -> tuple[subprocess.Popen[str], list[int]]:
+        script = mailbox.script("train.py", SAVE_IN_MEMORY.format(size=size))
+        job = launch(mailbox, "--nproc-per-node=2", "--max-restarts=1", *flags, script)
+        started.append(job)
+        return job, [each["pid"] for each in mailbox.gather(2)]
+
+    yield start
+    for job in started:
+        if job.poll() is None:
+            job.kill()
+            job.communicate()
 
 
 def holder_of(job: subprocess.Popen[str]) -> int:
@@ -89,8 +102,8 @@ def nothing_left(pid: int) -> Iterator[None]:
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def test_a_restarted_job_resumes_from_memory(mailbox: Mailbox) -> None:
-    job, pids = start(mailbox)
+def test_a_restarted_job_resumes_from_memory(mailbox: Mailbox, start: Start) -> None:
+    job, pids = start()
     with nothing_left(holder_of(job)):
         # The disk has nothing any more, so what is resumed comes from memory.
         folder = mailbox.directory / "checkpoints"
@@ -118,8 +131,8 @@ while len([name for name in os.listdir(sys.argv[1]) if name.startswith("step-")]
 
 
 @pytest.mark.parametrize("how", ["the agent", *only_long("the watchdog", "both")])
-def test_nothing_is_left_of_a_launcher_that_is_killed(mailbox: Mailbox, how: str) -> None:
-    job, _ = start(mailbox)
+def test_nothing_is_left_of_a_launcher_that_is_killed(mailbox: Mailbox, start: Start, how: str) -> None:
+    job, _ = start()
     agent = agent_of(job)
     with nothing_left(holder_of(job)):
         if how != "the watchdog":
@@ -133,9 +146,9 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(mailbox: Mailbox, how: str
 
 
 @pytest.mark.parametrize("end", ["a signal", *only_long("a failure")])
-def test_all_is_on_the_disk_when_a_job_ends(mailbox: Mailbox, end: str) -> None:
+def test_all_is_on_the_disk_when_a_job_ends(mailbox: Mailbox, start: Start, end: str) -> None:
     # More than the disk takes in the moment until the signal.
-    job, pids = start(mailbox, "--max-restarts=0", size=20_000_000)
+    job, pids = start("--max-restarts=0", size=20_000_000)
     with nothing_left(holder_of(job)):
         if end == "a signal":
             job.terminate()
@@ -148,9 +161,9 @@ def test_all_is_on_the_disk_when_a_job_ends(mailbox: Mailbox, end: str) -> None:
     assert last.read_bytes().startswith(state_of(4, 1, 20_000_000))
 
 
-def test_what_memory_holds_is_shown_while_the_job_runs(mailbox: Mailbox) -> None:
+def test_what_memory_holds_is_shown_while_the_job_runs(mailbox: Mailbox, start: Start) -> None:
     name = f"held-{os.getpid()}"
-    job, _ = start(mailbox, f"--rdzv-id={name}")
+    job, _ = start("--rdzv-backend=c10d", f"--rdzv-id={name}")
     wait_for_files(mailbox.directory / "checkpoints", 7)
     deadline = time.monotonic() + WAIT
     # An agent on a busy machine may answer too late to be found.
@@ -173,8 +186,8 @@ def test_no_process_holds_checkpoints_for_a_job_that_saves_none(mailbox: Mailbox
     finish(job)
 
 
-def test_memory_can_be_turned_off(mailbox: Mailbox) -> None:
-    job, _ = start(mailbox, "--checkpoint-memory=0")
+def test_memory_can_be_turned_off(mailbox: Mailbox, start: Start) -> None:
+    job, _ = start("--checkpoint-memory=0")
     assert steps_on_disk(mailbox) == [1, 2, 3]
     assert not [each for each in agent_of(job).children() if each.name().startswith("dlrover-memory")]
     job.terminate()

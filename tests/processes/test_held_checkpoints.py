@@ -16,7 +16,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+import threading
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ MIB = 1 << 20
 class Node:
     """The agent's end, and what it prints."""
 
-    def __init__(self, limit: int | None = 64) -> None:
+    def __init__(self, limit: int | None = 64, single_node: bool = True) -> None:
         self.lines: list[str] = []
-        self.memory = CheckpointMemory(limit, self.lines.append)
+        self.memory = CheckpointMemory(limit, self.lines.append, single_node=single_node)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -78,8 +79,8 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def node(limit: int | None = 64) -> AsyncIterator[Node]:
-    one = Node(limit)
+async def node(limit: int | None = 64, single_node: bool = True) -> AsyncIterator[Node]:
+    one = Node(limit, single_node)
     one.memory.open()
     try:
         yield one
@@ -318,8 +319,6 @@ def filled(memory: HeldMemory, path: Path, step: int) -> None:
 
 
 def test_what_the_disk_refuses_stays_in_memory_with_one_line_and_is_tried_again(tmp_path: Path) -> None:
-    import threading
-
     disk, lines = Disk(), list[str]()
     memory = HeldMemory(MIB, lambda: 1 << 40, lambda figures: None)
     writer = threading.Thread(target=write_behind.WriteBehind(memory, lines.append, disk).run)
@@ -338,8 +337,6 @@ def test_what_the_disk_refuses_stays_in_memory_with_one_line_and_is_tried_again(
 
 
 def test_what_the_disk_refuses_to_the_end_is_named(tmp_path: Path) -> None:
-    import threading
-
     memory = HeldMemory(MIB, lambda: 1 << 40, lambda figures: None)
     writer = threading.Thread(target=write_behind.WriteBehind(memory, lambda line: None, Disk()).run)
     writer.start()
@@ -349,8 +346,6 @@ def test_what_the_disk_refuses_to_the_end_is_named(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_writer_has_left_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
-    import threading
-
     left_over = tmp_path / write_behind.TEMPORARY.format(name=SavedFile(1).name, mark="00000000")
     in_use = tmp_path / write_behind.TEMPORARY.format(name=SavedFile(2).name, mark="00000000")
     left_over.touch()
@@ -397,5 +392,82 @@ def test_the_bytes_of_a_rank_that_is_elsewhere_are_read_from_the_disk(
             assert (found.step, found.state, found.world_size) == (1, None, 2)
             assert [await in_thread(found.state_of, rank) for rank in (0, 1)] == [state_of(1, 0), state_of(1, 1)]
             assert [each.step for each in _whole(tmp_path)] == [1]
+
+    play(test())
+
+
+class Group:
+    """The ranks of a process group as threads of this process."""
+
+    def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._values: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=WAIT)
+        self._own = threading.local()
+        monkeypatch.setattr(checkpoint.peers, "has_group", lambda: True)
+        monkeypatch.setattr(checkpoint.peers, "check_size", lambda rank, size: None)
+        monkeypatch.setattr(checkpoint.peers, "rank_and_size", lambda: (self._own.rank, size))
+        monkeypatch.setattr(checkpoint.peers, "of_all", self._of_all)
+
+    def _of_all(self, value: Any) -> list[Any]:
+        self._values[self._own.rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+    async def load(self, directories: Sequence[CheckpointDirectory]) -> list[Any]:
+        """What each rank loads, all at once."""
+
+        def load(rank: int) -> Any:
+            self._own.rank = rank
+            return directories[rank].load_latest(together=True)
+
+        return await asyncio.gather(*(in_thread(load, rank) for rank in range(len(directories))))
+
+
+def of_node(path: Path, one: Node, **ranks: int) -> CheckpointDirectory:
+    """The directory of a worker of that node."""
+    directory = CheckpointDirectory(path, files=Bytes(), **ranks, attempt=hold_steps.ATTEMPT if ranks else None)  # type: ignore[arg-type]
+    directory._memory = MemoryLine({**one.environment, "DLROVER_CHECKPOINT_MEMORY_USED": "1"})
+    return directory
+
+
+def test_where_one_rank_saves_for_all_the_nodes_agree_before_anything_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with node(single_node=False) as one, node(single_node=False) as other:
+            group = Group(2, monkeypatch)
+            first = of_node(tmp_path, one)
+            await in_thread(first.save, 1, b"at once", memory=True)
+            assert len(caplog.messages) == 1
+            assert [each.step for each in _whole(tmp_path)] == [1]
+            both = [first, of_node(tmp_path, other)]
+            assert [each.state for each in await group.load(both)] == [b"at once"] * 2
+            await in_thread(first.save, 2, b"held", memory=True)
+            assert await in_thread(first._memory.held, first._place) == [SavedFile(2)]
+            # The other node reads it from the disk, to which it is written now.
+            again = [of_node(tmp_path, one), of_node(tmp_path, other)]
+            assert [(each.step, each.state) for each in await group.load(again)] == [(2, b"held")] * 2
+
+    play(test())
+
+
+def test_the_nodes_resume_from_the_newest_step_that_each_of_them_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with node(single_node=False) as one, node(single_node=False) as other:
+            group = Group(2, monkeypatch)
+            for place, rank in ((one, "0"), (other, "1")):
+                steps = (1, 2, 3) if rank == "0" else (1, 2)
+                variables = {"RANK": rank, "WORLD_SIZE": "2", "DLROVER_CHECKPOINT_MEMORY_NODES": ""}
+                assert await place.worker(tmp_path, *steps, **variables) == 0
+            expected = [(2, state_of(2, rank)) for rank in (0, 1)]
+            both = [of_node(tmp_path, place, rank=rank, world_size=2) for rank, place in enumerate((one, other))]
+            assert [(each.step, each.state) for each in await group.load(both)] == expected
+            # The ranks have changed their nodes.
+            both = [of_node(tmp_path, place, rank=rank, world_size=2) for rank, place in enumerate((other, one))]
+            assert [(each.step, each.state) for each in await group.load(both)] == expected
 
     play(test())
