@@ -139,6 +139,7 @@ def _job(
         progress_regex=values.regex(*flags.get("progress_regex")),
         stall_action=cast("StallAction", flags.choice("stall_action")),
         stall_timeout=stall_timeout(flags),
+        checkpoint_memory=_checkpoint_memory(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=lookup.journal_directory(flags),
         scale_command=job_size.find_scale_command(flags, environ),
@@ -155,6 +156,11 @@ def _job(
         hosted = f"{counted(workers, 'worker')} on this node ({source})"
         inform(cluster.describe(found, flags, args, rendezvous, size.nodes, hosted))
     return spec
+
+
+def _checkpoint_memory(flags: FlagValues) -> int | None:
+    given = flags.explicit("checkpoint_memory")
+    return None if given is None else values.memory_size(*given, zero_allowed=True)
 
 
 def _fresh_id() -> str:

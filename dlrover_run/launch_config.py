@@ -55,6 +55,7 @@ class LaunchConfig:
     progress_regex: str = ""
     stall_action: str = "off"
     stall_timeout: float | None = None
+    checkpoint_memory: str | None = None
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -87,6 +88,7 @@ class LaunchConfig:
             "progress-regex": self.progress_regex or None,
             "stall-action": self.stall_action if self.stall_action != "off" else None,
             "stall-timeout": self.stall_timeout,
+            "checkpoint-memory": self.checkpoint_memory,
             "spares": self.spares or None,
             "node-unit": self.node_unit,
             "network-check": "once" if self.network_check is True else self.network_check or None,

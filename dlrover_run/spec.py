@@ -195,7 +195,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     and end the job, `forward_signals` are passed on and training continues, and the signal of `preemption` is passed on
     and this node leaves. `progress` says whether the steps of torch's optimizer are counted; the lines that match
     `progress_regex` count steps too, unless it is empty. `stall_action` is what follows when the workers of a round
-    make no progress for `stall_timeout` seconds, None for a time that is learned from their pauses. `journal` is the
+    make no progress for `stall_timeout` seconds, None for a time that is learned from their pauses.
+    `checkpoint_memory` is the limit for checkpoints in memory in MiB, None for the default. `journal` is the
     directory of the event log, None for that of the run's log files, if the user has named one, and /dev/null for
     none. `scale_command` are the words of the command that starts and ends nodes, empty without one. `local` starts all
     nodes of the job on this machine; this spec is then what they have in common.
@@ -228,6 +229,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     progress_regex: str = ""
     stall_action: StallAction = "off"
     stall_timeout: float | None = None
+    checkpoint_memory: int | None = None
     logs: LogSpec = msgspec.field(default_factory=LogSpec)
     journal: str | None = None
     scale_command: tuple[str, ...] = ()

@@ -5,9 +5,7 @@ Flags that dlrover-run has too are read by the same functions. A launch imports 
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +38,6 @@ from dlrover_run.spec import (
     StreamMap,
 )
 from tf_ps_runner.command_line.options import TF_PS_RUN
-from tf_ps_runner.memory import MIB
 from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
 
 if TYPE_CHECKING:
@@ -203,7 +200,7 @@ def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[s
     min_ps, max_ps = values.number_range(*ps, "parameter servers", zero_allowed=False)
     min_workers, max_workers = values.number_range(*workers, "workers", zero_allowed=True)
     limits = {
-        dest: memory_size(*given)
+        dest: values.memory_size(*given)
         for dest in ("worker_memory", "ps_memory", "max_memory")
         if (given := flags.explicit(dest)) is not None
     }
@@ -289,29 +286,6 @@ def _logs(flags: FlagValues) -> LogSpec:
         # The prefix distinguishes the tasks on a shared console.
         prefixed=True,
     )
-
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?")
-_UNITS: Mapping[str, int] = {
-    "": 1,
-    **{f"{letter}i": 1024**power for power, letter in enumerate("KMGT", 1)},
-    **{letter: 1000**power for power, letter in enumerate("KMGT", 1)},
-}
-MAX_MIB = 1 << 24
-"""16 TiB, more than any machine has."""
-
-
-def memory_size(source: str, text: str) -> int:
-    """A size of memory in whole MiB: `4Gi`, `512Mi`, `4G` (10^9 bytes each), or a plain number of bytes."""
-    remedy = "give a size such as 4Gi or 512Mi"
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise values.invalid(source, text, "is not a size of memory", remedy)
-    number, unit = found.groups(default="")
-    mib = math.floor(float(number) * _UNITS[unit] / MIB)
-    if not 1 <= mib <= MAX_MIB:
-        raise values.invalid(source, text, "is out of range", f"{remedy}, from 1Mi to {MAX_MIB // 1024 // 1024}Ti")
-    return mib
 
 
 def all_streams(source: str, text: str) -> StreamMap:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 import msgspec
 
 from dlrover_run.agent.progress_sampler import Activities
-from dlrover_run.coordination.activity import MAX_TASKS, NodeActivity, TaskActivity
+from dlrover_run.coordination.activity import MAX_TASKS, MemoryUse, NodeActivity, TaskActivity
 from dlrover_run.coordination.model import NodeReport
 
 MIN_INTERVAL = 1.0
@@ -45,13 +45,16 @@ class ActivityReport:
             self._round = round_
             self._forget()
 
-    def take(self, activities: Activities, stalled: Mapping[str, str], now: float) -> bool:
-        """Take what the tasks do, and the codes of those that are stalled; whether `current` has changed."""
+    def take(
+        self, activities: Activities, stalled: Mapping[str, str], now: float, memory: MemoryUse | None = None
+    ) -> bool:
+        """Take what the tasks do, the codes of those that are stalled, and what their checkpoints take in memory;
+        whether `current` has changed."""
         if now - self._reported_at < MIN_INTERVAL:
             return False
         names = list(dict.fromkeys([*activities, *stalled]))[:MAX_TASKS]
         tasks = tuple(self._task(name, activities, stalled, now) for name in names)
-        found = NodeActivity(tasks) if tasks else None
+        found = NodeActivity(tasks, memory) if tasks or memory is not None else None
         before = self.current
         is_news = before is None or found is None or _means_more(before, found)
         is_old = now - self._reported_at >= self._refresh
@@ -92,7 +95,7 @@ class ActivityReport:
 
 def _means_more(before: NodeActivity, now: NodeActivity) -> bool:
     """Whether a reader of these figures would conclude something else, leaving out how many steps there are."""
-    if len(before.tasks) != len(now.tasks):
+    if len(before.tasks) != len(now.tasks) or (before.memory is None) != (now.memory is None):
         return True
     return any(_differs(one, other) for one, other in zip(before.tasks, now.tasks, strict=True))
 

@@ -85,6 +85,7 @@ class Agent:
             lambda request: self._client.ask(request),
             self._task_progress,
             lambda query: self._client.ask_stacks(query),
+            lambda: self._adapter.checkpoint_memory,
         )
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
         refresh = REFRESH_INTERVAL.get(job.backend, None if job.stall_action == "off" else REFRESH_INTERVAL["master"])
@@ -180,7 +181,7 @@ class Agent:
             self._adapter.log_progress()
         if self._activity is not None:
             activities, stalled = self._progress.sample(), self._adapter.stalled()
-            if self._activity.take(activities, stalled, time.monotonic()):
+            if self._activity.take(activities, stalled, time.monotonic(), self._adapter.checkpoint_memory):
                 self._wake.set()
 
     @property

@@ -18,6 +18,7 @@ from dlrover_run.agent.reconcile import Action, DesiredTask, Key, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.console.console import Console
+from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.events.records import NO_EVENTS, Events
 from dlrover_run.output.relay_client import RelayClient
@@ -108,6 +109,11 @@ class FrameworkAdapter(ABC, Generic[Key]):
     @abstractmethod
     async def stacks(self, rank: int | None) -> NodeStacks:
         """The stacks of the running tasks of this node, or of the one with that rank."""
+
+    @property
+    def checkpoint_memory(self) -> MemoryUse | None:
+        """What the checkpoints of the tasks take in memory; None if none was held."""
+        return None
 
     def log_progress(self, last: bool = False) -> None:
         """Write to the event log what the running tasks have done, as far as no message of theirs has. With `last`

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dlrover_run.agent.checkpoint_memory import DRAIN_TIMEOUT, CheckpointMemory
 from dlrover_run.agent.event_log import CheckEvents
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.health_check import HealthCheckRunner
@@ -20,6 +21,7 @@ from dlrover_run.agent.result import JobResult, TaskResults, worker_results
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
+from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
@@ -71,6 +73,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             spec, self._starter, self._orphans.paused, services.wake, find_problems, console.info
         )
         self._check_events = CheckEvents(services.events)
+        secret = spec.master.token if spec.master else ""
+        self._memory = CheckpointMemory(spec.checkpoint_memory, console.info, secret, single_node=spec.single_node)
         self._progress = ProgressReporter(spec, console)
         self._health_file = HealthFile(services.run_dir, console.info)
         self._events = EventLog(spec, services.relay.write)
@@ -91,7 +95,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         workers = self._round.group.pids if self._round is not None else set()
         command = self._scale_command.pids if self._scale_command is not None else set()
         store = self._survivors.pids if self._survivors is not None else set()
-        return self._starter.pids | self._health_check.pids | plugin | workers | command | store
+        others = self._health_check.pids | self._memory.pids
+        return self._starter.pids | others | plugin | workers | command | store
 
     @property
     def running(self) -> bool:
@@ -107,6 +112,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             services = self._services
             python = self._spec.entrypoint.python
             self._survivors = Survivors(python, self._note_formed, services.wake, services.console.info)
+        self._memory.open()
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
         self._assignment, self._ends = assignment, ends
@@ -191,6 +197,10 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         files = None if round_ is None else round_.stacks
         return await node_stacks([AskedWorker(one.spec.rank, one.pid, files, one.spec.local_rank) for one in asked])
 
+    @property
+    def checkpoint_memory(self) -> MemoryUse | None:
+        return self._memory.use
+
     def log_progress(self, last: bool = False) -> None:
         if self._round is not None:
             self._round.log_progress(last)
@@ -200,6 +210,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._plugin_answer.cancel()
         if self._round is not None:
             self._round.cancel()
+        self._memory.hurry(self._drain_timeout)
 
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
         if self._round is not None and (self._stopping or not only_stopping):
@@ -248,9 +259,16 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if result.root is not None and error_file and (problem := copy_root_cause(result.root, error_file)):
             self._services.console.info(problem)
         await self._starter.close()
+        await self._memory.drain(self._drain_timeout)
         if self._plugin is not None:
             await self._plugin.close()
         self._events.job_ended(assignment.phase, result.restarts, result.reason)
+
+    @property
+    def _drain_timeout(self) -> float:
+        """The seconds after the end of the workers in which their checkpoints are written."""
+        number, seconds, _ = self._shutdown.stop_with(DRAIN_TIMEOUT)
+        return 0.0 if number is signal.SIGKILL else seconds
 
     @property
     def _succeeded(self) -> bool:
@@ -341,7 +359,11 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         kept: Collection[int] = (),
     ) -> None:
         """Start the workers of a round, but for those that are `kept` from the one before."""
-        services, survivors = self._services, self._survivors
+        services, survivors, memory = self._services, self._survivors, self._memory.environment()
+
+        def own_variables(local_rank: int) -> Mapping[str, str]:
+            return memory if survivors is None else {**memory, **survivors.variables(ranks.key, local_rank)}
+
         specs = build_worker_specs(
             self._spec,
             ranks,
@@ -349,7 +371,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             services.run_dir.path,
             services.relay,
             placed,
-            own=(lambda rank: {}) if survivors is None else partial(survivors.variables, ranks.key),
+            own=own_variables,
             before=None if before is None else before.specs,
             kept=kept,
         )

@@ -174,6 +174,10 @@ TABLE: tuple[Flag, ...] = (
         "The signal by which the scheduler announces the end of this node, and the time until then, as in "
         "[b]USR1@120[/]: the workers get it, have that time to save, and the node leaves the job.",
         "SIGNAL@SECONDS", "", extension=True),
+    Flag("checkpoint-memory", FAILURES,
+        "Limit of the memory of this node for checkpoints that scripts save with memory=True; 0 for none "
+        "[dim](else a quarter of the memory)[/].",
+        "SIZE", extension=True),
     Flag("monitor-interval", FAILURES,
         "No effect, as the kernel reports the end of a worker at once; accepted for torchrun compatibility.",
         "SECONDS", "0.1"),
@@ -270,7 +274,7 @@ UNSUPPORTED_DLROVER_FLAGS = {
     "auto-tunning": "leave it out; the script sets its own batch size and learning rate",
     "membind-policy": "leave it out; only CPUs are bound, by --numa-binding",
     "numa-affinity": "give --numa-binding=node instead",
-    "save-at-breakpoint": "leave it out; no checkpoint is kept in memory",
+    "save-at-breakpoint": "leave it out; the script saves with memory=True, see docs/checkpoints.md",
     "training-port": "leave it out; each round uses free ports",
     "ucp-device-type": "leave it out; it has no effect in DLRover either",
 }

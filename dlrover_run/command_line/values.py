@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dlrover_run.command_line.options import CHECK_MODES, WORKER_COUNTS
 from dlrover_run.coordination.text import join_words
@@ -38,6 +38,16 @@ _STREAMS = {"0": Std.NONE, "1": Std.OUT, "2": Std.ERR, "3": Std.ALL}
 _HOST = re.compile(r"[\w.:-]+")
 _HOST_FORMS = "a host name, an IPv4 address or an IPv6 address in brackets"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?")
+_UNITS: Mapping[str, int] = {
+    "": 1,
+    **{f"{letter}i": 1024**power for power, letter in enumerate("KMGT", 1)},
+    **{letter: 1000**power for power, letter in enumerate("KMGT", 1)},
+}
+MAX_MIB = 1 << 24
+"""16 TiB, more than any machine has."""
 
 
 def invalid(source: str, text: str, problem: str, remedy: str) -> SpecError:
@@ -105,6 +115,21 @@ def seconds(source: str, text: str, *, zero_allowed: bool) -> float:
     if zero_allowed:
         return _number(source, text, "a number of seconds, 0 or more", lambda value: value >= 0)
     return _number(source, text, "a number of seconds above 0", lambda value: value > 0)
+
+
+def memory_size(source: str, text: str, *, zero_allowed: bool = False) -> int:
+    """A size of memory in whole MiB: `4Gi`, `512Mi`, `4G` (10^9 bytes each), or a plain number of bytes."""
+    remedy = "give a size such as 4Gi or 512Mi"
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise invalid(source, text, "is not a size of memory", remedy)
+    number, unit = found.groups(default="")
+    if zero_allowed and not float(number):
+        return 0
+    mib = math.floor(float(number) * _UNITS[unit] / 2**20)
+    if not 1 <= mib <= MAX_MIB:
+        raise invalid(source, text, "is out of range", f"{remedy}, from 1Mi to {MAX_MIB // 1024 // 1024}Ti")
+    return mib
 
 
 def choice(source: str, text: str, allowed: Sequence[str]) -> str:

@@ -35,10 +35,20 @@ class TaskActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     stalled: StallCode = ""
 
 
+class MemoryUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What checkpoints in memory take on a node: bytes, their limit, and the files that are not on the disk yet."""
+
+    used: Total
+    limit: Total
+    waiting: Total
+    waiting_bytes: Total
+
+
 class NodeActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the tasks of one node do."""
+    """What the tasks of one node do. `memory` is what their checkpoints take, None if none was held in memory."""
 
     tasks: Annotated[tuple[TaskActivity, ...], Meta(max_length=MAX_TASKS)]
+    memory: MemoryUse | None = None
 
 
 class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dlrover_run.coordination.activity import NodeProgress, Received, node_progress
+from dlrover_run.coordination.activity import MemoryUse, NodeProgress, Received, node_progress
 from dlrover_run.coordination.assignment import EMPTY_VIEW
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
@@ -75,7 +75,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `node` is its rank, `first_rank` the first global rank of its `workers`; both are None for a node
     without a place. `seconds` is for how long it is in its state, None where that is not known. `tasks` names what it
     runs, in a job without ranks. `reason` says why it is in this state, empty where there is nothing to say.
-    `progress` is what its tasks have done, None if that is not known. `stragglers` are those of its workers."""
+    `progress` is what its tasks have done, None if that is not known, and `memory` what their checkpoints take in
+    memory, None if none was held. `stragglers` are those of its workers."""
 
     node: int | None
     host: str
@@ -87,6 +88,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] = ()
     reason: str = ""
     progress: NodeProgress | None = None
+    memory: MemoryUse | None = None
     stragglers: tuple[StragglerStatus, ...] = ()
 
 
@@ -200,6 +202,12 @@ def _size_choice(plan: Plan) -> SizeChoice | None:
     return msgspec.structs.replace(choice, paused=True)
 
 
+def with_memory(status: JobStatus, here: Mapping[str, MemoryUse]) -> JobStatus:
+    """The status with what checkpoints take now on the nodes of this machine, by their node ids."""
+    nodes = (msgspec.structs.replace(each, memory=here.get(each.node_id, each.memory)) for each in status.nodes)
+    return msgspec.structs.replace(status, nodes=tuple(nodes))
+
+
 def size_text(least: int, most: int, job_min_nodes: int) -> str:
     """The size of a round as an operator asks for it: N keeps the least number of nodes of the job."""
     return str(most) if least == job_min_nodes else f"{least}:{most}"
@@ -235,6 +243,7 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
             tasks=() if part is None else part.task_names,
             reason="; ".join(filter(None, (_stall_reason(progress), reason))),
             progress=progress,
+            memory=known.activity.memory if (known := view.activities.get(key)) is not None else None,
             stragglers=() if part is None else tuple(StragglerStatus(*one) for one in part.stragglers),
         )
 

@@ -16,6 +16,7 @@ from dlrover_run.operate.connections import ConnectionServer
 from dlrover_run.rendezvous.client import AskFailed
 
 if TYPE_CHECKING:
+    from dlrover_run.coordination.activity import MemoryUse
     from dlrover_run.coordination.requests import OperatorRequest, StackQuery
     from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
@@ -35,7 +36,7 @@ AskStacks = Callable[["StackQuery"], Awaitable["JobStacks"]]
 
 
 class AgentSocket:
-    """Answers requests with what `info` and `progress` return, with the status that `ask` and the stacks that
+    """Answers requests with what `info`, `progress` and `memory` return, with the status that `ask` and the stacks that
     `ask_stacks` returns. It needs a running loop, and costs nothing while no request comes."""
 
     def __init__(
@@ -44,11 +45,13 @@ class AgentSocket:
         ask: Ask,
         progress: Callable[[], Sequence[TaskProgress]] = tuple,
         ask_stacks: AskStacks | None = None,
+        memory: Callable[[], MemoryUse | None] = lambda: None,
     ) -> None:
         self._info = info
         self._progress = progress
         self._ask = ask
         self._ask_stacks = ask_stacks
+        self._memory = memory
         self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
 
     async def open(self) -> None:
@@ -89,7 +92,7 @@ class AgentSocket:
 
         request = msgspec.json.decode(line, type=AgentRequest, dec_hook=decode_part)
         tasks = tuple(self._progress())[:MAX_TASKS] if request.progress else ()
-        reply = AgentReply(agent=self._info(), tasks=tasks)
+        reply = AgentReply(agent=self._info(), tasks=tasks, memory=self._memory() if request.progress else None)
         if request.waits:
             reply = await self._ask_coordinator(reply, request)
         return msgspec.json.encode(reply) + b"\n"

@@ -32,7 +32,7 @@ from dlrover_run.console.text import sanitize
 from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.stacks import JobStacks
-from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
+from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
 from dlrover_run.operate.drain import drain_problem, named
 from dlrover_run.operate.find import FoundJob, find_job
 from dlrover_run.operate.text import render_stacks, render_status, table
@@ -175,7 +175,7 @@ async def status(asker: Asker, as_json: Json = False) -> int:
     found = await asker.ask(job)
     if as_json:
         effective = effectiveness(job.agents)
-        data = msgspec.to_builtins(found)
+        data = msgspec.to_builtins(with_memory(found, await job.memory()))
         data["progress"] = msgspec.to_builtins(await job.progress())
         data["ettr"] = None if effective is None else round(effective.ratio, 6)
         print(msgspec.json.encode(data).decode(), flush=True)
@@ -187,7 +187,7 @@ async def status(asker: Asker, as_json: Json = False) -> int:
 async def _text(job: FoundJob, found: JobStatus) -> str:
     from dlrover_run.operate.logs import effectiveness
 
-    return render_status(found, effectiveness(job.agents), await job.progress())
+    return render_status(with_memory(found, await job.memory()), effectiveness(job.agents), await job.progress())
 
 
 @operator_command(*FLAGS)

@@ -17,6 +17,7 @@ import msgspec
 from dlrover_run.command_line import backend_spec, credentials, rdzv_conf, rendezvous_options
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
 from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, RendezvousArgs
+from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.stacks import JobStacks
@@ -66,8 +67,15 @@ class JobHere:
     async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
         """What the tasks of each node on this machine have done, by its node id; those that have no step are left
         out."""
+        return {reply.agent.node_id: reply.tasks for reply in await self._replies() if reply.tasks}
+
+    async def memory(self) -> Mapping[str, MemoryUse]:
+        """What checkpoints take in memory on each node on this machine, by its node id."""
+        return {reply.agent.node_id: reply.memory for reply in await self._replies() if reply.memory is not None}
+
+    async def _replies(self) -> list[AgentReply]:
         replies = await asyncio.gather(*(_ask_agent(socket, AgentRequest(progress=True)) for socket in self._sockets))
-        return {reply.agent.node_id: reply.tasks for reply in replies if reply is not None and reply.tasks}
+        return [reply for reply in replies if reply is not None]
 
 
 class JobElsewhere:
@@ -117,6 +125,9 @@ class JobElsewhere:
             await store.close()
 
     async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
+        return {}
+
+    async def memory(self) -> Mapping[str, MemoryUse]:
         return {}
 
 

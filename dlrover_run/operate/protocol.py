@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
@@ -57,10 +58,12 @@ class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of an agent. `problem` is a clause if it has not got what was requested; with `no_job`, the
-    coordinator does not know the job, or does not answer. A task that has reported no step is left out."""
+    coordinator does not know the job, or does not answer. A task that has reported no step is left out. `memory` is
+    what checkpoints take in memory on this node."""
 
     agent: AgentInfo
     tasks: tuple[TaskProgress, ...] = ()
+    memory: MemoryUse | None = None
     status: JobStatus | None = None
     stacks: JobStacks | None = None
     problem: Annotated[str, Meta(max_length=4000)] = ""

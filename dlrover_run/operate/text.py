@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.console.text import format_duration, format_ranks, sanitize
-from dlrover_run.coordination.activity import NodeProgress
+from dlrover_run.coordination.activity import MemoryUse, NodeProgress
 from dlrover_run.coordination.size_choice import SizeChoice, WantedServers
 from dlrover_run.coordination.stacks import JobStacks, SilentNode, StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus, NodeStatus
@@ -160,11 +160,17 @@ def _node_table(status: JobStatus, here: NodeTasks) -> list[str]:
     # A column without a figure is left out.
     waits = any(done is not None and done.data_wait is not None for done in known.values())
     steps = ("STEP", "STEP/S", "LAST STEP") if any(known.values()) else ()
-    head = ("NODE", "HOST", "STATE", "SINCE", "TASKS" if has_tasks else "RANKS", *steps, *(["WAITS"] * waits), "REASON")
+    holds = any(node.memory is not None for node in status.nodes)
+    figured = (*steps, *(["WAITS"] * waits), *(["CHECKPOINTS IN MEMORY"] * holds))
+    head = ("NODE", "HOST", "STATE", "SINCE", "TASKS" if has_tasks else "RANKS", *figured, "REASON")
     rows = []
     for node in status.nodes:
         done = known[node.node_id]
-        figures = (*(_steps(done) if steps else ()), *([_data_wait(done)] if waits else ()))
+        figures = (
+            *(_steps(done) if steps else ()),
+            *([_data_wait(done)] if waits else ()),
+            *([_memory(node.memory)] if holds else ()),
+        )
         rows.append(_row(node, figures))
     return table(head, rows)
 
@@ -207,6 +213,13 @@ def _steps(done: NodeProgress | None) -> tuple[str, str, str]:
 
 def _data_wait(done: NodeProgress | None) -> str:
     return "-" if done is None or done.data_wait is None else f"{100 * done.data_wait:.0f} %"
+
+
+def _memory(use: MemoryUse | None) -> str:
+    if use is None:
+        return "-"
+    waiting = f", {counted(use.waiting, 'file')} to write" if use.waiting else ""
+    return f"{use.used / 2**30:.2f} of {use.limit / 2**30:.2f} GiB{waiting}"
 
 
 def _ranks(node: NodeStatus) -> str:

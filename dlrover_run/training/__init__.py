@@ -1,7 +1,8 @@
 """Helpers for training scripts: checkpoints and samplers that survive restarts and changes of the world size, and
 reports of progress.
 
-This package runs inside the workers. Only the samplers import torch at once; the launcher never imports them.
+This package runs inside the workers. Only the samplers and `distributed_checkpoint`, which is imported by its name,
+import torch at once; the launcher never imports them.
 """
 
 from __future__ import annotations

@@ -23,14 +23,19 @@ from dlrover_run.progress import page
 from dlrover_run.training import peers
 from dlrover_run.training.checkpoint_marks import mark_checkpoint
 from dlrover_run.training.last_step import STOP_SIGNALS, LastStep
+from dlrover_run.training.memory_line import MemoryLine, NotHeld, state_size
+from dlrover_run.training.peer_copies import PeerCopies
 from dlrover_run.training.saved_steps import (
     Attempt,
     SavedFile,
     complete_steps,
+    files_to_read,
     next_attempt_number,
+    own_file,
     parse,
     removable,
     saved_files,
+    wanted_on_disk,
 )
 from dlrover_run.training.whole_files import DamagedCheckpointError, FileOperations, verify, write_whole
 
@@ -56,7 +61,7 @@ class Checkpoint:
     step: int
     state: Any
     files: tuple[Path, ...] = ()
-    _operations: FileOperations = field(default_factory=FileOperations, repr=False, compare=False)
+    _read: Callable[[Path, str | torch.device], Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def world_size(self) -> int:
@@ -65,7 +70,8 @@ class Checkpoint:
 
     def state_of(self, rank: int, map_location: str | torch.device = "cpu") -> Any:
         """The state that this rank has saved. Raises DamagedCheckpointError if its file was damaged meanwhile."""
-        return _load(self._operations, self.files[rank], map_location)
+        assert self._read is not None, "a checkpoint with files comes from a directory"
+        return self._read(self.files[rank], map_location)
 
 
 class CheckpointDirectory:
@@ -77,7 +83,8 @@ class CheckpointDirectory:
     what `torch.load(weights_only=True)` accepts: tensors, numbers, strings, lists, tuples and dicts.
 
     `attempt` distinguishes this start of the workers from all others; the ranks agree on it themselves if they have a
-    process group.
+    process group. With `peer_copy`, what is saved in memory and is not on the disk yet is also in the memory of one
+    other node; every rank calls `load_latest` then, after `init_process_group`.
     """
 
     def __init__(
@@ -89,6 +96,7 @@ class CheckpointDirectory:
         rank: int | None = None,
         world_size: int | None = None,
         attempt: Attempt | None = None,
+        peer_copy: bool = False,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
@@ -105,23 +113,39 @@ class CheckpointDirectory:
         self._attempt = attempt
         self._damaged: set[SavedFile] = set()
         """Files that were found damaged: they are not counted among those to keep."""
+        self._place = Path(os.path.realpath(path))
+        """The name of the directory for other processes."""
+        self._memory = MemoryLine()
+        self._was_held = True
+        self._agrees = False
+        """Whether all ranks have agreed on the step that they resume from."""
+        self._copies = PeerCopies(self._memory) if peer_copy else None
 
-    def save(self, step: int, state: object) -> Path:
+    def save(self, step: int, state: object, *, memory: bool = False) -> Path:
         """Write `state` as the checkpoint after `step` steps and return its file.
 
         When this returns, the file survives a crash of the machine. If it raises (OSError: no space, no access) or the
         process dies, the older checkpoints are unchanged.
+
+        With `memory`, this returns as soon as the launcher on this node holds the state in memory. It survives the end
+        of the workers then, and the launcher writes it to the file soon after, while they train. If there is no room,
+        the state is written at once, as without it.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, it is {step}")
         with page.during(page.Phase.SAVING):
             file = self._file(step)
             self._make_directory()
+            if memory and self._hold(file, state):
+                return self.path / file.name
+            self._memory.forget(self._place, file)
             for left_over in self._left_over():
                 self._files.remove(left_over)
             return self._write(file, state, f".{file.name}.{os.getpid()}.tmp")
 
-    def save_at_stop(self, state: Callable[[], tuple[int, object]], signals: Sequence[int] = STOP_SIGNALS) -> LastStep:
+    def save_at_stop(
+        self, state: Callable[[], tuple[int, object]], signals: Sequence[int] = STOP_SIGNALS, *, memory: bool = False
+    ) -> LastStep:
         """Save the last completed step when this worker is about to end: because another rank has ended, or because it
         is stopped. `state` returns the number of completed steps and the state after them.
 
@@ -131,50 +155,69 @@ class CheckpointDirectory:
                     step += 1
                     last.check()
 
-        Every rank enters the block, in the main thread. `LastStep` has the rules.
+        Every rank enters the block, in the main thread. `LastStep` has the rules. `memory` is as in `save`.
         """
-        return LastStep(self._save_last, state, signals)
+        return LastStep(partial(self._save_last, memory=memory), state, signals)
 
     def steps(self) -> list[int]:
         """The steps with a checkpoint of which no rank's file is missing, damaged or not, in ascending order; empty if
         the directory does not exist."""
         return sorted({each.step for each in complete_steps(self._saved_files())})
 
-    def load_latest(self, map_location: str | torch.device = "cpu") -> Checkpoint | None:
+    def load_latest(
+        self, map_location: str | torch.device = "cpu", *, together: bool = False, every_state: bool = False
+    ) -> Checkpoint | None:
         """The newest checkpoint that every rank has whole, or None. Each damaged file is logged as a warning.
 
-        With `rank` and `world_size`, and a process group, all ranks call it, and get the same step. Raises ValueError
-        for an undamaged file that `torch.load(weights_only=True)` refuses: falling back to an older file would hide
-        that error.
+        With `together`, all ranks call it after `init_process_group`, and get the same step, whatever the memory of
+        each node holds. It is always so with `rank` and `world_size`, if there is a process group. With `every_state`,
+        any rank can read the state of any other with `state_of`: what only the memory of another node has is written
+        to the disk first, as it always is after a change of the number of ranks.
+
+        Raises ValueError for an undamaged file that `torch.load(weights_only=True)` refuses: falling back to an older
+        file would hide that error.
         """
-        together = self._of_ranks and peers.has_group()
-        if together:
-            peers.check_size(self._rank, self._world_size)
+        if self._copies is not None:
+            self._copies.offer()
+        together = (together or self._of_ranks) and peers.has_group()
+        rank, size = (self._rank, self._world_size) if self._of_ranks or not together else peers.rank_and_size()
+        if together and self._of_ranks:
+            peers.check_size(rank, size)
             # Now, because the store may have ended with its rank when the last step has to be saved.
             self._file(0)
+        self._agrees = together
         unusable: set[SavedFile] = set()
+        of_all: Callable[[Any], list[Any]] = peers.of_all if together else lambda value: [value]
         # The directory is listed again each time: a file disappears only if a newer one has been saved meanwhile.
         while True:
+            # Before the list of the disk: what leaves memory then is on that list.
+            held = [set(files) for files in of_all(self._memory.held(self._place))]
             # One list for all, because a rank may see a file of another node later than that node.
-            found = self._saved_files() if self._rank == 0 or not together else []
-            if together:
-                found = peers.of_all(found)[0]
-            complete = complete_steps(found, unusable)
+            found: list[SavedFile] = of_all(self._saved_files() if rank == 0 or not together else [])[0]
+            in_memory = set().union(*held)
+            complete = complete_steps({*found, *in_memory}, unusable)
             if not complete:
                 return None
             newest = complete[-1]
-            own: SavedFile | None = None
-            if newest.world_size == 1:
-                own = newest.files[0]
-            elif self._of_ranks and newest.world_size == self._world_size:
-                own = newest.files[self._rank]
-            to_verify = set(newest.files[self._rank :: self._world_size] if together else newest.files)
-            state, bad = self._read(own, to_verify, map_location)
-            for other in peers.of_all(bad) if together else [bad]:
+            world_size = self._world_size if self._of_ranks else None
+            ranks = range(size) if together else [rank]
+            reads = [set(newest.files) if every_state else files_to_read(newest, each, world_size) for each in ranks]
+            bad: set[SavedFile] = set()
+            if wanted := wanted_on_disk(held, reads):
+                # Each node has it written what other nodes have to read.
+                here = wanted & held[rank if together else 0]
+                written = {file for file in here if self._memory.write(self._place, file)}
+                bad = wanted.difference(*of_all(written))
+            state: Any = None
+            if not bad:
+                own = own_file(newest, rank, world_size)
+                share = newest.files[rank::size] if together else newest.files
+                state, bad = self._read(own, set(share) - in_memory, map_location)
+            for other in of_all(bad):
                 bad = bad | other
             if not bad:
                 files = tuple(self.path / file.name for file in newest.files)
-                return Checkpoint(newest.step, state, files, self._files)
+                return Checkpoint(newest.step, state, files, self._load)
             unusable |= bad
 
     def _read(
@@ -187,7 +230,7 @@ class CheckpointDirectory:
             path = self.path / file.name
             try:
                 if file == own:
-                    state = _load(self._files, path, map_location)
+                    state = self._load(path, map_location)
                 else:
                     with _disk_errors_are_damage(), path.open("rb") as opened:
                         verify(opened)
@@ -199,22 +242,61 @@ class CheckpointDirectory:
                 logger.warning("Skip damaged checkpoint %s: %s; trying the next older one", path, error)
         return state, bad
 
-    def _save_last(self, step: int, state: object) -> bool:
+    def _load(self, path: Path, map_location: str | torch.device) -> Any:
+        """The state in a file, from the memory of this node if that holds it."""
+        file = parse(path.name)
+        held = None if file is None else self._memory.open(self._place, file)
+        try:
+            with _disk_errors_are_damage(), held or path.open("rb") as opened:
+                if held is None:
+                    verify(opened)
+                    opened.seek(0)
+                return self._files.load(opened, map_location)
+        except pickle.UnpicklingError as error:
+            raise ValueError(
+                f"the checkpoint {path} is not damaged but holds more than tensors and plain values: {error}"
+            ) from error
+
+    def _hold(self, file: SavedFile, state: object) -> bool:
+        """Have the launcher hold a state; False, with one warning, if it does not."""
+        try:
+            if self._memory.has_other_nodes and not self._agrees:
+                # Nodes that do not ask each other would resume from different steps.
+                raise NotHeld("the job may have several nodes; have all ranks call load_latest(together=True) before")
+            if self._copies is not None:
+                self._copies.connect()
+            dump = partial(self._files.dump_to_memory, state)
+            whole = self._memory.save(self._place, file, state_size(state), dump, self.keep, self._damaged)
+        except NotHeld as why:
+            if self._was_held:
+                logger.warning("The checkpoint of step %d is written to the disk at once: %s", file.step, why)
+            self._was_held = False
+            return False
+        self._was_held = True
+        self._damaged.discard(file)
+        if whole:
+            mark_checkpoint(file.step)
+        return True
+
+    def _save_last(self, step: int, state: object, memory: bool) -> bool:
         """Save the last step of a worker that ends; whether this rank had to. Where one state stands for all ranks, one
         of those that are left saves it."""
         if self._of_ranks:
-            self.save(step, state)
+            self.save(step, state, memory=memory)
             return True
         with page.during(page.Phase.SAVING):
             self._make_directory()
             with _stop_lock(self.path / STOP_LOCK) as locked:
-                if self._is_whole(self._file(step)):
+                file = self._file(step)
+                if self._is_whole(file) or file in self._memory.held(self._place):
                     return False
+                if memory and self._hold(file, state):
+                    return True
                 if locked:
                     for left_over in self.path.glob(".stop-*.tmp"):
                         self._files.remove(left_over)
                 # Not the name of an ordinary save: rank 0 may be in one, and removes what such saves have left over.
-                self._write(self._file(step), state, f".stop-{step}-{os.urandom(4).hex()}.tmp")
+                self._write(file, state, f".stop-{step}-{os.urandom(4).hex()}.tmp")
         return True
 
     def _write(self, file: SavedFile, state: object, temporary: str) -> Path:
@@ -237,7 +319,8 @@ class CheckpointDirectory:
         if self._attempt is None:
             if not peers.has_group():
                 raise ValueError("call torch.distributed.init_process_group before save, or give attempt")
-            proposal = Attempt(next_attempt_number(self._saved_files()), os.urandom(4).hex())
+            known = [*self._saved_files(), *self._memory.held(self._place)]
+            proposal = Attempt(next_attempt_number(known), os.urandom(4).hex())
             number, mark = peers.first_proposal(f"attempt/{self.path.name}", str(proposal)).split("-")
             self._attempt = Attempt(int(number), mark)
         return SavedFile(step, self._attempt, self._rank, self._world_size)
@@ -268,18 +351,6 @@ class CheckpointDirectory:
         except (OSError, DamagedCheckpointError):
             return False
         return True
-
-
-def _load(files: FileOperations, path: Path, map_location: str | torch.device) -> Any:
-    try:
-        with _disk_errors_are_damage(), path.open("rb") as file:
-            verify(file)
-            file.seek(0)
-            return files.load(file, map_location)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"the checkpoint {path} is not damaged but holds more than tensors and plain values: {error}"
-        ) from error
 
 
 @contextlib.contextmanager

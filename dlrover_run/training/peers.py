@@ -29,12 +29,34 @@ def check_size(rank: int, world_size: int) -> None:
         )
 
 
+def rank_and_size() -> tuple[int, int]:
+    """The rank and the size of the process group."""
+    import torch.distributed as dist
+
+    return dist.get_rank(), dist.get_world_size()
+
+
 def first_proposal(key: str, proposal: str) -> str:
     """What the first rank has proposed under this key. No rank waits for another one."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     agreed: bytes = _get_default_store().compare_set(f"dlrover_run/{key}", "", proposal)
     return agreed.decode()
+
+
+def publish(key: str, value: str) -> None:
+    """Show a value to the other ranks of this round."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    _get_default_store().set(f"dlrover_run/{key}", value)
+
+
+def published(key: str) -> str | None:
+    """What a rank of this round has published under this key; None if none has yet."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    return store.get(f"dlrover_run/{key}").decode() if store.check([f"dlrover_run/{key}"]) else None
 
 
 def of_all(value: Any) -> list[Any]:

@@ -10,7 +10,7 @@ computed the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 _NAME = re.compile(r"step-(\d{12,})(?:\.attempt-(\d{4,})-([0-9a-f]{8})\.rank-(\d{5,})-of-(\d{5,}))?\.pt")
@@ -79,6 +79,26 @@ def complete_steps(files: Iterable[SavedFile], damaged: Collection[SavedFile] = 
         if file not in damaged:
             ranks.setdefault(SavedStep(file.step, file.attempt, file.world_size), set()).add(file.rank)
     return sorted(step for step, found in ranks.items() if len(found) == step.world_size)
+
+
+def own_file(step: SavedStep, rank: int, world_size: int | None) -> SavedFile | None:
+    """The file of a checkpoint that this rank of `world_size` resumes from; None if the number of ranks has changed."""
+    if step.world_size == 1:
+        return step.files[0]
+    return step.files[rank] if world_size == step.world_size else None
+
+
+def files_to_read(step: SavedStep, rank: int, world_size: int | None) -> set[SavedFile]:
+    """The files of a checkpoint that a rank may read: any, if it has none of its own."""
+    own = own_file(step, rank, world_size)
+    return set(step.files) if own is None else {own}
+
+
+def wanted_on_disk(held: Sequence[Collection[SavedFile]], reads: Sequence[Collection[SavedFile]]) -> set[SavedFile]:
+    """The files that only the memory of another node has: a rank that `reads` them needs them on the disk. `held` are
+    the files in the memory of each rank's node."""
+    elsewhere = {file for files, here in zip(reads, held, strict=True) for file in files if file not in here}
+    return elsewhere & {file for here in held for file in here}
 
 
 def next_attempt_number(files: Iterable[SavedFile]) -> int:

@@ -6,11 +6,13 @@ and SHA-256, so that a file that was truncated or damaged later is detected.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +30,16 @@ class DamagedCheckpointError(Exception):
 class FileOperations:
     """The file operations of a save and a load; a test can interrupt between any two of those of a save."""
 
-    def dump(self, state: object, file: HashingWriter) -> None:
+    def dump(self, state: object, file: StateWriter) -> None:
         import torch
 
         torch.save(state, file)  # type: ignore[arg-type]  # it only calls write and flush
+
+    def dump_to_memory(self, state: object, file: StateWriter) -> None:
+        """As `dump`, without torch's checksum of each tensor, which takes as long as the copy: nothing can change the
+        memory, and the file gets a checksum of its own."""
+        with _no_crc():
+            self.dump(state, file)
 
     def load(self, file: BinaryIO, map_location: str | torch.device) -> Any:
         import torch
@@ -57,6 +65,29 @@ class FileOperations:
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+
+
+class StateWriter(Protocol):
+    """What a state is written to."""
+
+    def write(self, data: bytes | memoryview) -> int: ...
+
+    def flush(self) -> None: ...
+
+
+@contextlib.contextmanager
+def _no_crc() -> Iterator[None]:
+    # A state without tensors needs no torch; and torch before 2.6 cannot leave the checksums out.
+    serialization: Any = sys.modules.get("torch.serialization")
+    if not hasattr(serialization, "set_crc32_options"):
+        yield
+        return
+    before = serialization.get_crc32_options()
+    serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        serialization.set_crc32_options(before)
 
 
 class HashingWriter:

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from harness import Mailbox, finish, launch
+from harness import WORKERS, Mailbox, finish, launch
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.long]
 
@@ -104,3 +104,19 @@ def test_eight_workers_one_is_killed_and_one_is_late(mailbox: Mailbox) -> None:
     resumed, weights = lose_rank_1(mailbox, EACH_RANK, 8, completed=7)
     assert resumed == {2}
     assert weights == [weights_after(6, 8)] * 8
+
+
+@pytest.mark.parametrize("memory", ["0", "1"])
+def test_a_sharded_state_is_resumed_by_as_many_and_by_fewer_ranks(mailbox: Mailbox, memory: str) -> None:
+    """`torch.distributed.checkpoint`: rank 1 is killed before its third save, then another job has one rank."""
+    variables = {"OMP_NUM_THREADS": "1", "MEMORY": memory}
+
+    def resumed(workers: int, **more: str) -> list[int]:
+        flags = [f"--nproc-per-node={workers}", "--max-restarts=1", WORKERS / "shard.py"]
+        ended = finish(launch(mailbox, *flags, env={**variables, **more}))
+        assert ended.code == 0, ended.err
+        return sorted(each["resumed"] for each in mailbox.pending())
+
+    assert resumed(2, STEPS="4", KILL_AT="3") == [0, 0, 2, 2]
+    assert resumed(1, STEPS="5") == [4]
+    assert resumed(3, STEPS="5") == [5, 5, 5]

@@ -15,6 +15,7 @@ from policy_parts import cluster_rules
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import options as those_of_dlrover_run
+from dlrover_run.command_line.values import memory_size
 from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
 from dlrover_run.policies.parameter_servers import rules
@@ -23,7 +24,7 @@ from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.policies.registry import policy_of
 from dlrover_run.spec import SpecError, Std
-from tf_ps_runner.cli import has_tensorflow, job_or_code, main, memory_size, parse, require_tensorflow
+from tf_ps_runner.cli import has_tensorflow, job_or_code, main, parse, require_tensorflow
 from tf_ps_runner.command_line import options
 from tf_ps_runner.spec import PRELOAD, PsJobSpec
 

@@ -31,6 +31,8 @@ OURS_DIFFERS = {
     "WORKER_RANK": "a DLRover user expects it",
     "WORKER_NUM": "a DLRover user expects it",
     "DLROVER_CHECKPOINT_MARK": "a job that has written a checkpoint does not stop early",
+    "DLROVER_CHECKPOINT_MEMORY": "a checkpoint can be held in memory",
+    "DLROVER_CHECKPOINT_MEMORY_TOKEN": "a checkpoint can be held in memory",
     "DLROVER_PROGRESS": "a worker can report its steps",
 }
 

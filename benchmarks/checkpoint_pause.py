@@ -1,0 +1,89 @@
+"""For how long a checkpoint stops the training loop: in memory, beside one that is written to the disk at once. See
+`benchmarks/README.md`.
+
+One worker saves the same state in turns, to the disk and in memory; the judged figure is the ratio of each turn, so
+that a changing load affects both alike. The next save begins when the last one is on the disk. The first turn is shown
+apart: only from the second save in memory on is there memory that was prepared for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from core.launchers import OURS, WORKERS
+from core.report import RESULTS, save_table
+
+TIMEOUT = 1800.0
+
+REST = 1.0
+"""Seconds between two saves, in which a real loop would compute."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The seconds for which the loop stood still in two saves of one state."""
+
+    disk: float
+    memory: float
+
+    @property
+    def ratio(self) -> float:
+        return self.memory / self.disk
+
+
+def turns_of(printed: str) -> list[Turn]:
+    """The turns that a worker has printed."""
+    lines = (line.split() for line in printed.splitlines())
+    return [Turn(float(words[1]), float(words[2])) for words in lines if len(words) == 3 and words[0] == "pause"]
+
+
+def measure(megabytes: int, turns: int, directory: Path) -> list[Turn]:
+    """Run a job in `directory`, whose disk is measured."""
+    script = [str(WORKERS / "pausing.py"), str(megabytes), str(turns), str(REST)]
+    job = subprocess.run([*OURS, *script], cwd=directory, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    if job.returncode != 0:
+        raise SystemExit(f"the job ended with {job.returncode}")
+    return turns_of(job.stdout)
+
+
+HEAD = ("turn", "which", "to the disk", "in memory", "ratio")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and write `checkpoint_pause.json` and `checkpoint_pause.md`."""
+    parser = argparse.ArgumentParser(description="For how long a checkpoint stops the training loop.")
+    parser.add_argument("--megabytes", type=int, default=500, help="size of the state (default: 500)")
+    parser.add_argument("--turns", type=int, default=10, help="saves of each kind after the first (default: 10)")
+    parser.add_argument("--output", type=Path, default=RESULTS / "checkpoints", help="folder of the results")
+    parser.add_argument("--directory", type=Path, help="folder on the disk that is measured (default: TMPDIR)")
+    options = parser.parse_args(arguments)
+    if min(options.megabytes, options.turns) <= 0:
+        parser.error("--megabytes and --turns must be above 0")
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        found = measure(options.megabytes, options.turns + 1, Path(directory))
+    rows = [
+        [str(number), "first" if number == 0 else "", f"{one.disk:.3f} s", f"{one.memory:.3f} s", f"{one.ratio:.3f}"]
+        for number, one in enumerate(found)
+    ]
+    later = found[1:]
+    middle = [median(getattr(one, figure) for one in later) for figure in ("disk", "memory", "ratio")]
+    rows.append(["median", "without the first", f"{middle[0]:.3f} s", f"{middle[1]:.3f} s", f"{middle[2]:.3f}"])
+    how = (
+        f"one worker with a state of {options.megabytes} MB, which saves it in turns; the target is a ratio of 0.1 in "
+        "the median"
+    )
+    for row in rows:
+        print(*row, sep=" | ")
+    save_table(options.output / "checkpoint_pause.json", "The pause of a checkpoint", how, HEAD, rows, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

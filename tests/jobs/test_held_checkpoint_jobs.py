@@ -1,0 +1,242 @@
+"""Jobs whose checkpoints are in memory: what they resume from, and that nothing is left of them after any end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from harness import (
+    OURS,
+    WAIT,
+    WORKERS,
+    Mailbox,
+    agent_of,
+    finish,
+    kill_leftovers,
+    launch,
+    only_long,
+    run,
+    still_alive,
+    watched,
+)
+
+from dlrover_run.checkpoint_memory.write_behind import TEMPORARY
+from dlrover_run.training.saved_steps import complete_steps, saved_files
+
+sys.path.insert(0, str(WORKERS))
+from hold_steps import ATTEMPT, state_of
+
+SIZE = 100_000
+
+Start = Callable[..., tuple[subprocess.Popen[str], list[int]]]
+
+SAVE_IN_MEMORY = """
+import os, signal
+import hold_steps
+hold_steps.without_torch()
+rank = int(os.environ["RANK"])
+checkpoints = hold_steps.directory("checkpoints")
+found = checkpoints.load_latest()
+if found is not None:
+    assert found.state == hold_steps.state_of(found.step, rank, {size})
+    post(resumed=found.step)
+    raise SystemExit
+for step in range(1, 4):
+    checkpoints.save(step, hold_steps.state_of(step, rank, {size}), memory=True)
+if rank == 1:
+    checkpoints.save(4, hold_steps.state_of(4, rank, {size}), memory=True)
+post(saved=True)
+wait_for_signals()
+"""
+"""Rank 1 has one step more than rank 0."""
+
+
+@pytest.fixture
+def start(mailbox: Mailbox) -> Iterator[Start]:
+    """Starts a job of two ranks; returns it once they have saved in memory, with the pids of the ranks."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str, size: int = SIZE) -> tuple[subprocess.Popen[str], list[int]]:
+        script = mailbox.script("train.py", SAVE_IN_MEMORY.format(size=size))
+        job = launch(mailbox, "--nproc-per-node=2", "--max-restarts=1", *flags, script)
+        started.append(job)
+        return job, [each["pid"] for each in mailbox.gather(2)]
+
+    yield start
+    for job in started:
+        if job.poll() is None:
+            job.kill()
+            job.communicate()
+
+
+def holder_of(job: subprocess.Popen[str]) -> int:
+    """The process that holds the checkpoints of a job."""
+    (found,) = [each.pid for each in agent_of(job).children() if each.name().startswith("dlrover-memory")]
+    return found
+
+
+def steps_on_disk(mailbox: Mailbox) -> list[int]:
+    return [step.step for step in complete_steps(saved_files(os.listdir(mailbox.directory / "checkpoints")))]
+
+
+@contextmanager
+def nothing_left(pid: int) -> Iterator[None]:
+    """This process ends, and no file in /dev/shm is new."""
+    before = set(os.listdir("/dev/shm"))
+    with watched(pid) as pidfds:
+        try:
+            yield
+            assert still_alive(pidfds, WAIT) == 0
+        finally:
+            kill_leftovers(pidfds)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_restarted_job_resumes_from_memory(mailbox: Mailbox, start: Start) -> None:
+    job, pids = start()
+    with nothing_left(holder_of(job)):
+        # The disk has nothing any more, so what is resumed comes from memory.
+        folder = mailbox.directory / "checkpoints"
+        wait_for_files(folder, 7)
+        for name in os.listdir(folder):
+            (folder / name).unlink()
+        os.kill(pids[1], signal.SIGKILL)
+        assert [each["resumed"] for each in mailbox.gather(2)] == [3, 3]
+        assert finish(job).code == 0
+
+
+def wait_for_files(folder: Path, count: int) -> None:
+    """Return when the disk has that many files of checkpoints."""
+    watch = subprocess.run(
+        [sys.executable, "-c", _WATCH, str(folder), str(count)], timeout=WAIT, check=False, capture_output=True
+    )
+    assert watch.returncode == 0, watch.stderr
+
+
+_WATCH = """
+import os, sys, time
+while len([name for name in os.listdir(sys.argv[1]) if name.startswith("step-")]) < int(sys.argv[2]):
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("how", ["the agent", *only_long("the watchdog", "both")])
+def test_nothing_is_left_of_a_launcher_that_is_killed(mailbox: Mailbox, start: Start, how: str) -> None:
+    job, _ = start()
+    agent = agent_of(job)
+    with nothing_left(holder_of(job)):
+        if how != "the watchdog":
+            agent.kill()
+        if how != "the agent":
+            job.kill()
+        job.communicate(timeout=WAIT)
+    # What was being written is whole or has another name; the next job removes it.
+    names = [name for name in os.listdir(mailbox.directory / "checkpoints") if not name.startswith("step-")]
+    assert all(fnmatch(name, TEMPORARY.format(name="*", mark="*")) for name in names)
+
+
+@pytest.mark.parametrize("end", ["a signal", *only_long("a failure")])
+def test_all_is_on_the_disk_when_a_job_ends(mailbox: Mailbox, start: Start, end: str) -> None:
+    # More than the disk takes in the moment until the signal.
+    job, pids = start("--max-restarts=0", size=20_000_000)
+    with nothing_left(holder_of(job)):
+        if end == "a signal":
+            job.terminate()
+        else:
+            os.kill(pids[0], signal.SIGKILL)
+        ended = finish(job)
+    assert ended.code != 0
+    assert steps_on_disk(mailbox) == [1, 2, 3]
+    last = mailbox.directory / "checkpoints" / f"step-000000000004.attempt-{ATTEMPT}.rank-00001-of-00002.pt"
+    assert last.read_bytes().startswith(state_of(4, 1, 20_000_000))
+
+
+def test_what_memory_holds_is_shown_while_the_job_runs(mailbox: Mailbox, start: Start) -> None:
+    name = f"held-{os.getpid()}"
+    job, _ = start("--rdzv-backend=c10d", f"--rdzv-id={name}")
+    wait_for_files(mailbox.directory / "checkpoints", 7)
+    deadline = time.monotonic() + WAIT
+    # An agent on a busy machine may answer too late to be found.
+    while not (asked := run(OURS, ["status", "--json", f"--rdzv-id={name}"], cwd=mailbox.directory)).out:
+        assert time.monotonic() < deadline, asked.err
+    (node,) = json.loads(asked.out)["nodes"]
+    # Two steps of each rank.
+    assert 4 * SIZE <= node["memory"]["used"] < node["memory"]["limit"]
+    assert node["memory"]["waiting"] == 0
+    job.terminate()
+    assert finish(job).code == 143
+
+
+def test_no_process_holds_checkpoints_for_a_job_that_saves_none(mailbox: Mailbox) -> None:
+    script = mailbox.script("idle.py", "post()\nwait_for_signals()\n")
+    job = launch(mailbox, script)
+    mailbox.gather(1)
+    assert not [each for each in agent_of(job).children() if each.name().startswith("dlrover-memory")]
+    job.terminate()
+    finish(job)
+
+
+def test_memory_can_be_turned_off(mailbox: Mailbox, start: Start) -> None:
+    job, _ = start("--checkpoint-memory=0")
+    assert steps_on_disk(mailbox) == [1, 2, 3]
+    assert not [each for each in agent_of(job).children() if each.name().startswith("dlrover-memory")]
+    job.terminate()
+    finish(job)
+
+
+SAVE_UNTIL_KILLED = """
+import os, time
+from pathlib import Path
+import hold_steps
+hold_steps.without_torch()
+rank = int(os.environ["RANK"])
+saved = [Path(f"saved-{number}") for number in range(2)]
+checkpoints = hold_steps.directory("checkpoints")
+found = checkpoints.load_latest()
+step = 0 if found is None else found.step
+assert found is None or found.state == hold_steps.state_of(step, rank, 1_000_000), "other bytes"
+common = min(int(path.read_text() or 0) if path.exists() else 0 for path in saved)
+post(resumed=step, common=common)
+while not Path("go-" + os.environ["TORCHELASTIC_RESTART_COUNT"]).exists():
+    time.sleep(0.01)
+while True:
+    step += 1
+    checkpoints.save(step, hold_steps.state_of(step, rank, 1_000_000), memory=True)
+    beside = Path(f"saved-{rank}.new")
+    beside.write_text(str(step))
+    beside.replace(saved[rank])
+"""
+"""What a rank has noted after a save is held; each resumes from what both have noted, or from the step after it."""
+
+
+@pytest.mark.parametrize("kills", [5, *only_long(200)])
+def test_any_moment_of_a_kill_leaves_the_newest_common_step(mailbox: Mailbox, kills: int) -> None:
+    chance = random.Random(kills)
+    script = mailbox.script("train.py", SAVE_UNTIL_KILLED)
+    job = launch(mailbox, "--nproc-per-node=2", f"--max-restarts={kills}", script)
+    for restart in range(kills):
+        ranks = mailbox.gather(2)
+        check_resumed(ranks)
+        (mailbox.directory / f"go-{restart}").touch()
+        time.sleep(chance.uniform(0, 0.4))
+        os.kill(chance.choice(ranks)["pid"], signal.SIGKILL)
+    check_resumed(mailbox.gather(2))
+    job.terminate()
+    ended = finish(job)
+    assert ended.code == 143, ended.err
+    assert "holds checkpoints" not in ended.err
+
+
+def check_resumed(ranks: list[dict[str, int]]) -> None:
+    assert len({each["resumed"] for each in ranks}) == 1, ranks
+    assert all(each["common"] <= each["resumed"] <= each["common"] + 1 for each in ranks), ranks

@@ -1,0 +1,146 @@
+"""Copies of checkpoints in the memory of another node: over a real connection, and after the loss of their node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import WAIT
+from test_held_checkpoints import MIB, filled, in_thread, node, play
+
+from dlrover_run.checkpoint_memory.copies import Copies
+from dlrover_run.checkpoint_memory.memory import Figures, HeldMemory
+from dlrover_run.checkpoint_memory.write_behind import WriteBehind
+from dlrover_run.training.memory_line import MemoryLine
+from dlrover_run.training.saved_steps import SavedFile
+
+HERE = "127.0.0.1"
+
+
+class Side:
+    """One node: what it holds, its copies, and the sentences that it prints."""
+
+    def __init__(self, limit: int = MIB, secret: str = "the token of the job") -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self.memory = HeldMemory(limit, lambda: 1 << 40, self._note)
+        self.copies = Copies(self.memory, secret, self._tell)
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something holds after a change."""
+        with self._changed:
+            assert self._changed.wait_for(true, WAIT)
+
+    def has(self, path: Path, *steps: int) -> bool:
+        return self.memory.names(path) == [SavedFile(step).name for step in steps]
+
+    def send_to(self, other: Side) -> None:
+        self.copies.send_to(HERE, other.copies.listen(HERE, "key"), "key")
+
+    def write(self) -> None:
+        threading.Thread(target=WriteBehind(self.memory, print).run, daemon=True).start()
+
+    def _note(self, figures: Figures) -> None:
+        threading.Thread(target=self._wake).start()
+
+    def _tell(self, line: str) -> None:
+        self.lines.append(line)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def test_another_node_has_a_copy_until_the_file_is_on_the_disk(tmp_path: Path) -> None:
+    one, other = Side(), Side()
+    one.send_to(other)
+    filled(one.memory, tmp_path, 1)
+    other.until(lambda: other.has(tmp_path, 1))
+    fd = other.memory.open(tmp_path, SavedFile(1))
+    assert fd is not None
+    assert os.pread(fd, 10, 0) == b"state"
+    os.close(fd)
+    assert other.memory.figures.waiting == 0, "its own node writes it"
+    one.write()
+    other.until(lambda: other.has(tmp_path))
+    assert os.listdir(tmp_path) == [SavedFile(1).name]
+    assert one.lines == other.lines == []
+
+
+def test_a_node_that_does_not_know_the_token_gets_nothing_and_gives_nothing(tmp_path: Path) -> None:
+    one, other = Side(), Side(secret="another one")
+    one.send_to(other)
+    filled(one.memory, tmp_path, 1)
+    one.until(lambda: bool(one.lines))
+    assert other.memory.names(tmp_path) == []
+
+
+def test_a_copy_without_room_is_reported_once_and_displaces_nothing(tmp_path: Path) -> None:
+    one, other = Side(), Side(limit=12)
+    filled(other.memory, tmp_path, 7)
+    filled(other.memory, tmp_path, 8)
+    one.send_to(other)
+    for step in (1, 2):
+        filled(one.memory, tmp_path, step)
+    one.until(lambda: bool(one.lines))
+    one.write()
+    assert one.memory.wait_until_written(tmp_path, SavedFile(2), WAIT)
+    assert other.has(tmp_path, 7, 8)
+    assert len(one.lines) == 1
+
+
+def test_what_another_rank_needs_of_a_copy_is_written_to_the_disk(tmp_path: Path) -> None:
+    one, other = Side(), Side()
+    one.send_to(other)
+    filled(one.memory, tmp_path, 1)
+    other.until(lambda: other.has(tmp_path, 1))
+    other.write()
+    assert other.memory.wait_until_written(tmp_path, SavedFile(1), WAIT)
+    assert os.listdir(tmp_path) == [SavedFile(1).name]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_the_other_node_writes_what_a_lost_node_had_not_written(tmp_path: Path, lost: bool) -> None:
+    """Two holders as agents start them; the disk takes nothing while both live."""
+    folder = tmp_path / "checkpoints"
+
+    async def test() -> None:
+        async with node() as one, node() as other:
+            listening = MemoryLine(other.environment)
+            port = await in_thread(listening.listen, HERE, "key")
+            folder.touch()
+            line = MemoryLine(one.environment)
+            await in_thread(line.copy_to, HERE, port, "key")
+            await in_thread(line.save, folder, SavedFile(5), 100, lambda writer: writer.write(b"five"), 3)
+            await until_held(listening, folder)
+            os.kill(one.holder, signal.SIGSTOP)
+            folder.unlink()
+            if lost:
+                os.kill(one.holder, signal.SIGKILL)
+                await other.use(waiting=0, used=4)
+                await until_listed(folder)
+                assert (folder / SavedFile(5).name).read_bytes().startswith(b"five")
+            else:
+                os.kill(one.holder, signal.SIGCONT)
+                await one.memory.drain(WAIT)
+                assert SavedFile(5).name in os.listdir(folder)
+
+    play(test())
+
+
+async def until_held(line: MemoryLine, folder: Path) -> None:
+    async with asyncio.timeout(WAIT):
+        while await in_thread(line.held, folder) != [SavedFile(5)]:
+            await asyncio.sleep(0.02)
+
+
+async def until_listed(folder: Path) -> None:
+    async with asyncio.timeout(WAIT):
+        while not folder.is_dir() or SavedFile(5).name not in os.listdir(folder):
+            await asyncio.sleep(0.02)
