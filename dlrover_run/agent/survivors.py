@@ -18,7 +18,14 @@ from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, Rank
 from dlrover_run.policies.survivors import line
 from dlrover_run.policies.survivors.line import Formed, WorkerHello
 from dlrover_run.policies.survivors.model import SurvivorsAssignment, SurvivorsReport
-from dlrover_run.policies.survivors.node import Step, WorkerRecord, follow, next_step, node_part
+from dlrover_run.policies.survivors.node import (
+    Step,
+    WorkerRecord,
+    ended_before_its_group,
+    follow,
+    next_step,
+    node_part,
+)
 from dlrover_run.supervisor.line_connection import LineConnection
 from dlrover_run.supervisor.line_listener import LineListener
 from dlrover_run.training.agent_line import LINE_VARIABLE, TOKEN_VARIABLE
@@ -119,10 +126,16 @@ class Survivors:
         if store is not None and store.node == node and store.port == self._store.port:
             await self._store.start(starter, environment)
 
-    def note_end(self, local_rank: int) -> None:
-        """The process of a worker has ended."""
+    def note_end(self, worker: Worker) -> None:
+        """The process of a worker has ended. One of an earlier round that succeeds before the group of this one has
+        formed counts as stopped, so that another one takes its place: the others wait for it."""
+        local_rank, part = worker.spec.local_rank, self._part
         self._listener.finish(local_rank)
-        self._records.pop(local_rank, None)
+        record = self._records.pop(local_rank, None)
+        if record is None or part is None or worker.stopped_with is not None:
+            return
+        if ended_before_its_group(record, part.key, worker.code or 0):
+            worker.stopped_with = signal.SIGTERM
 
     def _advance(self, ranks: RankAssignment) -> dict[int, Step]:
         """Send the workers the orders that are due, and return what is due for their processes: to replace, give up or

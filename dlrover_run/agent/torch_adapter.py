@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dlrover_run.agent.autoscaler import Autoscaler
 from dlrover_run.agent.checkpoint_memory import DRAIN_TIMEOUT, CheckpointMemory
 from dlrover_run.agent.event_log import CheckEvents
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
@@ -32,10 +33,8 @@ from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
-    from dlrover_run.agent.scale_command import ScaleCommand
     from dlrover_run.agent.stall_response import RoundStalls
     from dlrover_run.agent.survivors import Survivors
-    from dlrover_run.agent.throughput import ThroughputReport
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
 
@@ -67,7 +66,6 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             from dlrover_run.output.logs_specs import LogsSpecsClient
 
             self._plugin = LogsSpecsClient(spec.logs)
-        self._plugin_answer: asyncio.Future[LogsDestinations] | None = None
         find_problems = partial(_severe_node_problems, spec, console.info)
         self._health_check = HealthCheckRunner(
             spec, self._starter, self._orphans.paused, services.wake, find_problems, console.info
@@ -82,8 +80,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._ends = False
         self._round: WorkerRound | None = None
         self._stalls: RoundStalls | None = None
-        self._throughput: ThroughputReport | None = None
-        self._scale_command: ScaleCommand | None = None
+        self._autoscaler = Autoscaler(services, self._progress_in, self._orphans.kill_session)
         self._survivors: Survivors | None = None
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
@@ -93,10 +90,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def pids(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.group.pids if self._round is not None else set()
-        command = self._scale_command.pids if self._scale_command is not None else set()
         store = self._survivors.pids if self._survivors is not None else set()
-        others = self._health_check.pids | self._memory.pids
-        return self._starter.pids | others | plugin | workers | command | store
+        others = self._health_check.pids | self._memory.pids | self._autoscaler.pids
+        return self._starter.pids | others | plugin | workers | store
 
     @property
     def running(self) -> bool:
@@ -123,7 +119,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._health_file.follow(assignment, self._health_check.devices)
         if self._stalls is not None:
             self._stalls.follow(assignment)
-        self._follow_autoscaler(assignment, ends)
+        self._autoscaler.follow(assignment, ends)
         if self._survivors is not None:
             self._survivors.follow(assignment, self._node_state.ranks)
             self._advance(self._survivors)
@@ -172,9 +168,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             report = self._stalls.add_to_report(report)
         if self._survivors is not None:
             report = self._survivors.add_to_report(report)
-        if self._throughput is not None:
-            report = self._throughput.add_to_report(report)
-        return report if self._scale_command is None else self._scale_command.add_to_report(report)
+        return self._autoscaler.add_to_report(report)
 
     def progress(self) -> Mapping[str, Progress]:
         return {} if self._round is None or not self.running else self._round.progress()
@@ -206,8 +200,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._round.log_progress(last)
 
     def stop_waiting(self) -> None:
-        if self._plugin_answer is not None:
-            self._plugin_answer.cancel()
+        if self._plugin is not None:
+            self._plugin.stop_waiting()
         if self._round is not None:
             self._round.cancel()
         self._memory.hurry(self._drain_timeout)
@@ -238,10 +232,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def finish(self, assignment: Assignment) -> TaskResults:
         succeeded = self._succeeded
-        if self._throughput is not None:
-            self._throughput.close()
-        if self._scale_command is not None:
-            await self._scale_command.close()
+        await self._autoscaler.close()
         await self._health_check.close()
         if self._survivors is not None:
             await self._survivors.close()
@@ -308,7 +299,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._round = None
         placed = None
         if self._plugin is not None:
-            placed = await self._ask_plugin(self._plugin, ranks)
+            placed = await self._plugin.answer(launcher_environments(self._spec, ranks, os.environ))
             if placed is None or not self._is_wanted(ranks):
                 return
         self._progress.begin_round(ranks)
@@ -342,7 +333,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             return
         placed = None
         if self._plugin is not None:
-            placed = await self._ask_plugin(self._plugin, ranks)
+            placed = await self._plugin.answer(launcher_environments(self._spec, ranks, os.environ))
             if placed is None or not is_wanted():
                 return
         if not is_same:
@@ -395,28 +386,6 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if not is_same:
             self._events.round_started(ranks)
 
-    def _follow_autoscaler(self, assignment: Assignment, ends: bool) -> None:
-        parts = () if assignment.policy is None else assignment.policy.each()
-        if self._throughput is None and any(part.policy_name == "autoscale" for part in parts):
-            # Here, because only jobs that scale themselves need it.
-            from dlrover_run.agent.scale_command import ScaleCommand
-            from dlrover_run.agent.throughput import ThroughputReport
-
-            services, spec = self._services, self._spec
-            self._throughput = ThroughputReport(self._progress_in, services.wake)
-            self._scale_command = ScaleCommand(
-                spec.scale_command,
-                spec.run_id,
-                os.environ,
-                services.console.info,
-                services.wake,
-                self._orphans.kill_session,
-                services.events,
-            )
-        if self._throughput is not None and self._scale_command is not None:
-            self._throughput.follow(assignment, ends)
-            self._scale_command.follow(assignment, ends)
-
     def _close_round(self, ended: WorkerRound) -> None:
         # First, because it reads the files of the round.
         self._close_stalls()
@@ -446,19 +415,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if self._is_wanted(ranks):
             self._progress.end_round(ended, self._assignment, ranks)
 
-    async def _ask_plugin(self, plugin: LogsSpecsClient, ranks: RankAssignment) -> LogsDestinations | None:
-        """The plugin's answer where the output goes; None if a signal was received before it answered."""
-        self._plugin_answer = asyncio.ensure_future(plugin.ask(launcher_environments(self._spec, ranks, os.environ)))
-        try:
-            return await self._plugin_answer
-        except asyncio.CancelledError:
-            return None
-        finally:
-            self._plugin_answer = None
-
     def _on_worker_end(self, worker: Worker) -> None:
         if self._survivors is not None:
-            self._survivors.note_end(worker.spec.local_rank)
+            self._survivors.note_end(worker)
         if self._stalls is not None:
             self._stalls.note_end(worker)
         self._services.wake()

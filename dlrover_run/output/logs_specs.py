@@ -68,10 +68,26 @@ class LogsSpecsClient:
         self._name = logs.plugin or ""
         self._logs = logs
         self._process: subprocess.Popen[bytes] | None = None
+        self._asking: asyncio.Future[LogsDestinations] | None = None
 
     @property
     def pids(self) -> set[int]:
         return {self._process.pid} if self._process is not None and self._process.returncode is None else set()
+
+    async def answer(self, environments: Mapping[int, Mapping[str, str]]) -> LogsDestinations | None:
+        """As `ask`; None if `stop_waiting` was called before the plugin answered."""
+        self._asking = asyncio.ensure_future(self.ask(environments))
+        try:
+            return await self._asking
+        except asyncio.CancelledError:
+            return None
+        finally:
+            self._asking = None
+
+    def stop_waiting(self) -> None:
+        """Wait for no answer any more."""
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def ask(self, environments: Mapping[int, Mapping[str, str]]) -> LogsDestinations:
         """The destinations of one round's workers. Raises SpecError when the plugin fails or does not answer."""

@@ -24,7 +24,7 @@ from dlrover_run.policies.survivors.model import (
     SurvivorsState,
     uuid_of,
 )
-from dlrover_run.policies.survivors.node import Step, WorkerRecord, next_step, node_part
+from dlrover_run.policies.survivors.node import Step, WorkerRecord, ended_before_its_group, next_step, node_part
 from dlrover_run.policies.survivors.policy import SurvivorsPolicy, choose_store
 from dlrover_run.policies.survivors.rules import SurvivorsRules
 from dlrover_run.policies.survivors.text import SurvivorsCode
@@ -288,6 +288,14 @@ STEPS: dict[str, tuple[WorkerRecord, SurvivorsAssignment, float, Step]] = {
     "a new worker forms as today": (replace(NEW, unable=OLDER), AS_TODAY, 100, Step.FORM),
     "it has formed as today": (NEW.note_told(Formation(TWO), 1), AS_TODAY, 1e6, Step.WAIT),
 }
+
+
+def test_a_survivor_that_ends_before_its_next_group_is_replaced() -> None:
+    kept, new = TOLD, replace(TOLD, started=TWO)
+    assert ended_before_its_group(kept, TWO, 0)
+    assert not ended_before_its_group(kept, TWO, 1), "a failure of the round"
+    assert not ended_before_its_group(kept.note_formed(TWO), TWO, 0), "it was in the group"
+    assert not ended_before_its_group(new, TWO, 0), "it has begun with this round"
 
 
 @pytest.mark.parametrize("case", STEPS)
