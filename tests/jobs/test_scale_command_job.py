@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import SOON, Cluster
@@ -45,7 +46,12 @@ def test_a_node_that_is_requested_comes_and_one_that_does_not_pay_is_given_back(
     script.write_text(SCRIPT)
     resize.write_text(RESIZE)
     command = f"{sys.executable} {resize} {log} {TOKEN} {{nodes}}"
-    options = {"script": script, "args": ["50,55", str(end)], "conf": CONF, "env": {"DLROVER_RDZV_TOKEN": TOKEN}}
+    options: dict[str, Any] = {
+        "script": script,
+        "args": ["50,55", str(end)],
+        "conf": CONF,
+        "env": {"DLROVER_RDZV_TOKEN": TOKEN},
+    }
     flags = ("--autoscale", f"--scale-command={command}")
     first = cluster.node("a", "1:2", *flags, **options)
     assert wait_for(cluster, log, 1) == ["2 2 []"]
