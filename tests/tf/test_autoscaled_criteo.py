@@ -120,8 +120,9 @@ def test_the_published_automatic_job_chooses_its_numbers(tensorflow: Path, tmp_p
     with running(CriteoJob(tensorflow, tmp_path, *flags)) as job:
         while job.process.poll() is None:
             time.sleep(2)
-            if answer := job.ask("status", "--json"):
-                shown = json.loads(answer).get("size_choice") or shown
+            answer = job.ask("status", "--json")
+            if answer and (choice := json.loads(answer).get("size_choice")):
+                shown = choice
                 blocks = max(blocks, shown["measuring"], *(size["blocks"] for size in shown["sizes"]), 0)
     print(json.dumps(shown), flush=True)
     print("\n".join(line for line in job.output.splitlines() if "tf-ps-run:" in line), flush=True)
