@@ -61,8 +61,8 @@ def decide_servers(rules: AutoscaleRules, state: ServersChoice, view: ServersVie
         if view.may_try and state.target <= view.most:
             return state
         # The tables may have turned out to exclude it.
-        refusal = ServersCode.MOST if view.may_try else ServersCode.FAILED
-        return _with(state, refusal(size=view.servers), target=view.servers, baseline=None, lacking=0)
+        why = ServersCode.MOST if view.may_try else ServersCode.FAILED
+        return _with(state, why(size=view.servers), target=view.servers, baseline=None, lacking=0)
     if not view.size:
         return state
     state = _compare(rules, state, view, now)
