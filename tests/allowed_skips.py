@@ -16,6 +16,8 @@ ALLOWED = (
     r"test_application.py::test_a_shell_completes_with_the_printed_script\[(zsh|tcsh|fish)\]",
     # Flags of a torch that is newer than the installed one.
     r"test_cli_differential.py::.*",
+    r"test_log_contract.py::test_the_prefix_template_of_the_command_line_names_the_host\[torchrun\]",
+    r"test_worker_contract.py::test_a_virtual_local_rank_uses_the_variable_of_rocm_first\[torchrun\]",
     # A torch that is newer than the installed one, see `make test-torch`.
     r"test_torch_survivors.py::.*",
     # Names its interpreter by a variable, see `make test-tensorflow`.
