@@ -41,7 +41,7 @@ BEST = {"linear": 4, "knee": 2, "decline": 2, "flat": 1}
 CURVE_CONF = {"default": "", "short": "autoscale_block=2,autoscale_warm_up=2"}
 """The settings of jobs with a planted throughput. Short blocks find the same in a fifth of the time."""
 
-MNIST_CONF = "autoscale_block=2,autoscale_warm_up=2"
+MNIST_CONF = "autoscale_block=2,autoscale_warm_up=2,autoscale_tolerance=0.1"
 
 AUTO = "autoscale"
 SIZES = (AUTO, "1", "2", "4")
@@ -180,7 +180,7 @@ def mnist(key: Key, machine: Machine) -> Trial:
     with Run() as run:
         journal = run.directory / "journal"
         nodes, auto = ("1:4", True) if key.what == AUTO else (key.what, False)
-        flags = [f"--local-nodes={nodes}", "--node-join-after=0", f"--journal={journal}", "--start-method=forkserver"]
+        flags = [f"--local-nodes={nodes}", f"--journal={journal}", "--start-method=forkserver"]
         flags += ["--autoscale", f"--rdzv-conf={MNIST_CONF}"] if auto else []
         epochs = ["--no_cuda", "--num_epochs", key.how, f"--digits_dir={run.directory / 'digits'}"]
         began = run.start([*OURS, *flags, "--preload=torch", str(WORKERS / "mnist_indices.py"), *epochs])
@@ -301,6 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=(PLANTED, MNIST), help="only this case; may be repeated")
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES), help="planted: these (all)")
     parser.add_argument("--settings", choices=CURVE_CONF, default="default", help="planted: length of the blocks")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="mnist: these rivals (all)")
     parser.add_argument("--epochs", type=int, default=300, help="mnist: epochs (default: 300)")
     parser.add_argument("--repetitions", type=int, default=1, help="runs of each (default: 1)")
     Series.add_options(parser)
@@ -311,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if PLANTED in (options.only or (PLANTED, MNIST)):
             wanted += [Key(PLANTED, curve, options.settings, turn) for curve in options.curves]
         if MNIST in (options.only or (PLANTED, MNIST)):
-            wanted += [Key(MNIST, size, str(options.epochs), turn) for size in SIZES]
+            wanted += [Key(MNIST, size, str(options.epochs), turn) for size in options.sizes]
     return SERIES.run(parser, options, wanted)
 
 
