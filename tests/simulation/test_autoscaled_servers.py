@@ -60,12 +60,12 @@ def exceed(rules: Any, state: ServersChoice, view: ServersView, now: float) -> S
 
 DEFECTS = {
     "a size that only fails is tried for ever": Defect(
-        patched((autoscaling, "_is_trial"), by=lambda cluster, choice: bool(choice.workers.target)), master=0, etcd=0
+        patched((autoscaling, "_is_trial"), by=lambda cluster, choice: bool(choice.workers.target)), master=1, etcd=0
     ),
     "a server with little to do is taken away": Defect(
-        patched((autoscaling, "decide_servers"), by=take_away), master=0
+        patched((autoscaling, "decide_servers"), by=take_away), master=4
     ),
-    "servers have no bound": Defect(patched((autoscaling, "decide_servers"), by=exceed), master=0, etcd=0),
+    "servers have no bound": Defect(patched((autoscaling, "decide_servers"), by=exceed), master=2, etcd=0),
     "workers are chosen while the servers change": Defect(
         patched((autoscaling, "decide"), by=choose_while_busy), master=53
     ),

@@ -260,10 +260,10 @@ class ClusterLaws:
                 self._charged |= {task.key for task in failed}
             if same and role is not Role.PS:
                 certain = [task for task in mine if self._must_charge(former, task, present)]
-                certain = [] if self.excuses(plan, role) else certain
+                certain = [] if self.excuses(former, cluster, role) else certain
                 demand(charges >= len(certain), f"{len(certain)} ends of {role.value} cost {charges} restarts")
 
-    def excuses(self, plan: Plan, role: Role) -> bool:
+    def excuses(self, former: Cluster, cluster: Cluster, role: Role) -> bool:
         """Whether the ends of that role cost nothing in the decision that has led to the plan."""
         return False
 

@@ -18,11 +18,10 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
 from dlrover_run.policies.autoscale.search import MAX_CRASHES
 from dlrover_run.policies.parameter_servers.choice import ReplicaChoice
-from dlrover_run.policies.parameter_servers.model import Role, ScaleRequest, TaskKey
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, ScaleRequest, Stage, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.size_text import ServersCode
-from dlrover_run.policies.parameter_servers.text import ClusterCode
 from simulation.nodes import job_spec
 from simulation.parameter_servers.laws import ClusterLaws
 from simulation.parameter_servers.nodes import ServerNode
@@ -32,6 +31,9 @@ from tf_ps_runner.agent.pace import PaceReport, SeenTask
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
+
+
+CHANGES = (Stage.CHANGING, Stage.PAUSING, Stage.SAVING)
 
 
 class ScaledClusterLaws(ClusterLaws):
@@ -44,15 +46,19 @@ class ScaledClusterLaws(ClusterLaws):
         super().__init__(*given)
         self.excused: dict[int, int] = {}
 
-    def excuses(self, plan: Plan, role: Role) -> bool:
-        return role is Role.WORKER and ClusterCode.EXCUSED.within(plan.reasons)
+    def excuses(self, former: Cluster, cluster: Cluster, role: Role) -> bool:
+        failed = [one.choice.workers.failed_round for one in (former, cluster) if one.choice is not None]
+        return role is Role.WORKER and len(set(failed)) > 1
 
     def decided(self, before: Plan, plan: Plan, present: Members, lost: frozenset[TaskKey]) -> None:
         super().decided(before, plan, present, lost)
         cluster, former = cluster_of(plan), cluster_of(before)
         if cluster is None or former is None or cluster.choice is None or former.choice is None:
             return
-        self._look_at_choice(plan, former.choice, cluster.choice)
+        self._look_at_choice(former.choice, cluster.choice)
+        if former.stage in CHANGES and cluster.stage in CHANGES and former.version == cluster.version:
+            same = cluster.choice.workers.target == former.choice.workers.target
+            demand(same, "other workers are wanted while the servers change")
         bounds = cluster.server_bounds
         added = cluster.choice.servers.target > max(1, former.choice.servers.target)
         demand(
@@ -60,7 +66,7 @@ class ScaledClusterLaws(ClusterLaws):
             "more servers are wanted than the tables allow",
         )
 
-    def _look_at_choice(self, plan: Plan, former: ReplicaChoice, choice: ReplicaChoice) -> None:
+    def _look_at_choice(self, former: ReplicaChoice, choice: ReplicaChoice) -> None:
         limits = self.world.limits
         workers, servers = choice.workers.target, choice.servers.target
         fits = not workers or limits.min_workers < workers <= limits.max_workers + 1
@@ -73,8 +79,10 @@ class ScaledClusterLaws(ClusterLaws):
         added = servers > former.servers.target > 0 and _is_news(choice)
         changed = workers != former.workers.target
         demand(not (added and changed), "workers and servers change at the same time")
-        if self.excuses(plan, Role.WORKER) and choice.workers.failed_round != former.workers.failed_round:
+        if choice.workers.failed_round != former.workers.failed_round:
             size = former.workers.target
+            known = any(one.size == size and one.blocks for one in former.workers.table)
+            demand(not known, "workers that fail at a known size are charged")
             self.excused[size] = self.excused.get(size, 0) + 1
             demand(self.excused[size] <= MAX_CRASHES, f"workers may fail {self.excused[size]} times at one size")
 
