@@ -200,23 +200,29 @@ from pathlib import Path
 import hold_steps
 hold_steps.without_torch()
 rank = int(os.environ["RANK"])
-saved = [Path(f"saved-{number}") for number in range(2)]
+restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def note(step):
+    beside = Path(f"saved-{rank}-{restart}.new")
+    beside.write_text(str(step))
+    beside.replace(f"saved-{rank}-{restart}")
+
 checkpoints = hold_steps.directory("checkpoints")
 found = checkpoints.load_latest()
 step = 0 if found is None else found.step
 assert found is None or found.state == hold_steps.state_of(step, rank, 1_000_000), "other bytes"
-common = min(int(path.read_text() or 0) if path.exists() else 0 for path in saved)
+common = min(int(Path(f"saved-{number}-{restart - 1}").read_text()) for number in range(2)) if restart else 0
+note(step)
 post(resumed=step, common=common)
-while not Path("go-" + os.environ["TORCHELASTIC_RESTART_COUNT"]).exists():
+while not Path(f"go-{restart}").exists():
     time.sleep(0.01)
 while True:
     step += 1
     checkpoints.save(step, hold_steps.state_of(step, rank, 1_000_000), memory=True)
-    beside = Path(f"saved-{rank}.new")
-    beside.write_text(str(step))
-    beside.replace(saved[rank])
+    note(step)
 """
-"""What a rank has noted after a save is held; each resumes from what both have noted, or from the step after it."""
+"""A rank notes each step once it is held; all resume from what both have noted since the last restart, or from the step
+after it."""
 
 
 @pytest.mark.parametrize("kills", [5, *only_long(200)])
