@@ -147,13 +147,17 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(mailbox: Mailbox, start: S
 
 @pytest.mark.parametrize("end", ["a signal", *only_long("a failure")])
 def test_all_is_on_the_disk_when_a_job_ends(mailbox: Mailbox, start: Start, end: str) -> None:
-    # More than the disk takes in the moment until the signal.
+    # More than the disk takes until the holder is stopped.
     job, pids = start("--max-restarts=0", size=20_000_000)
-    with nothing_left(holder_of(job)):
+    holder = holder_of(job)
+    os.kill(holder, signal.SIGSTOP)
+    with nothing_left(holder), watched(*pids) as workers:
         if end == "a signal":
             job.terminate()
         else:
             os.kill(pids[0], signal.SIGKILL)
+        assert still_alive(workers, WAIT) == 0
+        os.kill(holder, signal.SIGCONT)
         ended = finish(job)
     assert ended.code != 0
     assert steps_on_disk(mailbox) == [1, 2, 3]

@@ -361,9 +361,11 @@ def test_a_save_to_the_disk_is_not_overwritten_by_an_earlier_state_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        async with node() as one:
+        async with node(limit=256) as one:
             directory = one.directory(tmp_path, monkeypatch)
-            await in_thread(directory.save, 1, b"earlier", memory=True)
+            # It takes longer to write than the later one.
+            await in_thread(directory.save, 1, b"earlier" * 5_000_000, memory=True)
+            assert await in_thread(directory._memory.held, directory._place) == [SavedFile(1, hold_steps.ATTEMPT)]
             await in_thread(directory.save, 1, b"later")
             await one.memory.drain(WAIT)
 
