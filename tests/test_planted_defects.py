@@ -67,6 +67,30 @@ DEFECTS = {
         "",
         "test_event_ledger.py::test_the_seconds_of_each_phase",
     ),
+    "a checkpoint leaves memory before it is on the disk": Defect(
+        "dlrover_run/checkpoint_memory/held.py",
+        "return [each.number for files in old for each in files if each.written]",
+        "return [each.number for files in old for each in files]",
+        "test_checkpoint_memory.py::test_no_step_leaves_memory_before_it_is_on_the_disk",
+    ),
+    "a save to the disk leaves an earlier state of its step in memory": Defect(
+        "dlrover_run/training/checkpoint.py",
+        "self._memory.forget(self._place, file)",
+        "pass",
+        "test_held_checkpoints.py::test_a_save_to_the_disk_is_not_overwritten_by_an_earlier_state_of_its_step",
+    ),
+    "the agent ends before checkpoints in memory are on the disk": Defect(
+        "dlrover_run/agent/torch_adapter.py",
+        "await self._memory.drain(self._drain_timeout)",
+        "await self._memory.kill()",
+        "test_held_checkpoint_jobs.py::test_all_is_on_the_disk_when_a_job_ends",
+    ),
+    "another node keeps what a lost node had not written": Defect(
+        "dlrover_run/checkpoint_memory/copies.py",
+        "self._memory.adopt(received)",
+        "pass",
+        "test_held_copies.py::test_the_other_node_writes_what_a_lost_node_had_not_written",
+    ),
     "a task starts where another one still runs": Defect(
         "dlrover_run/agent/reconcile.py",
         "if task.place not in occupied:",

@@ -22,6 +22,9 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 RETRY_INTERVAL = 30.0
 """Seconds after which a file is tried again that the disk has refused."""
 
+SPARE_PIECE = 32 * 1024 * 1024
+"""Bytes of a spare that are prepared at a time: a save that comes meanwhile waits for one piece."""
+
 DROP_TIMEOUT = 1.0
 """Seconds at the end in which another node is told that it may drop its copies."""
 
@@ -75,9 +78,9 @@ class HeldMemory:
             self._note_change()
             return number, os.dup(self._fds[number])
 
-    def prepare_spare(self, size: int) -> Number | None:
+    def prepare_spare(self, size: int, wanted: Callable[[], bool] = lambda: False) -> Number | None:
         """Fill room with empty memory, so that the next save need not wait for the kernel to find it; None if there is
-        no room."""
+        no room. It stops early when it is `wanted`, and the kernel finds the rest while it is filled."""
         with self._changed:
             number, _ = self._files.reserve(size, spare=True)
             if number is None or size > self._free():
@@ -87,7 +90,10 @@ class HeldMemory:
             self._fds[number] = fd = _create()
             fd = os.dup(fd)
         try:
-            os.posix_fallocate(fd, 0, size)
+            for start in range(0, size, SPARE_PIECE):
+                if wanted():
+                    break
+                os.posix_fallocate(fd, start, min(SPARE_PIECE, size - start))
         except OSError:
             self.release(number)
             return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,6 +105,9 @@ class WorkerLine:
             case other:
                 raise ValueError(f"no request: {other}")
 
+    def _has_request(self) -> bool:
+        return bool(select.select([self._connection], [], [], 0)[0])
+
     def _reserve(self, size: int) -> None:
         spare = None
         if self._spare is not None:
@@ -133,7 +137,7 @@ class WorkerLine:
         room = self._reserved.pop(number)
         self._send({"whole": whole})
         # The worker computes its next step meanwhile.
-        spare = self._memory.prepare_spare(room)
+        spare = self._memory.prepare_spare(room, self._has_request)
         self._spare = None if spare is None else (spare, room)
 
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from dlrover_run.checkpoint_memory.held import HeldFile
 from dlrover_run.checkpoint_memory.memory import HeldMemory
-from dlrover_run.training.saved_steps import removable, saved_files
+from dlrover_run.training.saved_steps import complete_steps, removable, saved_files
 from dlrover_run.training.whole_files import FileOperations, StateWriter, write_whole
 
 COPY_BYTES = 4 * 1024 * 1024
@@ -66,8 +66,9 @@ class WriteBehind:
                 self._remove_left_over(path)
         temporary = directory / TEMPORARY.format(name=name, mark=os.urandom(4).hex())
         write_whole(self._files, temporary, directory / name, lambda writer: copy(fd, held.size, writer))
-        if held.file.rank == 0:
-            found = saved_files(os.listdir(directory))
+        found = saved_files(os.listdir(directory))
+        # Whichever rank completes the step: the nodes write at their own pace.
+        if any((each.step, each.attempt) == (held.file.step, held.file.attempt) for each in complete_steps(found)):
             for old in removable(found, held.file.step, held.keep, held.damaged):
                 self._files.remove(directory / old.name)
 

@@ -147,13 +147,17 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(mailbox: Mailbox, start: S
 
 @pytest.mark.parametrize("end", ["a signal", *only_long("a failure")])
 def test_all_is_on_the_disk_when_a_job_ends(mailbox: Mailbox, start: Start, end: str) -> None:
-    # More than the disk takes in the moment until the signal.
+    # More than the disk takes until the holder is stopped.
     job, pids = start("--max-restarts=0", size=20_000_000)
-    with nothing_left(holder_of(job)):
+    holder = holder_of(job)
+    os.kill(holder, signal.SIGSTOP)
+    with nothing_left(holder), watched(*pids) as workers:
         if end == "a signal":
             job.terminate()
         else:
             os.kill(pids[0], signal.SIGKILL)
+        assert still_alive(workers, WAIT) == 0
+        os.kill(holder, signal.SIGCONT)
         ended = finish(job)
     assert ended.code != 0
     assert steps_on_disk(mailbox) == [1, 2, 3]
@@ -200,23 +204,29 @@ from pathlib import Path
 import hold_steps
 hold_steps.without_torch()
 rank = int(os.environ["RANK"])
-saved = [Path(f"saved-{number}") for number in range(2)]
+restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def note(step):
+    beside = Path(f"saved-{rank}-{restart}.new")
+    beside.write_text(str(step))
+    beside.replace(f"saved-{rank}-{restart}")
+
 checkpoints = hold_steps.directory("checkpoints")
 found = checkpoints.load_latest()
 step = 0 if found is None else found.step
 assert found is None or found.state == hold_steps.state_of(step, rank, 1_000_000), "other bytes"
-common = min(int(path.read_text() or 0) if path.exists() else 0 for path in saved)
+common = min(int(Path(f"saved-{number}-{restart - 1}").read_text()) for number in range(2)) if restart else 0
+note(step)
 post(resumed=step, common=common)
-while not Path("go-" + os.environ["TORCHELASTIC_RESTART_COUNT"]).exists():
+while not Path(f"go-{restart}").exists():
     time.sleep(0.01)
 while True:
     step += 1
     checkpoints.save(step, hold_steps.state_of(step, rank, 1_000_000), memory=True)
-    beside = Path(f"saved-{rank}.new")
-    beside.write_text(str(step))
-    beside.replace(saved[rank])
+    note(step)
 """
-"""What a rank has noted after a save is held; each resumes from what both have noted, or from the step after it."""
+"""A rank notes each step once it is held; all resume from what both have noted since the last restart, or from the step
+after it."""
 
 
 @pytest.mark.parametrize("kills", [5, *only_long(200)])
