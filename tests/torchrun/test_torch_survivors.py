@@ -91,7 +91,7 @@ def test_workers_keep_their_pids_and_their_weights(mailbox: Mailbox, nodes: int,
 
 
 def test_a_worker_that_is_stopped_is_replaced_in_time(mailbox: Mailbox) -> None:
-    with job(mailbox, "--nproc-per-node=4", "--reconfigure-timeout=5") as started:
+    with job(mailbox, "--nproc-per-node=4", "--reconfigure-timeout=15") as started:
         group = round_of(mailbox, 4)
         os.kill(group[3]["pid"], signal.SIGSTOP)
         os.kill(group[1]["pid"], signal.SIGKILL)
