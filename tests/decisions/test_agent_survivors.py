@@ -32,6 +32,7 @@ class Worker:
 
     local_rank: int
     stopped_with: signal.Signals | None = None
+    code: int = 1
 
     @property
     def spec(self) -> Any:
@@ -203,10 +204,23 @@ def test_a_worker_that_does_not_answer_is_killed_at_the_limit() -> None:
     run_virtually(run())
 
 
+def test_a_survivor_that_succeeds_before_its_next_group_is_replaced() -> None:
+    async def run() -> None:
+        async with node() as here:
+            here.round = 2
+            here.assign(2)
+            worker = here.workers[1]
+            worker.code = 0
+            here.survivors.note_end(worker)
+            assert worker.stopped_with is signal.SIGTERM, "it is no success of the round"
+
+    run_virtually(run())
+
+
 def test_a_new_worker_that_does_not_answer_fails_its_round() -> None:
     async def run() -> None:
         async with node() as here:
-            here.survivors.note_end(1)
+            here.survivors.note_end(here.workers[1])
             here.round = 2
             ranks = here.assign(2)
             here.start(1)
