@@ -440,3 +440,16 @@ def test_a_deleted_working_directory_is_named_in_the_error(text: str, sentence: 
     assert sentence in str(refused.value)
     assert parse([str(script)], {}).entrypoint.target == str(script)
     assert parse(["-m", "this"], {}).entrypoint.target == "this"
+
+
+@pytest.mark.parametrize(
+    ("flags", "mib"), [([], None), (["--checkpoint-memory=8Gi"], 8192), (["--checkpoint-memory=0"], 0)]
+)
+def test_the_memory_for_checkpoints_is_limited(here: Path, flags: list[str], mib: int | None) -> None:
+    assert parse([*flags, "train.py"], {}).checkpoint_memory == mib
+
+
+@pytest.mark.parametrize("text", ["-1", "much", "1K"])
+def test_a_limit_that_is_no_size_of_memory_is_refused(here: Path, text: str) -> None:
+    with pytest.raises(SpecError, match="--checkpoint-memory"):
+        parse([f"--checkpoint-memory={text}", "train.py"], {})

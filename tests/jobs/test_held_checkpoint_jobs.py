@@ -234,15 +234,17 @@ def test_any_moment_of_a_kill_leaves_the_newest_common_step(mailbox: Mailbox, ki
     chance = random.Random(kills)
     script = mailbox.script("train.py", SAVE_UNTIL_KILLED)
     job = launch(mailbox, "--nproc-per-node=2", f"--max-restarts={kills}", script)
-    for restart in range(kills):
-        ranks = mailbox.gather(2)
-        check_resumed(ranks)
-        (mailbox.directory / f"go-{restart}").touch()
-        time.sleep(chance.uniform(0, 0.4))
-        os.kill(chance.choice(ranks)["pid"], signal.SIGKILL)
-    check_resumed(mailbox.gather(2))
-    job.terminate()
-    ended = finish(job)
+    try:
+        for restart in range(kills):
+            ranks = mailbox.gather(2)
+            check_resumed(ranks)
+            (mailbox.directory / f"go-{restart}").touch()
+            time.sleep(chance.uniform(0, 0.4))
+            os.kill(chance.choice(ranks)["pid"], signal.SIGKILL)
+        check_resumed(mailbox.gather(2))
+    finally:
+        job.terminate()
+        ended = finish(job)
     assert ended.code == 143, ended.err
     assert "holds checkpoints" not in ended.err
 
