@@ -95,9 +95,16 @@ def _all_have_left(members: Members, now: float) -> bool:
     A node that was not yet declared lost when the last of them left was lost at the same time. It is waited for, as it
     would be if it had been lost just after the others left: the result of the job must not depend on the order.
     """
-    left = [state for state in members.values() if state.has_left]
-    lost = [state for state in members.values() if not state.has_left and state.is_lost(now)]
-    if not left or len(left) + len(lost) < len(members):
+    left: list[MemberState] = []
+    lost: list[MemberState] = []
+    for state in members.values():
+        if state.has_left:
+            left.append(state)
+        elif state.is_lost(now):
+            lost.append(state)
+        else:
+            return False
+    if not left:
         return False
     last_left = max(
         state.changed_at
@@ -143,8 +150,8 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, rank0_node: NodeReport) -> 
 
 def eligible(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
     """The nodes of which a round can be formed: those that are eligible, without those that are about to leave."""
-    leaving = {*plan.draining, *plan.to_drain}
-    return [state for state in policy.eligible(plan, members) if state.report.key not in leaving]
+    found, leaving = policy.eligible(plan, members), {*plan.draining, *plan.to_drain}
+    return [state for state in found if state.report.key not in leaving] if leaving else list(found)
 
 
 def start_next_round(policy: Policy, plan: Plan, members: Members, now: float, reasons: Reasons) -> Decision:

@@ -43,7 +43,9 @@ class MemberState(msgspec.Struct, frozen=True):
     @property
     def has_left(self) -> bool:
         """Whether it has left on purpose; a leaving node whose connection has ended is not waited for."""
-        return self.report.phase is NodePhase.LEFT or (self.is_draining and not self.connected)
+        # A decision asks every node for it, so it calls nothing.
+        phase = self.report.phase
+        return phase is NodePhase.LEFT or (self.lost_at is not None and phase in _DRAINING)
 
     @property
     def is_available(self) -> bool:
