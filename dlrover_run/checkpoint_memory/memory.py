@@ -26,7 +26,7 @@ SPARE_PIECE = 32 * 1024 * 1024
 """Bytes of a spare that are prepared at a time: a save that comes meanwhile waits for one piece."""
 
 DROP_TIMEOUT = 1.0
-"""Seconds at the end in which another node is told that it may drop its copies."""
+"""Seconds at the end in which the other node is sent the names of the copies that it may drop."""
 
 Number = int
 
@@ -69,12 +69,8 @@ class HeldMemory:
                 return spare, os.dup(self._fds[spare])
             number, leaving = self._files.reserve(size)
             self._close(leaving)
-            if number is None:
+            if number is None or not self._create(number, size):
                 return None
-            if size > self._free():
-                self._files.release(number)
-                return None
-            self._fds[number] = _create()
             self._note_change()
             return number, os.dup(self._fds[number])
 
@@ -83,12 +79,9 @@ class HeldMemory:
         no room. It stops early when it is `wanted`, and the kernel finds the rest while it is filled."""
         with self._changed:
             number, _ = self._files.reserve(size, spare=True)
-            if number is None or size > self._free():
-                if number is not None:
-                    self._files.release(number)
+            if number is None or not self._create(number, size):
                 return None
-            self._fds[number] = fd = _create()
-            fd = os.dup(fd)
+            fd = os.dup(self._fds[number])
         try:
             for start in range(0, size, SPARE_PIECE):
                 if wanted():
@@ -128,10 +121,8 @@ class HeldMemory:
             if number is None:
                 return None
             self._files.take_spare(number)
-            if size > self._free():
-                self._files.release(number)
+            if not self._create(number, size):
                 return None
-            self._fds[number] = _create()
             return number, os.dup(self._fds[number])
 
     def add_copy(self, held: HeldFile, number: Number) -> None:
@@ -261,14 +252,17 @@ class HeldMemory:
 
     def _note_change(self) -> None:
         self._changed.notify_all()
-        waiting = self._files.waiting
-        self._on_change(Figures(self._files.used, self._files.limit, len(waiting), sum(each.size for each in waiting)))
+        self._on_change(self.figures)
+
+    def _create(self, number: Number, size: int) -> bool:
+        """Create the memory of a number that was reserved; the number is given back if the machine has too little."""
+        if size > self._free():
+            self._files.release(number)
+            return False
+        self._fds[number] = os.memfd_create("dlrover-run checkpoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return True
 
     def _close(self, numbers: Collection[Number]) -> None:
         for number in numbers:
             if (fd := self._fds.pop(number, None)) is not None:
                 os.close(fd)
-
-
-def _create() -> int:
-    return os.memfd_create("dlrover-run checkpoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
