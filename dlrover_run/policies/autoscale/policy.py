@@ -51,14 +51,18 @@ class AutoscalePolicy(Policy):
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
         before = AutoscaleState.get(plan.policy)
+        view: JobView | None = None
         if plan.desired is not None and plan.desired.fixed:
             # What is measured again later begins with a round of its own.
             after = replace(before, measurement=Measurement(), paused_at=None, short_since=None, clock=RoundClock())
         else:
             before_round = replace(before, clock=_clock(before, plan, members, now))
-            after = decide(self.limits, self.sizes, before_round, self._view(before_round, plan, members), now)
+            view = job_view(before_round, plan, members)
+            remaining = remaining_seconds(self.limits, before_round, view.size, view.progress)
+            after = decide(self.limits, self.sizes, before_round, replace(view, remaining=remaining), now)
         if self.limits.command:
-            after = replace(after, command=self._command(after, plan, members, now))
+            view = view or job_view(before, plan, members)
+            after = replace(after, command=self._command(after, view, plan, members, now))
         if after == before:
             return Decision(plan)
         if after.lasting != before.lasting:
@@ -67,17 +71,14 @@ class AutoscalePolicy(Policy):
         lines = (f"autoscale: {after.condition}: {render(after.reasons)}",) if is_news else ()
         return Decision(update_plan(plan, now, policy=after), log_lines=lines)
 
-    def _view(self, state: AutoscaleState, plan: Plan, members: Members) -> JobView:
-        view = job_view(state, plan, members)
-        return replace(view, remaining=remaining_seconds(self.limits, state, view.size, view.progress))
-
-    def _command(self, state: AutoscaleState, plan: Plan, members: Members, now: float) -> CommandRun | None:
+    def _command(
+        self, state: AutoscaleState, view: JobView, plan: Plan, members: Members, now: float
+    ) -> CommandRun | None:
         """The run of the command that is under way, or begins now."""
         run = state.command
         if run is not None and (holder := members.get(run.node)) is not None:
             part = AutoscaleNodeReport.find(holder.report.policy)
             run = follow_result(run, None if part is None else part.command)
-        view = self._view(state, plan, members)
         if not view.size or view.busy:
             return run
         demand = Demand(self._nodes_in_all(state, plan, view), view.present)
