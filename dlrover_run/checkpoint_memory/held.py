@@ -44,7 +44,7 @@ class HeldFiles:
         self._held: dict[int, HeldFile] = {}
         self._postponed: set[int] = set()
         self._copied: dict[int, HeldFile] = {}
-        """What another node has a copy of, until it is told to drop it."""
+        """What another node has a copy of, until it is sent the order to drop it."""
         self._copying: tuple[Path, int] | None = None
 
     @property

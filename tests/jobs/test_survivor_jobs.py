@@ -161,7 +161,7 @@ def test_the_output_of_a_survivor_stays_in_its_files(mailbox: Mailbox) -> None:
     assert "attempt_1/0" not in text
 
 
-@pytest.mark.parametrize("killed", ["nobody", "agent", "store"])
+@pytest.mark.parametrize("killed", ["none", "agent", "store"])
 def test_the_store_ends_with_its_agent_and_no_worker_outlives_it(mailbox: Mailbox, killed: str) -> None:
     with job(mailbox, workers=2) as started:
         group = started.round()

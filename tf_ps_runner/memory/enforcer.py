@@ -32,7 +32,7 @@ def is_near_limit(usage: int, limit: int) -> bool:
 
 class GroupCounters(NamedTuple):
     """What the kernel has counted in the group of a task, None where that cannot be read: its processes that were
-    killed for memory, whoever's limit it was, and how often its own limit was hit."""
+    killed for memory, for its own limit or another one, and how often its own was hit."""
 
     kills: int | None
     hits: int | None
