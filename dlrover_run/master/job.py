@@ -151,6 +151,10 @@ class Job:
         node = self._nodes.get(report.key)
         if node is None or node.connection is not connection:
             raise RequestRefused("a node may only report itself, and this is the report of another node")
+        known = report.key in self._coordinator.members
+        if not known and (refusal := self._coordinator.refusal(report.key)) is not None:
+            # It has left or was lost, and another process has taken its node id since.
+            raise RequestRefused(refusal, retry=True)
         is_due = self._take(report, now)
         if not is_due:
             self._send(report.key, node, now, is_answer=True)

@@ -235,6 +235,22 @@ def test_a_report_of_a_later_epoch_makes_a_master_step_down_once_none_of_its_mem
     assert list(tmp_path.iterdir()) == [], "the journal of a replaced master is removed"
 
 
+def test_of_two_processes_with_one_node_id_the_later_one_takes_it_only_once() -> None:
+    bed = Bed()
+    bed.join("a", "b")
+    bed.take_ranks()
+    bed.report("b", phase=NodePhase.LEFT, ranks=None)
+    bed.until(bed.now + 60)
+    left, stream = bed.statuses["b"], bed.lines["b"]
+    later = msgspec.structs.replace(left, incarnation="later", phase=NodePhase.WAITING, epoch=0)
+    bed.job.join(Line(), later, bed.rules, bed.now)
+    bed.job.step(bed.now)
+    # The stream of the process that has left is still open, and it repeats its report.
+    with pytest.raises(RequestRefused, match="in use by another process"):
+        bed.job.receive(stream, left, bed.now)
+    assert bed.job._coordinator.members[later.key].connected
+
+
 def test_a_result_is_kept_for_a_disconnected_member_for_a_limited_time() -> None:
     bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
     bed.join("a", "b")
