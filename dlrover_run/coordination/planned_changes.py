@@ -49,7 +49,9 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
     size = rules.size(len(alive))
     grows = bool(newcomers) and size > len(plan.members)
     shrinks = 0 < size < len(plan.members) and rules.max_size < len(plan.members)
-    if not (grows or shrinks or plan.to_drain):
+    # Members that drain end the round when they leave, and the next one is of the planned size.
+    leaving = any(member.key in plan.draining for member in plan.members)
+    if not (((grows or shrinks) and not leaving) or plan.to_drain):
         return Decision(plan if plan.change is None else update_plan(plan, now, change=None))
     if grows and not plan.to_drain:
         due_at = min(state.joined_at for state in newcomers) + rules.scale_up_delay
@@ -63,7 +65,6 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
         if now < latest and not _have_saved(plan, members):
             return Decision(plan, (Deadline(latest, DeadlineReason.SCALE_UP if grows else DeadlineReason.CHECKPOINT),))
     if plan.to_drain:
-        # The round ends when they leave, and the next one has the newcomers too.
         return Decision(update_plan(release_drains(plan, now), now, change=None))
     return _resize(policy, plan, members, assign_ranks(plan.members, alive, size), now)
 

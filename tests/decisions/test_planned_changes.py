@@ -82,6 +82,9 @@ RESIZES = {
     "a smallest size holds when nodes are lost": "scale 2:3; lose b; wait 2; phase gathering; come c; round 2 a c",
     "a failure applies it at once": "mark a; scale 1; fail b; round 2 a",
     "a successor knows it": "scale 1; round 2 a; successor journal; back a b; wait 100; round 2 a",
+    "a round whose node leaves is not changed before": (
+        "drain a; drained a; scale 1; wait 5; round 1 a b; leaving a; left a; round 2 b; restarts 0"
+    ),
     "a drain and a size are one change": (
         "mark a; scale 1; drain a; wait 5; round 1 a b; mark a; drained a; leaving a; left a; round 2 b"
     ),
