@@ -291,11 +291,18 @@ STEPS: dict[str, tuple[WorkerRecord, SurvivorsAssignment, float, Step]] = {
 
 
 def test_a_survivor_that_ends_before_its_next_group_is_replaced() -> None:
-    kept, new = TOLD, replace(TOLD, started=TWO)
-    assert ended_before_its_group(kept, TWO, 0)
-    assert not ended_before_its_group(kept, TWO, 1), "a failure of the round"
-    assert not ended_before_its_group(kept.note_formed(TWO), TWO, 0), "it was in the group"
-    assert not ended_before_its_group(new, TWO, 0), "it has begun with this round"
+    assert ended_before_its_group(ASKED, TWO, 0)
+    assert not ended_before_its_group(ASKED, TWO, 1), "a failure of the round"
+    assert not ended_before_its_group(OFFERED, TWO, 0), "others may know its handle"
+    assert not ended_before_its_group(replace(ASKED, started=TWO), TWO, 0), "it has begun with this round"
+
+
+def test_a_worker_that_connects_after_its_group_was_decided_cannot_keep_its_process() -> None:
+    new = replace(NEW, able=False)
+    assert new.note_hello().able
+    late = new.note_told(Formation(TWO), 1).note_hello()
+    assert not late.able
+    assert next_step(late, replace(PART, key=RoundKey(5, 3)), 2).step is Step.REPLACE
 
 
 @pytest.mark.parametrize("case", STEPS)

@@ -107,7 +107,7 @@ def after_message(worker: WorkerRecord, message: WorkerMessage, now: float) -> W
     """What the agent knows of a worker after its message."""
     if isinstance(message, WorkerHello):
         if message.able:
-            return replace(worker, able=True)
+            return worker.note_hello()
         return replace(worker, unable=(SurvivorsCode.OLDER_TORCH(version=message.torch),))
     key = RoundKey(*message.round)
     if isinstance(message, Offer):

@@ -67,7 +67,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One running worker as its agent knows it.
 
     It was started for the round `started` with the store `store`. `able` is set once it has connected and can take part
-    in a group that is formed in place; `unable` says why it cannot. The other fields name the latest round for which
+    in a group that is formed in place; `unable` says why it cannot. `plain`: it was told to form its group as any script
+    does, and such a group cannot be changed later. The other fields name the latest round for which
     something holds: it was `asked` for a handle, has `offered` the handle `handle`, was `told` how to form, is or was
     in the group that has `formed`, and has `lost` it. `asked_at` is when it was first asked without an answer since.
     """
@@ -76,6 +77,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     store: Store | None = None
     able: bool = False
     unable: Reasons = ()
+    plain: bool = False
     asked: RoundKey = NO_ROUND
     asked_at: float = 0.0
     offered: RoundKey = NO_ROUND
@@ -86,6 +88,11 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     lost: RoundKey = NO_ROUND
     lost_at: float = 0.0
 
+    def note_hello(self) -> WorkerRecord:
+        """The record of a worker that has connected and can take part, unless it is too late: how its group is formed
+        may be known before it has connected."""
+        return replace(self, able=not self.plain)
+
     def note_asked(self, key: RoundKey, now: float) -> WorkerRecord:
         answered = self.offered == self.asked
         return replace(self, asked=key, asked_at=now if answered else self.asked_at)
@@ -95,9 +102,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, offered=key, handle=handle) if key == self.asked else self
 
     def note_told(self, formation: Formation, now: float) -> WorkerRecord:
-        """The record after it was told how its group is formed. A group that is not formed in place cannot be changed
-        later, so the worker ends with its round."""
-        return replace(self, told=formation.key, told_at=now, able=self.able and formation.in_place)
+        """The record after it was told how its group is formed. In a `plain` group it ends with its round."""
+        plain = self.plain or not formation.in_place
+        return replace(self, told=formation.key, told_at=now, plain=plain, able=self.able and not plain)
 
     def note_formed(self, key: RoundKey) -> WorkerRecord:
         return replace(self, formed=key) if key == self.told else self
@@ -146,8 +153,8 @@ def can_survive(worker: WorkerRecord, part: SurvivorsAssignment) -> bool:
 
 def ended_before_its_group(worker: WorkerRecord, key: RoundKey, code: int) -> bool:
     """Whether a worker that has ended with this code is to be replaced in the round `key` as if it had never been in
-    it: it is of an earlier round, and its script has ended while the group of this one was not formed yet."""
-    return code == 0 and worker.started != key and worker.formed != key
+    it: it is of an earlier round, and its script has ended before it offered a handle for the group of this one."""
+    return code == 0 and worker.started != key and worker.offered != key
 
 
 def _within(since: float, timeout: float, now: float, otherwise: Step) -> Due:

@@ -105,7 +105,7 @@ class SurvivorNode(TorchNode):
         if word == "hello" and self.kind == OLDER:
             slot.record = replace(record, unable=(SurvivorsCode.OLDER_TORCH(version="2.13.0"),))
         elif word == "hello":
-            slot.record = replace(record, able=True)
+            slot.record = record.note_hello()
         elif word == "offer":
             slot.record = record.note_offer(key, text)
         elif word == "formed":
@@ -233,7 +233,7 @@ class SurvivorNode(TorchNode):
         rank = ranks.first_rank + slot.process.local_rank
         order = Order(ranks.key, rank, ranks.world_size, self.part.timeout, formation)
         self._survivors.laws.ordering(slot.process, order)
-        self._survivors.groups.later(0.01, lambda: slot.process.obey(order))
+        slot.process.send(order)
         # What is due next, if it does not answer.
         self.call_soon(self._follow)
 

@@ -45,9 +45,21 @@ class Group:
     ended: bool = False
 
 
+class Line:
+    """One direction of the line between a worker and its agent: a message takes a moment, and none overtakes another."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._arrival = 0.0
+
+    def send(self, deliver: Callable[[], None]) -> None:
+        self._arrival = self._groups.deliver(self._arrival, deliver)
+
+
 class WorkerProcess:
     """One process of a worker. It reports to its node by `say`, with a word and the round that it is about. A `deaf`
-    process answers no order any more: its collective hangs, or its interpreter does."""
+    process answers no order any more: its collective hangs, or its interpreter does. One that is `finishing` has left
+    its block, and is about to succeed."""
 
     def __init__(self, groups: Groups, node: SurvivorNode, local_rank: int, store: Store | None) -> None:
         self.pid = next(groups.pids)
@@ -56,11 +68,14 @@ class WorkerProcess:
         self.store = store
         self.alive = True
         self.deaf = False
+        self.finishing = False
         self.handle = ""
         self.order: Order | None = None
         self.group: Group | None = None
         self.in_place = True
         self._groups = groups
+        self._to_worker = Line(groups)
+        self._to_agent = Line(groups)
 
     def begin(self, first: Order) -> None:
         """Reach the place in the script at which it joins the others."""
@@ -71,12 +86,16 @@ class WorkerProcess:
             else:
                 self.say("hello", first.key)
 
-    def obey(self, order: Order) -> None:
-        """Take the latest order of the agent."""
-        if not self.alive or self.deaf:
+    def send(self, order: Order) -> None:
+        """Send the process an order of its agent."""
+        self._to_worker.send(lambda: self._obey(order))
+
+    def _obey(self, order: Order) -> None:
+        if not self.alive or self.finishing:
             return
-        if self._groups.draws_deafness():
-            self.deaf = True
+        self.deaf = self.deaf or self._groups.draws_deafness()
+        if self.deaf:
+            self._groups.leave_unanswered(self, order)
             return
         self.order = order
         if order.formation is None:
@@ -89,14 +108,14 @@ class WorkerProcess:
             self._groups.reconfigure(self, order, order.formation)
 
     def say(self, word: str, key: RoundKey, text: str = "") -> None:
-        self._groups.later(0.01, lambda: self.node.hear(self, word, key, text))
+        self._to_agent.send(lambda: self.node.hear(self, word, key, text))
 
     def lose(self, group: Group) -> None:
         """Notice that a group has lost a member, unless the process has left that group."""
         if self.group is not group:
             return
         self.group = None
-        if not self.alive or self.deaf:
+        if not self.alive or (self.deaf and self.in_place):
             return
         if self.in_place and self.node.kind == BLOCK:
             self.say("lost", group.key)
@@ -127,6 +146,7 @@ class Groups:
         self.handles = itertools.count(1)
         self.owners: dict[str, WorkerProcess] = {}
         self.used_handles: set[str] = set()
+        self.unanswered: set[RoundKey] = set()
         self.deafness = self.random.choice((0.0, 0.0, 0.02, 0.1))
         self.calm = False
         self.formed: Callable[[Group], None] = lambda group: None
@@ -144,6 +164,12 @@ class Groups:
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         self._timeline.after(self.random.uniform(0, seconds), call)
+
+    def deliver(self, not_before: float, call: Callable[[], None]) -> float:
+        """Call after a moment, but not before that time; returns when."""
+        at = max(not_before, self._timeline.now + self.random.uniform(0, 0.01))
+        self._timeline.at(at, call)
+        return at
 
     def draws_deafness(self) -> bool:
         return not self.calm and self.random.random() < self.deafness
@@ -175,7 +201,15 @@ class Groups:
         group = self._by_round.setdefault(order.key, Group(order.key, order.world, in_place=False))
         demand(group.size == order.world and order.rank not in group.members, "two worlds in one round")
         self._join(group, order.rank, process)
-        self._timeline.after(self._workers.patience, lambda: None if group.complete else process.lose(group))
+        self._timeline.after(self._workers.patience, lambda: self._fail_to_form(group, process))
+
+    def leave_unanswered(self, process: WorkerProcess, order: Order) -> None:
+        """Note an order to a process that hangs. Only an order to offer or to form in place has a limit in the agent;
+        as in any script, torch's own timeout ends what hangs in another group."""
+        self.unanswered.add(order.key)
+        if order.formation is not None and not order.formation.in_place:
+            process.in_place = False
+            self._timeline.after(self._workers.patience, lambda: process.end(1, PEER_WORDS))
 
     def leave(self, process: WorkerProcess) -> None:
         """Close the connections of a process; the others notice it, most of them soon."""
@@ -221,8 +255,16 @@ class Groups:
         if process.group is group:
             process.lose(group)
 
+    def _fail_to_form(self, group: Group, process: WorkerProcess) -> None:
+        if not group.complete and process.group is group:
+            if group.key in self.unanswered:
+                # A worker hangs: a failure of its own, which no change of membership explains.
+                self._workers.failed.add(group.key)
+            process.lose(group)
+
     def _finish(self, group: Group) -> None:
         if not group.ended:
             group.ended = True
             for process in group.members.values():
-                self.later(2.0, lambda process=process: process.end(0))  # type: ignore[misc]
+                process.finishing = True
+                self.later(2.0, partial(process.end, 0))
