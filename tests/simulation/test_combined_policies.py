@@ -167,6 +167,7 @@ def watched() -> Iterator[Watched]:
 LONG = [(program, 0, 1000) for program in (torch.TorchProgram, servers.ServersProgram)]
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("program", "first", "count"), [(torch.TorchProgram, 33, 4), (servers.ServersProgram, 0, 2), *only_long(*LONG)]
 )

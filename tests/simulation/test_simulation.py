@@ -105,10 +105,9 @@ def charge_without_ending(policy: Any, plan: Plan, present: Any, cause: Any, now
 
 
 def take_without_another_port(self: Any, wanted: Assignment) -> None:
-    is_known = wanted.ranks is not None and wanted.ranks.store_port == self._next_port.number
-    if not is_known:
-        self._known_round, self._epoch = wanted.key, wanted.epoch
+    offered = self._next_port
     real_take(self, wanted)
+    self._next_port = offered
 
 
 real_take = NodeState.accept
@@ -213,7 +212,7 @@ DEFECTS = {
         ),
         master=76,
     ),
-    "a node offers a port again": Defect(patched((NodeState, "accept"), by=take_without_another_port), master=164),
+    "a node offers a port again": Defect(patched((NodeState, "accept"), by=take_without_another_port), master=0),
     "assignments are sent before the plan is in the journal": Defect(
         patched((DiskJournal, "append"), by=lambda self, plan: None), master=0
     ),

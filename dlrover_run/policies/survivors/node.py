@@ -67,10 +67,10 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One running worker as its agent knows it.
 
     It was started for the round `started` with the store `store`. `able` is set once it has connected and can take part
-    in a group that is formed in place; `unable` says why it cannot. `plain`: it was told to form its group as any script
-    does, and such a group cannot be changed later. The other fields name the latest round for which
-    something holds: it was `asked` for a handle, has `offered` the handle `handle`, was `told` how to form, is or was
-    in the group that has `formed`, and has `lost` it. `asked_at` is when it was first asked without an answer since.
+    in a group that is formed in place; `unable` says why it cannot. `plain`: it was told to form its group as any
+    script does, and such a group cannot be changed later. The other fields name the latest round for which something
+    holds: it was `asked` for a handle, has `offered` the handle `handle`, was `told` how to form, is or was in the
+    group that has `formed`, and has `lost` it. `asked_at` is when it was first asked without an answer since.
     """
 
     started: RoundKey

@@ -46,7 +46,7 @@ class Group:
 
 
 class Line:
-    """One direction of the line between a worker and its agent: a message takes a moment, and none overtakes another."""
+    """One direction of the line between a worker and its agent: messages take a moment, and none overtakes another."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
