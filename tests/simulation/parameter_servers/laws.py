@@ -167,7 +167,7 @@ class ClusterLaws:
                 self._note_spared(former, present)
             return
         # The reason names tasks that were not ready in time.
-        lost = [task for task in former.tasks if task.key in lost_then or self._lost(task)]
+        lost = [task for task in former.tasks if task.key in lost_then or self._lost(task) or _has_left(task, present)]
         has_chief = any(task.role is Role.CHIEF for task in former.tasks)
         ends = not has_chief or any(task.role in (Role.PS, Role.CHIEF) for task in lost)
         demand(
@@ -282,6 +282,12 @@ class ClusterLaws:
             # It was lost with its node, which is not charged.
             return False
         return status.end.cause in COSTLY
+
+
+def _has_left(task: PlannedTask, present: Members) -> bool:
+    """Whether its node was asked to leave, and is not connected any more: it is not waited for, though it may run."""
+    p = present.get(host_of(task))
+    return p is not None and p.has_left
 
 
 def _cut_off(node: Node) -> bool:
