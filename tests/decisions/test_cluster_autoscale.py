@@ -392,6 +392,13 @@ def test_no_server_is_added(changes: dict[str, object]) -> None:
     assert after_window(STATE, view).target == 2
 
 
+def test_servers_that_failed_too_often_are_named_as_the_reason() -> None:
+    tried = replace(STATE, target=3)
+    found = after_window(tried, BUSY._replace(rate=KNOWN, may_try=False))
+    assert found.target == 2
+    assert ServersCode.FAILED.within(found.reasons)
+
+
 def test_the_load_of_an_earlier_version_does_not_count() -> None:
     state = decide_servers(LIMITS, STATE, BUSY._replace(rate=KNOWN), 1000.0 - WINDOW)
     assert decide_servers(LIMITS, state, BUSY._replace(rate=KNOWN, version=2), 1000.0).target == 2

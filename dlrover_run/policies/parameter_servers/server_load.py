@@ -61,8 +61,7 @@ def decide_servers(rules: AutoscaleRules, state: ServersChoice, view: ServersVie
         if view.may_try and state.target <= view.most:
             return state
         # The tables may have turned out to exclude it.
-        why = ServersCode.MOST if view.may_try else ServersCode.FAILED
-        return _with(state, why(size=view.servers), target=view.servers, baseline=None, lacking=0)
+        return _with(state, _why_no_more(view), target=view.servers, baseline=None, lacking=0)
     if not view.size:
         return state
     state = _compare(rules, state, view, now)
@@ -74,7 +73,7 @@ def decide_servers(rules: AutoscaleRules, state: ServersChoice, view: ServersVie
         return replace(state, lacking=0) if kept or not is_known else _with(state, _load(state), lacking=0)
     wanted = view.servers + 1
     if wanted > view.most or not view.may_try:
-        return _with(state, ServersCode.MOST(size=view.servers), lacking=0)
+        return _with(state, _why_no_more(view), lacking=0)
     if wanted > view.room:
         return _with(state, ServersCode.NO_ROOM(size=view.servers, to=wanted), lacking=wanted)
     baseline = None
@@ -100,6 +99,11 @@ def awaits_measurement(rules: AutoscaleRules, state: ServersChoice, view: Server
 
 def _with(state: ServersChoice, reason: Reason, **changes: object) -> ServersChoice:
     return replace(state, reasons=(reason,), **changes)
+
+
+def _why_no_more(view: ServersView) -> Reason:
+    code = ServersCode.MOST if view.may_try else ServersCode.FAILED
+    return code(size=view.servers)
 
 
 def _note_load(state: ServersChoice, view: ServersView, now: float) -> ServersChoice:
