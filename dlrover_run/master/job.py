@@ -113,6 +113,7 @@ class Job:
         self._over_at: float | None = None
         self._unaware: set[NodeKey] = set()
         self._left: set[NodeKey] = set()
+        self._displaced: set[NodeKey] = set()
         self._stack_requests: dict[int, StackRequest] = {}
         self._stack_number = 0
         if coordinator.plan.phase in OVER:
@@ -135,7 +136,13 @@ class Job:
                 f"the job {self.name!r} has just ended; its name is free again in a moment", retry=True
             )
         if (refusal := coordinator.refusal(key)) is not None:
+            if report.epoch and len(self._displaced) < MAX_NODES:
+                # It was a node of this job before another process took its node id, and is to learn how the job ends.
+                self._displaced.add(key)
+                if self.over:
+                    self._unaware.add(key)
             raise RequestRefused(refusal, retry=True)
+        self._displaced.discard(key)
         if len(coordinator.members) >= MAX_NODES and key not in coordinator.members:
             raise RequestRefused(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)
         before = self._nodes.get(key)
@@ -362,7 +369,7 @@ class Job:
     def _note_over(self, now: float) -> None:
         self._over_at = now
         members = {member.key for member in self._stored.members if not member.done}
-        self._unaware = (members | self._coordinator.members.keys()) - self._left
+        self._unaware = (members | self._coordinator.members.keys() | self._displaced) - self._left
 
     def _send(self, key: NodeKey, node: _ConnectedNode, now: float, is_answer: bool) -> None:
         if self._retry_at is None:

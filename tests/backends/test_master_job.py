@@ -275,6 +275,39 @@ def test_a_result_is_kept_for_a_disconnected_member_for_a_limited_time() -> None
     assert bed.job.is_unneeded(bed.now)
 
 
+def test_a_process_whose_node_id_was_taken_learns_how_the_job_ends() -> None:
+    bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
+    bed.join("a", "b")
+    bed.take_ranks()
+    first = bed.statuses["b"]
+    bed.cut("b")
+    bed.until(bed.now + 2)
+    bed.statuses["b"] = status("b", incarnation="later")
+    bed.lines["b"] = Line()
+    bed.job.join(bed.lines["b"], bed.statuses["b"], bed.rules, bed.now)
+    bed.job.step(bed.now)
+    with pytest.raises(RequestRefused, match="in use by another process"):
+        bed.job.join(Line(), first, bed.rules, bed.now)
+    bed.report("b", epoch=bed.lines["b"].assignments[-1].epoch)
+    for _ in range(2):
+        # The round of one node, and the one of both.
+        bed.take_ranks()
+    for name in "ab":
+        bed.report(name, phase=NodePhase.SUCCEEDED)
+    assert bed.job.over
+    for name in "ab":
+        bed.report(name, phase=NodePhase.LEFT)
+        bed.cut(name)
+    assert not bed.job.is_unneeded(bed.now)
+    line = Line()
+    bed.job.join(line, first, bed.rules, bed.now)
+    bed.job.step(bed.now)
+    assert line.assignments[-1].phase is PlanPhase.FINISHED
+    bed.job.receive(line, msgspec.structs.replace(first, phase=NodePhase.LEFT), bed.now)
+    bed.job.disconnect(line, first.key, bed.now)
+    assert bed.job.is_unneeded(bed.now)
+
+
 def test_a_plan_that_only_records_a_success_is_not_announced() -> None:
     bed = Bed()
     bed.join("a", "b")
