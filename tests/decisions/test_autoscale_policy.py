@@ -78,10 +78,22 @@ def test_a_newcomer_waits_while_fewer_nodes_are_wanted() -> None:
     assert job.ranks == ["a", "b"]
 
 
+def test_a_newcomer_waits_for_the_end_of_the_first_measurement() -> None:
+    job = begun(LINEAR, "a")
+    job.come("b")
+    assert len(job.ranks) == 2, "nothing was measured yet"
+    job.train(HOUR, until=lambda: bool(job.state.measurement.blocks))
+    job.come("c", "d")
+    job.train(HOUR, until=lambda: bool(job.state.table))
+    assert job.sizes == [2]
+    job.settle_search()
+    assert len(job.ranks) == 4
+
+
 def test_a_change_waits_for_a_checkpoint() -> None:
     job = begun(KNEE)
     job.mark("a")
-    job.train(HOUR, until=lambda: bool(job.state.target))
+    job.train(HOUR, until=lambda: job.state.target == 2)
     job.train(30)
     assert len(job.ranks) == 4
     job.mark(job.ranks[0])

@@ -82,7 +82,9 @@ def _step(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobV
     if record is None or not record.blocks:
         found = _finished(rules, state)
         if found is None:
-            return _with(state, AutoscaleCode.MEASURING(size=view.size))
+            # Nodes that come in the middle of the first measurement are spares until it is over.
+            target = state.target or (view.size if state.measurement.blocks else 0)
+            return _with(state, AutoscaleCode.MEASURING(size=view.size), target=target)
         state = remember(state, SizeRecord(view.size, found.rate, found.error, found.blocks, now))
     else:
         drifted = _drifted(rules, state, record, now)
