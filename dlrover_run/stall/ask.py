@@ -7,11 +7,11 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from dlrover_run.evidence.processes import catches
 from dlrover_run.stall.register import MARKER, VARIABLE
-from dlrover_run.stall.stacks import MAX_DUMP_BYTES, Stack, is_complete, parse
+from dlrover_run.stall.stacks import MAX_DUMP_BYTES, Stack, is_complete, is_cut_off, parse
 
 STACKS_TIMEOUT = 1.0
 """Seconds that the workers have to write their stacks. It takes milliseconds; a stopped worker writes none."""
@@ -20,6 +20,23 @@ STACKS_INTERVAL = 0.01
 """Seconds between two looks at what the workers have written: the kernel does not report writes to a memory file."""
 
 Worker = TypeVar("Worker", bound=Hashable)
+
+
+class _Registered(NamedTuple):
+    """What a worker has registered: the signal for all threads, that for the main thread alone, 0 for none, and the
+    descriptor of its file."""
+
+    signal: int
+    main_signal: int
+    fd: int
+
+
+class _Request(NamedTuple):
+    """A request that was sent to this process by that signal."""
+
+    pid: int
+    signal: int
+
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """A file of stacks that is larger is emptied before the next request."""
@@ -32,8 +49,8 @@ class StackFiles:
         self._fds = [_create_file(rank) for rank in range(local_ranks)]
         self._read = [0] * local_ranks
         self._written = [0] * local_ranks
-        self._signals: dict[int, tuple[int, int]] = {}
-        self._requested: set[int] = set()
+        self._registered: dict[int, _Registered] = {}
+        self._requests: dict[int, _Request] = {}
 
     def path(self, local_rank: int) -> str:
         """The path at which the worker opens its file; it needs no inherited descriptor."""
@@ -49,8 +66,8 @@ class StackFiles:
         os.close(self._fds[local_rank])
         self._fds[local_rank] = created
         self._read[local_rank] = self._written[local_rank] = 0
-        self._signals.pop(local_rank, None)
-        self._requested.discard(local_rank)
+        self._registered.pop(local_rank, None)
+        self._requests.pop(local_rank, None)
 
     def request(self, local_rank: int, pid: int) -> bool:
         """Ask a worker for its stacks. False if it cannot answer: it runs no Python, has not begun, has replaced
@@ -59,17 +76,16 @@ class StackFiles:
         A request that has no answer yet stands: two that ask at a time get the same one, and a stopped worker has one
         signal to handle when it continues.
         """
-        signal_and_fd = self._registered(local_rank)
-        if signal_and_fd is None:
+        registered = self._registration(local_rank)
+        if registered is None:
             return False
-        number, fd = signal_and_fd
         try:
-            same = os.stat(f"/proc/{pid}/fd/{fd}").st_ino == os.fstat(self._fds[local_rank]).st_ino
+            same = os.stat(f"/proc/{pid}/fd/{registered.fd}").st_ino == os.fstat(self._fds[local_rank]).st_ino
         except OSError:
             return False
-        if not same or not catches(pid, number):
+        if not same or not catches(pid, registered.signal):
             return False
-        if local_rank in self._requested and self.answer(local_rank) is None:
+        if local_rank in self._requests and self.answer(local_rank) is None:
             return True
         size = self._size(local_rank)
         if size > MAX_FILE_BYTES:
@@ -77,19 +93,23 @@ class StackFiles:
             os.ftruncate(self._fds[local_rank], 0)
             size = 0
         self._read[local_rank] = size
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-            self._requested.add(local_rank)
-            return True
-        return False
+        return self._send(local_rank, _Request(pid, registered.signal))
 
     def answer(self, local_rank: int) -> Stack | None:
-        """What a worker has written since the last request; None as long as it is not complete, and after `close`."""
+        """What a worker has written since the last request; None as long as it is not complete, and after `close`. A
+        worker whose main thread was left out is asked for that."""
         if not self._fds:
             return None
         data = os.pread(self._fds[local_rank], MAX_DUMP_BYTES, self._read[local_rank])
         text = data.decode(errors="replace")
-        return parse(text) if is_complete(text) else None
+        if is_complete(text):
+            return parse(text)
+        request, registered = self._requests.get(local_rank), self._registration(local_rank)
+        if request is not None and registered is not None and is_cut_off(text):
+            main = registered.main_signal
+            if main and request.signal != main and catches(request.pid, main):
+                self._send(local_rank, request._replace(signal=main))
+        return None
 
     def dumped(self, local_rank: int) -> int:
         """All bytes that the worker has written here."""
@@ -103,18 +123,26 @@ class StackFiles:
     def _size(self, local_rank: int) -> int:
         return os.fstat(self._fds[local_rank]).st_size
 
-    def _registered(self, local_rank: int) -> tuple[int, int] | None:
+    def _send(self, local_rank: int, request: _Request) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(request.pid, request.signal)
+            self._requests[local_rank] = request
+            return True
+        return False
+
+    def _registration(self, local_rank: int) -> _Registered | None:
         if not self._fds:
             return None
-        if local_rank not in self._signals:
+        if local_rank not in self._registered:
             fields = os.pread(self._fds[local_rank], 64, 0).partition(b"\n")[0].split()
-            if len(fields) != 3 or not all(field.isdigit() for field in fields) or int(fields[0]) != MARKER:
+            if len(fields) != 4 or not all(field.isdigit() for field in fields) or int(fields[0]) != MARKER:
                 return None
-            number, fd = int(fields[1]), int(fields[2])
-            if not signal.SIGRTMIN < number <= signal.SIGRTMAX:
+            found = _Registered(*map(int, fields[1:]))
+            signals = [number for number in found[:2] if number]
+            if not signals or not all(signal.SIGRTMIN < number <= signal.SIGRTMAX for number in signals):
                 return None
-            self._signals[local_rank] = number, fd
-        return self._signals[local_rank]
+            self._registered[local_rank] = found
+        return self._registered[local_rank]
 
 
 def _create_file(local_rank: int) -> int:

@@ -24,17 +24,19 @@ MIN_DESCRIPTOR = 200
 """Programs that close descriptors that they do not know, or expect a low number, meet the file at a high one."""
 
 MARKER = 0x5AFE
-"""The first field of the first line of the file; then follow the signal's number and the descriptor."""
+"""The first field of the first line of the file; then follow the number of the signal for all threads, that of the one
+for the main thread alone, 0 for none, and the descriptor."""
 
 
 def install(path: str) -> int | None:
-    """Register a free signal and write its number and the descriptor to the file. The number; None if none is free or
-    the file cannot be opened."""
+    """Register free signals and write their numbers and the descriptor to the file. The number of the first; None if
+    none is free or the file cannot be opened."""
     import faulthandler
 
-    number = free_signal()
-    if number is None:
+    free = free_signals()
+    if not free:
         return None
+    number, main = (*free, 0)[:2]
     try:
         low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError:
@@ -46,14 +48,16 @@ def install(path: str) -> int | None:
         fd = os.dup(low)
     os.close(low)
     faulthandler.register(number, file=fd, all_threads=True, chain=False)
-    os.write(fd, f"{MARKER} {number} {fd}\n".encode())
+    if main:
+        # Of many threads only the latest hundred are written, and the main thread is the oldest. A signal for the
+        # process is handled by its main thread, unless that blocks it.
+        faulthandler.register(main, file=fd, all_threads=False, chain=False)
+    os.write(fd, f"{MARKER} {number} {main} {fd}\n".encode())
     return number
 
 
-def free_signal() -> int | None:
-    """The first signal that this process leaves to the kernel's default."""
+def free_signals() -> list[int]:
+    """The first two signals that this process leaves to the kernel's default."""
     first = signal.SIGRTMAX - FIRST_SIGNAL
-    for number in range(first, max(first - SIGNALS, signal.SIGRTMIN), -1):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            return number
-    return None
+    tried = range(first, max(first - SIGNALS, signal.SIGRTMIN), -1)
+    return [number for number in tried if signal.getsignal(number) == signal.SIG_DFL][:2]

@@ -14,7 +14,7 @@ MAX_FRAMES = 100
 MAX_DUMP_BYTES = 256 * 1024
 """Bytes of one dump that are read: 100 frames of each of 100 threads, which is all that faulthandler writes."""
 
-_THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*?)\])?.*\(most recent call first\):")
+_THREAD = re.compile(r"^(?:Stack|(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*?)\])?.*) \(most recent call first\):")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 _LIBRARY = re.compile(
@@ -24,6 +24,7 @@ _LIBRARY = re.compile(
 )
 # The last frame of a main thread; any other thread begins in `_bootstrap`.
 _MAIN_ENDS = re.compile(r"in (?:<module>|_run_module_as_main)\n\Z|^  \.\.\.\n\Z", re.MULTILINE)
+_CUT_OFF = "\n...\n"
 _COLLECTIVE = re.compile(r"/torch/(?:distributed|nn/parallel|autograd)/|/horovod/|/deepspeed/comm/")
 _LOCK = re.compile(r"/threading\.py:|/multiprocessing/synchronize\.py:|/queue\.py:|/filelock/")
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py:|/multiprocessing/(?:queues|connection|pool)\.py:")
@@ -97,7 +98,7 @@ def parse(text: str) -> Stack:
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         if found := _THREAD.match(line):
-            threads.append((found[2] or found[1], []))
+            threads.append((found[2] or found[1] or "", []))
         elif threads and (found := _FRAME.match(line)) and len(threads[-1][1]) < MAX_FRAMES:
             threads[-1][1].append(Frame(found[1], int(found[2]) if found[2].isdigit() else 0, found[3]))
     return Stack(tuple(Thread(name, tuple(frames)) for name, frames in threads))
@@ -106,6 +107,11 @@ def parse(text: str) -> Stack:
 def is_complete(text: str) -> bool:
     """Whether a dump is written to its end, which is the end of the main thread."""
     return _MAIN_ENDS.search(text) is not None
+
+
+def is_cut_off(text: str) -> bool:
+    """Whether a dump has ended before the main thread, because the process has too many threads."""
+    return text.endswith(_CUT_OFF)
 
 
 class Folded(NamedTuple):

@@ -65,6 +65,10 @@ SCRIPTS = {
     "sleeps": "import time\nprint('begun')\ndef wait():\n    time.sleep(1000)\nwait()",
     "spins": "print('begun')\ndef wait():\n    while True: pass\nwait()",
     "spins in C": "import re\nprint('begun')\ndef wait():\n    re.match('(a+)+$', 'a' * 60 + 'b')\nwait()",
+    "has more threads than are written": (
+        "import threading, time\nthreads = [threading.Thread(target=time.sleep, args=(1000,), daemon=True) for _ in "
+        "range(150)]\nfor one in threads: one.start()\nprint('begun')\ndef wait(): threads[0].join()\nwait()"
+    ),
     "waits for a lock": (
         "import threading\nprint('begun'); lock = threading.Lock(); lock.acquire()\ndef wait(): lock.acquire()\nwait()"
     ),
