@@ -129,7 +129,7 @@ DEFECTS = {
     ),
     "a checkpoint from before the announcement counts": Defect(
         "dlrover_run/agent/worker_round.py",
-        "            self._specs.startup_probe.read_marks()\n            self._change",
+        "            self._specs.startup_probe.marks.read()\n            self._change",
         "            self._change",
         "test_worker_round.py::test_only_a_checkpoint_after_its_announcement_counts_for_a_planned_change",
     ),

@@ -6,22 +6,12 @@ restarts. A wrong yes costs some restarts, a wrong no ends a healthy job, so the
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
+from dlrover_run.agent.checkpoint_marks import CheckpointMarks
 from dlrover_run.coordination.model import RankAssignment
-
-MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
-"""The variable of a worker that names the file to which a line is written after a checkpoint: its step, or anything
-(`dlrover_run.training.checkpoint` does it). It is a pipe of the agent."""
-
-MARK_BYTES = 1 << 16
-"""What the kernel keeps in a pipe."""
 
 STARTUP_SECONDS = 60.0
 """Seconds after which a round counts as having trained in any case.
@@ -30,8 +20,6 @@ A script that cannot start fails sooner, and the kernel lists an ended connectio
 """
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-
-_STEP = re.compile(rb"\d{1,15}\n")
 
 _NO_CONNECTION = frozenset({"02", "03", "0A"})
 """Being opened, being accepted, and listening."""
@@ -44,42 +32,22 @@ class StartupProbe:
     """Observes on this node whether the workers of one round, which starts now, begin to train."""
 
     def __init__(self, ranks: RankAssignment) -> None:
+        self.marks = CheckpointMarks()
         self._ranks = ranks
         self._began = time.monotonic()
-        self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._has_trained = False
-        self._listener: Callable[[int | None], None] = lambda step: None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def mark_path(self) -> str:
-        """The path at which a worker opens its mark; it needs no inherited descriptor."""
-        return f"/proc/{os.getpid()}/fd/{self._writing}"
-
-    def listen(self, listener: Callable[[int | None], None]) -> None:
-        """Have `listener` called at once with the step of the latest checkpoint, None if the worker has not written it.
-        Several that come together are one call."""
-        self._listener = listener
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._reading, self.read_marks)
-
-    def read_marks(self) -> None:
-        """Note the checkpoints that workers have written since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            *_, last = os.read(self._reading, MARK_BYTES).splitlines(keepends=True)
-            self._has_trained = True
-            self._listener(int(last) if _STEP.fullmatch(last) else None)
 
     def note_trained(self) -> None:
         """Take from a worker that it has joined the others: its group may not need the store of the round."""
         self._has_trained = True
 
     def carry_on(self, ranks: RankAssignment) -> None:
-        """Observe the next round, with the same pipe: some of its workers are those of the last one."""
-        self.read_marks()
+        """Observe the next round, with the same marks: some of its workers are those of the last one."""
+        self.marks.read()
+        self.marks.announce(False)
         self._ranks = ranks
         self._began = time.monotonic()
-        self._has_trained = False
+        self._has_trained = self.marks.any = False
 
     def has_trained(self) -> bool:
         """Whether the workers have begun to train, as far as this node can observe. It reads the kernel's whole table
@@ -87,8 +55,8 @@ class StartupProbe:
 
         The node that hosts the store sees the connections of all workers, every other node those of its own.
         """
-        self.read_marks()
-        if time.monotonic() - self._began >= STARTUP_SECONDS or self._has_trained:
+        self.marks.read()
+        if time.monotonic() - self._began >= STARTUP_SECONDS or self._has_trained or self.marks.any:
             return True
         is_host = self._ranks.node_rank == 0
         try:
@@ -99,11 +67,8 @@ class StartupProbe:
         return not texts or len(clients) >= (self._ranks.world_size if is_host else self._ranks.workers)
 
     def close(self) -> None:
-        """Close the pipe."""
-        if self._loop is not None:
-            self._loop.remove_reader(self._reading)
-        os.close(self._reading)
-        os.close(self._writing)
+        """Close the pipes."""
+        self.marks.close()
 
 
 def store_clients(tables: Iterable[str], port: int) -> set[str]:

@@ -98,6 +98,7 @@ class WorkerRound:
         self.saved_for: PlannedChange | None = None
         """The planned change after whose announcement a worker has marked a checkpoint."""
         self._change: PlannedChange | None = None
+        self._marked_step: int | None = None
 
     @property
     def key(self) -> RoundKey:
@@ -156,7 +157,7 @@ class WorkerRound:
 
     async def start(self, starter: Starter) -> None:
         """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
-        self._specs.startup_probe.listen(self._note_checkpoint)
+        self._specs.startup_probe.marks.listen(self._note_checkpoint)
         self._starting = asyncio.ensure_future(self._start(starter))
         try:
             with contextlib.suppress(asyncio.CancelledError):
@@ -187,11 +188,14 @@ class WorkerRound:
         """Note which planned change waits for a checkpoint. Idempotent."""
         if change != self._change and not self._closed:
             # Those that have been marked already are before the announcement.
-            self._specs.startup_probe.read_marks()
+            self._specs.startup_probe.marks.read()
             self._change = change
+            self._specs.startup_probe.marks.announce(change is not None)
 
     def _note_checkpoint(self, step: int | None) -> None:
-        self._events.emit(CheckpointSeen(round=self.ranks.round, step=step))
+        if step is None or step != self._marked_step:
+            self._events.emit(CheckpointSeen(round=self.ranks.round, step=step))
+        self._marked_step = step
         is_news = not self.saves or self._change not in (None, self.saved_for)
         self.saves = True
         if self._change is not None:
@@ -312,7 +316,7 @@ class WorkerRound:
             return
         self.lasted = time.monotonic() - self._started
         # A checkpoint of this worker was before its end.
-        self._specs.startup_probe.read_marks()
+        self._specs.startup_probe.marks.read()
         # The first failure ends the round for all: what the others have done is written before it.
         failed_first = _failed(worker) and self._asking is None
         self.log_progress(last=True, workers=[worker, *self.group.running] if failed_first else [worker])

@@ -19,7 +19,7 @@ from dlrover_run.agent.environment import (
 )
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.starter import WANTED_VARIABLE
-from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
+from dlrover_run.agent.startup_probe import StartupProbe
 from dlrover_run.coordination.model import RankAssignment
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient, StepSearch
@@ -140,7 +140,7 @@ def build_worker_specs(
             environment = worker_environment(spec, ranks, local_rank, parent, rank_streams.error_file or "")
         else:
             environment = {**parent, **placed.environments[local_rank]}
-        environment[MARK_VARIABLE] = probe.mark_path
+        environment |= probe.marks.environment()
         for name in SURVIVOR_VARIABLES:
             environment.pop(name, None)
         environment.update(own(local_rank))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from harness import WAIT
 from scripted_agent import FINISHED, Answer, ScriptedAgent, gathering, over, rank_assignment, training
 
 from dlrover_run import exit_codes
+from dlrover_run.agent.checkpoint_marks import MARK_VARIABLE, CheckpointMarks
 from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.node_state import build_failure
 from dlrover_run.agent.result import JobEnd, resolve_result, worker_results
@@ -34,6 +36,7 @@ from dlrover_run.coordination.reasons import Code, sentence
 from dlrover_run.exit_reasons import ExitReason, ExitScheme
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.health.model import HealthAssignment, HealthStatus, NodeHealth
+from dlrover_run.training import mark_checkpoint
 
 WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED
 FAILED, LEAVING, LEFT = NodePhase.FAILED, NodePhase.LEAVING, NodePhase.LEFT
@@ -252,8 +255,8 @@ class TestFailures:
         async def noted() -> int | None:
             found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
             probe = StartupProbe(rank_assignment())
-            probe.listen(found.set_result)
-            with open(probe.mark_path, "wb") as mark:
+            probe.marks.listen(found.set_result)
+            with open(probe.marks.environment()[MARK_VARIABLE], "wb") as mark:
                 mark.write(written)
             try:
                 return await asyncio.wait_for(found, WAIT)
@@ -261,6 +264,35 @@ class TestFailures:
                 probe.close()
 
         assert asyncio.run(noted()) == step
+
+    def test_a_worker_waits_after_its_checkpoint_for_an_announced_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        marks, released = CheckpointMarks(), threading.Event()
+        seen: list[int | None] = []
+        for name, path in marks.environment().items():
+            monkeypatch.setenv(name, path)
+
+        def go_on() -> None:
+            while len(seen) < 2:
+                marks.read()
+            released.set()
+            marks.announce(False)
+
+        async def listen() -> None:
+            marks.listen(seen.append)
+
+        asyncio.run(listen())
+        mark_checkpoint(10)
+        marks.read()
+        assert seen == [10], "no change is announced"
+        marks.announce(True)
+        other = threading.Thread(target=go_on)
+        other.start()
+        mark_checkpoint(20)
+        assert released.is_set(), "it has not waited"
+        other.join()
+        # The mark of one that came before the announcement would not count, so it is repeated.
+        assert {*seen[1:]} == {20}
+        marks.close()
 
     def test_workers_that_cannot_be_started_are_a_failure_of_this_node(self, directory: Path) -> None:
         from dlrover_run.spec import Entrypoint

@@ -63,7 +63,7 @@ class Bed(Events):
             ranks=SimpleNamespace(round=1, nodes=1, first_rank=0, workers=len(self.workers)),
             workers=[],
             streams=SimpleNamespace(ranks=placed),
-            startup_probe=SimpleNamespace(has_trained=lambda: True, read_marks=self._read_marks, close=lambda: None),
+            startup_probe=SimpleNamespace(has_trained=lambda: True, marks=self, close=lambda: None),
             progress=SimpleNamespace(read=self.pages.get, close=lambda: None),
             results=None,
             stacks=None,
@@ -71,7 +71,10 @@ class Bed(Events):
         self.round = WorkerRound(specs, None, self, lambda worker: None, self._note, self)  # type: ignore[arg-type]
         self.round.group = self  # type: ignore[assignment]
 
-    def _read_marks(self) -> None:
+    def announce(self, change: bool) -> None:
+        """Nothing waits for it here."""
+
+    def read(self) -> None:
         if self.is_closed:
             raise OSError(errno.EBADF, "Bad file descriptor")
         while self.unread:

@@ -31,6 +31,7 @@ OURS_DIFFERS = {
     "WORKER_RANK": "a DLRover user expects it",
     "WORKER_NUM": "a DLRover user expects it",
     "DLROVER_CHECKPOINT_MARK": "a job that has written a checkpoint does not stop early",
+    "DLROVER_PLANNED_CHANGE": "a worker waits after its checkpoint for a change that is about to be made",
     "DLROVER_CHECKPOINT_MEMORY": "a checkpoint can be held in memory",
     "DLROVER_CHECKPOINT_MEMORY_TOKEN": "a checkpoint can be held in memory",
     "DLROVER_PROGRESS": "a worker can report its steps",

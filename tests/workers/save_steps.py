@@ -11,6 +11,8 @@ from pathlib import Path
 
 from post import post
 
+from dlrover_run.training import mark_checkpoint
+
 wanted = False
 
 
@@ -39,5 +41,5 @@ with open(f"steps-{os.environ['RANK']}", "a", buffering=1) as log:
             wanted = False
             checkpoint.with_name("checkpoint.new").write_text(str(step))
             checkpoint.with_name("checkpoint.new").replace(checkpoint)
-            Path(os.environ["DLROVER_CHECKPOINT_MARK"]).write_text(f"{step}\n")
             post(saved=step)
+            mark_checkpoint(step)
