@@ -33,7 +33,12 @@ def render_metrics(jobs: Sequence[JobFigures], now: float) -> str:
     """All metrics of these jobs; `now` is the Unix time."""
     return "".join(
         f"# HELP {name} {help}\n# TYPE {name} {kind}\n" + "".join(_line(name, *sample) for sample in samples)
-        for name, kind, help, samples in (*_families(jobs), *_progress_families(jobs, now), *_straggler_families(jobs))
+        for name, kind, help, samples in (
+            *_families(jobs),
+            *_progress_families(jobs, now),
+            *_straggler_families(jobs),
+            *_memory_families(jobs),
+        )
     )
 
 
@@ -164,6 +169,28 @@ def _straggler_families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, 
         "gauge",
         "Workers for which the others wait in each step, by what they do meanwhile, with --stall-action.",
         [({"job": job, "cause": cause}, float(found[cause])) for job, found in counts for cause in finding.CAUSES],
+    )
+
+
+def _memory_families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[Sample]]]:
+    """What the checkpoints take that a node holds in memory."""
+    known = [
+        ({"job": job.status.job, "node": str(node.node)}, node.memory)
+        for job in jobs
+        for node in job.status.nodes
+        if node.node is not None and node.memory is not None
+    ]
+
+    def each(field: str) -> list[Sample]:
+        return [(labels, float(getattr(use, field))) for labels, use in known]
+
+    yield "dlrover_checkpoint_memory_bytes", "gauge", "Bytes of checkpoints in the memory of a node.", each("used")
+    yield "dlrover_checkpoint_memory_limit_bytes", "gauge", "The most that they may take.", each("limit")
+    yield (
+        "dlrover_checkpoint_unwritten_bytes",
+        "gauge",
+        "Bytes of them that are not on the disk.",
+        each("waiting_bytes"),
     )
 
 

@@ -17,6 +17,7 @@ from harness import WAIT
 from master_node import Bed, serving
 from test_master_web import TOKEN, ask, body, with_web
 
+from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice, WantedServers
 from dlrover_run.operate import web
@@ -102,6 +103,11 @@ class TestInABrowser:
             shown = f"status.size_choice = {choice}; drawChoice(); document.getElementById('choice').innerText"
             text = await asyncio.to_thread(browser.evaluate, shown)
             assert all(word in text for word in ("4 wanted", "Stop", "20.50", "0.12", "failed 2 times"))
+            assert await asyncio.to_thread(browser.evaluate, "document.getElementById('memory').hidden")
+            use = msgspec.json.encode(MemoryUse(used=2**30, limit=2**31, waiting=1, waiting_bytes=2**20)).decode()
+            shown = f"status.nodes[0].memory = {use}; drawNodes(); document.getElementById('nodes').innerText"
+            text = await asyncio.to_thread(browser.evaluate, shown)
+            assert "1.00 of 2.00 GiB, 1 file to write" in text
             if picture := os.environ.get("PICTURE"):
                 await asyncio.to_thread(browser.picture, Path(picture))
 

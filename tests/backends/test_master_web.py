@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from virtual_job import VirtualJob
 from virtual_job import rules as virtual_rules
 
-from dlrover_run.coordination.activity import NodeActivity, TaskActivity
+from dlrover_run.coordination.activity import MemoryUse, NodeActivity, TaskActivity
 from dlrover_run.coordination.history import CAUSES, JobHistory, round_cause
 from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import Code
@@ -192,7 +192,8 @@ def test_rounds_are_counted_by_their_cause() -> None:
 
 
 ACTIVITY = NodeActivity(
-    (TaskActivity("rank 0", 12, 0.25, 0.1, 3.0), TaskActivity("rank 1", 11, 0.5, None, 4.0, "stall.locked"))
+    (TaskActivity("rank 0", 12, 0.25, 0.1, 3.0), TaskActivity("rank 1", 11, 0.5, None, 4.0, "stall.locked")),
+    MemoryUse(used=2000, limit=3000, waiting=1, waiting_bytes=1000),
 )
 
 
@@ -220,6 +221,9 @@ def test_a_parser_of_prometheus_reads_each_metric() -> None:
     assert value("dlrover_data_wait_ratio") == 0.1
     assert value("dlrover_last_progress_timestamp_seconds") == 1_800_000_000.0 - 5
     assert value("dlrover_stalled_workers") == 1
+    assert value("dlrover_checkpoint_memory_bytes") == 2000
+    assert value("dlrover_checkpoint_memory_limit_bytes") == 3000
+    assert value("dlrover_checkpoint_unwritten_bytes") == 1000
 
 
 def test_the_content_type_is_the_one_of_that_parser() -> None:
