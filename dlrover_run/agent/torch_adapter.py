@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -287,23 +287,40 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self.problem = error
         self._services.wake()
 
-    async def _start_round(self, ranks: RankAssignment) -> None:
+    async def _start_round(self, ranks: RankAssignment, survivors: Survivors | None = None) -> None:
+        """Start the workers of a round once those of the last one have ended. With `survivors` those that keep their
+        processes go on, and the round may be the one that runs: others take the places of those that were stopped."""
+        before = self._round
+        is_same = survivors is not None and before is not None and before.key == ranks.key
+
+        def is_wanted() -> bool:
+            return self._is_wanted(ranks) and not (is_same and before is not None and before.has_failed)
+
         await self._health_check.suspend()
-        if not self._is_wanted(ranks):
+        if survivors is not None and before is not None:
+            await before.stopped()
+        if not is_wanted():
             return
-        if self._round is not None:
-            await self._finish_round(self._round, ranks)
-            if not self._is_wanted(ranks):
+        if before is not None and survivors is None:
+            self._end_orphans()
+        if before is not None:
+            await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=survivors is not None)
+            if not is_wanted():
                 return
-            self._close_round(self._round)
-            self._round = None
+        if before is not None and survivors is None:
+            self._progress.end_round(before, self._assignment, ranks)
+            self._close_round(before)
+            self._round = before = None
         placed = None
         if self._plugin is not None:
             placed = await self._plugin.answer(launcher_environments(self._spec, ranks, os.environ))
-            if placed is None or not self._is_wanted(ranks):
+            if placed is None or not is_wanted():
                 return
-        self._progress.begin_round(ranks)
-        await self._start_workers(ranks, placed)
+        if before is not None and not is_same:
+            self._progress.end_round(before, self._assignment, ranks)
+        if not is_same:
+            self._progress.begin_round(ranks)
+        await self._start_workers(ranks, placed, before)
 
     def _advance(self, survivors: Survivors) -> None:
         """Do what is due for workers that may outlive their round: those that do not keep their processes are stopped,
@@ -314,43 +331,15 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         carries_on = survivors.choose(current, ranks, self._shutdown.stop_with(self._spec.shutdown_timeout))
         if carries_on and self._work is None:
             self._starting = ranks.key
-            self._begin(self._carry_on(current, ranks, survivors))
-
-    async def _carry_on(self, before: WorkerRound, ranks: RankAssignment, survivors: Survivors) -> None:
-        """Begin a round with the workers that outlive `before`; or go on with it, with others for those that were
-        stopped."""
-        is_same = before.key == ranks.key
-
-        def is_wanted() -> bool:
-            return self._is_wanted(ranks) and not (is_same and before.has_failed)
-
-        await self._health_check.suspend()
-        await before.stopped()
-        if not is_wanted():
-            return
-        await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=True)
-        if not is_wanted():
-            return
-        placed = None
-        if self._plugin is not None:
-            placed = await self._plugin.answer(launcher_environments(self._spec, ranks, os.environ))
-            if placed is None or not is_wanted():
-                return
-        if not is_same:
-            self._progress.end_round(before, self._assignment, ranks)
-            self._progress.begin_round(ranks)
-        kept = {worker.spec.local_rank for worker in before.group.running if worker.stopped_with is None}
-        await self._start_workers(ranks, placed, before, kept)
+            self._begin(self._start_round(ranks, survivors))
 
     async def _start_workers(
-        self,
-        ranks: RankAssignment,
-        placed: LogsDestinations | None,
-        before: WorkerRound | None = None,
-        kept: Collection[int] = (),
+        self, ranks: RankAssignment, placed: LogsDestinations | None, before: WorkerRound | None
     ) -> None:
-        """Start the workers of a round, but for those that are `kept` from the one before."""
+        """Start the workers of a round, but for those that still run of the one before."""
         services, survivors, memory = self._services, self._survivors, self._memory.environment()
+        running = () if before is None else before.group.running
+        kept = {worker.spec.local_rank for worker in running if worker.stopped_with is None}
 
         def own_variables(local_rank: int) -> Mapping[str, str]:
             return memory if survivors is None else {**memory, **survivors.variables(ranks.key, local_rank)}
@@ -404,16 +393,12 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         """Whether these are still this node's ranks after a wait."""
         return not (self._ends or self._shutdown.wanted) and self._node_state.round == ranks.key
 
-    async def _finish_round(self, ended: WorkerRound, ranks: RankAssignment) -> None:
-        """Collect the exits of an ended round, and print why there is another one."""
+    def _end_orphans(self) -> None:
         if self._spec.backend == "static":
             # The next round needs the same port, on which a child of the ended rank 0 may still listen.
             self._orphans.end_now()
         else:
             self._orphans.kill_orphans()
-        await ended.collect_exit_info(RESTART_DRAIN_TIMEOUT)
-        if self._is_wanted(ranks):
-            self._progress.end_round(ended, self._assignment, ranks)
 
     def _on_worker_end(self, worker: Worker) -> None:
         if self._survivors is not None:
