@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 LINE_VARIABLE = "DLROVER_SURVIVOR_LINE"
 """The variable with the address at which the agent listens, `@` and an abstract name. A job whose workers restart has
@@ -132,23 +132,30 @@ class AgentLine:
     def _read(self) -> None:
         try:
             with self._socket.makefile("rb") as lines:
-                while (line := lines.readline(MAX_LINE)).endswith(b"\n"):
-                    self._take(json.loads(line))
-        except (OSError, ValueError, TypeError, KeyError):
-            pass  # What is no order ends the line, as the agent's end does.
-        self._end()
-
-    def _take(self, message: dict[str, Any]) -> None:
-        epoch, number = message["round"]
-        fields = {name: message[name] for name in Order._fields if name in message}
-        fields |= {"round": (int(epoch), int(number)), "handles": tuple(message.get("handles", ()))}
-        order = Order(**fields)
-        with self._changed:
-            self._order = order
-            self._changed.notify_all()
-        self.on_order(order)
+                while (order := _next_order(lines)) is not None:
+                    with self._changed:
+                        self._order = order
+                        self._changed.notify_all()
+                    self.on_order(order)
+        finally:
+            self._end()
 
     def _end(self) -> None:
         with self._changed:
             self._gone = True
             self._changed.notify_all()
+
+
+def _next_order(lines: BinaryIO) -> Order | None:
+    """The next order; None once the agent has ended the line, or sends what is no order."""
+    try:
+        line = lines.readline(MAX_LINE)
+        if not line.endswith(b"\n"):
+            return None
+        message = json.loads(line)
+        epoch, number = message["round"]
+        fields = {name: message[name] for name in Order._fields if name in message}
+        fields |= {"round": (int(epoch), int(number)), "handles": tuple(message.get("handles", ()))}
+        return Order(**fields)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

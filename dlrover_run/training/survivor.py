@@ -129,7 +129,14 @@ class Survivor:
         with self._lock:
             if self._training is not None and order.round != self._training.round:
                 # A collective may wait for a rank that takes part in another round.
-                self._group.abort()
+                self._abort(self._training)
+
+    def _abort(self, order: Order) -> None:
+        try:
+            self._group.abort()
+        except (OSError, RuntimeError) as error:
+            # The agents end the workers that wait, after their limit.
+            logger.warning("The group of round %d could not be interrupted: %s", order.round[1], error)
 
     def _leave(self) -> None:
         with self._lock:
@@ -195,7 +202,7 @@ class Round:
             return False
         logger.info("Round %d has lost a worker: %s", self._order.round[1], error)
         # Ranks that are not connected to the lost one wait for this one.
-        self._group.abort()
+        self._survivor._abort(self._order)
         self._line.lost(self._order.round)
         return True
 

@@ -38,6 +38,7 @@ class FakeGroup(ReconfigurableGroup):
     able: bool = True  # type: ignore[misc]
     broken: tuple[int, ...] = ()
     values: list[Any] = field(default_factory=list)
+    cannot_abort: bool = False
     calls: list[Any] = field(default_factory=list)
 
     version = "2.15.0"  # type: ignore[assignment]
@@ -57,6 +58,8 @@ class FakeGroup(ReconfigurableGroup):
 
     def abort(self) -> None:
         self.calls.append("abort")
+        if self.cannot_abort:
+            raise OSError(107, "Transport endpoint is not connected")
 
     def of_all(self, value: Any) -> list[Any]:
         return self.values
@@ -168,8 +171,9 @@ def test_a_worker_outlives_its_round(agent: Agent, monkeypatch: pytest.MonkeyPat
     assert group.calls[-1] == ("form", 22, ("h0", "h1", "h2"), 5.0)
 
 
-def test_the_next_round_interrupts_a_collective_and_leaves_the_block(agent: Agent) -> None:
-    group = FakeGroup()
+@pytest.mark.parametrize("cannot_abort", [False, True])
+def test_the_next_round_interrupts_a_collective_and_leaves_the_block(agent: Agent, cannot_abort: bool) -> None:
+    group = FakeGroup(cannot_abort=cannot_abort)
     rounds = begin(agent, group)
     with next(rounds) as first:
         first.check()

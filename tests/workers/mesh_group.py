@@ -1,5 +1,6 @@
 """A process group without torch that can be formed in place: sockets of this machine, all to the first rank."""
 
+import contextlib
 import json
 import os
 import socket
@@ -54,7 +55,9 @@ class MeshGroup(ReconfigurableGroup):
 
     def abort(self):
         for peer in list(self._peers):
-            peer[0].shutdown(socket.SHUT_RDWR)
+            # Not of one that has died.
+            with contextlib.suppress(OSError):
+                peer[0].shutdown(socket.SHUT_RDWR)
 
     def of_all(self, value):
         try:
