@@ -50,6 +50,11 @@ class Starter:
             self._give_up("only Python programs can be forked")
 
     @property
+    def forks(self) -> bool:
+        """Whether workers are forked, and so begin within milliseconds."""
+        return self._forking
+
+    @property
     def pids(self) -> set[int]:
         """The pid of the template, while it runs."""
         return {self._template.pid} if self._template is not None and not self._template.closed.done() else set()

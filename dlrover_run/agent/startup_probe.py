@@ -6,6 +6,11 @@ restarts. A wrong yes costs some restarts, a wrong no ends a healthy job, so the
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +23,14 @@ STARTUP_SECONDS = 60.0
 
 A script that cannot start fails sooner, and the kernel lists an ended connection for no longer.
 """
+
+STORE_TIMEOUT = 0.1
+"""Seconds for which forked workers of other nodes are held back until the one with rank 0 hosts the store."""
+
+STORE_INTERVAL = 0.005
+"""Seconds between two attempts to connect to it: no kernel tells when another machine begins to listen."""
+
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
@@ -36,6 +49,29 @@ class StartupProbe:
         self._ranks = ranks
         self._began = time.monotonic()
         self._has_trained = False
+
+    async def until_store_listens(self) -> None:
+        """Wait until the store of the round accepts connections, if another node hosts it, for STORE_TIMEOUT at most.
+
+        A forked worker connects within milliseconds, and torch's client waits for 0.3 to 0.7 s after an attempt that
+        was refused. The node of a worker that has failed begins the next round before the others.
+        """
+        ranks, loop = self._ranks, asyncio.get_running_loop()
+        try:
+            ipaddress.ip_address(ranks.store_address)
+        except ValueError:
+            return  # A name would have to be resolved, which may take longer.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STORE_TIMEOUT):
+                while ranks.node_rank:
+                    with contextlib.suppress(OSError):
+                        with socket.socket(_family(ranks.store_address), socket.SOCK_STREAM) as probe:
+                            probe.setblocking(False)
+                            # It leaves nothing in the kernel's table, which is where clients of the store are counted.
+                            probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+                            await loop.sock_connect(probe, (ranks.store_address, ranks.store_port))
+                        return
+                    await asyncio.sleep(STORE_INTERVAL)
 
     def note_trained(self) -> None:
         """Take from a worker that it has joined the others: its group may not need the store of the round."""
@@ -69,6 +105,10 @@ class StartupProbe:
     def close(self) -> None:
         """Close the pipes."""
         self.marks.close()
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def store_clients(tables: Iterable[str], port: int) -> set[str]:

@@ -168,6 +168,8 @@ class WorkerRound:
 
     async def _start(self, starter: Starter) -> None:
         await starter.prepare([worker.environment for worker in self._specs.workers])
+        if starter.forks:
+            await self._specs.startup_probe.until_store_listens()
 
         async def start_one(spec: WorkerSpec) -> int:
             pid = await starter.start(spec)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 from harness import WAIT
+from msgspec.structs import replace
 from scripted_agent import FINISHED, Answer, ScriptedAgent, gathering, over, rank_assignment, training
 
 from dlrover_run import exit_codes
+from dlrover_run.agent import startup_probe
 from dlrover_run.agent.checkpoint_marks import MARK_VARIABLE, CheckpointMarks
 from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.node_state import build_failure
@@ -293,6 +297,33 @@ class TestFailures:
         # The mark of one that came before the announcement would not count, so it is repeated.
         assert {*seen[1:]} == {20}
         marks.close()
+
+    @pytest.mark.parametrize("node_rank", [0, 1])
+    def test_forked_workers_of_other_nodes_wait_for_the_store(
+        self, node_rank: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(startup_probe, "STORE_TIMEOUT", WAIT)
+
+        async def connections() -> int:
+            with socket.socket() as store:
+                store.bind(("127.0.0.1", 0))
+                place = rank_assignment(1, node_rank=node_rank, nodes=2, first_rank=node_rank, world_size=2)
+                port = store.getsockname()[1]
+                probe = StartupProbe(replace(place, store_address="127.0.0.1", store_port=port))
+                waiting = asyncio.ensure_future(probe.until_store_listens())
+                # The first attempt is refused.
+                await asyncio.sleep(2 * startup_probe.STORE_INTERVAL)
+                assert waiting.done() == (node_rank == 0)
+                store.listen()
+                await waiting
+                probe.close()
+                store.settimeout(WAIT if node_rank else 0)
+                with contextlib.suppress(BlockingIOError):
+                    store.accept()[0].close()
+                    return 1
+                return 0
+
+        assert asyncio.run(connections()) == node_rank
 
     def test_workers_that_cannot_be_started_are_a_failure_of_this_node(self, directory: Path) -> None:
         from dlrover_run.spec import Entrypoint
