@@ -84,6 +84,10 @@ class JoinRefused(Exception):
         self.current = current
 
 
+class JobGone(Exception):
+    """The job has ended while another process had the node id of this one. The message is a sentence."""
+
+
 class EtcdClient(RemoteClient):
     """Takes part in a job whose records are in `store`. `rng` returns a random number from 0 to 1."""
 
@@ -103,6 +107,7 @@ class EtcdClient(RemoteClient):
         self._ttl = lease_time(spec.rules)
         self._rules = replace(spec.rules, detection_delay=self._ttl + LEASE_MARGIN)
         self._lease = self._result_lease = 0
+        self._is_displaced = False
         server = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
         # A dead process with this node's id blocks the id until its lease has expired.
         super().__init__(spec, server, on_change, log, rng, max(ID_IN_USE_TIMEOUT, 2.0 * self._ttl), reaches)
@@ -146,6 +151,9 @@ class EtcdClient(RemoteClient):
             else:
                 await self._revoke_lease()
                 self._give_up(str(error), is_user_error=True)
+        except JobGone as gone:
+            await self._revoke_lease()
+            self._give_up(str(gone))
         except JoinRefused as refused:
             if self._is_training:
                 self._note_end(str(refused))
@@ -161,7 +169,7 @@ class EtcdClient(RemoteClient):
                 await self._store.revoke(self._lease)
 
     async def _join(self) -> TxnResult:
-        """Put this node's report into etcd, and read that, the leader and the assignment. Raises JoinRefused."""
+        """Put this node's report into etcd; read that, the leader and the assignment. Raises JoinRefused, JobGone."""
         await self._find_own_address()
         if not self._lease or not await self._store.renew(self._lease):
             self._lease = 0
@@ -181,7 +189,12 @@ class EtcdClient(RemoteClient):
             outcome = await self._store.commit(self._join_txn(own, report))
             current = outcome.found.get(own)
         if current is not None and current.lease != self._lease:
+            self._is_displaced = report.epoch > 0
             raise JoinRefused(_describe_owner(current), current)
+        if self._is_displaced and self._message_key.key not in outcome.found:
+            # Else it would begin the job again, with the tasks that it has.
+            raise JobGone(f"the job {self._spec.run_id!r} has ended while another process had the id of this node")
+        self._is_displaced = False
         return outcome
 
     def _join_txn(self, own: str, report: NodeReport) -> Txn:

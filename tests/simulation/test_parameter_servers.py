@@ -50,6 +50,12 @@ def test_every_law_of_parameter_servers_holds_for_ten_thousand_seeds(place: str,
     run_seeds(partial(simulate, kind=PLACES[place], program=ServersProgram), first, LONG_CHUNK)
 
 
+@pytest.mark.parametrize(("place", "seed"), [("master", 8884), ("etcd", 1445)])
+def test_a_process_that_lost_its_node_id_does_not_begin_the_job_again(place: str, seed: int) -> None:
+    """Seeds in which one comes back after the end of the job that it had tasks of."""
+    run_seeds(partial(simulate, kind=PLACES[place], program=ServersProgram), seed, 1)
+
+
 @contextmanager
 def requests_without_bound() -> Iterator[None]:
     """Grant and start any number of tasks."""
