@@ -105,7 +105,7 @@ def test_no_line_is_lost_when_every_process_of_the_step_is_signaled(
             signal_step(launcher, number)
         # The processes of the launcher without the workers: none of those has a handler for a real-time signal.
         for process in step_of(launcher):
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 if not any("lines.py" in word for word in process.cmdline()) or process.pid == launcher.pid:
                     os.kill(process.pid, signal.SIGRTMIN + 3)
 

@@ -22,6 +22,6 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             gc.collect()
 
         asyncio.run(checked())
-        assert not errors
+        assert not errors, errors
 
     return run
