@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -32,8 +33,11 @@ class ConnectionServer:
             # By `close`. The server of asyncio would report it as an error of the connection.
             pass
         finally:
-            self._serving.discard(serving)
             writer.close()
+        # A connection that broke has an error, which the loop reports if it is collected without having been awaited.
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await writer.wait_closed()
+        self._serving.discard(serving)
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
