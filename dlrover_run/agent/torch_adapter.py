@@ -301,16 +301,16 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             await before.stopped()
         if not is_wanted():
             return
-        if before is not None and survivors is None:
-            self._end_orphans()
         if before is not None:
+            if survivors is None:
+                self._end_orphans()
             await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=survivors is not None)
             if not is_wanted():
                 return
-        if before is not None and survivors is None:
-            self._progress.end_round(before, self._assignment, ranks)
-            self._close_round(before)
-            self._round = before = None
+            if survivors is None:
+                self._progress.end_round(before, self._assignment, ranks)
+                self._close_round(before)
+                self._round = before = None
         placed = None
         if self._plugin is not None:
             placed = await self._plugin.answer(launcher_environments(self._spec, ranks, os.environ))
