@@ -57,15 +57,18 @@ class StartupProbe:
         was refused. The node of a worker that has failed begins the next round before the others.
         """
         ranks, loop = self._ranks, asyncio.get_running_loop()
+        if ranks.node_rank == 0:
+            return
         try:
-            ipaddress.ip_address(ranks.store_address)
+            version = ipaddress.ip_address(ranks.store_address).version
         except ValueError:
             return  # A name would have to be resolved, which may take longer.
+        family = socket.AF_INET if version == 4 else socket.AF_INET6
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STORE_TIMEOUT):
-                while ranks.node_rank:
+                while True:
                     with contextlib.suppress(OSError):
-                        with socket.socket(_family(ranks.store_address), socket.SOCK_STREAM) as probe:
+                        with socket.socket(family, socket.SOCK_STREAM) as probe:
                             probe.setblocking(False)
                             # It leaves nothing in the kernel's table, which is where clients of the store are counted.
                             probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
@@ -105,10 +108,6 @@ class StartupProbe:
     def close(self) -> None:
         """Close the pipes."""
         self.marks.close()
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def store_clients(tables: Iterable[str], port: int) -> set[str]:
