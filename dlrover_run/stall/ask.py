@@ -19,6 +19,9 @@ STACKS_TIMEOUT = 1.0
 STACKS_INTERVAL = 0.01
 """Seconds between two looks at what the workers have written: the kernel does not report writes to a memory file."""
 
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""A file of stacks that is larger is emptied before the next request."""
+
 Worker = TypeVar("Worker", bound=Hashable)
 
 
@@ -36,10 +39,6 @@ class _Request(NamedTuple):
 
     pid: int
     signal: int
-
-
-MAX_FILE_BYTES = 4 * 1024 * 1024
-"""A file of stacks that is larger is emptied before the next request."""
 
 
 class StackFiles:
@@ -104,11 +103,8 @@ class StackFiles:
         text = data.decode(errors="replace")
         if is_complete(text):
             return parse(text)
-        request, registered = self._requests.get(local_rank), self._registration(local_rank)
-        if request is not None and registered is not None and is_cut_off(text):
-            main = registered.main_signal
-            if main and request.signal != main and catches(request.pid, main):
-                self._send(local_rank, request._replace(signal=main))
+        if is_cut_off(text):
+            self._ask_for_main(local_rank)
         return None
 
     def dumped(self, local_rank: int) -> int:
@@ -122,6 +118,14 @@ class StackFiles:
 
     def _size(self, local_rank: int) -> int:
         return os.fstat(self._fds[local_rank]).st_size
+
+    def _ask_for_main(self, local_rank: int) -> None:
+        request, registered = self._requests.get(local_rank), self._registration(local_rank)
+        if request is None or registered is None:
+            return
+        main = registered.main_signal
+        if main and request.signal != main and catches(request.pid, main):
+            self._send(local_rank, request._replace(signal=main))
 
     def _send(self, local_rank: int, request: _Request) -> bool:
         with contextlib.suppress(ProcessLookupError):

@@ -60,7 +60,6 @@ def decide_servers(rules: AutoscaleRules, state: ServersChoice, view: ServersVie
     if state.target > view.servers:
         if view.may_try and state.target <= view.most:
             return state
-        # The tables may have turned out to exclude it.
         return _with(state, _why_no_more(view), target=view.servers, baseline=None, lacking=0)
     if not view.size:
         return state
@@ -102,6 +101,7 @@ def _with(state: ServersChoice, reason: Reason, **changes: object) -> ServersCho
 
 
 def _why_no_more(view: ServersView) -> Reason:
+    # The tables of the model may have turned out to exclude more.
     code = ServersCode.MOST if view.may_try else ServersCode.FAILED
     return code(size=view.servers)
 
