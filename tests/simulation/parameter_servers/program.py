@@ -68,8 +68,8 @@ class ServersLaws(Laws):
         self._connected: set[NodeKey] = set()
 
     def is_lost(self, node: ServerNode) -> bool:
-        """Whether a coordinator has declared this node lost, and it has not reconnected, or runs a task that is not in
-        the plan any more: no coordinator knows its actions."""
+        """Whether a coordinator has declared this node lost or gone, and it has not reconnected, or runs a task that is
+        not in the plan any more: no coordinator knows its actions."""
         if node.key not in self._lost:
             return False
         cluster = cluster_of(self.plan) or Cluster()
@@ -112,7 +112,8 @@ class ServersLaws(Laws):
     def _check_state(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         self._connected = {key for key, p in present.items() if p.connected}
         for key, p in present.items():
-            if p.is_lost(now) and key not in self._lost:
+            # A node that was asked to leave is not waited for once its connection has ended, though its tasks may run.
+            if (p.is_lost(now) or p.has_left) and key not in self._lost:
                 self._lost.add(key)
                 self.cluster.was_cut |= any(node.key == key and node.alive for node in self._program.nodes)
         if after is plan and not self._made.get(plan.epoch):
