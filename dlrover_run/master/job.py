@@ -52,9 +52,9 @@ MAX_STACK_REQUESTS = 4
 class RequestRefused(Exception):
     """The connection must end; `last_message` is the last message to the node."""
 
-    def __init__(self, reason: str, retry: bool = False) -> None:
+    def __init__(self, reason: str, retry: bool = False, over: bool = False) -> None:
         super().__init__(reason)
-        self.last_message = Refused(reason[:2000], retry)
+        self.last_message = Refused(reason[:2000], retry, over)
 
 
 class NodeConnection(Protocol):
@@ -126,6 +126,10 @@ class Job:
     @property
     def over(self) -> bool:
         return self._over_at is not None
+
+    @property
+    def epoch(self) -> int:
+        return self._coordinator.plan.epoch
 
     def join(self, connection: NodeConnection, report: NodeReport, rules: JobRules, now: float) -> Welcome:
         """Add a node. Raises RequestRefused."""

@@ -26,6 +26,9 @@ from dlrover_run.transport.messages import Answered, InvalidMessage, Join, Refus
 MAX_JOBS = 1000
 """Maximum jobs that a master coordinates at a time."""
 
+MAX_ENDED = 1000
+"""Names of ended jobs that a master remembers, for nodes that come back later."""
+
 LOG_STALLS_FROM = 3.0
 """Seconds from which on a stall of the master is logged."""
 
@@ -64,6 +67,7 @@ class Jobs:
         self._due: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._taken_over: set[str] = set()
+        self._ended: dict[str, int] = {}
         self._last_problem = ""
         self._stalls = StallDetector(self._loop.time())
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -83,6 +87,9 @@ class Jobs:
             rules = decode_rules(join.rules)
         except InvalidMessage as error:
             raise RequestRefused(str(error)) from None
+        if 0 < join.report.epoch <= self._ended.get(name, 0):
+            # Its tasks belong to that job, and are not to begin another one of this name, nor to be part of it.
+            raise RequestRefused(f"the job {name!r} has ended while this node was not connected to it", over=True)
         now = self._now()
         job = self._jobs.get(name)
         if job is None:
@@ -259,6 +266,8 @@ class Jobs:
                 self._drop(job)
                 job.delete()
                 self.last_one_over = job.over
+                if job.over:
+                    self._note_ended(job)
             elif (time := job.wake_at()) is not None:
                 self._timers[name] = self._loop.call_at(time, self._schedule, name)
         self._on_change()
@@ -267,6 +276,11 @@ class Jobs:
     def _notify(self) -> None:
         for listener in tuple(self._listeners):
             listener()
+
+    def _note_ended(self, job: Job) -> None:
+        self._ended[job.name] = job.epoch
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def _drop(self, job: Job) -> None:
         del self._jobs[job.name]

@@ -58,12 +58,13 @@ Part = TypeVar("Part")
 
 
 class MasterRefused(Exception):
-    """The master refuses this node; the message is its reason. `retry`: the refusal may be temporary. `authenticated`:
-    the sender has proved that it knows the job's token, if there is one."""
+    """The master refuses this node; the message is its reason. `retry`: the refusal may be temporary. `over`: the job
+    of this node has ended. `authenticated`: the sender has proved that it knows the job's token, if there is one."""
 
-    def __init__(self, reason: str, retry: bool, authenticated: bool) -> None:
+    def __init__(self, reason: str, retry: bool, over: bool, authenticated: bool) -> None:
         super().__init__(reason)
         self.retry = retry
+        self.over = over
         self.authenticated = authenticated
 
 
@@ -124,7 +125,7 @@ class MasterSession:
         except InvalidMessage as error:
             raise ConnectionLost(f"its message is {error}") from None
         if isinstance(message, Refused):
-            raise MasterRefused(message.reason, message.retry, self._authenticated)
+            raise MasterRefused(message.reason, message.retry, message.over, self._authenticated)
         return message
 
     async def finish(self) -> None:
@@ -373,7 +374,9 @@ class MasterClient(RemoteClient):
 
     def _note_refused(self, refusal: MasterRefused) -> None:
         reason = f"{self._server} refuses this node: {refusal}"
-        if (self._connected and refusal.retry) or (self._ever_connected and not refusal.authenticated):
+        if refusal.over and refusal.authenticated:
+            self._give_up(reason)
+        elif (self._connected and refusal.retry) or (self._ever_connected and not refusal.authenticated):
             # Another process may listen at the address of a lost master: it cannot end a running job.
             self._note_end(str(refusal))
         elif self._is_training and not self._connected:

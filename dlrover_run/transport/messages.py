@@ -140,10 +140,12 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
-    """The connection ends here. `retry`: another attempt may succeed a little later."""
+    """The connection ends here. `retry`: another attempt may succeed a little later. `over`: the job that the node was
+    part of has ended."""
 
     reason: Sentence
     retry: bool = False
+    over: bool = False
 
 
 NodeMessage = Hello | Proof | Join | Report | StacksFound | Ask

@@ -363,6 +363,26 @@ async def test_the_journal_is_removed_with_the_job(tmp_path: Path) -> None:
 
 
 @live
+async def test_a_node_that_returns_after_the_end_of_its_job_does_not_begin_it_again(tmp_path: Path) -> None:
+    async with serving(state_dir=tmp_path) as bed:
+        a, b = await bed.joined("a", "b")
+        epochs = {(await node.take_ranks(1)).epoch for node in (a, b)}
+        for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
+            for node in (a, b):
+                await node.report(phase=phase)
+        for node in (a, b):
+            await node.close()
+        await bed.until(lambda: bed.server.jobs.empty)
+        (epoch,) = epochs
+        for is_new_job in (False, True):
+            if is_new_job:
+                await bed.joined("a")
+            with pytest.raises(AssertionError, match=r"has ended while this node was not connected.*over=True"):
+                await bed.node("b", incarnation="earlier", epoch=epoch).join()
+            assert bed.server.jobs.empty is not is_new_job
+
+
+@live
 async def test_a_connection_without_a_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     soon = [(name, 200 if limit == UNAUTHENTICATED_TIMEOUT_MS else limit) for name, limit in SERVER_OPTIONS]
     monkeypatch.setattr("dlrover_run.master.server.SERVER_OPTIONS", soon)

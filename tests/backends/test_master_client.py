@@ -132,10 +132,10 @@ async def refuse_to_be_met(stream: Stream) -> None:
     raise AssertionError("nobody was to call")
 
 
-def refuses(reason: str, retry: bool = False) -> Script:
+def refuses(reason: str, retry: bool = False, over: bool = False) -> Script:
     async def script(stream: Stream) -> None:
         await stream.challenge()
-        await stream.send(Refused(reason, retry))
+        await stream.send(Refused(reason, retry, over))
 
     return script
 
@@ -477,6 +477,22 @@ def test_an_unauthenticated_master_in_place_of_a_lost_one_ends_no_running_job() 
         async with meeting(*scripts, token="secret") as (node, _):
             await node.until(has_reason(node, "back"))
             assert not problem(node)
+
+    alone(scene)
+
+
+def test_a_node_whose_job_has_ended_meanwhile_ends_though_its_workers_train() -> None:
+    async def break_off(stream: Stream) -> None:
+        assert (await stream.status()).phase is NodePhase.RUNNING
+
+    async def scene() -> None:
+        script = assigns("taken in", then=break_off), refuses("the job has ended", over=True), refuse_to_be_met
+        async with meeting(*script) as (node, _):
+            await node.until(has_reason(node, "taken in"))
+            node.client.report(status(phase=NodePhase.RUNNING))
+            await node.until(lambda: problem(node))
+            place = f"the master at 127.0.0.1:{server_port(node)}"
+            assert problem(node) == f"{place} refuses this node: the job has ended"
 
     alone(scene)
 
