@@ -69,7 +69,7 @@ DEFECTS = {
     ),
     "servers have no bound": Defect(patched((autoscaling, "decide_servers"), by=exceed), master=2, etcd=0),
     "workers are chosen while the servers change": Defect(
-        patched((autoscaling, "decide"), by=choose_while_busy), master=14
+        patched((autoscaling, "decide"), by=choose_while_busy), master=66
     ),
 }
 

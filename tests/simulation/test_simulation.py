@@ -277,7 +277,7 @@ DEFECTS = {
     "a node without a network trains": Defect(patched((health_steps, "diagnose"), by=diagnose_alone), master=157),
     "a slow node is not named": Defect(patched((health_steps, "diagnose"), by=diagnose_links_alone), master=393),
     "a node that takes no part in checks is blamed": Defect(
-        patched((health_steps, "without_check"), by=lambda p: False), master=22
+        patched((health_steps, "without_check"), by=lambda p: False), master=58
     ),
     "a check has no deadline": Defect(patched((health_steps, "CHECK_MARGIN"), by=1e9), master=19),
 }

@@ -117,7 +117,7 @@ class ClusterLaws:
             self._opens(cluster, present)
         self._count(before, former, plan, cluster, present)
         if plan.phase is PlanPhase.FINISHED:
-            demand(self.world.disk.step >= self.world.goal, "the job is finished before the chief has reached its goal")
+            demand(self.world.disk.most >= self.world.goal, "the job is finished before the chief has reached its goal")
         if plan.phase is PlanPhase.FAILED:
             known = ("room", "left", "restart", "not allowed", "does not end", "twice", "is here", "are here")
             demand(any(word in plan.reason for word in known), f"the job failed for no valid reason: {plan.reason}")

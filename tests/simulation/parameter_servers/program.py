@@ -68,13 +68,14 @@ class ServersLaws(Laws):
         self._connected: set[NodeKey] = set()
 
     def is_lost(self, node: ServerNode) -> bool:
-        """Whether a coordinator has declared this node lost or gone, and it has not reconnected, or runs a task that is
-        not in the plan any more: no coordinator knows its actions."""
+        """Whether a coordinator has declared this node lost or gone, and it has not reconnected, follows the order of
+        another version, or runs a task that is not in the plan any more: no coordinator knows its actions."""
         if node.key not in self._lost:
             return False
         cluster = cluster_of(self.plan) or Cluster()
         named = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
-        if node.key in self._connected and all(process.task.key in named for process in node.processes()):
+        follows = node.order is None or node.order.version == cluster.version
+        if node.key in self._connected and follows and all(one.task.key in named for one in node.processes()):
             self._lost.discard(node.key)
         return node.key in self._lost
 

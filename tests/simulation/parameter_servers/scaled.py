@@ -57,7 +57,10 @@ class ScaledClusterLaws(ClusterLaws):
             return
         self._look_at_choice(former.choice, cluster.choice)
         if former.stage in CHANGES and cluster.stage in CHANGES and former.version == cluster.version:
-            same = cluster.choice.workers.target == former.choice.workers.target
+            workers = cluster.choice.workers
+            # The first size that is wanted is the one that the job has, once its first measurement is complete.
+            has = workers.measurement.size if former.choice.workers.target == 0 and workers.measurement else 0
+            same = workers.target in (former.choice.workers.target, has)
             demand(same, "other workers are wanted while the servers change")
         bounds = cluster.server_bounds
         added = cluster.choice.servers.target > max(1, former.choice.servers.target)

@@ -24,9 +24,11 @@ SAVE_EACH = 3.0
 
 @dataclass
 class Disk:
-    """The checkpoints of the job: the step of the newest checkpoint, 0 before the first."""
+    """The checkpoints of the job: the step of the newest checkpoint, 0 before the first, and the most that any chief
+    has saved. A chief on a node that is cut off may save an older step after a newer one."""
 
     step: int = 0
+    most: int = 0
 
 
 @dataclass
@@ -146,6 +148,7 @@ class Process:
 
     def _save(self, server: Process) -> None:
         self.saved = self.world.disk.step = server.model_step
+        self.world.disk.most = max(self.world.disk.most, self.saved)
         self.saved_at = self.world.timeline.now
 
     def _train(self, server: Process) -> None:

@@ -200,7 +200,14 @@ class TorchLaws(Laws):
         if after.change is not None:
             self._marked_before.setdefault(after.change, self.marks.get(plan.key, 0))
         resized = Code.SCALED_UP.within(after.reasons) or Code.SCALED_DOWN.within(after.reasons)
-        drained = plan.phase is PlanPhase.TRAINING and after.key == plan.key and after.draining != plan.draining
+        # The drain of a node that is lost interrupts nothing.
+        drained = (
+            plan.phase is PlanPhase.TRAINING
+            and after.key == plan.key
+            and any(
+                key in present and not present[key].is_lost(now) for key in set(after.draining) ^ set(plan.draining)
+            )
+        )
         if not drained and (not resized or after.reasons == plan.reasons):
             return
         change, longest = plan.change, self._rules.scale_wait
