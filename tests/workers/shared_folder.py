@@ -1,8 +1,8 @@
 """Writes what it observes as files into the given folder, because a mailbox cannot be reached from another machine.
 
 `start-RANK-N.json` has its variables, `SIGNAL-RANK` a line for each signal that it got. It exits with success when
-there is a file `end`, after SIGTERM (and SIGUSR1, if the second argument is `leave`) as soon as it has written, and
-with code 7 when there is a file `fail-RANK`.
+there is a file `end`, after SIGTERM as soon as it has written, after SIGUSR1 as soon as all ranks have, if the second
+argument is `leave`, and with code 7 when there is a file `fail-RANK`.
 """
 
 import json
@@ -16,11 +16,21 @@ folder = pathlib.Path(sys.argv[1])
 rank = os.environ["RANK"]
 
 
+leaves = False
+
+
 def note(number, frame):
+    global leaves
     with (folder / f"{signal.Signals(number).name}-{rank}").open("a") as file:
         file.write(f"{os.getpid()}\n")
-    if number == signal.SIGTERM or sys.argv[2:] == ["leave"]:
+    if number == signal.SIGTERM:
         sys.exit(0)
+    leaves = sys.argv[2:] == ["leave"]
+
+
+def all_are_told():
+    """Whether no rank is left that the end of this one would end before its own signal."""
+    return all((folder / f"SIGUSR1-{each}").exists() for each in range(int(os.environ["WORLD_SIZE"])))
 
 
 signal.signal(signal.SIGUSR1, note)
@@ -33,5 +43,7 @@ draft.rename(folder / f"start-{rank}-{len(list(folder.glob(f'start-{rank}-*')))}
 while not (folder / "end").exists():
     if (folder / f"fail-{rank}").exists():
         sys.exit(7)
+    if leaves and all_are_told():
+        sys.exit(0)
     time.sleep(0.1)
 print(f"rank {rank} of {os.environ['WORLD_SIZE']} has trained on {os.uname().nodename}", flush=True)
