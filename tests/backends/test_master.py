@@ -346,6 +346,16 @@ async def test_a_journal_that_cannot_be_created_is_reported_once_and_leaks_no_de
         assert not [file for file in psutil.Process().open_files() if file.path.startswith(str(tmp_path))]
 
 
+async def finish(bed: Bed, *nodes: Node) -> None:
+    """Let all nodes of the only job succeed and leave, and wait until it is deleted."""
+    for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
+        for node in nodes:
+            await node.report(phase=phase)
+    for node in nodes:
+        await node.close()
+    await bed.until(lambda: bed.server.jobs.empty)
+
+
 @live
 async def test_the_journal_is_removed_with_the_job(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as bed:
@@ -353,12 +363,7 @@ async def test_the_journal_is_removed_with_the_job(tmp_path: Path) -> None:
         for node in (a, b):
             await node.take_ranks(1)
         assert len(os.listdir(tmp_path)) == 1
-        for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
-            for node in (a, b):
-                await node.report(phase=phase)
-        for node in (a, b):
-            await node.close()
-        await bed.until(lambda: bed.server.jobs.empty)
+        await finish(bed, a, b)
         assert os.listdir(tmp_path) == []
 
 
@@ -367,12 +372,7 @@ async def test_a_node_that_returns_after_the_end_of_its_job_does_not_begin_it_ag
     async with serving(state_dir=tmp_path) as bed:
         a, b = await bed.joined("a", "b")
         epochs = {(await node.take_ranks(1)).epoch for node in (a, b)}
-        for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
-            for node in (a, b):
-                await node.report(phase=phase)
-        for node in (a, b):
-            await node.close()
-        await bed.until(lambda: bed.server.jobs.empty)
+        await finish(bed, a, b)
         (epoch,) = epochs
         for is_new_job in (False, True):
             if is_new_job:
