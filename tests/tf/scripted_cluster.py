@@ -237,6 +237,7 @@ class ScriptedCluster:
             "TF_PS_AGENT": self.address,
             "TF_PS_TASK_TOKEN": str(number),
             "TF_PS_GATE": "1",
+            "TF_PS_READY_AT_START": "1" if role == "evaluator" else "0",
             "PYTHONPATH": str(BOOT.parent),
         }
         popen: subprocess.Popen[bytes] | Forked
