@@ -10,12 +10,13 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # afterwards the signal is awaited, or it ends the watchdog and with it the job.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from dlrover_run.cli import main
+from dlrover_run.command_line import entry_point
+from dlrover_run.command_line.parser import DLROVER_RUN
 
 
 def run() -> None:
     """Run the command and leave the process with its code."""
-    sys.exit(main())
+    sys.exit(entry_point.run(DLROVER_RUN))
 
 
 if __name__ == "__main__":

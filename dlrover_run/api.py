@@ -113,9 +113,10 @@ def main(args: Sequence[str] | None = None) -> None:
     Returns when the job has succeeded. Raises SystemExit as argparse does, with 2 for a bad command line and 0 after
     `--help` and the like, and ChildFailedError when the job failed.
     """
-    from dlrover_run.cli import job_or_code
+    from dlrover_run.command_line.entry_point import job_or_code
+    from dlrover_run.command_line.parser import DLROVER_RUN
 
-    job = job_or_code(sys.argv[1:] if args is None else args)
+    job: JobSpec | int = job_or_code(DLROVER_RUN, sys.argv[1:] if args is None else args)
     if isinstance(job, int):
         raise SystemExit(job)
     launch_from_python(job)

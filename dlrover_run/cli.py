@@ -299,21 +299,13 @@ def _entrypoint(line: CommandLine, flags: FlagValues, environ: Mapping[str, str]
     return lookup.python_entrypoint(line, environ, module=flags.is_on("module"))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run `dlrover-run` with these arguments; the exit code. An error is one line on stderr and exit code 2."""
-    return entry_point.run(DLROVER_RUN, argv, _read_job, _launch)
-
-
-def job_or_code(argv: Sequence[str]) -> JobSpec | int:
-    """The job of the arguments, with its warnings printed; or the exit code after a request or an error."""
-    return entry_point.job_or_code(DLROVER_RUN, argv, _read_job)
-
-
-def _read_job(line: CommandLine, warn: Callable[[str], None]) -> JobSpec:
+def read_job(line: CommandLine, warn: Callable[[str], None]) -> JobSpec:
+    """The job of this process's command line; `warn` takes doubtful input. Raises SpecError."""
     return _job(line, os.environ, _count_workers, warn, lambda line: entry_point.report(DLROVER_RUN.name, line))
 
 
-def _launch(spec: JobSpec) -> int:
-    from dlrover_run.launch import launch
+def launch(spec: JobSpec) -> int:
+    """Run the job on this node; the exit code. Raises SpecError when it cannot begin."""
+    from dlrover_run import launch as launcher
 
-    return launch(spec)
+    return launcher.launch(spec)

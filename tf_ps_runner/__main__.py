@@ -9,12 +9,13 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # As in dlrover-run: before there is a job, Ctrl-C ends this process without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from tf_ps_runner.cli import main
+from dlrover_run.command_line import entry_point
+from tf_ps_runner.command_line.options import TF_PS_RUN
 
 
 def run() -> None:
     """Run the command and leave the process with its code."""
-    sys.exit(main())
+    sys.exit(entry_point.run(TF_PS_RUN))
 
 
 if __name__ == "__main__":

@@ -317,22 +317,14 @@ def has_tensorflow(python: str) -> bool:
     return lookup.probe_interpreter(python, "tensorflow", os.environ).exists
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run `tf-ps-run` with these arguments; the exit code. An error is one line on stderr and exit code 2."""
-    return entry_point.run(TF_PS_RUN, argv, _read_job, _launch)
-
-
-def job_or_code(argv: Sequence[str]) -> PsJobSpec | int:
-    """The job of the arguments, with its warnings printed; or the exit code after a request or an error."""
-    return entry_point.job_or_code(TF_PS_RUN, argv, _read_job)
-
-
-def _read_job(line: CommandLine, warn: Callable[[str], None]) -> PsJobSpec:
+def read_job(line: CommandLine, warn: Callable[[str], None]) -> PsJobSpec:
+    """The job of this process's command line; `warn` takes doubtful input. Raises SpecError."""
     return _job(line, os.environ, require_tensorflow, warn, lambda line: entry_point.report(TF_PS_RUN.name, line))
 
 
-def _launch(spec: PsJobSpec) -> int:
-    from dlrover_run import launch
+def launch(spec: PsJobSpec) -> int:
+    """Run the job on this node; the exit code. Raises SpecError when it cannot begin."""
+    from dlrover_run import launch as launcher
 
     def load_adapter() -> AdapterFactory:
         # Imported only in the agent's process, so that the watchdog stays small.
@@ -340,4 +332,4 @@ def _launch(spec: PsJobSpec) -> int:
 
         return partial(TensorFlowAdapter, spec)
 
-    return launch.launch(spec.job, program=launch.LauncherProgram("tf-ps-run", "tf-ps-agent", load_adapter))
+    return launcher.launch(spec.job, program=launcher.LauncherProgram("tf-ps-run", "tf-ps-agent", load_adapter))

@@ -1,52 +1,53 @@
 """The entry point of a program: launches a job, or hands the command line to the typer application.
 
-A launch never imports typer or rich. They take several times as long as reading the command line, and only help,
-completion and subcommands need them.
+A launch never imports typer or rich, which take several times as long as reading the command line. Help, completion and
+subcommands do not import what reads and launches a job.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import credentials, values
+from dlrover_run.command_line import values
 from dlrover_run.command_line.options import CURRENT_SHELL
 from dlrover_run.command_line.parser import CommandLine, Program, UsageError, parse_argv
 from dlrover_run.spec import SpecError
 
-Job = TypeVar("Job")
-ReadJob = Callable[[CommandLine, Callable[[str], None]], Job]
-"""Reads the job of a command line; the second argument takes warnings. Raises SpecError."""
 
-
-def run(program: Program, argv: Sequence[str] | None, read_job: ReadJob[Job], launch: Callable[[Job], int]) -> int:
-    """The exit code of the program with these arguments, by default those of this process."""
+def run(program: Program, argv: Sequence[str] | None = None) -> int:
+    """Run the program with these arguments, by default those of this process; the exit code. An error is one line on
+    stderr and exit code 2."""
     if argv is None:
         argv = sys.argv[1:]
         if program.completion_variable in os.environ:
             return _application(program, argv)
     if argv[:1] and argv[0] in program.subcommands:
         return _application(program, argv)
-    job = job_or_code(program, argv, read_job)
-    credentials.scrub_environment()
+    job = job_or_code(program, argv)
     if isinstance(job, int):
         return job
+    from dlrover_run.command_line import credentials
+
+    credentials.scrub_environment()
     try:
-        return launch(job)
+        return int(_launcher(program).launch(job))
     except SpecError as error:
         return report_error(program.name, error)
 
 
-def job_or_code(program: Program, argv: Sequence[str], read_job: ReadJob[Job]) -> Job | int:
-    """The job of a command line, with its warnings printed; or the exit code after a request or an error."""
+def job_or_code(program: Program, argv: Sequence[str]) -> Any:
+    """The job of a command line, with its warnings printed, of the type that the program's `launch` takes; or the exit
+    code after a request or an error."""
     try:
         line = parse_argv(argv, program)
         if line.request is not None:
             return _answer(program, line)
-        return read_job(line, lambda warning: report(program.name, f"warning: {warning}"))
+        return _launcher(program).read_job(line, lambda warning: report(program.name, f"warning: {warning}"))
     except SpecError as error:
         return report_error(program.name, error)
 
@@ -69,6 +70,11 @@ def report_error(name: str, error: SpecError) -> int:
     if isinstance(error, UsageError):
         print(f"Try '{name} --help'.", file=sys.stderr)
     return exit_codes.BAD_COMMAND_LINE
+
+
+def _launcher(program: Program) -> Any:
+    """The module with `read_job(line, warn)` and `launch(job)`, which returns the exit code. Both raise SpecError."""
+    return importlib.import_module(program.launcher)
 
 
 def _answer(program: Program, line: CommandLine) -> int:

@@ -40,13 +40,15 @@ class Subcommand(NamedTuple):
 class Program:
     """A program with a launch command line.
 
-    `name` begins its messages. `about` and `epilog` are the help texts before and after the flags, `usage` the line
+    `name` begins its messages. `launcher` is the module with `read_job` and `launch`, which help, completion and
+    subcommands do not import. `about` and `epilog` are the help texts before and after the flags, `usage` the line
     above them. `subcommands` are described in `application.py`. `unsupported` says what to do instead of a flag that
     users bring from `unsupported_from`, by the name without dashes. `ignored_keys` are the keys of `--rdzv-conf` that
     have no effect.
     """
 
     name: str
+    launcher: str
     table: tuple[Flag, ...]
     about: str
     epilog: str
@@ -99,6 +101,7 @@ OPERATOR_COMMANDS = {
 
 DLROVER_RUN = Program(
     name="dlrover-run",
+    launcher="dlrover_run.cli",
     table=TABLE,
     about="""Run SCRIPT once for each worker, restart the workers after failures, and report the cause.
 

@@ -1,4 +1,4 @@
-"""The command line of dlrover-run: defaults, values, variables, checks before a start, and `main`."""
+"""The command line of dlrover-run: defaults, values, variables, checks before a start, and the entry point."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import pytest
 from command_lines import isolate, run_python
 
 from dlrover_run import exit_codes
-from dlrover_run.cli import main, parse
+from dlrover_run.cli import parse
 from dlrover_run.command_line import options
+from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.parser import DLROVER_RUN, UsageError, parse_argv
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, PreemptionNotice, SpecError, Std, StreamMap
@@ -373,35 +374,35 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
     return jobs
 
 
-def test_main_launches_the_job_and_returns_its_exit_code(
+def test_the_program_launches_the_job_and_returns_its_exit_code(
     launched: list[JobSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--nproc-per-node=2", "train.py", "--nnodes=9"]) == 7
+    assert run(DLROVER_RUN, ["--nproc-per-node=2", "train.py", "--nnodes=9"]) == 7
     assert [job.entrypoint.args for job in launched] == [("--nnodes=9",)]
     assert capsys.readouterr() == ("", "")
 
 
-def test_main_prints_an_error_as_one_line_and_returns_2(
+def test_the_program_prints_an_error_as_one_line_and_returns_2(
     launched: list[JobSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--max-restarts=x", "train.py"]) == 2
+    assert run(DLROVER_RUN, ["--max-restarts=x", "train.py"]) == 2
     assert capsys.readouterr().err == (
         "dlrover-run: --max-restarts 'x' is not an integer: give an integer from 0 to 1000000.\n"
     )
-    assert main(["--zzz"]) == 2
+    assert run(DLROVER_RUN, ["--zzz"]) == 2
     assert capsys.readouterr().err == "dlrover-run: --zzz is not a flag of dlrover-run.\nTry 'dlrover-run --help'.\n"
     assert launched == []
-    assert main(["--role=refused", "train.py"]) == 2
+    assert run(DLROVER_RUN, ["--role=refused", "train.py"]) == 2
     assert capsys.readouterr().err == "dlrover-run: Found out late.\n"
 
 
-def test_main_prints_warnings_and_launches(launched: list[JobSpec], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--rdzv-conf=a=1", "train.py"]) == 7
+def test_the_program_prints_warnings_and_launches(launched: list[JobSpec], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(DLROVER_RUN, ["--rdzv-conf=a=1", "train.py"]) == 7
     assert re.fullmatch("dlrover-run: warning: --rdzv-conf contains 'a'.*\n", capsys.readouterr().err)
 
 
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--nnodes=2", "--version", "--nonsense"]) == 0
+    assert run(DLROVER_RUN, ["--nnodes=2", "--version", "--nonsense"]) == 0
     name, number = capsys.readouterr().out.split()
     assert name == "dlrover-run"
     assert number[0].isdigit()

@@ -17,8 +17,12 @@ import pytest
 from command_lines import fake_etcd3, isolate, write_pems
 
 from dlrover_run import cli, exit_codes
+from dlrover_run.command_line import entry_point
+from dlrover_run.command_line.parser import DLROVER_RUN
 from tf_ps_runner import cli as tf_cli
 from tf_ps_runner.command_line.options import PREFIX, TF_PS_RUN
+
+PROGRAMS = {program.name: program for program in (DLROVER_RUN, TF_PS_RUN)}
 
 GOLDEN = Path(__file__).with_name("command_line_messages.txt")
 
@@ -51,9 +55,9 @@ def messages(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> st
         for name, _, value in variables:
             environment.setenv(name, value)
         if argv[:1] and argv[0] in TF_PS_RUN.subcommands:
-            outcome: object = (tf_cli if program == "tf-ps-run" else cli).main(argv)
+            outcome: object = entry_point.run(PROGRAMS[program], argv)
         else:
-            outcome = (tf_cli if program == "tf-ps-run" else cli).job_or_code(argv)
+            outcome = entry_point.job_or_code(PROGRAMS[program], argv)
     out, printed = capsys.readouterr()
     assert out == "", command
     lines = printed.splitlines()

@@ -11,7 +11,9 @@ import pytest
 from command_lines import fake_etcd3, isolate, job, launched, run_python, write_pems
 
 import dlrover_run
-from dlrover_run.cli import main, parse
+from dlrover_run.cli import parse
+from dlrover_run.command_line.entry_point import run
+from dlrover_run.command_line.parser import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import EtcdSpec, TlsSpec
 
@@ -113,7 +115,7 @@ def test_a_missing_package_is_reported_in_one_line_with_a_hint(
     absent: types.ModuleType | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "etcd3", absent)
-    assert main([*AT_A.split(), "train.py"]) == 2
+    assert run(DLROVER_RUN, [*AT_A.split(), "train.py"]) == 2
     line = (
         "dlrover-run: --rdzv-backend=etcd needs the package etcd3, which is not installed: "
         "pip install 'dlrover-run[etcd]'.\n"

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from policy_parts import check_rules, fold
 
 from dlrover_run import exit_codes
-from dlrover_run.cli import main
 from dlrover_run.command_line import job_size, options
+from dlrover_run.command_line.entry_point import run
+from dlrover_run.command_line.parser import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.local_cluster import network
 from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
@@ -169,7 +170,7 @@ def test_isolated_local_nodes_are_refused_in_one_line_elsewhere(
 ) -> None:
     """The real search for `ip` finds none, and nothing is started."""
     monkeypatch.setenv("PATH", str(here))
-    assert main(["--local-nodes=2", "--isolate-nodes", "train.py"]) == exit_codes.BAD_COMMAND_LINE
+    assert run(DLROVER_RUN, ["--local-nodes=2", "--isolate-nodes", "train.py"]) == exit_codes.BAD_COMMAND_LINE
     reason = network.why_not()
     assert reason
     assert capsys.readouterr().err == f"dlrover-run: --isolate-nodes is not possible here, since {reason}.\n"

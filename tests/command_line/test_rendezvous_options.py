@@ -13,8 +13,10 @@ import pytest
 from command_lines import AT_NODE0, error, fake_etcd3, isolate, job, launched, parsed, run_python, write_pems
 
 from dlrover_run.api import LaunchConfig, elastic_launch
-from dlrover_run.cli import job_or_code, parse
+from dlrover_run.cli import parse
 from dlrover_run.command_line import credentials, rdzv_conf
+from dlrover_run.command_line.entry_point import job_or_code
+from dlrover_run.command_line.parser import DLROVER_RUN
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.launch_request import LaunchRequest
@@ -294,7 +296,7 @@ def test_a_job_never_shows_its_secret_and_carries_it_to_the_launcher(
     line: str, setting: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, SECRET)
-    spec = job_or_code([*line.split(), f"--rdzv-conf={setting.rpartition(',')[0]}", "train.py"])
+    spec = job_or_code(DLROVER_RUN, [*line.split(), f"--rdzv-conf={setting.rpartition(',')[0]}", "train.py"])
     assert isinstance(spec, JobSpec)
     # Parsing a command line does not change the environment.
     assert (secret_of(spec), os.environ[variable]) == (SECRET, SECRET)

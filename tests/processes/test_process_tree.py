@@ -185,8 +185,14 @@ def test_the_directory_in_tmp_is_removed_even_when_relay_and_watchdog_are_killed
 
 def test_a_watchdog_that_is_killed_before_it_starts_an_agent_leaves_no_directory(tmp_path: Path) -> None:
     killed = "import os, signal, sys\nos.fork = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
-    code = f"{killed}from dlrover_run.cli import main\nsys.exit(main([{str(WORKERS / 'hold.py')!r}]))\n"
-    ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    launch = (
+        "from dlrover_run.command_line.entry_point import run\n"
+        "from dlrover_run.command_line.parser import DLROVER_RUN\n"
+        f"sys.exit(run(DLROVER_RUN, [{str(WORKERS / 'hold.py')!r}]))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", killed + launch], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
+    )
     assert ended.returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
 

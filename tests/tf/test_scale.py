@@ -14,6 +14,7 @@ from command_lines import isolate
 from harness import WAIT
 
 from dlrover_run import exit_codes
+from dlrover_run.command_line.entry_point import run
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.operate.agent_socket import AgentSocket
@@ -22,8 +23,8 @@ from dlrover_run.operate.find import JobElsewhere
 from dlrover_run.operate.protocol import AgentInfo
 from dlrover_run.policies.parameter_servers.model import Role, ScaleRequest
 from dlrover_run.rendezvous.client import AskFailed
-from tf_ps_runner.cli import main
 from tf_ps_runner.command_line import options
+from tf_ps_runner.command_line.options import TF_PS_RUN
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +128,7 @@ def test_the_answer_of_a_job_is_one_sentence_and_an_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     agent = agents(JOB, answer)
-    assert main(["scale", "--ps=2", f"--rdzv-id={JOB}", *flags.split()]) == code
+    assert run(TF_PS_RUN, ["scale", "--ps=2", f"--rdzv-id={JOB}", *flags.split()]) == code
     assert agent.requests == [requested(ps=2)]
     out, err = capsys.readouterr()
     assert (err if code == exit_codes.SUCCESS else out) == ""
@@ -138,7 +139,7 @@ def test_the_answer_of_a_job_is_one_sentence_and_an_exit_code(
 
 def test_auto_gives_numbers_back(agents: Agents) -> None:
     agent = agents(JOB, "done")
-    assert main(["scale", "--ps=auto", "--workers=3", f"--rdzv-id={JOB}"]) == 0
+    assert run(TF_PS_RUN, ["scale", "--ps=auto", "--workers=3", f"--rdzv-id={JOB}"]) == 0
     size = ScaleRequest(workers=3, auto=(Role.PS,))
     assert agent.requests == [OperatorRequest(Action.SCALE, by=requester(), policy=size)]
     assert "any number of parameter servers" in size.text
@@ -147,7 +148,7 @@ def test_auto_gives_numbers_back(agents: Agents) -> None:
 def test_a_number_that_is_not_given_is_not_requested(agents: Agents) -> None:
     agent = agents(JOB, "done")
     for flags in ("--workers=0", "--ps=3 --workers=2"):
-        assert main(["scale", *flags.split(), f"--rdzv-id={JOB}"]) == exit_codes.SUCCESS
+        assert run(TF_PS_RUN, ["scale", *flags.split(), f"--rdzv-id={JOB}"]) == exit_codes.SUCCESS
     assert agent.requests == [requested(workers=0), requested(ps=3, workers=2)]
 
 
@@ -166,7 +167,7 @@ def test_a_remote_request_is_sent_to_the_master_that_the_flags_name(
 
     monkeypatch.setattr(JobElsewhere, "ask", ask)
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
-    assert main([*ELSEWHERE, *backend]) == exit_codes.SUCCESS
+    assert run(TF_PS_RUN, [*ELSEWHERE, *backend]) == exit_codes.SUCCESS
     ((spec, request),) = sent
     assert spec.master is not None
     assert (spec.run_id, spec.master.host, spec.master.port, spec.master.token) == ("ads", "node0", 4000, "a secret")
@@ -182,5 +183,5 @@ def test_a_job_that_cannot_be_reached_is_reported_in_one_sentence(
         raise AskFailed("the master at node0:4000 cannot be reached", no_job=True)
 
     monkeypatch.setattr(JobElsewhere, "ask", ask)
-    assert main(ELSEWHERE) == REFUSED
+    assert run(TF_PS_RUN, ELSEWHERE) == REFUSED
     assert capsys.readouterr().err == "tf-ps-run scale: the master at node0:4000 cannot be reached.\n"

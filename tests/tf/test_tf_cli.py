@@ -15,6 +15,7 @@ from policy_parts import cluster_rules
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import options as those_of_dlrover_run
+from dlrover_run.command_line.entry_point import job_or_code, run
 from dlrover_run.command_line.values import memory_size
 from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
@@ -24,8 +25,9 @@ from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.policies.registry import policy_of
 from dlrover_run.spec import SpecError, Std
-from tf_ps_runner.cli import has_tensorflow, job_or_code, main, parse, require_tensorflow
+from tf_ps_runner.cli import has_tensorflow, parse, require_tensorflow
 from tf_ps_runner.command_line import options
+from tf_ps_runner.command_line.options import TF_PS_RUN
 from tf_ps_runner.spec import PRELOAD, PsJobSpec
 
 SECRET = "a-secret-of-this-job-alone"
@@ -284,7 +286,7 @@ def test_an_interpreter_without_tensorflow_is_detected_before_anything_starts(
     bare = interpreter('exec {python} -I -S "$@"')
     assert not has_tensorflow(bare)
     monkeypatch.setenv("PYTHON_EXEC", bare)
-    assert main(["train.py"]) == exit_codes.BAD_COMMAND_LINE
+    assert run(TF_PS_RUN, ["train.py"]) == exit_codes.BAD_COMMAND_LINE
     assert capsys.readouterr().err == (
         f"tf-ps-run: There is no TensorFlow in {bare}: install it there (pip install 'dlrover-run[tf]'), or set "
         "PYTHON_EXEC to an interpreter that has it.\n"
@@ -379,7 +381,7 @@ def test_secrets_of_the_environment_are_not_printed(
 ) -> None:
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", SECRET)
     monkeypatch.setattr("tf_ps_runner.cli.require_tensorflow", lambda python: None)
-    spec = job_or_code(["--role=ps", *MANY.split(), "train.py"])
+    spec = job_or_code(TF_PS_RUN, ["--role=ps", *MANY.split(), "train.py"])
     assert isinstance(spec, PsJobSpec)
     assert spec.job.master is not None
     assert spec.job.master.token == SECRET

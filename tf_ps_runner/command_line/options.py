@@ -119,6 +119,7 @@ IGNORED_KEYS = frozenset(("scale_up_delay", "scale_wait", "restart_window", "ear
 
 TF_PS_RUN = Program(
     name="tf-ps-run",
+    launcher="tf_ps_runner.cli",
     table=TABLE,
     about="""Run SCRIPT as chief, workers, parameter servers and evaluator of TensorFlow, and restart what fails.
 
