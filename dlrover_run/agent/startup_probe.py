@@ -54,10 +54,11 @@ class StartupProbe:
         """Wait until the store of the round accepts connections, if another node hosts it, for STORE_TIMEOUT at most.
 
         A forked worker connects within milliseconds, and torch's client waits for 0.3 to 0.7 s after an attempt that
-        was refused. The node of a worker that has failed begins the next round before the others.
+        was refused. The node of a worker that has failed begins the next round before the others. In the first round
+        each node begins when its template has imported, which differs by more than this wait.
         """
         ranks, loop = self._ranks, asyncio.get_running_loop()
-        if ranks.node_rank == 0:
+        if ranks.node_rank == 0 or ranks.round == 1:
             return
         try:
             version = ipaddress.ip_address(ranks.store_address).version

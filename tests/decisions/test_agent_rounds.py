@@ -298,32 +298,32 @@ class TestFailures:
         assert {*seen[1:]} == {20}
         marks.close()
 
-    @pytest.mark.parametrize("node_rank", [0, 1])
-    def test_forked_workers_of_other_nodes_wait_for_the_store(
-        self, node_rank: int, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(("round_", "node_rank", "waits"), [(2, 0, 0), (2, 1, 1), (1, 1, 0)])
+    def test_forked_workers_of_other_nodes_wait_for_the_store_of_a_later_round(
+        self, round_: int, node_rank: int, waits: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(startup_probe, "STORE_TIMEOUT", WAIT)
 
         async def connections() -> int:
             with socket.socket() as store:
                 store.bind(("127.0.0.1", 0))
-                place = rank_assignment(1, node_rank=node_rank, nodes=2, first_rank=node_rank, world_size=2)
+                place = rank_assignment(round_, node_rank=node_rank, nodes=2, first_rank=node_rank, world_size=2)
                 port = store.getsockname()[1]
                 probe = StartupProbe(replace(place, store_address="127.0.0.1", store_port=port))
                 waiting = asyncio.ensure_future(probe.until_store_listens())
                 # The first attempt is refused.
                 await asyncio.sleep(2 * startup_probe.STORE_INTERVAL)
-                assert waiting.done() == (node_rank == 0)
+                assert waiting.done() == (not waits)
                 store.listen()
                 await waiting
                 probe.close()
-                store.settimeout(WAIT if node_rank else 0)
+                store.settimeout(WAIT if waits else 0)
                 with contextlib.suppress(BlockingIOError):
                     store.accept()[0].close()
                     return 1
                 return 0
 
-        assert asyncio.run(connections()) == node_rank
+        assert asyncio.run(connections()) == waits
 
     def test_workers_that_cannot_be_started_are_a_failure_of_this_node(self, directory: Path) -> None:
         from dlrover_run.spec import Entrypoint
