@@ -3,7 +3,8 @@
 They run `dlrover_run/node_check`, by its path and in the user's interpreter, in which this project may not be
 installed. Requests are written to standard input and answers read from standard output, one JSON object a line. The end
 of standard error is kept, because it explains why a process has ended. A process answers every request in turn, so the
-caller waits for all answers, for a process that has ended, or until a timeout.
+caller waits for all answers, for a process that has ended, or until a timeout. Below are the requests, and what the
+answers show of the devices of this node.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from typing import Any
 import msgspec
 
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec
+from dlrover_run.console.health_table import format_tflops
 from dlrover_run.coordination.bounds import Name
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.streams import TAIL_BYTES
-from dlrover_run.policies.health.model import CheckKey, CheckTask, DeviceSpeed, LinkEnd, Rate
+from dlrover_run.policies.health.evidence import lower_median
+from dlrover_run.policies.health.model import CPU, CheckKey, CheckTask, DeviceSpeed, LinkEnd, Rate
 from dlrover_run.supervisor.process import ProcessGroup
 
 MAX_ANSWER = 65_536
@@ -292,4 +295,33 @@ def link_requests(key: CheckKey, link: Sequence[LinkEnd], node: int, timeout: fl
             "timeout": timeout,
         }
         for rank in range(first_rank, first_rank + link[at].workers)
+    ]
+
+
+def find_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[DeviceSpeed]:
+    """The devices that are more than `threshold` times slower than what is usual in the node, for a warning: a check
+    compares nodes by their slowest device, and finds nothing if there is only one node, or if each has a slow device.
+    Ranks on the CPU share it, and that one of them is slow is no evidence of it."""
+    if not devices:
+        return []
+    reached = lower_median([device.tflops for device in devices])
+    return [device for device in devices if device.name != CPU and device.tflops * threshold < reached]
+
+
+def quicker(first: Sequence[DeviceSpeed], second: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+    """The better of two tries of each local rank: one may be disturbed, but is never quicker than it is."""
+    best: dict[int, DeviceSpeed] = {}
+    for device in (*first, *second):
+        known = best.get(device.local_rank)
+        if known is None or known.tflops < device.tflops:
+            best[device.local_rank] = device
+    return list(best.values())
+
+
+def describe_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[str]:
+    """A sentence for each of those that `find_slow` finds."""
+    return [
+        f"warning: local rank {device.local_rank} ({device.name}) computes at {format_tflops(device.tflops)} where the "
+        f"others of this node reach {format_tflops(lower_median([device.tflops for device in devices]))}"
+        for device in find_slow(devices, threshold)
     ]

@@ -16,8 +16,6 @@ from dlrover_run.events.records import (
     FILE_NAME,
     NO_EVENTS,
     SCHEMA,
-    CheckEnded,
-    CheckStarted,
     CoordinatorChanged,
     Event,
     Events,
@@ -28,7 +26,6 @@ from dlrover_run.events.records import (
     RoundFormed,
 )
 from dlrover_run.output.streams import RunDir
-from dlrover_run.policies.health.model import HealthAssignment, HealthStatus
 from dlrover_run.process_tree import tree
 from dlrover_run.spec import JobSpec
 
@@ -141,23 +138,3 @@ def changes(before: Assignment, after: Assignment) -> list[Event]:
     ):
         found.append(NodeWaiting(reasons=after.waiting.reasons, seconds=after.waiting.seconds))
     return found
-
-
-class CheckEvents:
-    """Emits when the coordinator begins to check this node, and what the check has found."""
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-        self._running = False
-
-    def follow(self, part: HealthAssignment) -> None:
-        """Take the latest assignment; the same one may come again. Between two rounds of a check the node may have
-        neither a task nor a result."""
-        health = part.health
-        if part.check_task is not None:
-            if not self._running:
-                self._events.emit(CheckStarted())
-            self._running = True
-        elif self._running and health is not None and health.status is not HealthStatus.PENDING:
-            self._events.emit(CheckEnded(status=health.status.value, reason=health.reason))
-            self._running = False

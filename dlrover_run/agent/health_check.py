@@ -28,12 +28,14 @@ from dlrover_run.agent.check_workers import (
     CheckRequest,
     CheckWorkers,
     CheckWorkersLost,
+    describe_slow,
     device_speeds,
+    find_slow,
     link_requests,
     place_in_order,
+    quicker,
 )
 from dlrover_run.agent.environment import check_environments
-from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeReport

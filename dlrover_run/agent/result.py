@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,8 +14,10 @@ from dlrover_run.coordination.reasons import Code, render
 from dlrover_run.exit_reasons import ExitReason, ExitScheme, in_scheme
 from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.health.model import HealthAssignment, HealthStatus, NodeHealth
 from dlrover_run.spec import SpecError
+
+if TYPE_CHECKING:
+    from dlrover_run.policies.health.model import NodeHealth
 
 
 class JobResult(msgspec.Struct, frozen=True):
@@ -150,16 +153,19 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
 
 def _dismissal(end: JobEnd) -> NodeHealth | None:
     """The health check result of this node if it leaves because of it, else None."""
-    node_health = HealthAssignment.get(end.assignment.policy).health
-    if node_health is None or not node_health.dismissed or end.assignment.phase is PlanPhase.FINISHED:
+    part = end.assignment.policy
+    if part is None or not part.dismisses or end.assignment.phase is PlanPhase.FINISHED:
         return None
-    return node_health if end.error is None and end.stopped_by is None else None
+    # Imported only here: other jobs have no health check.
+    from dlrover_run.policies.health.model import HealthAssignment
+
+    return HealthAssignment.get(part).health if end.error is None and end.stopped_by is None else None
 
 
 def _explain_dismissal(node_health: NodeHealth) -> str:
     """The line that DLRover prints, which users search for, and below it the reason and what to do."""
     reason = node_health.reason or "no reason was given"
-    if node_health.status is HealthStatus.STRAGGLER:
+    if node_health.is_straggler:
         return (
             "RuntimeError: The node is a straggler and exits.\n"
             f"  The node check found it too slow: {reason}; "
@@ -181,7 +187,7 @@ def _exit_reason(end: JobEnd, root: WorkerExit | None) -> ExitReason:
     if phase is PlanPhase.FINISHED:
         return ExitReason.SUCCESS
     if (node_health := _dismissal(end)) is not None:
-        return ExitReason.STRAGGLER if node_health.status is HealthStatus.STRAGGLER else ExitReason.FAULTY_NODE
+        return ExitReason.STRAGGLER if node_health.is_straggler else ExitReason.FAULTY_NODE
     if end.stopped_by is not None:
         return ExitReason.STOPPED
     if phase is PlanPhase.FAILED:

@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlrover_run.agent.autoscaler import Autoscaler
 from dlrover_run.agent.checkpoint_memory import DRAIN_TIMEOUT, CheckpointMemory
-from dlrover_run.agent.event_log import CheckEvents
+from dlrover_run.agent.features import Features
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
-from dlrover_run.agent.health_check import HealthCheckRunner
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import EventLog, ProgressReporter
 from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
@@ -26,14 +23,10 @@ from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.output.health_file import HealthFile
-from dlrover_run.policies.health.model import HealthAssignment
 from dlrover_run.progress.page import Progress
-from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
-    from dlrover_run.agent.stall_response import RoundStalls
     from dlrover_run.agent.survivors import Survivors
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
@@ -66,22 +59,14 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             from dlrover_run.output.logs_specs import LogsSpecsClient
 
             self._plugin = LogsSpecsClient(spec.logs)
-        find_problems = partial(_severe_node_problems, spec, console.info)
-        self._health_check = HealthCheckRunner(
-            spec, self._starter, self._orphans.paused, services.wake, find_problems, console.info
-        )
-        self._check_events = CheckEvents(services.events)
         secret = spec.master.token if spec.master else ""
         self._memory = CheckpointMemory(spec.checkpoint_memory, console.info, secret, single_node=spec.single_node)
         self._progress = ProgressReporter(spec, console)
-        self._health_file = HealthFile(services.run_dir, console.info)
         self._events = EventLog(spec, services.relay.write)
         self._assignment = Assignment()
         self._ends = False
         self._round: WorkerRound | None = None
-        self._stalls: RoundStalls | None = None
-        self._autoscaler = Autoscaler(services, self._progress_in, self._orphans.kill_session)
-        self._survivors: Survivors | None = None
+        self._features = Features(services, self._starter, self._progress, self._progress_in, self._note_formed)
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
         self._stopping = False
@@ -90,9 +75,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def pids(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.group.pids if self._round is not None else set()
-        store = self._survivors.pids if self._survivors is not None else set()
-        others = self._health_check.pids | self._memory.pids | self._autoscaler.pids
-        return self._starter.pids | others | plugin | workers | store
+        return self._starter.pids | self._features.pids | self._memory.pids | plugin | workers
 
     @property
     def running(self) -> bool:
@@ -100,34 +83,27 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def open(self) -> None:
         self._progress.begin(self._services.run_dir)
-        policy = self._spec.rules.policy
-        if policy is not None and any(part.policy_name == "survivors" and part.applies for part in policy.each()):
-            # Here, because only jobs whose workers outlive their round need it.
-            from dlrover_run.agent.survivors import Survivors
-
-            services = self._services
-            python = self._spec.entrypoint.python
-            self._survivors = Survivors(python, self._note_formed, services.wake, services.console.info)
+        self._features.open()
         self._memory.open()
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
         self._assignment, self._ends = assignment, ends
-        part = HealthAssignment.get(assignment.policy)
-        self._check_events.follow(part)
+        features = self._features
+        features.begin(assignment)
         if not self._shutdown.wanted:
             self._progress.update(assignment)
-            self._health_file.follow(assignment, self._health_check.devices)
-        if self._stalls is not None:
-            self._stalls.follow(assignment)
-        self._autoscaler.follow(assignment, ends)
-        if self._survivors is not None:
-            self._survivors.follow(assignment, self._node_state.ranks)
-            self._advance(self._survivors)
+        if features.stalls is not None:
+            features.stalls.follow(assignment)
+        if features.autoscaler is not None:
+            features.autoscaler.follow(assignment, ends)
+        if features.survivors is not None:
+            features.survivors.follow(assignment, self._node_state.ranks)
+            self._advance(features.survivors)
         if self._round is not None and self._round.key == assignment.key:
             self._round.follow_change(assignment.change)
-        if not ends and self._node_state.round is None and self.idle:
-            # No worker runs, so the devices are free.
-            self._health_check.update(part.check_task, part.health)
+        if features.checks is not None:
+            # While no worker runs, the devices are free.
+            features.checks.follow(assignment, may_run=not ends and self._node_state.round is None and self.idle)
 
     def desired(self) -> Sequence[DesiredTask[RoundKey]]:
         wanted = self._node_state.round
@@ -163,12 +139,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
                 self._round.cancel()
 
     def report(self, leaving: bool) -> NodeReport:
-        report = self._health_check.add_to_report(build_report(self._node_state, self._round, leaving))
-        if self._stalls is not None:
-            report = self._stalls.add_to_report(report)
-        if self._survivors is not None:
-            report = self._survivors.add_to_report(report)
-        return self._autoscaler.add_to_report(report)
+        return self._features.add_to_report(build_report(self._node_state, self._round, leaving))
 
     def progress(self) -> Mapping[str, Progress]:
         return {} if self._round is None or not self.running else self._round.progress()
@@ -232,10 +203,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def finish(self, assignment: Assignment) -> TaskResults:
         succeeded = self._succeeded
-        await self._autoscaler.close()
-        await self._health_check.close()
-        if self._survivors is not None:
-            await self._survivors.close()
+        await self._features.close()
         ends: tuple[WorkerExit, ...] = ()
         returned: dict[int, bytes] = {}
         if self._round is not None:
@@ -270,10 +238,11 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     @property
     def _may_outlive(self) -> bool:
         """Whether this node waits for its next round, and its workers may keep their processes in it."""
-        if self._survivors is None or not self.running or self._assignment.phase is not PlanPhase.GATHERING:
+        survivors, part = self._features.survivors, self._assignment.policy
+        if survivors is None or not self.running or self._assignment.phase is not PlanPhase.GATHERING:
             return False
         # A check needs the devices.
-        return HealthAssignment.get(self._assignment.policy).check_task is None and self._survivors.any_able
+        return (part is None or not part.is_checking) and survivors.any_able
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._work = asyncio.get_running_loop().create_task(work)
@@ -296,7 +265,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         def is_wanted() -> bool:
             return self._is_wanted(ranks) and not (is_same and before is not None and before.has_failed)
 
-        await self._health_check.suspend()
+        if self._features.checks is not None:
+            await self._features.checks.suspend()
         if survivors is not None and before is not None:
             await before.stopped()
         if not is_wanted():
@@ -337,7 +307,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self, ranks: RankAssignment, placed: LogsDestinations | None, before: WorkerRound | None
     ) -> None:
         """Start the workers of a round, but for those that still run of the one before."""
-        services, survivors, memory = self._services, self._survivors, self._memory.environment()
+        services, survivors, memory = self._services, self._features.survivors, self._memory.environment()
         running = () if before is None else before.group.running
         kept = {worker.spec.local_rank for worker in running if worker.stopped_with is None}
 
@@ -359,31 +329,22 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         port = before.give_port() if before is not None and is_same else self._node_state.take_port()
         started = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
         if before is not None:
-            self._close_stalls()
+            self._features.end_watch()
             started.carry_on(before, kept)
         self._round = started
         with self._orphans.paused():
             await started.start(self._starter)
             if survivors is not None:
                 await survivors.start_store(self._starter, os.environ, self._node_state.key)
-        if self._spec.stall_action != "off":
-            # Here, because its imports take milliseconds that a start without it need not wait for.
-            from dlrover_run.agent.stall_response import watch_stalls
-
-            self._stalls = watch_stalls(self._round, self._spec, services)
+        self._features.watch(self._round)
         self._starter.import_later()
         if not is_same:
             self._events.round_started(ranks)
 
     def _close_round(self, ended: WorkerRound) -> None:
         # First, because it reads the files of the round.
-        self._close_stalls()
+        self._features.end_watch()
         ended.close()
-
-    def _close_stalls(self) -> None:
-        if self._stalls is not None:
-            self._stalls.close()
-            self._stalls = None
 
     def _note_formed(self, local_rank: int) -> None:
         if self._round is not None and self._round.key == self._node_state.round:
@@ -401,19 +362,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._orphans.kill_orphans()
 
     def _on_worker_end(self, worker: Worker) -> None:
-        if self._survivors is not None:
-            self._survivors.note_end(worker)
-        if self._stalls is not None:
-            self._stalls.note_end(worker)
+        self._features.note_end(worker)
         self._services.wake()
         self._orphans.reap()
         if self.running:
             # At the end of the round all orphans are killed, whatever their session.
             self._orphans.kill_session(worker.pid)
-
-
-async def _severe_node_problems(spec: JobSpec, warn: Callable[[str], None]) -> Sequence[str]:
-    # Imported only here: a job without a health check does not load a driver library.
-    from dlrover_run.agent.node_problems import severe_node_problems
-
-    return await severe_node_problems(spec, warn)

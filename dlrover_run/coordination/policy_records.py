@@ -56,6 +56,11 @@ class PolicyRecord:
         return cls() if found is None else found
 
 
+def has_part(part: PolicyRecord | None, policy_name: str) -> bool:
+    """Whether a record has a part of that policy, which need not be imported to know."""
+    return part is not None and any(one.policy_name == policy_name for one in part.each())
+
+
 class PolicyRules(PolicyRecord):
     """The part of `JobRules`."""
 
@@ -81,6 +86,11 @@ class PolicyRules(PolicyRecord):
     def job_size(self) -> str | None:
         """How large the job is, as text, where that is not a number of nodes."""
         return None
+
+
+def applies(rules: PolicyRules | None, policy_name: str) -> bool:
+    """Whether a job with these rules has that policy, which need not be imported to know."""
+    return rules is not None and any(one.policy_name == policy_name and one.applies for one in rules.each())
 
 
 class PolicyState(PolicyRecord):

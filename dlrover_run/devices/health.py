@@ -7,8 +7,11 @@ only the training script knows how much of them it needs. (psutil has neither in
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,8 @@ from dlrover_run.devices import NodeProblem
 from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_number
 from dlrover_run.devices.count import Nvml
 from dlrover_run.devices.gpu_health import find_gpu_problems
+from dlrover_run.process_tree import signals
+from dlrover_run.spec import JobSpec
 
 MIB = 1 << 20
 
@@ -49,6 +54,34 @@ class LimitSources:
     statvfs: Callable[[str], os.statvfs_result] = os.statvfs
     limit: Callable[[], int | None] = lambda: _open_files_limit()
     proc: Path = Path("/proc")
+
+
+async def severe_node_problems(spec: JobSpec, warn: Callable[[str], None]) -> tuple[str, ...]:
+    """The problems that make this machine unfit, one sentence each; `warn` prints the problems that may be harmless."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[tuple[NodeProblem, ...]] = loop.create_future()
+
+    def inspect() -> None:
+        try:
+            problems = find_node_problems(spec.workers_per_node, spec.logs.log_dir, os.environ, spec.gpu_each)
+        except Exception as error:
+            # For example an old pynvml that lacks a function. The devices are tested all the same.
+            problems = (NodeProblem(f"the look at this machine failed: {type(error).__name__}: {error}"),)
+        with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
+            loop.call_soon_threadsafe(finish, problems)
+
+    def finish(problems: tuple[NodeProblem, ...]) -> None:
+        if not found.done():
+            found.set_result(problems)
+
+    # A driver may take seconds to answer, and a broken one never answers: the agent does not join this thread.
+    with signals.blocked_in_new_threads():
+        threading.Thread(target=inspect, name="health", daemon=True).start()
+    problems = await found
+    for problem in problems:
+        if not problem.severe:
+            warn(f"warning: {problem.text}")
+    return tuple(problem.text for problem in problems if problem.severe)
 
 
 def find_node_problems(

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from scripted_agent import Emitted, rank_assignment
 
-from dlrover_run.agent.event_log import AssignmentEvents, CheckEvents, changes, event_log_path
+from dlrover_run.agent.event_log import AssignmentEvents, changes, event_log_path
+from dlrover_run.agent.node_checks import CheckEvents
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.events.records import (

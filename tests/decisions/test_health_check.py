@@ -24,13 +24,13 @@ from policy_parts import check_part, check_report, fold, with_part
 from scripted_agent import FINISHED, AgentRun, ScriptedAgent, gathering, rank_assignment, training
 
 from dlrover_run import exit_codes
-from dlrover_run.agent import health_check, node_problems, torch_adapter
-from dlrover_run.agent.check_workers import link_requests
+from dlrover_run.agent import health_check, node_checks
+from dlrover_run.agent.check_workers import find_slow, link_requests
 from dlrover_run.agent.health_check import HealthCheckRunner
-from dlrover_run.agent.slow_devices import find_slow
 from dlrover_run.agent.template_client import Template
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.devices import health
 from dlrover_run.devices.health import NodeProblem
 from dlrover_run.policies.health.model import (
     CheckKey,
@@ -109,7 +109,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     # Imports are not tested here, and importing torch takes long.
     monkeypatch.setattr(health_check, "PRELOAD", ())
     monkeypatch.setattr(
-        torch_adapter, "HealthCheckRunner", partial(HealthCheckRunner, folder=str(WORKERS / "fake_check"))
+        node_checks, "HealthCheckRunner", partial(HealthCheckRunner, folder=str(WORKERS / "fake_check"))
     )
     return Workspace(tmp_path)
 
@@ -176,7 +176,7 @@ class TestComputing:
 
     def test_a_nuisance_is_reported_and_no_problem(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("the limit on files is 64"),)
-        monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
+        monkeypatch.setattr(health, "find_node_problems", lambda *args: found)
         agent_run = workspace.agent().on(has_computed(), FINISHED).run()
         assert last(agent_run, "compute_result").problem == ""
         assert agent_run.output == "dlrover-run: warning: the limit on files is 64\n"
@@ -187,7 +187,7 @@ class TestComputing:
         def fail(*args: object) -> None:
             raise AttributeError("module 'pynvml' has no attribute 'nvmlDeviceGetRemappedRows'")
 
-        monkeypatch.setattr(node_problems, "find_node_problems", fail)
+        monkeypatch.setattr(health, "find_node_problems", fail)
         agent_run = workspace.agent().on(has_computed(), FINISHED).run()
         assert last(agent_run, "compute_result").problem == ""
         assert agent_run.output == (
@@ -202,7 +202,7 @@ class TestComputing:
         def look(workers: int, log_dir: object, environ: object, gpu_each: bool) -> tuple[NodeProblem, ...]:
             return (NodeProblem(f"asked for {workers} workers", severe=gpu_each),)
 
-        monkeypatch.setattr(node_problems, "find_node_problems", look)
+        monkeypatch.setattr(health, "find_node_problems", look)
         agent_run = workspace.agent(workers=2, gpu_each=each).on(has_computed(), FINISHED).run()
         assert ("asked for 2 workers" in last(agent_run, "compute_result").problem) is each
 
@@ -210,7 +210,7 @@ class TestComputing:
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found = (NodeProblem("GPU 3 has 12 errors", severe=True), NodeProblem("more", severe=True))
-        monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
+        monkeypatch.setattr(health, "find_node_problems", lambda *args: found)
         agent_run = workspace.agent().on(has_computed(), FINISHED).run()
         assert last(agent_run, "compute_result") == ComputeResult(
             CheckKey(), problem="it was not even tried: GPU 3 has 12 errors"
@@ -251,7 +251,7 @@ class TestComputing:
     def test_the_real_check_process_reports_it_with_the_same_text(
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(torch_adapter, "HealthCheckRunner", HealthCheckRunner)
+        monkeypatch.setattr(node_checks, "HealthCheckRunner", HealthCheckRunner)
         (workspace.path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
         monkeypatch.setenv("PYTHONPATH", str(workspace.path))
         agent_run = workspace.agent().run()

@@ -12,6 +12,7 @@ from screens import Screen
 from scripted_agent import rank_assignment
 from virtual_loop import run_virtually
 
+from dlrover_run.agent.node_checks import HealthReporter
 from dlrover_run.agent.progress_reporter import ProgressReporter
 from dlrover_run.console.console import REFRESH_SECONDS, Console
 from dlrover_run.console.health_table import (
@@ -240,13 +241,14 @@ def narrated(
 
     async def run() -> None:
         console = Console(written.append, lambda: columns, lambda: lines, color=color)
-        narration = ProgressReporter(spec, console)
+        reporter = ProgressReporter(spec, console)
+        reporter.health = HealthReporter(spec, console)
         for number, assignment in enumerate(assignments):
-            narration.update(assignment)
+            reporter.update(assignment)
             await asyncio.sleep(2.5 * REFRESH_SECONDS)
             if number == 0:
                 written.append(worker)
-            narration.update(assignment)
+            reporter.update(assignment)
         console.clear_waiting()
 
     run_virtually(run())

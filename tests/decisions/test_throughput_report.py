@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.throughput import ThroughputReport
+from dlrover_run.agent.autoscaler import ThroughputReport
 from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
 from dlrover_run.progress.page import Phase, Progress, StepSource

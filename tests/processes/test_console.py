@@ -245,6 +245,7 @@ def test_a_reader_that_closes_the_pipe_ends_neither_job_nor_launcher(tmp_path: P
 
 CHECKED_NODE = """
 import asyncio, os, sys
+from dlrover_run.agent.node_checks import HealthReporter
 from dlrover_run.agent.progress_reporter import ProgressReporter
 from dlrover_run.console import console
 from dlrover_run.policies.health.model import HealthAssignment, HealthProgress, HealthStatus, NodeHealth
@@ -271,7 +272,9 @@ async def main(relay):
     loop.add_reader(0, lambda: spoken.put_nowait(os.read(0, 1)))
     columns = lambda: console.terminal_columns(2, "xterm")
     lines = console.Console(relay.write, columns, lambda: console.terminal_lines(2))
-    reporter = ProgressReporter(JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", backend="master"), lines)
+    spec = JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", backend="master")
+    reporter = ProgressReporter(spec, lines)
+    reporter.health = HealthReporter(spec, lines)
     reporter.update(checking("pending", "pending"))
     await spoken.get()
     # A worker of the last round has not said its last word yet.

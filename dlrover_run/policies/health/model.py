@@ -151,6 +151,10 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reason: Problem = ""
     dismissed: bool = False
 
+    @property
+    def is_straggler(self) -> bool:
+        return self.status is HealthStatus.STRAGGLER
+
 
 class LinkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One link as it is shown to a user. `one` < `other` are places in the list of nodes that is sent with it, or equal

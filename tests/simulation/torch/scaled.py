@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dlrover_run.agent.throughput import ThroughputReport
+from dlrover_run.agent.autoscaler import ThroughputReport
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, RoundKey
 from dlrover_run.coordination.rules import JobRules
