@@ -16,15 +16,14 @@ from dlrover_run.command_line import (
     ignored_flags,
     job_size,
     lookup,
+    policies,
     rdzv_conf,
     rendezvous_options,
     values,
 )
-from dlrover_run.command_line.health_check import add_health_check
 from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.text import counted
 from dlrover_run.exit_reasons import ExitScheme
@@ -88,15 +87,15 @@ def _job(
     resolve = rendezvous_options.resolve_local if local else rendezvous_options.resolve
     rendezvous = resolve(args, fresh_id=_fresh_id())
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    rules, check_warnings = add_health_check(flags, rendezvous, conf.rules)
-    rules = _add_stalls(flags, rendezvous, rules)
-    rules = _add_survivors(flags, rendezvous, rules)
+    rules, check_warnings = policies.add_health_check(flags, rendezvous, conf.rules)
+    rules = policies.add_stalls(flags, rendezvous, rules)
+    rules = policies.add_survivors(flags, rendezvous, rules)
     workers = values.worker_count(*size.workers)
     if workers is None:
         workers = count(size.workers.text, environ)
     logs = _logs(flags, environ)
     rules = _rules(flags, size.nodes, rendezvous, conf, rules)
-    rules = job_size.add_autoscale(flags, rules, conf, size.nodes, coordinated=rendezvous.coordinated)
+    rules = policies.add_autoscale(flags, rules, conf, size.nodes, coordinated=rendezvous.coordinated)
     spares_given = flags.explicit("spares") is not None
     ignored = ignored_flags.rendezvous_warnings(rendezvous, conf, environ, spares_given=spares_given)
     warnings = [*size.warnings, *rendezvous.warnings, *ignored, *check_warnings]
@@ -138,11 +137,11 @@ def _job(
         progress=cast("Literal['auto', 'optimizer']", flags.choice("progress")),
         progress_regex=values.regex(*flags.get("progress_regex")),
         stall_action=cast("StallAction", flags.choice("stall_action")),
-        stall_timeout=stall_timeout(flags),
+        stall_timeout=policies.stall_timeout(flags),
         checkpoint_memory=_checkpoint_memory(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=lookup.journal_directory(flags),
-        scale_command=job_size.find_scale_command(flags, environ),
+        scale_command=policies.find_scale_command(flags, environ),
         # On a shared console the prefix identifies the node.
         logs=replace(logs, prefixed=True) if local else logs,
         local=local.spec if local else None,
@@ -211,42 +210,6 @@ def _shutdown_timeout(flags: FlagValues, environ: Mapping[str, str]) -> float:
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     default = FlagValue(variable, environ.get(variable, str(SHUTDOWN_TIMEOUT)))
     return values.seconds(*(flags.explicit("shutdown_timeout") or default), zero_allowed=True)
-
-
-def stall_timeout(flags: FlagValues) -> float | None:
-    """The limit for stalls in seconds, None to learn it. Raises SpecError."""
-    given = flags.explicit("stall_timeout")
-    return None if given is None else values.seconds(*given, zero_allowed=False)
-
-
-def _add_stalls(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) -> JobRules:
-    """The rules with the policies for stragglers, and for stalls, where nodes have to compare what they see."""
-    alone = rendezvous.max_nodes == 1
-    if flags.choice("stall_action") == "off" or (rendezvous.backend == "static" and not alone):
-        return rules
-    from dlrover_run.policies.straggler.rules import StragglerRules
-
-    rules = replace(rules, policy=with_part(rules.policy, StragglerRules(watched=1)))
-    if alone:
-        return rules
-    from dlrover_run.policies.stall.rules import StallRules
-
-    return replace(rules, policy=with_part(rules.policy, StallRules(watched=1)))
-
-
-def _add_survivors(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) -> JobRules:
-    """The rules with those of `--survivors=keep`, where the nodes of a job communicate. Raises SpecError."""
-    given = flags.explicit("reconfigure_timeout")
-    seconds = None if given is None else values.seconds(*given, zero_allowed=False)
-    alone = rendezvous.max_nodes == 1
-    if flags.choice("survivors") != "keep" or (rendezvous.backend == "static" and not alone):
-        return rules
-    # Imported only here: other launches do not wait for it.
-    from dlrover_run.policies.survivors.rules import RECONFIGURE_TIMEOUT, START_TIMEOUT, SurvivorsRules
-
-    timeout = RECONFIGURE_TIMEOUT if seconds is None else seconds
-    part = SurvivorsRules(reconfigure_timeout=timeout, start_timeout=max(START_TIMEOUT, timeout))
-    return replace(rules, policy=with_part(rules.policy, part))
 
 
 def _exit_codes(flags: FlagValues) -> ExitScheme:

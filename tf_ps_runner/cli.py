@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal, cast
 from msgspec.structs import replace
 
 from dlrover_run import cluster_environment
-from dlrover_run.cli import MAX_RESTARTS, stall_timeout
-from dlrover_run.command_line import backend_spec, entry_point, lookup, rdzv_conf, rendezvous_options, values
+from dlrover_run.cli import MAX_RESTARTS
+from dlrover_run.command_line import backend_spec, entry_point, lookup, policies, rdzv_conf, rendezvous_options, values
 from dlrover_run.command_line.ignored_flags import rendezvous_warnings, stall_warnings
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import AUTOSCALE, RdzvConf
@@ -134,7 +134,7 @@ def _job(
         shutdown_timeout=values.seconds(*shutdown_timeout, zero_allowed=True),
         exit_codes=cast("ExitScheme", flags.choice("exit_codes")),
         stall_action=cast("StallAction", flags.choice("stall_action")),
-        stall_timeout=stall_timeout(flags),
+        stall_timeout=policies.stall_timeout(flags),
         logs=_logs(flags),
         journal=lookup.journal_directory(flags),
     )

@@ -11,7 +11,6 @@ from dlrover_run.command_line import lookup, values
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import ETCD_BACKENDS
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.text import counted
 from dlrover_run.spec import Entrypoint, FlagValue, LocalSpec, SpecError
@@ -155,60 +154,6 @@ def fit_rules(
     used = f"--nnodes and --spares use {rules.max_nodes + rules.spares} of the nodes of {local.value.source}"
     wait = "waits as a spare" if surplus == 1 else "wait as spares"
     return rules, (f"{used}, and {surplus} more {wait} too.",)
-
-
-def add_autoscale(
-    flags: FlagValues, rules: JobRules, conf: RdzvConf, nodes: FlagValue, *, coordinated: bool
-) -> JobRules:
-    """The rules with those of `--autoscale`, if it is given; `nodes` is the number of nodes that was given. Raises
-    SpecError for a job that has one size only, or whose nodes do not communicate."""
-    command = flags.explicit("scale_command")
-    given = flags.explicit("autoscale")
-    if given is None:
-        if command is not None:
-            raise SpecError(f"{command.source} is for a job that scales itself: give --autoscale too, or leave it out.")
-        return rules
-    kind = flags.choice("autoscale")
-    if rules.min_size == rules.max_size:
-        unit = f" with --node-unit {rules.node_unit}" if rules.node_unit > 1 else ""
-        raise SpecError(
-            f"{given.source} chooses between several numbers of nodes, and {nodes.source} {nodes.text}{unit} allows "
-            "one only: give --nnodes=MIN:MAX."
-        )
-    if not coordinated:
-        raise SpecError(
-            f"{given.source} needs nodes that communicate: give --rdzv-backend=c10d or etcd with --rdzv-endpoint."
-        )
-    # Imported only here: other launches do not wait for it.
-    from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
-
-    scaling = STRONG if kind == "strong" else WEAK
-    part = replace(AutoscaleRules(), scaling=scaling, command=int(command is not None), **conf.autoscale)
-    if problem := part.problem():
-        raise SpecError(f"{given.source} is not possible: {problem}.")
-    return replace(rules, policy=with_part(rules.policy, part))
-
-
-def find_scale_command(flags: FlagValues, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of `--scale-command`, empty without it. Raises SpecError for one that cannot be run here."""
-    given = flags.explicit("scale_command")
-    if given is None:
-        return ()
-    if local := flags.explicit("local_nodes"):
-        raise SpecError(
-            f"{given.source} starts nodes elsewhere, and {local.source} starts all nodes here: leave one out."
-        )
-    # Imported only here: other launches do not wait for it.
-    import shlex
-
-    try:
-        words = tuple(shlex.split(given.text))
-    except ValueError as error:
-        raise values.invalid(*given, f"cannot be split into words ({error})", "close each quotation mark") from None
-    if not words:
-        raise SpecError(f"{given.source} names no program: give a command such as 'resize-job {{nodes}}'.")
-    lookup.check_program(words[0], environ, f"program of {given.source}")
-    return words
 
 
 def check_local_entrypoint(local: LocalSpec, entrypoint: Entrypoint) -> None:

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from dlrover_run.command_line import values
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health.rules import HealthRules
 from dlrover_run.spec import EtcdSpec, FlagValue, SpecError
 
 MAX_COUNT = 1_000_000
@@ -247,6 +246,7 @@ def rule_defaults() -> dict[str, Any]:
     """The default of each rule that a key can set."""
     # Imported only here: a launch does not wait for it.
     from dlrover_run.policies.autoscale.rules import AutoscaleRules
+    from dlrover_run.policies.health.rules import HealthRules
 
     autoscale = {AUTOSCALE + name: value for name, value in msgspec.structs.asdict(AutoscaleRules()).items()}
     return {**msgspec.structs.asdict(JobRules()), **msgspec.structs.asdict(HealthRules()), **autoscale}
@@ -262,9 +262,13 @@ def parse(source: str, text: str) -> RdzvConf:
     rules = {key.rule: value for key, value in parsed.items() if key.rule}
     timeout = rules.pop("check_timeout", None)
     autoscale = {name: rules.pop(name) for name in list(rules) if name.startswith(AUTOSCALE)}
-    policy = None if timeout is None else HealthRules(check_timeout=timeout)
+    job_rules = replace(JobRules(), **rules)
+    if timeout is not None:
+        from dlrover_run.policies.health.rules import HealthRules
+
+        job_rules = replace(job_rules, policy=HealthRules(check_timeout=timeout))
     return RdzvConf(
-        rules=replace(JobRules(), **rules, policy=policy),
+        rules=job_rules,
         **_fields(source, parsed),
         autoscale={name.removeprefix(AUTOSCALE): value for name, value in autoscale.items()},
         keys=tuple(parsed),

@@ -11,9 +11,8 @@ import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from dlrover_run.command_line.options import CHECK_MODES, WORKER_COUNTS
+from dlrover_run.command_line.options import WORKER_COUNTS
 from dlrover_run.coordination.text import join_words
-from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.spec import FlagValue, PreemptionNotice, SpecError, Std, StreamMap
 
 STATIC_PORT = 29500
@@ -66,18 +65,6 @@ def switch(source: str, text: str) -> bool:
         return bool(int(word))
     except ValueError:
         raise invalid(source, text, "is neither on nor off", "give 1 or 0 (true, yes, on, false, no, off)") from None
-
-
-def check_mode(source: str, text: str) -> int:
-    """When nodes are checked: `once`, `always`, or a switch value for once (on) or never (off)."""
-    word = text.strip().lower()
-    if word in CHECK_MODES:
-        return CHECK_ALWAYS if word == "always" else CHECK_ONCE
-    try:
-        return CHECK_ONCE if switch(source, text) else CHECK_NEVER
-    except SpecError:
-        remedy = f"give {alternatives(CHECK_MODES)}, or 1 or 0 (true, yes, on, false, no, off)"
-        raise invalid(source, text, "is not valid", remedy) from None
 
 
 def ratio(source: str, text: str) -> float:
