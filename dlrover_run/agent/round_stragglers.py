@@ -14,7 +14,7 @@ from dlrover_run.events.records import Events, StragglerFound, StragglerGone
 from dlrover_run.evidence.records import Evidence
 from dlrover_run.evidence.waits import MainThread, read_main_thread
 from dlrover_run.policies.straggler.model import MAX_REPORTED, StragglerAssignment, StragglerNodeReport
-from dlrover_run.stragglers.shares import NodeShares, WorkerSample
+from dlrover_run.policies.straggler.shares import NodeShares, WorkerSample
 
 
 class RoundStragglers:

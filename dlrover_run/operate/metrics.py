@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dlrover_run.coordination.activity import NodeProgress
 from dlrover_run.coordination.history import CAUSES
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
-from dlrover_run.stragglers import finding
+from dlrover_run.policies.straggler import finding
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

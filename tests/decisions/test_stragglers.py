@@ -35,6 +35,14 @@ from dlrover_run.evidence.records import Evidence, Traffic
 from dlrover_run.evidence.waits import MainThread, Waits, classify
 from dlrover_run.operate.metrics import JobFigures, render_metrics
 from dlrover_run.policies.registry import decode_part, policy_of
+from dlrover_run.policies.straggler.finding import (
+    CAUSES,
+    FOUND_GAP,
+    GONE_GAP,
+    MAX_STRAGGLERS,
+    Straggler,
+    find_stragglers,
+)
 from dlrover_run.policies.straggler.model import (
     MAX_REPORTED,
     StragglerAssignment,
@@ -43,16 +51,7 @@ from dlrover_run.policies.straggler.model import (
 )
 from dlrover_run.policies.straggler.policy import StragglerPolicy, find
 from dlrover_run.policies.straggler.rules import StragglerRules
-from dlrover_run.stragglers.finding import (
-    CAUSES,
-    FOUND_GAP,
-    GONE_GAP,
-    MAX_STRAGGLERS,
-    Straggler,
-    StragglerCode,
-    find_stragglers,
-)
-from dlrover_run.stragglers.shares import (
+from dlrover_run.policies.straggler.shares import (
     KEPT_WINDOWS,
     MIN_WINDOWS,
     SENDING_BYTES,
@@ -61,6 +60,7 @@ from dlrover_run.stragglers.shares import (
     Shares,
     WorkerSample,
 )
+from dlrover_run.policies.straggler.text import StragglerCode
 from dlrover_run.transport.messages import MAX_NODE_MESSAGE, InvalidMessage, Report, decode_from_node, encode
 
 PEERS, DATA, DISK, TIME, RUNS = Waits.PEERS, Waits.DATA, Waits.DISK, Waits.TIME, Waits.NOTHING

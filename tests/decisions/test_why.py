@@ -30,7 +30,7 @@ from dlrover_run.events.records import (
     WorkerStarted,
 )
 from dlrover_run.events.why import Question, explain
-from dlrover_run.stragglers.finding import Straggler
+from dlrover_run.policies.straggler.finding import Straggler
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from dlrover_run.coordination.model import RoundKey
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyReport, PolicyState
-from dlrover_run.stragglers.finding import MAX_STRAGGLERS, Straggler
-from dlrover_run.stragglers.shares import Shares
+from dlrover_run.policies.straggler.finding import MAX_STRAGGLERS, Straggler
+from dlrover_run.policies.straggler.shares import Shares
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.model import NodeReport, Plan

@@ -8,9 +8,9 @@ from dlrover_run.coordination.decision import Decision, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodeKey, Plan, PlanPhase, RankAssignment, rank_assignments
 from dlrover_run.coordination.policy import Policy
+from dlrover_run.policies.straggler.finding import Straggler, find_stragglers
 from dlrover_run.policies.straggler.model import StragglerAssignment, StragglerNodeReport, StragglerState
-from dlrover_run.stragglers.finding import Straggler, find_stragglers
-from dlrover_run.stragglers.shares import Shares
+from dlrover_run.policies.straggler.shares import Shares
 
 
 class StragglerPolicy(Policy):

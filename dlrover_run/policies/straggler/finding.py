@@ -15,8 +15,9 @@ from typing import Literal, cast
 import msgspec
 
 from dlrover_run.coordination.bounds import Total
-from dlrover_run.coordination.reasons import ReasonCode, Reasons, register, render
-from dlrover_run.stragglers.shares import Ratio, Shares
+from dlrover_run.coordination.reasons import Reasons, render
+from dlrover_run.policies.straggler.shares import Ratio, Shares
+from dlrover_run.policies.straggler.text import StragglerCode
 
 FOUND_GAP = 0.3
 """A worker is a straggler if it waits for the others less than they do by this share of the time."""
@@ -30,20 +31,6 @@ FOUND_SENDING, GONE_SENDING = 0.5, 0.3
 OTHERS_SENDING = 0.15
 """A larger share of the others: all of them send, and the network is no worse for one."""
 
-
-class StragglerCode(ReasonCode):
-    """What a straggler does while the others wait for it."""
-
-    COMPUTING = "it computes {share:.0f} % of the time"
-    PROCESSOR = "it has no processor {share:.0f} % of the time, because other processes use them"
-    DATA = "it waits for data {share:.0f} % of the time"
-    DISK = "it waits for a disk {share:.0f} % of the time"
-    TIME = "it sleeps {share:.0f} % of the time"
-    NETWORK = "what it sends is on its way {share:.0f} % of the time"
-    WAITS = ", and waits for other workers {own:.0f} %; they wait {others:.0f} %"
-
-
-register(StragglerCode, "straggler.")
 
 MAX_STRAGGLERS = 8
 """Stragglers that are named: those that wait least."""
