@@ -12,17 +12,24 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dlrover_run.checkpoint_memory.copies import Copies
 from dlrover_run.checkpoint_memory.memory import Figures, HeldMemory
-from dlrover_run.checkpoint_memory.room import default_limit, free_bytes
 from dlrover_run.checkpoint_memory.worker_line import WorkerLine
 from dlrover_run.checkpoint_memory.write_behind import WriteBehind
+from dlrover_run.devices.capacity import PROC, available_memory, usable_memory
 from dlrover_run.operate.sockets import peer_uid
 from dlrover_run.process_tree import tree
 
 MAX_CONTROL = 64 * 1024
+
+DEFAULT_SHARE = 4
+"""Without `--checkpoint-memory`, checkpoints take at most this part of the memory, the fourth."""
+
+KEPT_FREE = 256 * 1024 * 1024
+"""Bytes that stay free when room for a checkpoint is given: the workers allocate meanwhile."""
 
 MAX_NAMED = 3
 """Steps that one sentence names."""
@@ -81,6 +88,16 @@ def run() -> int:
             f"warning: what was saved of step {steps} could not be written to {refused[-1].directory}, and is lost"
         )
     os._exit(1 if refused else 0)
+
+
+def default_limit(proc: Path = PROC) -> int:
+    """The limit without a flag, in bytes."""
+    return usable_memory(proc) // DEFAULT_SHARE
+
+
+def free_bytes(proc: Path = PROC) -> int:
+    """The bytes that checkpoints may still take now."""
+    return max(0, available_memory(proc) - KEPT_FREE)
 
 
 def accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:

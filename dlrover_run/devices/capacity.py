@@ -1,17 +1,17 @@
 """The processors and the memory that this process and its children may use: those of the machine, as far as control
-groups allow. The file system roots are arguments."""
+groups allow. The root of /proc is an argument."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_number
+from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_field, read_cgroup_number
 
-MIB = 1 << 20
+PROC = Path("/proc")
 
 
-def usable_processors(proc: Path = Path("/proc")) -> float:
+def usable_processors(proc: Path = PROC) -> float:
     """How many processors may be used at a time; a quota may allow a part of one."""
     shares = [float(len(os.sched_getaffinity(0)))]
     for folder in cgroup_directories(proc, "cgroup2", ""):
@@ -25,13 +25,14 @@ def usable_processors(proc: Path = Path("/proc")) -> float:
     return max(min(shares), 0.01)
 
 
-def usable_memory(proc: Path = Path("/proc")) -> int:
-    """MiB of memory that may be used."""
-    groups = [folder / "memory.max" for folder in cgroup_directories(proc, "cgroup2", "")]
-    groups += [folder / "memory.limit_in_bytes" for folder in cgroup_directories(proc, "cgroup", "memory")]
-    limits = [limit // MIB for file in groups if (limit := read_cgroup_number(file))]
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB
-    return min([machine, *limits])
+def usable_memory(proc: Path = PROC) -> int:
+    """Bytes of memory that may be used."""
+    return min([_meminfo(proc, "MemTotal:"), *(limit for limit, _ in _cgroup_memory(proc))])
+
+
+def available_memory(proc: Path = PROC) -> int:
+    """Bytes of memory that can be allocated now without ending a process of the job."""
+    return min([_meminfo(proc, "MemAvailable:"), *(limit - used for limit, used in _cgroup_memory(proc))])
 
 
 def _text(path: Path) -> str:
@@ -39,3 +40,30 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def _meminfo(proc: Path, name: str) -> int:
+    for line in (proc / "meminfo").read_text().splitlines():
+        key, *fields = line.split()
+        if key == name:
+            return int(fields[0]) * 1024
+    return 0
+
+
+def _cgroup_memory(proc: Path) -> list[tuple[int, int]]:
+    """The limit of each control group above this process that has one, and what it uses without caches that can be
+    dropped."""
+    files = [
+        (directory, "memory.max", "memory.current", "inactive_file")
+        for directory in cgroup_directories(proc, "cgroup2", "")
+    ]
+    files += [
+        (directory, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        for directory in cgroup_directories(proc, "cgroup", "memory")
+    ]
+    found = []
+    for directory, limit_file, used_file, cached in files:
+        if limit := read_cgroup_number(directory / limit_file):
+            used = read_cgroup_number(directory / used_file) or 0
+            found.append((limit, used - (read_cgroup_field(directory / "memory.stat", cached) or 0)))
+    return found

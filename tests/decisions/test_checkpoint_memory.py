@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.checkpoint_memory import room
+from dlrover_run.checkpoint_memory import process
 from dlrover_run.checkpoint_memory.held import HELD_STEPS, HeldFile, HeldFiles
 from dlrover_run.training.memory_line import state_size
 from dlrover_run.training.saved_steps import (
@@ -278,14 +278,14 @@ GIB = 2**30
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 16 * GIB), ("max", 16 * GIB), (str(8 * GIB), 2 * GIB)])
 def test_the_default_limit_is_a_quarter_of_the_memory(tmp_path: Path, limit: str | None, expected: int) -> None:
-    assert room.default_limit(machine(tmp_path, 64 * GIB, 32 * GIB, limit)) == expected
+    assert process.default_limit(machine(tmp_path, 64 * GIB, 32 * GIB, limit)) == expected
 
 
 def test_what_is_free_is_what_the_machine_and_the_control_group_have_left(tmp_path: Path) -> None:
-    assert room.free_bytes(machine(tmp_path / "a", 64 * GIB, 32 * GIB)) == 32 * GIB - room.KEPT_FREE
+    assert process.free_bytes(machine(tmp_path / "a", 64 * GIB, 32 * GIB)) == 32 * GIB - process.KEPT_FREE
     crowded = machine(tmp_path / "b", 64 * GIB, 32 * GIB, str(8 * GIB), used=7 * GIB, cached=2 * GIB)
-    assert room.free_bytes(crowded) == 3 * GIB - room.KEPT_FREE
-    assert room.free_bytes(machine(tmp_path / "c", 64 * GIB, 0)) == 0
+    assert process.free_bytes(crowded) == 3 * GIB - process.KEPT_FREE
+    assert process.free_bytes(machine(tmp_path / "c", 64 * GIB, 0)) == 0
 
 
 class Tensor:

@@ -43,7 +43,7 @@ class PaceReport:
         wake: Callable[[], None],
         clock: Callable[[], int] = time.monotonic_ns,
         processors: Callable[[], float] = usable_processors,
-        memory: Callable[[], int] = usable_memory,
+        memory: Callable[[], int] = lambda: usable_memory() >> 20,
         cpu: Callable[[int], float] = lambda pid: cpu_seconds(processes_of(pid)),
     ) -> None:
         self._tasks = tasks
