@@ -56,7 +56,7 @@ DEFECTS = {
         "test_survivor_jobs.py::test_a_failure_replaces_the_dead_worker_and_the_others_keep_their_processes",
     ),
     "a look at the descriptors of a worker leaves copies open": Defect(
-        "dlrover_run/training/gloo_connections.py",
+        "dlrover_run/training/reconfigurable_group.py",
         "            os.close(copy)\n",
         "",
         "test_gloo_connections.py::test_the_connections_of_a_group_end_and_no_others",

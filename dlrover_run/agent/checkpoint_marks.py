@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
 """The variable of a worker that names the file to which a line is written after a checkpoint: its step, or anything
-(`dlrover_run.training.checkpoint_marks` does it)."""
+(`dlrover_run.training.reports` does it)."""
 
 CHANGE_VARIABLE = "DLROVER_PLANNED_CHANGE"
 """The variable of a worker that names a pipe which is empty while a planned change is announced."""

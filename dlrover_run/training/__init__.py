@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlrover_run.training.checkpoint import Checkpoint, CheckpointDirectory
-from dlrover_run.training.checkpoint_marks import mark_checkpoint
-from dlrover_run.training.steps import report
+from dlrover_run.training.reports import mark_checkpoint, report
 
 if TYPE_CHECKING:
     from dlrover_run.training.sampler import ElasticBatchSampler, ElasticDistributedSampler

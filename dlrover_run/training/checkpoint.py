@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from dlrover_run.progress import page
 from dlrover_run.training import peers
-from dlrover_run.training.checkpoint_marks import mark_checkpoint
 from dlrover_run.training.last_step import STOP_SIGNALS, LastStep
 from dlrover_run.training.memory_line import MemoryLine, NotHeld, state_size
 from dlrover_run.training.peer_copies import PeerCopies
+from dlrover_run.training.reports import mark_checkpoint
 from dlrover_run.training.saved_steps import (
     Attempt,
     SavedFile,

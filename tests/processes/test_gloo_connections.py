@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from dlrover_run.training.gloo_connections import close_connections, listening
+from dlrover_run.training.reconfigurable_group import close_connections, listening
 
 
 def test_the_connections_of_a_group_end_and_no_others() -> None:

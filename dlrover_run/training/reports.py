@@ -1,16 +1,19 @@
-"""Tells the launcher that a checkpoint is complete."""
+"""What a training script reports to the launcher: its steps, and that a checkpoint is complete."""
 
 from __future__ import annotations
 
+import math
 import os
 import select
 from contextlib import suppress
 from pathlib import Path
 
+from dlrover_run.progress import page
+
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
 """The variable with which `dlrover-run` names a file to which the step of each checkpoint is written, as a line: a job
 that has written one is not stopped early when it fails, planned changes wait for the next one, and the event log shows
-how much work a failure cost. Nothing of the launcher is imported for this."""
+how much work a failure cost."""
 
 CHANGE_VARIABLE = "DLROVER_PLANNED_CHANGE"
 """The variable that names a pipe of the launcher which is empty while a planned change waits for a checkpoint."""
@@ -21,6 +24,25 @@ mark theirs too, and may need this worker for that."""
 
 MAX_STEP = 10**15 - 1
 """The highest step that the launcher reads."""
+
+
+def report(steps: int = 1, samples: int = 0, waited: float = 0.0, left: int | None = None) -> None:
+    """Report that this rank has made `steps` more steps with `samples` more samples of its own, and that it waited for
+    data for `waited` seconds of that time.
+
+    `left` is how much the job has still to train after that, on any number of ranks: in samples of all ranks together
+    if samples are reported, else in steps. A job that scales itself makes no change that would not pay any more.
+
+    It takes about two microseconds, and has no effect in a process that `dlrover-run` has not started. From the first
+    report on, steps that the sampler or the optimizer count are ignored. Raises ValueError for a number below 0.
+    """
+    if not (0 <= steps <= page.MAX_COUNT and 0 <= samples <= page.MAX_COUNT):
+        raise ValueError(f"steps and samples must be from 0 to {page.MAX_COUNT}, not {steps} and {samples}")
+    if left is not None and not 0 <= left <= page.MAX_COUNT:
+        raise ValueError(f"left must be from 0 to {page.MAX_COUNT}, not {left}")
+    if not (waited >= 0 and math.isfinite(waited)):
+        raise ValueError(f"waited must be a number of seconds, 0 or more, not {waited}")
+    page.add(page.StepSource.REPORT, steps, samples, waited, left)
 
 
 def mark_checkpoint(step: int) -> None:
