@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from dlrover_run.failures.causes import describe_exit_code
-from dlrover_run.process_tree import ends, signals
+from dlrover_run.process_tree import event_loop, signals
 from dlrover_run.supervisor.process import ProcessSpec
 
 PREPARE_TIMEOUT = 300.0
@@ -88,7 +88,7 @@ class Template:
         self._answer: asyncio.Future[bytes] | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(control.fileno(), self._readable)
-        ends.watch_child(process.pid, self._ended)
+        event_loop.watch_child(process.pid, self._ended)
 
     @property
     def pid(self) -> int:

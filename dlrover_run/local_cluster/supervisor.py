@@ -27,7 +27,7 @@ from dlrover_run.local_cluster.network import Network
 from dlrover_run.local_cluster.nodes import NodeProcess, environment_of, spec_of
 from dlrover_run.local_cluster.supervision import LocalNode, NodeEnd, Transition
 from dlrover_run.output.relay_client import RelayClient
-from dlrover_run.process_tree import ends, event_loop, signals, tree
+from dlrover_run.process_tree import event_loop, signals, tree
 from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.rendezvous.master_launcher import MasterNotReady
 from dlrover_run.spec import JobSpec, LocalSpec
@@ -134,7 +134,7 @@ class Supervisor:
                 await self._master.start()
             self._handle_signals()
             if parent_pipe_fd is not None:
-                ends.watch_pipe(parent_pipe_fd, self._abandon)
+                event_loop.watch_pipe(parent_pipe_fd, self._abandon)
             try:
                 self._begin()
                 await self._over.wait()

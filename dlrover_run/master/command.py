@@ -24,7 +24,7 @@ from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import IdleShutdown
-from dlrover_run.process_tree import ends, event_loop, signals, tree
+from dlrover_run.process_tree import event_loop, signals, tree
 from dlrover_run.spec import FlagValue, SpecError, TlsSpec
 from dlrover_run.transport.addresses import Address, bind_error, join_address
 
@@ -243,7 +243,7 @@ async def _serve(options: Options) -> int:
         idle_shutdown.update(server.jobs.connected, server.jobs.empty and server.jobs.last_one_over)
 
     if options.parent_pipe_fd >= 0:
-        ends.watch_pipe(options.parent_pipe_fd, lambda: end("the process that started it has ended"))
+        event_loop.watch_pipe(options.parent_pipe_fd, lambda: end("the process that started it has ended"))
     # Each node takes a descriptor, and the usual limit of 1024 is lower than allowed.
     _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):

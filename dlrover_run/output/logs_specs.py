@@ -22,7 +22,7 @@ import msgspec
 
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.streams import RankStreams, Stream, StreamPlan, Tee
-from dlrover_run.process_tree import ends, signals, tree
+from dlrover_run.process_tree import event_loop, signals, tree
 from dlrover_run.spec import LogSpec, SpecError, StreamMap
 
 ANSWER_TIMEOUT = 300.0
@@ -134,7 +134,7 @@ class LogsSpecsClient:
                 preexec_fn=lambda: tree.die_with_parent(parent),  # Safe: the agent has one thread.
             )
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        ends.watch_child(process.pid, lambda: self._ended.set_result(process.wait()))
+        event_loop.watch_child(process.pid, lambda: self._ended.set_result(process.wait()))
         self._send(PluginSetup(self._name, sys.path, self._logs))
 
     def _send(self, message: object) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from dlrover_run import launch_request
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.streams import MAX_MESSAGE
-from dlrover_run.process_tree import ends, signals
+from dlrover_run.process_tree import event_loop, signals
 
 CLOSE_TIMEOUT = 2.0
 """Seconds between closing the relay's socket and SIGKILL; the relay needs 0.3 at most."""
@@ -98,7 +98,7 @@ class RelayProcess:
 
     def _join(self) -> None:
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
-        ends.watch_child(self.pid, self._on_exit)
+        event_loop.watch_child(self.pid, self._on_exit)
         self._on_start()
 
     def send(self, message: dict[str, Any], *fds: int) -> None:

@@ -1,8 +1,14 @@
-"""Runs a coroutine in an event loop that handles signals, as `asyncio.run` does, and ends quietly."""
+"""The event loop of the launcher's processes: it handles signals, ends quietly, and learns of the end of a process: a
+child through its pidfd, any other process through a pipe.
+
+A *parent-death pipe* is a pipe whose writing end only one process holds. The kernel closes it when that process ends,
+also by SIGKILL, and the reader sees the end of file.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
@@ -12,7 +18,7 @@ Ts = TypeVarTuple("Ts")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` in a new event loop in the main thread and return its result."""
+    """Run `main` in a new event loop in the main thread and return its result, as `asyncio.run` does."""
     with asyncio.Runner(loop_factory=_EventLoop) as runner:
         return runner.run(main)
 
@@ -32,3 +38,31 @@ class _EventLoop(asyncio.SelectorEventLoop):
         # another file that has got the same number.
         signal.set_wakeup_fd(-1)
         super().close()
+
+
+def watch_pipe(fd: int, on_end: Callable[[], None]) -> None:
+    """Call `on_end` once when every holder of the other end of this pipe has ended."""
+    os.set_blocking(fd, False)
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        loop.remove_reader(fd)
+        on_end()
+
+    loop.add_reader(fd, readable)
+
+
+def watch_child(pid: int, on_end: Callable[[], None]) -> None:
+    """Call `on_end` once when this child has ended.
+
+    `on_end` has to collect the exit status. Until then the pid stays the child's, so signals cannot reach another
+    process.
+    """
+    pidfd = os.pidfd_open(pid)
+
+    def ended() -> None:
+        os.close(pidfd)
+        on_end()
+
+    # A pidfd becomes readable when its process ends.
+    watch_pipe(pidfd, ended)

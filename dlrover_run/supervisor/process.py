@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from dlrover_run.process_tree import ends, signals, tree
+from dlrover_run.process_tree import event_loop, signals, tree
 
 KILL_TIMEOUT = 60.0
 """Seconds that the kernel gets to end a process after SIGKILL: it may have hundreds of gigabytes to free, on a busy
@@ -119,7 +119,7 @@ class ManagedProcess(Generic[Spec]):
         self._on_stuck = on_stuck
         self._kill_timer: asyncio.TimerHandle | None = None
         self._stuck_timer: asyncio.TimerHandle | None = None
-        ends.watch_child(pid, self._collect)
+        event_loop.watch_child(pid, self._collect)
 
     @property
     def live(self) -> bool:

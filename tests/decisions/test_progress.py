@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlrover_run.agent.progress_sampler import KEPT, Period, Rhythm
 from dlrover_run.progress.page import (
     AREA_BYTES,
     LAYOUT,
@@ -24,7 +25,6 @@ from dlrover_run.progress.page import (
     encode,
     is_blank,
 )
-from dlrover_run.progress.rhythm import KEPT, Period, Rhythm
 
 WORD = 8
 """Bytes that a processor stores at once."""

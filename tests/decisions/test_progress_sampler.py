@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.progress_sampler import SAMPLE_INTERVAL, Activities, ProgressSampler
+from dlrover_run.agent.progress_sampler import SAMPLE_INTERVAL, Activities, Period, ProgressSampler
 from dlrover_run.progress.page import Phase, Progress, StepSource
-from dlrover_run.progress.rhythm import Period
 
 STEP = 0.25
 
