@@ -19,6 +19,7 @@ from dlrover_run import launch_request
 from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
+from dlrover_run.supervisor.unix_sockets import messages
 
 LINE_VARIABLE, TOKEN_VARIABLE, USED_VARIABLE, NODES_VARIABLE = (
     "DLROVER_CHECKPOINT_MEMORY",
@@ -165,17 +166,8 @@ class CheckpointMemory:
 
     def _receive(self) -> None:
         assert self._control is not None, "the process runs"
-        while True:
-            try:
-                data = self._control.recv(MAX_CONTROL)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                asyncio.get_running_loop().remove_reader(self._control.fileno())
-                return
-            self._take(json.loads(data))
+        for message in messages(self._control, MAX_CONTROL):
+            self._take(json.loads(message))
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "figures" in message:

@@ -23,6 +23,7 @@ import msgspec
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.process_tree import event_loop, signals
 from dlrover_run.supervisor.process import ProcessSpec
+from dlrover_run.supervisor.unix_sockets import messages
 
 PREPARE_TIMEOUT = 300.0
 """Seconds for the template to start and import; a cold network disk can take minutes over torch."""
@@ -234,17 +235,10 @@ class Template:
         return answer
 
     def _readable(self) -> None:
-        try:
-            packet = self._control.recv(MAX_ANSWER)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            packet = b""
-        if not packet:
-            # The end of the process, which follows, is what fails a waiting request.
-            self._loop.remove_reader(self._control.fileno())
-        elif self._answer is not None and not self._answer.done():
-            self._answer.set_result(packet)
+        # The end of the process, which follows the last one, is what fails a waiting request.
+        for packet in messages(self._control, MAX_ANSWER):
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(packet)
 
     def _ended(self) -> None:
         self._process.poll()

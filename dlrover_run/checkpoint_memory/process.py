@@ -20,8 +20,8 @@ from dlrover_run.checkpoint_memory.memory import Figures, HeldMemory
 from dlrover_run.checkpoint_memory.worker_line import WorkerLine
 from dlrover_run.checkpoint_memory.write_behind import WriteBehind
 from dlrover_run.devices.capacity import PROC, available_memory, usable_memory
-from dlrover_run.operate.sockets import peer_uid
 from dlrover_run.process_tree import tree
+from dlrover_run.supervisor.unix_sockets import peer_of
 
 MAX_CONTROL = 64 * 1024
 
@@ -104,7 +104,7 @@ def accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> N
     """Have each worker served that connects."""
     while True:
         connection, _ = listener.accept()
-        if peer_uid(connection) in (os.geteuid(), 0):
+        if peer_of(connection).uid in (os.geteuid(), 0):
             serve(connection)
         else:
             connection.close()

@@ -11,9 +11,9 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dlrover_run.operate import sockets
 from dlrover_run.operate.connections import ConnectionServer
 from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.supervisor import unix_sockets
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.activity import MemoryUse
@@ -27,6 +27,9 @@ READ_TIMEOUT = 5.0
 
 ASK_TIMEOUT = 20.0
 """Seconds that the coordinator of the job has to answer."""
+
+MAX_REQUEST = 4096
+"""The longest line that an agent reads."""
 
 MAX_CONNECTIONS = 16
 """Connections at one time; further ones are closed."""
@@ -58,14 +61,14 @@ class AgentSocket:
         """Listen. Raises OSError."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.bind(b"\0" + sockets.new_socket_name().encode())
+            listener.bind(b"\0" + unix_sockets.new_socket_name().encode())
             listener.listen(MAX_CONNECTIONS)
             listener.setblocking(False)
         except OSError:
             listener.close()
             raise
         self._connections.server = await asyncio.start_unix_server(
-            self._connections.accept, sock=listener, limit=sockets.MAX_REQUEST
+            self._connections.accept, sock=listener, limit=MAX_REQUEST
         )
 
     def close(self) -> None:
@@ -73,7 +76,7 @@ class AgentSocket:
         self._connections.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if sockets.peer_uid(writer.get_extra_info("socket")) not in (os.geteuid(), 0):
+        if unix_sockets.peer_of(writer.get_extra_info("socket")).uid not in (os.geteuid(), 0):
             return
         try:
             reply = await self._reply(await asyncio.wait_for(reader.readline(), READ_TIMEOUT))

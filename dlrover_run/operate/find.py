@@ -22,10 +22,11 @@ from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.operate import protocol, sockets
+from dlrover_run.operate import protocol
 from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, TaskProgress
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
+from dlrover_run.supervisor import unix_sockets
 
 if TYPE_CHECKING:
     from dlrover_run.etcd.store import EtcdStore
@@ -159,7 +160,8 @@ async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Progr
 
 async def survey(uid: int) -> list[tuple[str, AgentInfo]]:
     """The sockets of the agents of this user here that answer, each with its agent."""
-    names = sorted(sockets.socket_prefix(uid) + rest for rest in sockets.socket_names(sockets.socket_prefix(uid)))
+    prefix = unix_sockets.socket_prefix(uid)
+    names = sorted(prefix + rest for rest in unix_sockets.socket_names(prefix))
     replies = await asyncio.gather(*(_ask_agent(name, AgentRequest()) for name in names))
     return [(name, reply.agent) for name, reply in zip(names, replies, strict=True) if reply is not None]
 
@@ -182,7 +184,7 @@ async def _ask_agent(name: str, request: AgentRequest) -> AgentReply | None:
     try:
         async with asyncio.timeout(None if request.waits else SURVEY_TIMEOUT):
             reader, writer = await asyncio.open_unix_connection(f"\0{name}", limit=protocol.MAX_REPLY)
-            if sockets.peer_uid(writer.get_extra_info("socket")) not in (os.geteuid(), 0):
+            if unix_sockets.peer_of(writer.get_extra_info("socket")).uid not in (os.geteuid(), 0):
                 return None
             writer.write(msgspec.json.encode(request) + b"\n")
             return msgspec.json.decode(await reader.readline(), type=AgentReply)

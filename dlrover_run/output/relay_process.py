@@ -22,6 +22,7 @@ from dlrover_run import launch_request
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.streams import MAX_MESSAGE
 from dlrover_run.process_tree import event_loop, signals
+from dlrover_run.supervisor.unix_sockets import messages
 
 CLOSE_TIMEOUT = 2.0
 """Seconds between closing the relay's socket and SIGKILL; the relay needs 0.3 at most."""
@@ -147,16 +148,7 @@ class RelayProcess:
         loop.remove_writer(self._control.fileno())
 
     def _receive(self) -> None:
-        while True:
-            try:
-                data = self._control.recv(MAX_MESSAGE)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                asyncio.get_running_loop().remove_reader(self._control.fileno())
-                return
+        for data in messages(self._control, MAX_MESSAGE):
             head, _, payload = data.partition(b"\n")
             message = json.loads(head)
             if message["event"] == "warning":

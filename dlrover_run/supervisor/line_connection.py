@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable
+
+from dlrover_run.supervisor.unix_sockets import peer_of
 
 MAX_UNREAD = 128
 """Answers that may wait for a process that does not read. With more, its connection is closed."""
@@ -19,8 +20,6 @@ MAX_UNREAD = 128
 MAX_FINAL_BYTES = 1024 * 1024
 """Bytes that are read of a process that has ended: several times what a socket holds. There is more only if a child of
 it writes on."""
-
-_PEER = struct.Struct("3i")
 
 
 class LineConnection:
@@ -48,10 +47,7 @@ class LineConnection:
         self._latest: bytes | None = None
         self._answers: deque[bytes] = deque()
         self._sending = memoryview(b"")
-        # The peer as the kernel knows it, which no process can fake.
-        self.pid: int
-        self.uid: int
-        self.pid, self.uid, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        self.pid, self.uid = peer_of(accepted)
         accepted.setblocking(False)
         self._loop.add_reader(accepted.fileno(), self.read)
 

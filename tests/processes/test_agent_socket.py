@@ -18,11 +18,12 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.operate import agent_socket, sockets
+from dlrover_run.operate import agent_socket
 from dlrover_run.operate.agent_socket import AgentSocket
 from dlrover_run.operate.find import JobHere, survey
 from dlrover_run.operate.protocol import AgentInfo, AgentRequest
 from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.supervisor import unix_sockets
 
 INFO = AgentInfo(
     job=f"job-{os.getpid()}", program="dlrover-run", backend="master", host="vm", node_id="a", pid=os.getpid()
@@ -85,13 +86,13 @@ def test_nothing_is_left_of_an_agent_that_was_killed() -> None:
     with agent:
         assert agent.stdout is not None
         agent.stdout.readline()
-        own = f"{sockets.socket_prefix(os.geteuid())}{agent.pid}-"
-        assert sockets.socket_names(own)
+        own = f"{unix_sockets.socket_prefix(os.geteuid())}{agent.pid}-"
+        assert unix_sockets.socket_names(own)
         agent.send_signal(signal.SIGKILL)
-    assert not sockets.socket_names(own)
+    assert not unix_sockets.socket_names(own)
 
 
-@pytest.mark.parametrize("line", [b"\n", b"{}" * sockets.MAX_REQUEST + b"\n", b'{"status": "yes"}\n', b""])
+@pytest.mark.parametrize("line", [b"\n", b"{}" * agent_socket.MAX_REQUEST + b"\n", b'{"status": "yes"}\n', b""])
 def test_an_invalid_request_closes_the_connection(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_socket, "READ_TIMEOUT", 0.05)
 
@@ -131,7 +132,7 @@ def test_a_coordinator_that_does_not_answer_is_reported(monkeypatch: pytest.Monk
 
 def test_the_size_of_a_request_is_limited() -> None:
     longest = AgentRequest(status=True, request=OperatorRequest(Action.DRAIN, "n" * 255, by="b" * 255))
-    assert len(msgspec.json.encode(longest)) < sockets.MAX_REQUEST
+    assert len(msgspec.json.encode(longest)) < agent_socket.MAX_REQUEST
 
 
 def test_an_interrupt_of_top_restores_the_terminal() -> None:
