@@ -40,13 +40,10 @@ from dlrover_run.transport.messages import Refused, StacksFound, StacksWanted, W
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import JobStacks, StackRequest
+    from dlrover_run.master.stack_requests import StackRequests
 
 STORE_RETRY = 1.0
 """Seconds between two attempts to write a journal after a failure. Until one succeeds, no new plan is sent."""
-
-
-MAX_STACK_REQUESTS = 4
-"""Questions for the stacks of one job at a time; further ones are refused."""
 
 
 class RequestRefused(Exception):
@@ -114,8 +111,7 @@ class Job:
         self._unaware: set[NodeKey] = set()
         self._left: set[NodeKey] = set()
         self._displaced: set[NodeKey] = set()
-        self._stack_requests: dict[int, StackRequest] = {}
-        self._stack_number = 0
+        self._stack_requests: StackRequests | None = None
         if coordinator.plan.phase in OVER:
             self._note_over(now)
 
@@ -247,14 +243,12 @@ class Job:
         """Ask the nodes for stacks; `on_done` is called when all that are connected have answered. An `end_stacks`
         follows. Raises RequestFailed."""
         # Imported only here: a master that is not asked does not need them.
-        from dlrover_run.coordination.stacks import StackRequest, nodes_to_ask
+        from dlrover_run.coordination.stacks import nodes_to_ask
+        from dlrover_run.master.stack_requests import StackRequests
 
-        if len(self._stack_requests) >= MAX_STACK_REQUESTS:
-            raise RequestFailed("other programs ask for the stacks of this job just now; try again in a moment")
+        self._stack_requests = self._stack_requests or StackRequests()
         nodes = nodes_to_ask(self._coordinator.plan, self._coordinator.members, query)
-        self._stack_number += 1
-        request = StackRequest(self._stack_number, nodes, self._nodes.keys(), on_done)
-        self._stack_requests[request.number] = request
+        request = self._stack_requests.add(nodes, self._nodes.keys(), on_done)
         for key in request.waits_for:
             self._nodes[key].connection.want_stacks(StacksWanted(request.number, query.rank))
         if not request.waits_for:
@@ -263,19 +257,18 @@ class Job:
 
     def take_stacks(self, connection: NodeConnection, key: NodeKey, found: StacksFound) -> None:
         """Take a node's answer, which may come too late. Raises RequestRefused."""
-        request, node = self._stack_requests.get(found.number), self._nodes.get(key)
-        if request is None or node is None or node.connection is not connection:
+        node = self._nodes.get(key)
+        if self._stack_requests is None or node is None or node.connection is not connection:
             return
-        from dlrover_run.coordination.stacks import NodeStacks
-
         try:
-            request.take(key, msgspec.json.decode(found.stacks, type=NodeStacks))
+            self._stack_requests.take(key, found)
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise RequestRefused(f"these are no stacks: {error}") from None
 
     def end_stacks(self, request: StackRequest) -> JobStacks:
         """What is known of the stacks now; later answers are ignored."""
-        self._stack_requests.pop(request.number, None)
+        if self._stack_requests is not None:
+            self._stack_requests.end(request)
         return request.result(self.name, self._coordinator.plan)
 
     def is_unneeded(self, now: float) -> bool:
@@ -313,8 +306,8 @@ class Job:
         return False
 
     def _remove(self, key: NodeKey, now: float) -> None:
-        for request in tuple(self._stack_requests.values()):
-            request.lose(key)
+        if self._stack_requests is not None:
+            self._stack_requests.lose(key)
         del self._nodes[key]
         self._detector.remove(key)
         self._coordinator.disconnect(key, now)
