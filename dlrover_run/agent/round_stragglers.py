@@ -36,7 +36,7 @@ class RoundStragglers:
 
     def observe(self, samples: Sequence[Evidence]) -> None:
         """Take the evidence of all workers at one time, and look at their main threads."""
-        waited = self._workers.waited()
+        waited = self._workers.progress.waited()
         pids = {one.spec.rank: one.pid for one in self._workers.group.running}
         found = []
         for one in samples:

@@ -45,7 +45,7 @@ def watch_stalls(workers: WorkerRound, spec: JobSpec, services: AgentServices) -
         stacks,
         response.on_stall,
         response.on_resume,
-        workers.steps,
+        workers.progress.steps,
         on_quiet,
         stragglers.observe if ranks.world_size > 1 else None,
     )

@@ -142,7 +142,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         return self._features.add_to_report(build_report(self._node_state, self._round, leaving))
 
     def progress(self) -> Mapping[str, Progress]:
-        return {} if self._round is None or not self.running else self._round.progress()
+        return {} if self._round is None or not self.running else self._round.progress.by_name()
 
     def _progress_in(self, key: RoundKey) -> Mapping[str, Progress]:
         """What the workers have done, if those that run are of that round."""
@@ -168,7 +168,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     def log_progress(self, last: bool = False) -> None:
         if self._round is not None:
-            self._round.log_progress(last)
+            self._round.progress.log(last)
 
     def stop_waiting(self) -> None:
         if self._plugin is not None:

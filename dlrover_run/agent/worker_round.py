@@ -7,12 +7,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlrover_run.agent.progress_events import ProgressEvents
+from dlrover_run.agent.round_progress import RoundProgress
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_exits import build_worker_exit, read_stderr
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
@@ -34,7 +34,6 @@ from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.process_tree import tree
-from dlrover_run.progress.page import Progress
 from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import ProcessGroup
 
@@ -72,7 +71,7 @@ class WorkerRound:
         self._events = events
         self._oom_kills = OomKillCounters()
         self._started = time.monotonic()
-        self._progress_events = ProgressEvents(specs.ranks, events, self._started)
+        self.progress = RoundProgress(specs, self.group, events, self._started)
         self._starting: asyncio.Future[None] | None = None
         self._asking: asyncio.Future[None] | None = None
         self._killed: dict[int, str] = {}
@@ -118,8 +117,7 @@ class WorkerRound:
     def carry_on(self, before: WorkerRound, kept: Collection[int]) -> None:
         """Take over the workers with these local ranks from the round before, which is over, with what was opened for
         them; `start` starts the others."""
-        progress = {worker.local_rank: done for worker, done in self._read(self._specs.workers) if done is not None}
-        self._progress_events.carry_on({rank: done for rank, done in progress.items() if rank in kept})
+        self.progress.carry_on(kept)
         for worker in before.group.running:
             if (local_rank := worker.spec.local_rank) in kept:
                 self.group.take_over(worker, self._specs.workers[local_rank])
@@ -260,30 +258,6 @@ class WorkerRound:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
 
-    def steps(self) -> dict[int, int]:
-        """The steps that workers have reported, by rank; those that have reported none are left out."""
-        return {worker.rank: done.steps for worker, done in self._read(self._specs.workers) if done is not None}
-
-    def waited(self) -> dict[int, float]:
-        """The seconds that workers have waited for data, by rank, as far as they report it."""
-        return {worker.rank: done.waited for worker, done in self._read(self._specs.workers) if done is not None}
-
-    def progress(self) -> dict[str, Progress]:
-        """What the workers have done, by name; those that have reported nothing are left out. It reads memory, and
-        costs some microseconds a worker."""
-        return {worker.name: done for worker, done in self._read(self._specs.workers) if done is not None}
-
-    def log_progress(self, last: bool = False, workers: Sequence[Worker] | None = None) -> None:
-        """Write to the event log what these workers, or all that run, have done. With `last` it is the last time for
-        them."""
-        specs = [worker.spec for worker in (self.group.running if workers is None else workers)]
-        done = {worker.local_rank: progress for worker, progress in self._read(specs)}
-        self._progress_events.follow(done, time.monotonic(), last)
-
-    def _read(self, workers: Iterable[WorkerSpec]) -> Iterator[tuple[WorkerSpec, Progress | None]]:
-        """The pages of these workers."""
-        return ((worker, self._specs.progress.read(worker.local_rank)) for worker in workers)
-
     def close(self) -> None:
         """Release the port, the pages of progress and the results, and cancel pending requests."""
         self._closed = True
@@ -321,7 +295,7 @@ class WorkerRound:
         self._specs.startup_probe.marks.read()
         # The first failure ends the round for all: what the others have done is written before it.
         failed_first = _failed(worker) and self._asking is None
-        self.log_progress(last=True, workers=[worker, *self.group.running] if failed_first else [worker])
+        self.progress.log(last=True, workers=[worker, *self.group.running] if failed_first else [worker])
         self._events.emit(
             WorkerExited(
                 round=self.ranks.round,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted_agent import Emitted, rank_assignment
 
-from dlrover_run.agent.progress_events import FIGURES_INTERVAL, ProgressEvents
+from dlrover_run.agent.round_progress import FIGURES_INTERVAL, ProgressEvents
 from dlrover_run.events.records import WorkerProgress, WorkerReady
 from dlrover_run.progress.page import Phase, Progress, StepSource
 

@@ -441,7 +441,7 @@ def watched(threads: Callable[[int], MainThread | None]) -> tuple[RoundStraggler
         key=KEY,
         ranks=rank_assignments(PLAN)[PLAN.members[2].key],
         group=SimpleNamespace(running=running),
-        waited=lambda: {4: 0.0},
+        progress=SimpleNamespace(waited=lambda: {4: 0.0}),
     )
     return RoundStragglers(workers, kept, lambda: woken.append(1), threads), kept, woken
 
