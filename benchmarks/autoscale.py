@@ -58,7 +58,7 @@ PLANTED, MNIST = "planted", "mnist"
 
 
 class Key(NamedTuple):
-    """One run: of a curve with some settings, or of MNIST with a size and so many epochs."""
+    """One run: of a curve with some settings, or of MNIST with a size and a number of epochs."""
 
     case: str
     what: str

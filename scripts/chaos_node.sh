@@ -7,7 +7,7 @@ say() { printf 'start_chaos: %s\n' "$*" 2>/dev/null; }
 refuse() { say "$@" >&2; exit 2; }
 fail() { say "$@" >&2; exit 1; }
 
-# Time. To wait for a pipe that nobody writes to is a sleep that needs no process, and that a signal ends.
+# Time. To wait for a pipe to which nothing is written is a sleep that needs no process, and that a signal ends.
 
 exec {nothing}<> <(:)
 pace=200 # milliseconds between two looks
@@ -111,7 +111,7 @@ brought=''
 find_root() { # AGENT PARENT NUMBER: the node's watchdog; its agent where the parent is none, as under torchrun
     root=$1
     read_command "$2"
-    # An agent whose watchdog has died is the child of somebody who is no part of the node.
+    # An agent whose watchdog has died is the child of a process that is no part of the node.
     [[ $command == *@(dlrover|tf[_-]ps)[_-]run* ]] && read_variables "$2" && [[ $node == "$3" ]] && root=$2
 }
 
@@ -217,9 +217,9 @@ await_node() {
         [[ -n $job ]] && seen=yes
         [[ -n $elsewhere && -z $job && -z $told ]] && told=yes &&
             say "waits for a dlrover-run of this session; CHAOS_CLUSTER=$elsewhere chooses that of process $elsewhere"
-        # Whoever leads this session, a terminal or a container's command, was to start the job.
+        # The leader of this session, a terminal or a container's command, was to start the job.
         [[ -n $job || -z $leader_started || -n ${CHAOS_CLUSTER:-} ]] || look_again "$own_session" "$leader_started" ||
-            fail "whoever was to start the job has ended; nothing was done"
+            fail "the process that was to start the job has ended; nothing was done"
         if ((now >= end)); then
             why="there is no $([[ -n $chosen_role ]] && echo tf-ps-run || echo dlrover-run)"
             [[ -n $job ]] && why="the dlrover-run of process $job has no node $wanted"

@@ -1,4 +1,4 @@
-"""Stops an install that would download several GB of CUDA libraries that nobody asked for.
+"""Stops an install that would download several GB of CUDA libraries that were not requested.
 
     .venv/bin/python scripts/refuse_cuda.py REQUIREMENT...
 

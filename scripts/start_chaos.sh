@@ -58,7 +58,7 @@ word() { # VARIABLE NAME DEFAULT WORD...
     [[ " $* " == *" $value "* ]] || refuse "$name is '$value'; it takes one of: $*"
 }
 
-# What is undone, also after a signal. A signal is heard between two commands, so what may have to be undone is noted
+# What is undone, also after a signal. A signal is handled between two commands, so what may have to be undone is noted
 # before it is done.
 
 stopped=() hog='' scored='' file='' answer='' ip=() routes=()
@@ -95,12 +95,12 @@ stop() { # PID...: stop these for as long as this script runs
     done
 }
 
-aside() { # COMMAND...: run it so that a signal is heard meanwhile
+aside() { # COMMAND...: run it so that a signal is handled meanwhile
     "$@" 2>/dev/null &
     wait $!
 }
 
-any_stopped() { # false when somebody has ended them all, as one does with workers that hang
+any_stopped() { # false when a user has ended them all, as with workers that hang
     local entry
     for entry in "${stopped[@]}"; do
         look_again "${entry%:*}" "${entry#*:}" && return
@@ -149,7 +149,7 @@ kill_process() {
 
 kill_node() {
     trap '' TERM INT HUP PIPE
-    # Stopped, nobody starts another process or says goodbye meanwhile, as when a machine loses its power. The agent is
+    # Stopped, no process starts another one or reports its end meanwhile, as when a machine loses its power. The agent is
     # the first to be killed, for the end of its watchdog would have it go on.
     below "$agent"
     kill -STOP "$node_root" "$agent" "${tree[@]}" 2>/dev/null
@@ -313,7 +313,7 @@ network_loss() {
     elif [[ -n $in_cluster ]]; then
         refuse "$name has no network of its own that could be cut; start the job with --isolate-nodes"
     else
-        # The number of the first namespace of a machine: there, this would cut off whoever works on it.
+        # The number of the first namespace of a machine: there, this would cut off the users of it.
         [[ -z ${CHAOS_INTERFACE:-} && $(readlink /proc/self/ns/pid) == 'pid:[4026531836]' ]] &&
             refuse "this is no container; CHAOS_INTERFACE=NAME cuts that network of the whole machine nevertheless"
         device=${CHAOS_INTERFACE:-$(ip -o route show default)}

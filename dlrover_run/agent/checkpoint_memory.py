@@ -115,7 +115,7 @@ class CheckpointMemory:
         await self.kill()
 
     def hurry(self, timeout: float) -> None:
-        """Wait no longer than this for the disk, if `drain` waits: the node was told to stop."""
+        """Wait no longer than this for the disk, if `drain` waits: the node has to stop."""
         if self._draining is not None and not self._draining.expired():
             due = asyncio.get_running_loop().time() + timeout
             self._draining.reschedule(min(due, self._draining.when() or due))

@@ -1,8 +1,8 @@
 """Runs the user's command that starts and ends nodes (`--scale-command`), whenever the coordinator assigns a run of it.
 
-Which run, and that no two nodes run it for the same wish, is decided in `policies/autoscale/command`. This begins each
-run once, one at a time and the latest first, stops it at its time limit, and reports its end. A failure is one line and
-an event: the job goes on.
+Which run, and that no two nodes run it for the same wanted size, is decided in `policies/autoscale/command`. This
+begins each run once, one at a time and the latest first, stops it at its time limit, and reports its end. A failure is
+one line and an event: the job goes on.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ScaleCommand:
         self._current = None
         self._on_end(ended.pid)
         self._finish(ended.run, ended.code, ended.seconds, ended.problem)
-        # The wish may have changed meanwhile.
+        # The wanted size may have changed meanwhile.
         self._begin()
 
     def _finish(self, run: CommandRun, code: int | None, seconds: float, problem: str) -> None:

@@ -200,7 +200,7 @@ class StallWatch:
                 self._figures[one.rank] = [one]
         if isinstance(decision, AskStacks):
             found = await self._ask(decision.ranks)
-            # A worker without a stack cannot be told from one that works: it counts as one that stays in its place.
+            # A worker without a stack may as well work: it counts as one that stays in its place.
             self._detector.note_stacks(
                 {rank: [tuple(map(str, found[rank].main)) if rank in found else ("",)] for rank in decision.ranks}
             )

@@ -86,7 +86,7 @@ class HeldFiles:
 
     @property
     def has_copies(self) -> bool:
-        """Whether another node has a copy that it was not told to drop."""
+        """Whether another node has a copy that it was not sent an order to drop."""
         return bool(self._copied)
 
     def forget_copies(self) -> None:

@@ -242,7 +242,7 @@ class HeldMemory:
             self._ends = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._writing is None and self._files.next_to_write() is None)
-            # A node that is not told in time writes its copies once more, which changes nothing.
+            # A node that is not notified in time writes its copies once more, which changes nothing.
             self._changed.wait_for(lambda: not self._files.has_copies, DROP_TIMEOUT)
             return self._files.waiting
 

@@ -169,7 +169,7 @@ def start_next_round(policy: Policy, plan: Plan, members: Members, now: float, r
 
 
 def release_drains(plan: Plan, now: float) -> Plan:
-    """The plan in which the nodes that are to drain are told so."""
+    """The plan that assigns a drain to the nodes that are to drain."""
     if not plan.to_drain:
         return plan
     return update_plan(plan, now, draining=tuple(dict.fromkeys((*plan.draining, *plan.to_drain))), to_drain=())

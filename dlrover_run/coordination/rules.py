@@ -116,7 +116,7 @@ class JobRules(msgspec.Struct, frozen=True):
         return size if size >= self.min_nodes else 0
 
     def resized(self, size: DesiredSize | None, wanted_nodes: int = 0) -> JobRules:
-        """The rules with that size of a round, of which a policy wants so many nodes, 0 for as many as may be."""
+        """The rules with that size of a round, of which a policy wants `wanted_nodes`, 0 for as many as possible."""
         if size is None and wanted_nodes == self.wanted_nodes:
             return self
         least, most = (self.min_nodes, self.max_nodes) if size is None else (size.min_nodes, size.max_nodes)

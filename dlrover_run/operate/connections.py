@@ -1,4 +1,4 @@
-"""The connections of a small server: at most so many at one time, and all of them end with the server."""
+"""The connections of a small server: their number is limited, and all of them end with the server."""
 
 from __future__ import annotations
 

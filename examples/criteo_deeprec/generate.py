@@ -66,7 +66,7 @@ def generate(directory: Path, seed: int = 1, permute: bool = False) -> Truth:
     with _only_writer_in(directory.parent):
         if not directory.exists():
             unfinished = directory.with_name(f".{directory.name}.unfinished")
-            # A writer that was killed left this behind; nobody else can be at work on it while we hold the lock.
+            # A writer that was killed left this behind; no other process writes it while this one holds the lock.
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
             _write(unfinished, np.random.default_rng(seed), permute)

@@ -1,4 +1,4 @@
-"""What both scripts can be told on their command line."""
+"""The flags of both scripts."""
 
 from __future__ import annotations
 

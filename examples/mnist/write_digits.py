@@ -32,7 +32,7 @@ def write_digits(directory: Path) -> None:
         if directory.exists():
             return
         unfinished = directory.with_name(f".{directory.name}.unfinished")
-        # A writer that was killed left this behind; nobody else can be at work on it while we hold the lock.
+        # A writer that was killed left this behind; no other process writes it while this one holds the lock.
         shutil.rmtree(unfinished, ignore_errors=True)
         _write_images(unfinished)
         unfinished.rename(directory)

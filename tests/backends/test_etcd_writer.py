@@ -46,10 +46,10 @@ class Bed:
         fate = self.fates.pop(0) if self.fates else "well"
         if fate == "late":
             self.late.append(txn)
-            raise EtcdUnavailable("nobody answers")
+            raise EtcdUnavailable("no server answers")
         outcome = self.cluster.commit(txn, self.owner)
         if fate == "unanswered":
-            raise EtcdUnavailable("nobody answers")
+            raise EtcdUnavailable("no server answers")
         return self.cluster.commit(txn, self.owner) if fate == "twice" else outcome
 
     def deliver(self) -> None:

@@ -129,7 +129,7 @@ take_in = assigns("taken in")
 
 
 async def refuse_to_be_met(stream: Stream) -> None:
-    raise AssertionError("nobody was to call")
+    raise AssertionError("no one was to be called")
 
 
 def refuses(reason: str, retry: bool = False, over: bool = False) -> Script:
@@ -252,7 +252,7 @@ def test_the_loss_of_the_master_ends_no_node_that_reaches_others(rules: JobRules
 def test_an_unchanged_status_is_not_sent_and_only_the_latest_of_several_is() -> None:
     async def script(stream: Stream) -> None:
         status = await stream.status()
-        await stream.assign(reasons=sentence(f"heard of {status.port}"))
+        await stream.assign(reasons=sentence(f"received {status.port}"))
         await until_the_end(stream)
 
     async def scene() -> None:
@@ -262,7 +262,7 @@ def test_an_unchanged_status_is_not_sent_and_only_the_latest_of_several_is() -> 
             node.client.report(STATUS)
             for port in range(1, 50):
                 node.client.report(status(port=port))
-            await node.until(has_reason(node, "heard of 49"))
+            await node.until(has_reason(node, "received 49"))
 
     alone(scene)
 

@@ -281,7 +281,7 @@ def test_a_node_that_has_not_reported_is_waited_for_and_then_its_servers_are_los
     plan, made = recovered(repeating(PLAN, "b"), grace_over=True)
     lost = next(one for one in made.tasks if (one.role, one.rank) == (Role.PS, 0))
     assert lost.node_id == "unknown-ps-0"
-    assert lost.key.id == 6, "one that nobody had"
+    assert lost.key.id == 6, "one that no client had"
     assert RoleState(Role.PS, ids=7, failures=1) in made.roles
     assert NodeKey("unknown-ps-0", "unknown") in {member.key for member in plan.members}
 

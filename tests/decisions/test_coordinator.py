@@ -252,7 +252,7 @@ class TestWithoutAJournal:
         for own in (5 * OWN_EPOCHS + 1, 5 * OWN_EPOCHS + 2):
             coordinator = Coordinator(rules(1, 2), 0.0, own)
             coordinator.receive(status, 0.0)
-            assert coordinator.advance(0.0), "an epoch of another's is stored before anybody is told"
+            assert coordinator.advance(0.0), "an epoch of another's is stored before it is sent to any node"
             epochs.add(coordinator.plan.epoch)
         assert len(epochs) == 2
         assert min(epochs) > 10**9

@@ -230,7 +230,7 @@ class TestFirstRound:
         job.deaf.add("a")
         job.come("a", port=60)
         job.come("b")
-        assert job.plan.phase is PlanPhase.GATHERING, "one before this may have told others of a round at that port"
+        assert job.plan.phase is PlanPhase.GATHERING, "one before this may have sent others a round at that port"
         job.deaf.clear()
         job.settle()
         assert training(job, 1, "a", "b")

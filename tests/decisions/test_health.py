@@ -414,7 +414,7 @@ def look(tmp_path: Path) -> Callable[..., list[str]]:
     except FileNotFoundError:
         allowed = False
     if not allowed:
-        pytest.skip("this machine lets nobody mount a file system of his own")
+        pytest.skip("no user may mount a file system on this machine")
 
     def see(**mounts: str) -> list[str]:
         folders = {str(tmp_path / name.replace("_", "/")): options for name, options in mounts.items()}

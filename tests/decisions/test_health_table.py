@@ -113,7 +113,7 @@ class TestTable:
         ]
 
     def test_a_node_that_passed_with_a_note_is_marked(self) -> None:
-        odd = node("gpu-a", reason="its link to gpu-b failed, and with two nodes nobody can tell whose fault that is")
+        odd = node("gpu-a", reason="its link to gpu-b failed, and two nodes do not show which of them is faulty")
         assert "\n! gpu-a" in render_health_table([odd, node("gpu-b")])
         assert "\n  gpu-b" in render_health_table([odd, node("gpu-b")])
 

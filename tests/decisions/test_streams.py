@@ -158,7 +158,7 @@ def test_run_dir_without_a_log_dir(
     assert run.keep is keep
     removed: list[str] = []
     if not keep:
-        assert list(tmp_path.iterdir()) == [], "nobody would remove it if the watchdog were killed now"
+        assert list(tmp_path.iterdir()) == [], "no process would remove it if the watchdog were killed now"
         assert make_temp_dir(run, removed.append) == run
         assert removed == [run.path]
     assert [entry.name.startswith("dlrover_run_") for entry in tmp_path.iterdir()] == [True]

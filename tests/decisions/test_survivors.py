@@ -272,7 +272,7 @@ STEPS: dict[str, tuple[WorkerRecord, SurvivorsAssignment, float, Step]] = {
     "it trains": (TOLD.note_formed(TWO), IN_PLACE, 1e6, Step.WAIT),
     "it has lost its peers": (TOLD.note_formed(TWO).note_lost(TWO, 200), IN_PLACE, 209.9, Step.WAIT),
     "it could not form": (TOLD.note_lost(TWO, 112), IN_PLACE, 114.9, Step.WAIT),
-    "the peer of which nothing is heard is ended first": (TOLD.note_lost(TWO, 112), IN_PLACE, 115.9, Step.WAIT),
+    "the peer that does not answer is ended first": (TOLD.note_lost(TWO, 112), IN_PLACE, 115.9, Step.WAIT),
     "nothing follows that either": (TOLD.note_lost(TWO, 112), IN_PLACE, 116, Step.FAIL),
     "nothing follows that": (TOLD.note_formed(TWO).note_lost(TWO, 200), IN_PLACE, 211, Step.FAIL),
     "the next round follows that": (replace(OLD, lost=ONE, lost_at=99), PART, 1e6, Step.ASK),

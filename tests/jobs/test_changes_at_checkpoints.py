@@ -33,7 +33,7 @@ def steps(cluster: Cluster) -> list[int]:
 
 
 def make_steps(cluster: Cluster, number: int) -> None:
-    """Wait until rank 0 has made so many more steps."""
+    """Wait until rank 0 has made this many more steps."""
     wanted = len(steps(cluster)) + number
     deadline = time.monotonic() + WAIT
     while len(steps(cluster)) < wanted:

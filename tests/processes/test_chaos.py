@@ -268,7 +268,7 @@ def test_it_does_not_wait_for_a_job_that_was_refused(mailbox: Mailbox) -> None:
     with in_front(mailbox, "kill-process", "--nnodes=none") as job:
         # The launcher and the script have the other end of the pipe open.
         assert job.finish() == exit_codes.BAD_COMMAND_LINE
-    assert job.has_printed("start_chaos: whoever was to start the job has ended; nothing was done")
+    assert job.has_printed("start_chaos: the process that was to start the job has ended; nothing was done")
 
 
 # ---- in front of a cluster on this machine

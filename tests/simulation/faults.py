@@ -105,7 +105,7 @@ class Faults(ABC):
     def _cut_one_way(self) -> None:
         if (node := self._node()) is not None:
             direction = self._random.choice((TO_MASTER, TO_NODE))
-            node.note("is not heard" if direction == TO_MASTER else "hears nothing")
+            node.note("sends nothing" if direction == TO_MASTER else "receives nothing")
             node.link.hold(direction)
             self._later(self._random.choice((1.0, 10.0, 40.0)), node.link.heal)
 

@@ -236,7 +236,7 @@ def test_a_watch_does_not_begin_while_etcd_is_away() -> None:
 
     async def begin() -> None:
         async with bed.client.watch([Range("a")]):
-            raise AssertionError("nobody can have answered")
+            raise AssertionError("no server can have answered")
 
     with pytest.raises(EtcdUnavailable):
         bed.do(begin())
@@ -268,7 +268,7 @@ def test_a_process_is_killed_in_the_middle_of_a_transaction() -> None:
 
     async def write() -> None:
         await client.commit(Txn(then=(Put("a", b""),)))
-        steps.append("heard of the first")
+        steps.append("received the first")
 
     bed.start(write())
     bed.wait()

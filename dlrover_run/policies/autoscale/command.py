@@ -1,9 +1,9 @@
 """When `--scale-command` runs, on which node, and for how many nodes. Pure.
 
 Each run is part of the plan before any node learns of it, and names the one process that may begin it. So two nodes
-never run the command for the same wish, whichever node has rank 0 by then, and whichever coordinator decides: a run
-whose node is lost is not given to another one. The command names a whole number of nodes, so the next run makes up for
-a lost one.
+never run the command for the same wanted size, whichever node has rank 0 by then, and whichever coordinator decides: a
+run whose node is lost is not given to another one. The command names a whole number of nodes, so the next run makes up
+for a lost one.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def efficiency_of(small: SizeRecord, large: SizeRecord) -> float:
 
 
 def best_size(measured: Sequence[SizeRecord], efficiency: float, tolerance: float) -> SizeRecord:
-    """The size with the greatest utility; of sizes that cannot be told apart, or hardly, the smallest."""
+    """The size with the greatest utility; of sizes that hardly differ in it, the smallest."""
     best = max(measured, key=lambda record: utility(record, efficiency))
     greatest = utility(best, efficiency)
     for record in sorted(measured, key=lambda record: record.size):

@@ -121,7 +121,7 @@ class Notes:
         do: str,
         unit: str,
     ) -> list[str]:
-        """A note for a check where so many are slow that it is unusual to be quick."""
+        """A note for a check in which most are slow, so that it is unusual to be quick."""
         notes = []
         for nodes in sorted(group_by(ranking.median, kind), key=lambda nodes: kind(nodes[0])):
             speeds = {node: speed(node) or 0.0 for node in nodes}

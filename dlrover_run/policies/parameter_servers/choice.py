@@ -26,7 +26,7 @@ Percent = Annotated[int, Meta(ge=0, le=MAX_PERCENT)]
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The throughput of `size` tasks that train with so many `servers`, before one was added for the processors of
+    """The throughput of `size` tasks that train with that many `servers`, before one was added for the processors of
     these: the natural logarithm of the work per second, and its standard error."""
 
     servers: Count

@@ -26,8 +26,8 @@ from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssi
 NO_ROUND = RoundKey()
 
 PEER_MARGIN = 1.0
-"""Seconds that a worker which has reported the loss of a peer gets beyond the limit. By then the peer of which nothing
-was heard was ended, here or on its own node, and is the failure that is named."""
+"""Seconds that a worker which has reported the loss of a peer gets beyond the limit. By then the peer that did not
+answer was ended, here or on its own node, and is the failure that is named."""
 
 
 class Step(enum.Enum):
@@ -119,7 +119,7 @@ def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Du
     key, formation = part.key, part.formation
     if worker.lost == key:
         # A peer has ended, so another round is about to begin. If it does not, no other worker reports this. A group
-        # that has never formed gets no more time than one of which nothing was heard.
+        # that has never formed gets no more time than one whose worker did not answer.
         since = worker.lost_at if worker.formed == key else worker.told_at
         return _within(since, part.timeout + PEER_MARGIN, now, Step.FAIL)
     if worker.formed == key:

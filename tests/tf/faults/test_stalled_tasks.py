@@ -43,7 +43,7 @@ def node(tensorflow: Path, tmp_path: Path) -> Iterator[Node]:
 
 
 def until_trains(journal: Path, worker: str, times: int) -> int:
-    """Wait until the task of that name has made a step in so many processes. The pid of the last one."""
+    """Wait until the task of that name has made a step in this many processes. The pid of the last one."""
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
         events = events_of(journal)
