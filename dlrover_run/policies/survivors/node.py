@@ -119,7 +119,7 @@ def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Du
     key, formation = part.key, part.formation
     if worker.lost == key:
         # A peer has ended, so another round is about to begin. If it does not, no other worker reports this. A group
-        # that has never formed gets no more time than one whose worker did not answer.
+        # that has never formed gets no more time than one whose workers do not answer.
         since = worker.lost_at if worker.formed == key else worker.told_at
         return _within(since, part.timeout + PEER_MARGIN, now, Step.FAIL)
     if worker.formed == key:
