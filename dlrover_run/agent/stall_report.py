@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dlrover_run.console.console import Console
-from dlrover_run.console.text import format_ranks
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.reasons import render as render_reasons
+from dlrover_run.coordination.text import format_ranks
 from dlrover_run.output.streams import RunDir
 from dlrover_run.stall.detector import Stalled
 from dlrover_run.stall.stacks import Stack, fold, render

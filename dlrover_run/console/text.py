@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from dlrover_run.failures.tracebacks import plain_lines
 
@@ -52,22 +52,6 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as ranges: `rank 4`, `ranks 0-2, 5`."""
-    numbers = sorted(ranks)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = []
-    for run in runs:
-        # A run of two reads better as two numbers.
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"
 
 
 def sanitize(text: str) -> str:

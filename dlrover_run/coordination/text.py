@@ -1,8 +1,8 @@
-"""Names of nodes and numbers of things and bytes, as users read them."""
+"""Names of nodes, ranks, and numbers of things and bytes, as users read them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def join_words(words: Sequence[str], conjunction: str = "and") -> str:
@@ -39,3 +39,19 @@ def format_bytes(count: int) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} TiB"
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as ranges: `rank 4`, `ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = []
+    for run in runs:
+        # A run of two reads better as two numbers.
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrover_run.console.text import format_duration, format_ranks, sanitize
+from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.activity import MemoryUse, NodeProgress
 from dlrover_run.coordination.size_choice import SizeChoice, WantedServers
 from dlrover_run.coordination.stacks import JobStacks, SilentNode, StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus, NodeStatus
-from dlrover_run.coordination.text import counted
+from dlrover_run.coordination.text import counted, format_ranks
 from dlrover_run.operate.protocol import TaskProgress
 
 GAP = "  "

@@ -57,7 +57,7 @@ from dlrover_run.output.streams import MAX_MESSAGE
 from dlrover_run.process_tree import signals, tree
 
 if TYPE_CHECKING:
-    from dlrover_run.progress.log_steps import LogStepSearches
+    from dlrover_run.output.log_steps import LogStepSearches
 
 ORPHAN_SECONDS = 0.3
 """Seconds that the relay continues after the agent's end, for workers that are being killed and a slow console: less
@@ -311,7 +311,7 @@ class _Relay:
         self.sources[source.number] = source
         if steps := message.get("steps"):
             # Imported only for a job that counts steps by its log.
-            from dlrover_run.progress.log_steps import LogStepSearches
+            from dlrover_run.output.log_steps import LogStepSearches
 
             self.searches = self.searches or LogStepSearches(self._warn)
             source.steps = self.searches.open(**steps)

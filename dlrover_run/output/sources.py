@@ -22,7 +22,7 @@ from dlrover_run.output.sinks import Segment, Sink
 from dlrover_run.output.streams import TAIL_BYTES
 
 if TYPE_CHECKING:
-    from dlrover_run.progress.log_steps import LogSteps
+    from dlrover_run.output.log_steps import LogSteps
 
 READ_BYTES = 1024 * 1024
 """Bytes of one read: a whole pipe of the size that the agent makes."""

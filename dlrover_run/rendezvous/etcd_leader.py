@@ -18,7 +18,6 @@ from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, Reque
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import validate_report, wrong_job_kind
 from dlrover_run.coordination.waiting import WaitingThrottle
-from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.etcd.operations import (
     Change,
     Compacted,
@@ -39,6 +38,7 @@ from dlrover_run.rendezvous.etcd_records import (
     encode_record,
     messages_by_bucket,
 )
+from dlrover_run.rendezvous.etcd_writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.rendezvous.reconnect import wait_for_event
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from dlrover_run.console.text import format_ranks
+from dlrover_run.coordination.text import format_ranks
 
 MAX_FRAMES = 100
 """Frames of a thread that are kept; faulthandler writes no more."""

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from simulation.etcd import EtcdCluster
 from simulation.timeline import Process, Timeline
 
-from dlrover_run.etcd import fenced_writer
-from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.etcd.operations import Absent, Delete, EtcdUnavailable, Put, Range, Txn, TxnResult
+from dlrover_run.rendezvous import etcd_writer
 from dlrover_run.rendezvous.etcd_records import Keys
+from dlrover_run.rendezvous.etcd_writer import FencedWriter, NotElected, StaleWriteApplied
 
 KEYS = Keys("/dlrover-run", "job")
 PLAN, WORDS = KEYS.plan, KEYS.messages(3)
@@ -165,7 +165,7 @@ def test_the_last_write_prevails_whatever_happens_to_requests(fates: list[str], 
 
 
 def test_records_too_long_for_one_transaction_are_written_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fenced_writer, "MAX_TXN_BYTES", 100)
+    monkeypatch.setattr(etcd_writer, "MAX_TXN_BYTES", 100)
     bed = Bed()
     values = {KEYS.plan: b"p" * 90, **{KEYS.messages(i): b"%d" % i * 30 for i in range(1, 9)}, KEYS.over: b"x" * 500}
 

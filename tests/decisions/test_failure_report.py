@@ -29,8 +29,9 @@ from dlrover_run.console.rounds import (
     render_shutdown,
     render_waiting,
 )
-from dlrover_run.console.text import format_duration, format_ranks, use_color
+from dlrover_run.console.text import format_duration, use_color
 from dlrover_run.coordination.model import Failure
+from dlrover_run.coordination.text import format_ranks
 from dlrover_run.failures.causes import root_cause
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.output.relay_client import RelayClient, StepSearch
-from dlrover_run.progress.log_steps import (
+from dlrover_run.output.log_steps import (
     BLOCK_BYTES,
     LINE_BYTES,
     MAX_CREDIT,
@@ -21,6 +20,7 @@ from dlrover_run.progress.log_steps import (
     LogStepCounter,
     LogSteps,
 )
+from dlrover_run.output.relay_client import RelayClient, StepSearch
 from dlrover_run.progress.page import AREA_BYTES, PAGE_BYTES, Area, StepSource, Writer, decode
 from dlrover_run.progress.pages import ProgressPages
 

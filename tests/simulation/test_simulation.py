@@ -27,19 +27,18 @@ from dlrover_run.coordination.decision import Decision
 from dlrover_run.coordination.model import Assignment, NodeReport, Plan
 from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.etcd import fenced_writer
-from dlrover_run.etcd.fenced_writer import FencedWriter
 from dlrover_run.etcd.operations import Absent, Delete, Range, Txn
 from dlrover_run.policies.health import steps as health_steps
 from dlrover_run.policies.health.diagnosis import Diagnosis, Finding
 from dlrover_run.policies.health.model import HealthCheck, HealthStatus
 from dlrover_run.policies.health.policy import HealthPolicy
-from dlrover_run.rendezvous import etcd_client, etcd_leader
+from dlrover_run.rendezvous import etcd_client, etcd_leader, etcd_writer
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.cut_off import CutOffDetector
 from dlrover_run.rendezvous.etcd_client import EtcdClient
 from dlrover_run.rendezvous.etcd_election import Election
 from dlrover_run.rendezvous.etcd_leader import EtcdLeader
+from dlrover_run.rendezvous.etcd_writer import FencedWriter
 from simulation.disk import DiskJournal
 from simulation.etcd_watch import Watch
 from simulation.parameter_servers.program import ServersProgram
@@ -333,9 +332,9 @@ real_take_over = EtcdLeader._take_over
 
 DEFECTS_IN_ETCD = {
     "an agent writes though another one is elected": Defect(
-        patched((fenced_writer, "CreateRevisionIs"), (fenced_writer, "LeaseIs"), by=always), etcd=3
+        patched((etcd_writer, "CreateRevisionIs"), (etcd_writer, "LeaseIs"), by=always), etcd=3
     ),
-    "an older write arrives after a newer one": Defect(patched((fenced_writer, "ModRevisionIs"), by=always), etcd=65),
+    "an older write arrives after a newer one": Defect(patched((etcd_writer, "ModRevisionIs"), by=always), etcd=65),
     "an older report arrives after a newer one": Defect(patched((etcd_client, "ModRevisionIs"), by=always), etcd=26),
     "assignments are sent before the plan is stored": Defect(
         patched((FencedWriter, "write"), by=send_and_then_store), etcd=0

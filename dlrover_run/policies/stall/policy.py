@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlrover_run.console.text import format_ranks
 from dlrover_run.coordination.decision import Decision, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodeKey, Plan, PlanPhase, RankAssignment, rank_assignments
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.reasons import render
+from dlrover_run.coordination.text import format_ranks
 from dlrover_run.policies.stall.model import (
     MAX_GUILTY,
     StallAssignment,
