@@ -40,7 +40,7 @@ import os, signal, sys
 class Finder:
     @staticmethod
     def find_spec(name, *_):
-        if name == "dlrover_run.cli":
+        if name == "dlrover_run.command_line.entry_point":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Finder)
 import dlrover_run.__main__
