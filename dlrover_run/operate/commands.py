@@ -8,44 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
-import inspect
-import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
-from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 import typer
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.host import host_name
-from dlrover_run.command_line import options, values
-from dlrover_run.command_line.application import flag_option, with_parameters
+from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.options import OTHER, OUTPUT
-from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
+from dlrover_run.command_line.parser import UsageError
 from dlrover_run.console.text import sanitize
 from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
-from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
+from dlrover_run.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.operate.drain import drain_problem, named
-from dlrover_run.operate.find import FoundJob, find_job
+from dlrover_run.operate.find import FoundJob
 from dlrover_run.operate.text import render_stacks, render_status, table
 from dlrover_run.rendezvous.client import AskFailed
 
-if TYPE_CHECKING:
-    from dlrover_run.events.reader import AgentLog
-
-WAITING, FAILED, NO_JOB = 1, 2, 3
-"""Exit codes of `status`: the job waits, it has failed, and there is none. 0: it trains, or has succeeded."""
-
-REFUSED = 1
-"""The exit code of `drain`, `stop` and `stacks` when the job does not carry out the request, or has no stack."""
+WAITING, FAILED = 1, 2
+"""Exit codes of `status`: the job waits, and it has failed. 0: it trains, or has succeeded."""
 
 MAX_DIGITS = 15
 """Digits of the largest rank that can be asked for."""
@@ -55,109 +42,12 @@ WAIT_INTERVAL = 1.0
 
 _STATES = {JobState.WAITING: WAITING, JobState.FAILED: FAILED}
 
-FLAGS: dict[str, Any] = {
-    dest: Annotated[str | None, flag_option(options.BY_DEST[dest]._replace(help=help))]
-    for dest, help in (
-        ("rdzv_backend", "How the nodes of the job meet, if it is elsewhere: [b]c10d[/] or [b]etcd[/]."),
-        ("rdzv_endpoint", "Where the nodes meet, if the job is elsewhere."),
-        ("rdzv_id", "Name of the job."),
-        ("rdzv_conf", options.BY_DEST["rdzv_conf"].help),
-    )
-}
-"""The flags of the launch command line that find a job, by their names in code."""
-
-_Timeout = Annotated[
-    str, typer.Option(metavar="SECONDS", help="Time until the job must have answered.", rich_help_panel=OTHER)
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", rich_help_panel=OUTPUT)]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.", rich_help_panel=OTHER)]
 Logs = Annotated[
     str | None,
     typer.Argument(metavar="[DIR]", help="Event logs of a job that is over, or of other machines.", show_default=False),
 ]
-
-
-Answer = TypeVar("Answer")
-
-
-class Asker:
-    """Finds and asks the job that a command line means; `name` begins the lines of the command."""
-
-    def __init__(self, program: Program, command: str, timeout: str, given: dict[str, str | None]) -> None:
-        self.program = program
-        self.name = f"{program.name} {command}"
-        self.timeout = values.seconds("--timeout", timeout, zero_allowed=False)
-        line = CommandLine({dest: [text] for dest, text in given.items() if text is not None})
-        self.flags = FlagValues(line, os.environ, program)
-
-    async def find(self) -> FoundJob:
-        """The job. Raises SpecError and AskFailed."""
-        return await find_job(self.flags, os.environ, self.program)
-
-    async def ask(self, job: FoundJob, request: OperatorRequest | None = None) -> JobStatus:
-        """Its status. Raises AskFailed, also when it does not answer in time."""
-        return await self._in_time(job, job.ask(request))
-
-    async def stacks(self, job: FoundJob, query: StackQuery) -> JobStacks:
-        """The stacks of its workers. Raises AskFailed, also when it does not answer in time."""
-        return await self._in_time(job, job.stacks(query))
-
-    async def _in_time(self, job: FoundJob, answer: Coroutine[Any, Any, Answer]) -> Answer:
-        try:
-            async with asyncio.timeout(self.timeout):
-                return await answer
-        except TimeoutError:
-            raise AskFailed(
-                f"the job {job.name!r} has not answered within {self.timeout:g} s (--timeout)", no_job=True
-            ) from None
-
-    async def read_logs(self, place: str | None) -> tuple[list[AgentLog], FoundJob | None]:
-        """The event logs at a place that the user names, else those of the running job that this machine can read, and
-        this job. Raises SpecError and AskFailed."""
-        from dlrover_run.operate.logs import named_logs, running_logs
-
-        if place is not None:
-            return named_logs(place), None
-        try:
-            job = await self.find()
-        except AskFailed as failed:
-            hint = "of a job that is over name the event logs, for example logs/latest"
-            raise AskFailed(f"{failed}; {hint}", failed.no_job) from None
-        return running_logs(job.agents), job
-
-
-_Work = Callable[..., Coroutine[Any, Any, int]]
-
-
-def operator_command(
-    *flags: str, refused: int = NO_JOB, no_job: int = NO_JOB, timeout: str = "10"
-) -> Callable[[_Work], Callable[..., int]]:
-    """Make a subcommand with these flags of the launch command line and --timeout, with its default. The function gets
-    an `Asker` for them. `no_job` is the exit code if there is no job, and `refused` if there is one, and it does not
-    carry out the request."""
-
-    def decorate(work: _Work) -> Callable[..., int]:
-        def run(context: typer.Context, **given: Any) -> int:
-            program = context.find_root().obj
-            by_flag = {dest: given.pop(dest) for dest in flags}
-            asker = Asker(program, work.__name__, given.pop("timeout"), by_flag)
-            try:
-                return asyncio.run(work(asker, **given))
-            except AskFailed as failed:
-                report(asker.name, sanitize(str(failed)).rstrip(".") + ".")
-                return no_job if failed.no_job else refused
-
-        own = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
-        parameters = [
-            Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
-            *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own),
-            *(Parameter(dest, Parameter.KEYWORD_ONLY, default=None, annotation=FLAGS[dest]) for dest in flags),
-            Parameter("timeout", Parameter.KEYWORD_ONLY, default=timeout, annotation=_Timeout),
-        ]
-        run.__doc__ = work.__doc__
-        return with_parameters(run, parameters)
-
-    return decorate
 
 
 @operator_command(*FLAGS)
@@ -396,12 +286,3 @@ async def stop(asker: Asker, wait: Wait = False) -> int:
             break
         await asyncio.sleep(WAIT_INTERVAL)
     return exit_codes.SUCCESS
-
-
-def requester() -> str:
-    """The user of this process and the machine, for messages of the job."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{host_name()}"[:255]

@@ -13,7 +13,7 @@ from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.coordination.text import counted
-from dlrover_run.operate.commands import FLAGS, REFUSED, Asker, operator_command, requester
+from dlrover_run.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.rendezvous.client import AskFailed
 
 AUTO = "auto"

@@ -18,7 +18,7 @@ from dlrover_run.command_line.entry_point import run
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.operate.agent_socket import AgentSocket
-from dlrover_run.operate.commands import REFUSED, requester
+from dlrover_run.operate.asker import REFUSED, requester
 from dlrover_run.operate.find import JobElsewhere
 from dlrover_run.operate.protocol import AgentInfo
 from dlrover_run.policies.parameter_servers.model import Role, ScaleRequest
