@@ -20,7 +20,7 @@ from core.launchers import FORKSERVER, OURS, SPAWN, Job, Launcher
 from core.ratios import Lost
 from core.report import Machine, table
 from core.run import NANOSECOND, Run
-from core.steps import effective_share, read_steps
+from core.steps import effective_share, read_steps, training_rate
 from core.truth import PHASES, Note, Pair, Plan, compare, delays, plan_of, read_notes, truth_of
 from recovery import Storm, survive
 
@@ -115,7 +115,11 @@ def share_between(ledger: Ledger, began: float, ended: float) -> float:
 
 def weather(key: Key, machine: Machine, storm: Storm) -> Outcome:
     """Run the storm of `recovery.py`, and compare its share of effective training time with the ledger's over the same
-    time. Raises Lost if the job did not survive it."""
+    time. Raises Lost if the job did not survive it.
+
+    `recovery.py` counts steps, each worth the time that it took before the first kill, and the ledger counts time. So
+    "ettr at its own rate" takes the rate of the steps in the storm: it leaves out that the job became slower or faster.
+    """
     rival = METHODS[key.case]
     with Run() as run:
         journal = run.directory / "journal"
@@ -125,15 +129,26 @@ def weather(key: Key, machine: Machine, storm: Storm) -> Outcome:
             raise Lost(lived.note)
         steps = read_steps(run.directory)
         ledger = build_ledger(read_logs(journal), until=datetime.now(UTC), running=True)
-    share = effective_share(steps, lived.kills, lived.began_ns, lived.ended_ns, lived.undisturbed)
+    whole = lived.kills, lived.began_ns, lived.ended_ns
+    share = effective_share(steps, *whole, lived.undisturbed)
+    at_own_rate = effective_share(steps, *whole, training_rate(steps, *whole))
     ours = share_between(ledger, lived.began_ns * NANOSECOND, lived.ended_ns * NANOSECOND)
-    figures = {"ettr": Pair(ours, share)}
+    figures = {"ettr": Pair(ours, share), "ettr at its own rate": Pair(ours, at_own_rate)}
     return Outcome(*key, len(lived.kills), figures, {}, machine.load_average[0], machine.commit)
 
 
 FIGURES_HEAD = ("figure", "jobs", "target", "within", "median error", "90 %", "greatest", "in each round of a rank")
 DELAYS_HEAD = ("later than the script's note", "moments", "median", "90 %", "greatest", "smallest")
-STORM_HEAD = ("workers are started by", "turn", "kills", "recovery.py", "the ledger", "error")
+STORM_HEAD = (
+    "workers are started by",
+    "turn",
+    "kills",
+    "the ledger",
+    "recovery.py",
+    "error",
+    "at its own rate",
+    "error",
+)
 
 
 def figure_cells(name: str, outcomes: Sequence[Outcome]) -> list[str]:
@@ -159,6 +174,13 @@ def delay_cells(name: str, outcomes: Sequence[Outcome]) -> list[str]:
     return [name, str(len(late)), *([f"{figure:.1f} ms" for figure in figures] or ["-"] * 4)]
 
 
+def storm_cells(one: Outcome) -> list[str]:
+    """One row: a storm by the ledger, and by the steps of the job."""
+    by_steps = ((f"{pair.truth:.2f} %", f"{100 * (pair.error or 0.0):+.2f} %") for pair in one.figures.values())
+    ours = f"{one.figures['ettr'].ledger:.2f} %"
+    return [one.case, str(one.number), str(one.rounds), ours, *(cell for cells in by_steps for cell in cells)]
+
+
 def markdown(stored: Stored[Outcome]) -> str:
     """All tables."""
     loads = [one.load for one in stored.runs]
@@ -173,12 +195,7 @@ def markdown(stored: Stored[Outcome]) -> str:
         lines += [f"## {len(own)} jobs{longer}", "", *table(FIGURES_HEAD, rows, (0,)), ""]
         late = [delay_cells(name, own) for name in own[0].delays]
         lines += ["Where errors come from:", "", *table(DELAYS_HEAD, late, (0,)), ""]
-    storms = [
-        [one.case, str(one.number), str(one.rounds), f"{pair.truth:.2f} %", f"{pair.ledger:.2f} %",
-         f"{100 * pair.error:+.2f} %" if pair.error is not None else "-"]
-        for one in stored.runs if one.case != CHAOS
-        for pair in [one.figures["ettr"]]
-    ]  # fmt: skip
+    storms = [storm_cells(one) for one in stored.runs if one.case != CHAOS]
     if storms:
         lines += ["## Effective training time in the storm of `recovery.py`", "", *table(STORM_HEAD, storms, (0,)), ""]
     return "\n".join(lines)

@@ -47,6 +47,18 @@ def step_rate(steps: Sequence[Step], began_ns: int, ended_ns: int) -> float:
     return (len(between) - 1) / ((between[-1].at_ns - between[0].at_ns) * NANOSECOND)
 
 
+def training_rate(steps: Sequence[Step], kills: Sequence[int], began_ns: int, ended_ns: int) -> float:
+    """Steps per second of the times between these moments in which the job trained: between two steps with no kill
+    between them. 0 if there are none."""
+    between = [step.at_ns for step in steps if began_ns <= step.at_ns <= ended_ns]
+    apart = [
+        later - earlier
+        for earlier, later in itertools.pairwise(between)
+        if not any(earlier < kill <= later for kill in kills)
+    ]
+    return len(apart) / (sum(apart) * NANOSECOND) if apart else 0.0
+
+
 def kept_steps(steps: Sequence[Step], kills: Sequence[int], at_ns: int) -> int:
     """How many steps were done and not lost at a moment. After a kill, until the next step, these are the ones in the
     checkpoint."""

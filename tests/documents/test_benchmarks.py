@@ -38,7 +38,7 @@ from core.meetings import crowd_sizes
 from core.processes import Process
 from core.ratios import Late, Lost, Measured, Reading, Row, Sample, pair_ratios, summarise
 from core.run import Report, Run, all_ranks, until_last
-from core.steps import Step, effective_share, kept_steps, longest_pause, read_steps, step_rate
+from core.steps import Step, effective_share, kept_steps, longest_pause, read_steps, step_rate, training_rate
 from recovery import NEW_WORLD, OLD_ENDED
 from tf_recovery import OF_WORKER
 
@@ -220,6 +220,14 @@ def test_a_kill_loses_the_steps_after_the_checkpoint_until_there_is_another_step
     assert kept_steps(steps, [8 * SECOND], 9 * SECOND) == 5
     assert kept_steps(steps, [8 * SECOND], 13 * SECOND) == 7
     assert effective_share(every_second(1, 50, saved=40), [51 * SECOND], 0, 100 * SECOND, 1.0) == pytest.approx(40.0)
+
+
+def test_the_rate_of_training_leaves_out_the_time_from_a_kill_to_the_next_step() -> None:
+    steps = [*every_second(0, 8, saved=5), *every_second(20, 3, done=5, saved=5)]
+    assert training_rate(steps, [8 * SECOND], 0, 30 * SECOND) == pytest.approx(1.0)
+    assert training_rate(steps, [], 0, 30 * SECOND) == pytest.approx(10 / 22)
+    assert training_rate(steps, [8 * SECOND], 6 * SECOND, 10 * SECOND) == pytest.approx(1.0)
+    assert training_rate([], [], 0, 30 * SECOND) == 0.0
 
 
 TF = reports(
