@@ -24,8 +24,9 @@ from core.steps import effective_share, read_steps, training_rate
 from core.truth import PHASES, Note, Pair, Plan, compare, delays, plan_of, read_notes, truth_of
 from recovery import Storm, survive
 
-from dlrover_run.events.ledger import Ledger, TimePhase, build_ledger
+from dlrover_run.events.ledger import Ledger, build_ledger
 from dlrover_run.events.reader import AgentLog, NoEventLog, read_logs
+from dlrover_run.events.timeline import TimePhase
 
 SEEDS = 100
 CHAOS = "chaos"

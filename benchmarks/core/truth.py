@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from dlrover_run.events.ledger import Ledger, TimePhase
+from dlrover_run.events.ledger import Ledger
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import CheckpointSeen, WorkerExited, WorkerReady
+from dlrover_run.events.timeline import TimePhase
 
 PHASES: Mapping[str, TimePhase] = {
     "start": TimePhase.IMPORT,

@@ -42,6 +42,11 @@ class RoundProgress:
         """All that the workers have done, by name."""
         return {worker.name: done for worker, done in self._read(self._specs.workers) if done is not None}
 
+    def script_ended(self, worker: Worker) -> float | None:
+        """When the script of a worker was over, in seconds of the monotonic clock; None if its page does not show it."""
+        done = self._specs.progress.read(worker.spec.local_rank)
+        return round(max(done.ended, done.at) / 1e9, 6) if done is not None and done.ended else None
+
     def log(self, last: bool = False, workers: Sequence[Worker] | None = None) -> None:
         """Write to the event log what these workers, or all that run, have done. With `last` it is the last time for
         them."""

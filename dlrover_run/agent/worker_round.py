@@ -301,6 +301,7 @@ class WorkerRound:
                 round=self.ranks.round,
                 rank=worker.spec.rank,
                 local_rank=worker.spec.local_rank,
+                since=self.progress.script_ended(worker),
                 pid=worker.pid,
                 code=worker.code or 0,
                 stopped_with="" if worker.stopped_with is None else worker.stopped_with.name,

@@ -9,7 +9,6 @@ that were rotated away) is UNKNOWN, and is not guessed.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,48 +40,12 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
-
-MICROSECONDS = 1_000_000
-
-
-class TimePhase(enum.StrEnum):
-    """What a place is doing.
-
-    START: the agent and the processes of the first round begin. RENDEZVOUS: the node has no ranks, and waits for other
-    nodes or for its coordinator. CHECK: the health check. IMPORT: a worker runs, and has not reached its store, or,
-    where the log does not show that, its first step. INIT: it has reached its store, and its first step is not done.
-    TRAIN: it works. STALLED: it makes no progress. LOST: it worked, and the result was lost, as the last checkpoint is
-    older. RESTART: its round has ended, and the worker of the next one does not run yet. STOP: its work is done or has
-    to end. SPARE: the others train, and it waits to step in.
-    """
-
-    START = "start"
-    RENDEZVOUS = "rendezvous"
-    CHECK = "check"
-    IMPORT = "import"
-    INIT = "init"
-    TRAIN = "train"
-    STALLED = "stalled"
-    LOST = "lost"
-    RESTART = "restart"
-    STOP = "stop"
-    SPARE = "spare"
-    UNKNOWN = "unknown"
-
+from dlrover_run.events.timeline import Timeline, TimePhase, TimeSegment, joined, microseconds
 
 _STAGES = {"store": TimePhase.INIT, "step": TimePhase.TRAIN}
 
 WORKS_AFTER = 60.0
 """Seconds after which a worker that has ended without reaching any stage counts as one that worked."""
-
-
-@dataclass(frozen=True)
-class TimeSegment:
-    """One phase of a place, from `start` to `end` in microseconds of the host's monotonic clock."""
-
-    start: int
-    end: int
-    phase: TimePhase
 
 
 @dataclass(frozen=True)
@@ -169,13 +132,8 @@ def agent_times(
         end += max(0, microseconds((until - log.last.time).total_seconds()))
     account.close(end, running or log.ended is not None)
     return [
-        PlaceTimes(log.opened, local_rank, _joined(place.segments)) for local_rank, place in enumerate(account.places)
+        PlaceTimes(log.opened, local_rank, joined(place.segments)) for local_rank, place in enumerate(account.places)
     ]
-
-
-def microseconds(seconds: float) -> int:
-    """Whole microseconds."""
-    return round(seconds * MICROSECONDS)
 
 
 def _in_order(own: Iterable[Event], elsewhere: Iterable[Event]) -> Iterator[Event]:
@@ -185,37 +143,6 @@ def _in_order(own: Iterable[Event], elsewhere: Iterable[Event]) -> Iterator[Even
         while others and others[0].mono <= event.mono:
             yield others.popleft()
         yield event
-
-
-class _Place:
-    """One local rank while events are added. `segments` cover the time up to `since`, from which on `phase` holds."""
-
-    def __init__(self, began: int, phase: TimePhase, segments: Sequence[TimeSegment] = ()) -> None:
-        self.segments = list(segments)
-        self.since = began
-        self.phase = phase
-        self.live = False
-        self.role = ""
-        self.trains = True
-
-    def enter(self, now: int, phase: TimePhase) -> None:
-        """Begin another phase."""
-        if now > self.since:
-            self.segments.append(TimeSegment(self.since, now, self.phase))
-            self.since = now
-        self.phase = phase
-
-    def lose(self, since: int, until: int) -> None:
-        """What was worked from then until then is lost."""
-        changed: list[TimeSegment] = []
-        for each in self.segments:
-            if each.phase is not TimePhase.TRAIN or each.end <= since or each.start >= until:
-                changed.append(each)
-                continue
-            if each.start < since:
-                changed.append(TimeSegment(each.start, since, TimePhase.TRAIN))
-            changed.append(TimeSegment(max(each.start, since), each.end, TimePhase.LOST))
-        self.segments = changed
 
 
 class _Account:
@@ -236,8 +163,8 @@ class _Account:
         at_first = TimePhase.UNKNOWN if log.torn_head else TimePhase.START
         self._grows = log.opened.workers == 0
         # What a task is doing that has not been here: the agent has begun, and waits for other nodes.
-        self._next = _Place(began, at_first)
-        self.places = [_Place(began, at_first) for _ in range(log.opened.workers)]
+        self._next = Timeline(began, at_first)
+        self.places = [Timeline(began, at_first) for _ in range(log.opened.workers)]
 
     def add(self, event: Event) -> None:
         """Account for the time up to an event. A clock that went back does not: that time has been accounted for."""
@@ -305,9 +232,9 @@ class _Account:
             if self._first_version is None:
                 self._first_version = event.round
             if event.round == self._first_version:
-                self.places.append(_Place(self._next.since, self._next.phase, self._next.segments))
+                self.places.append(Timeline(self._next.since, self._next.phase, self._next.segments))
             else:
-                self.places.append(_Place(self.now, TimePhase.START))
+                self.places.append(Timeline(self.now, TimePhase.START))
         for place in self._place(event.local_rank):
             place.live, place.role, place.trains = True, event.role, event.trains
             self._enter([place], self._first_phase, event.since)
@@ -316,7 +243,7 @@ class _Account:
         for place in self._place(event.local_rank):
             place.live = False
             done = self._stops or (event.code == 0 and not event.stopped_with)
-            place.enter(self.now, TimePhase.STOP if done else TimePhase.RESTART)
+            self._enter([place], TimePhase.STOP if done else TimePhase.RESTART, event.since)
         if event.failed and not self._stops and not event.role:
             # The other workers of the round only wait for the failed one from now on.
             self._break()
@@ -351,24 +278,24 @@ class _Account:
             if place.trains:
                 place.lose(since, until)
 
-    def _enter(self, places: Iterable[_Place], phase: TimePhase, since: float | None = None) -> None:
+    def _enter(self, places: Iterable[Timeline], phase: TimePhase, since: float | None = None) -> None:
         """They are in another phase, `since` a time before this event if one is given."""
         at = self.now if since is None else min(self.now, microseconds(since))
         for place in places:
             place.enter(at, phase)
 
     @property
-    def _all(self) -> list[_Place]:
+    def _all(self) -> list[Timeline]:
         return [*self.places, self._next]
 
-    def _idle(self) -> list[_Place]:
+    def _idle(self) -> list[Timeline]:
         return [place for place in self._all if not place.live]
 
-    def _place(self, local_rank: int) -> list[_Place]:
+    def _place(self, local_rank: int) -> list[Timeline]:
         """The place of a local rank; none for a number that the agent does not have."""
         return [self.places[local_rank]] if 0 <= local_rank < len(self.places) else []
 
-    def _working(self, local_rank: int) -> list[_Place]:
+    def _working(self, local_rank: int) -> list[Timeline]:
         """The place of a worker, while its round has not ended."""
         return [] if self._broken else [place for place in self._place(local_rank) if place.live]
 
@@ -401,14 +328,3 @@ def _has_worked(log: AgentLog) -> bool:
 def _is_spare(event: NodeWaiting) -> bool:
     """Whether a node without ranks waits while the others train, and joins no round that is due."""
     return Code.TRAINING.within(event.reasons) and not Code.JOINS_NEXT_ROUND.within(event.reasons)
-
-
-def _joined(segments: Sequence[TimeSegment]) -> tuple[TimeSegment, ...]:
-    """The segments, those of one phase that follow each other as one."""
-    found: list[TimeSegment] = []
-    for each in segments:
-        if found and found[-1].phase is each.phase:
-            found[-1] = TimeSegment(found[-1].start, each.end, each.phase)
-        else:
-            found.append(each)
-    return tuple(found)

@@ -184,11 +184,13 @@ class StragglerGone(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.straggl
 
 class WorkerExited(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.exited"):
     """The process of a worker has ended. `code` follows `subprocess`: an exit code, or minus a signal's number.
-    `stopped_with` is the signal by which the launcher stopped it, empty if it ended by itself."""
+    `stopped_with` is the signal by which the launcher stopped it, empty if it ended by itself. `since` is when its
+    script was over, as `mono`: then its interpreter began to end."""
 
     pid: int
     code: int
     stopped_with: str = ""
+    since: float | None = None
 
     @property
     def failed(self) -> bool:

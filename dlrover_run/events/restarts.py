@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.events.answers import WhyCode, clock_text
-from dlrover_run.events.ledger import MICROSECONDS, TimePhase, agent_times, build_ledger, checkpoints_elsewhere
+from dlrover_run.events.ledger import agent_times, build_ledger, checkpoints_elsewhere
 from dlrover_run.events.reader import AgentLog, merged
 from dlrover_run.events.records import (
     LogOpened,
@@ -17,6 +17,7 @@ from dlrover_run.events.records import (
     WorkerKept,
     WorkerStarted,
 )
+from dlrover_run.events.timeline import MICROSECONDS, TimePhase
 from dlrover_run.failures.causes import Cause
 
 

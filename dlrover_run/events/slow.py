@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.events.answers import WhyCode, clock_text
-from dlrover_run.events.ledger import MICROSECONDS, Ledger, TimePhase
+from dlrover_run.events.ledger import Ledger
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
     AgentEnded,
@@ -22,6 +22,7 @@ from dlrover_run.events.records import (
     WorkerProgress,
 )
 from dlrover_run.events.restarts import last_round
+from dlrover_run.events.timeline import MICROSECONDS, TimePhase
 
 STRAGGLER_MARGIN = 0.1
 """A rank is slow if it waits for the others by at least this part of its time less than their median does."""

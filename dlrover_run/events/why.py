@@ -10,7 +10,7 @@ from datetime import datetime
 
 from dlrover_run.coordination.reasons import Code, Reason, Reasons, sentence
 from dlrover_run.events.answers import WhyAnswer, WhyCode, clock_text
-from dlrover_run.events.ledger import MICROSECONDS, PlaceTimes, TimePhase, agent_times, build_ledger
+from dlrover_run.events.ledger import PlaceTimes, agent_times, build_ledger
 from dlrover_run.events.reader import AgentLog, merged
 from dlrover_run.events.records import (
     AgentEnded,
@@ -25,6 +25,7 @@ from dlrover_run.events.records import (
 )
 from dlrover_run.events.restarts import failures, last_restart, last_round, last_task_failure
 from dlrover_run.events.slow import shares, stragglers
+from dlrover_run.events.timeline import MICROSECONDS, TimePhase
 
 
 class Question(enum.StrEnum):

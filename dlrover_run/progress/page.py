@@ -48,12 +48,12 @@ at the end of the process. To store takes longer than to count, and nothing read
 UNKNOWN = 2**64 - 1
 """Stands in a record for an amount of work that is left and is not known."""
 
-LAYOUT = 3
+LAYOUT = 4
 """The version of a record; a reader rejects any other."""
 
-_RECORD = struct.Struct("<QQQdqqQIBBBx")
-"""Number of the record, steps, samples, waited, at, first, left, first steps, layout, source, phase; then follows the
-checksum."""
+_RECORD = struct.Struct("<QQQdqqqQIBBBx")
+"""Number of the record, steps, samples, waited, at, first, ended, left, first steps, layout, source, phase; then
+follows the checksum."""
 
 _CHECKSUM = struct.Struct("<I")
 
@@ -98,7 +98,8 @@ class Progress(NamedTuple):
     step, in nanoseconds of `time.monotonic_ns` on this machine. `first` is the time at which this source first counted
     steps, and `first_steps` how many it counted then: one, unless it counts several at a time. Both are 0 without steps
     and for a source that does not note them. `left` is how much the job has still to train, in samples of all workers
-    if the source counts samples, else in steps; None if that is not known.
+    if the source counts samples, else in steps; None if that is not known. `ended` is when the script was over and its
+    interpreter began to end, which may take seconds; 0 before that, and for a worker that was killed.
     """
 
     steps: int
@@ -110,6 +111,7 @@ class Progress(NamedTuple):
     first: int = 0
     first_steps: int = 0
     left: int | None = None
+    ended: int = 0
 
 
 class _Numbered(NamedTuple):
@@ -119,8 +121,8 @@ class _Numbered(NamedTuple):
 
 def encode(number: int, progress: Progress) -> bytes:
     """One record, with its checksum."""
-    steps, samples, waited, at, source, phase, first, first_steps, left = progress
-    counts = (steps, samples, waited, at, first, UNKNOWN if left is None else left, first_steps)
+    steps, samples, waited, at, source, phase, first, first_steps, left, ended = progress
+    counts = (steps, samples, waited, at, first, ended, UNKNOWN if left is None else left, first_steps)
     record = _RECORD.pack(number, *counts, LAYOUT, source, phase)
     return record + _CHECKSUM.pack(zlib.crc32(record))
 
@@ -145,13 +147,13 @@ def _decode_slot(data: bytes, start: int) -> _Numbered | None:
     checksum = data[start + _RECORD.size : start + _CHECKED_BYTES]
     if len(checksum) < _CHECKSUM.size or _CHECKSUM.pack(zlib.crc32(record)) != checksum:
         return None
-    number, steps, samples, waited, at, first, left, first_steps, layout, source, phase = _RECORD.unpack(record)
+    number, steps, samples, waited, at, first, ended, left, first_steps, layout, source, phase = _RECORD.unpack(record)
     if layout != LAYOUT:
         return None
     try:
         source, phase = StepSource(source), Phase(phase)
         known = None if left == UNKNOWN else left
-        return _Numbered(number, Progress(steps, samples, waited, at, source, phase, first, first_steps, known))
+        return _Numbered(number, Progress(steps, samples, waited, at, source, phase, first, first_steps, known, ended))
     except ValueError:
         return None
 
@@ -177,10 +179,11 @@ class Writer:
         self._pending = False
         found = _newest(memory[area : area + AREA_BYTES])
         self._number = found.number if found is not None else 0
-        last = found.progress if found is not None else (0, 0, 0.0, 0, 0, 0, 0, 0, None)
-        self._steps, self._samples, self._waited, self._at, self._source, _, self._first, self._first_steps = last[:-1]
-        self._left = UNKNOWN if last[-1] is None else last[-1]
+        last = found.progress if found is not None else (0, 0, 0.0, 0, 0, 0, 0, 0, None, 0)
+        self._steps, self._samples, self._waited, self._at, self._source, _, self._first, self._first_steps = last[:8]
+        self._left = UNKNOWN if last[8] is None else last[8]
         self._phase = int(Phase.TRAINING)
+        self._ended = 0
         # Reentrant: a signal handler of the script may report a step in the middle of another report.
         self._lock = threading.RLock()
 
@@ -215,6 +218,13 @@ class Writer:
             if self._pending:
                 self._store()
 
+    def end(self) -> None:
+        """Note that the script is over, and store what was counted."""
+        with self._lock:
+            self._ended = self._now()
+            if self._source:
+                self._store()
+
     def close(self) -> None:
         """Store what was counted, unmap the page, and let another process write."""
         self.flush()
@@ -234,7 +244,8 @@ class Writer:
         self._pending = False
         self._number = number = self._number + 1
         self._steps, self._samples = min(self._steps, MAX_COUNT), min(self._samples, MAX_COUNT)
-        counts = (self._steps, self._samples, self._waited, self._at, self._first, self._left, self._first_steps)
+        times = (self._waited, self._at, self._first, self._ended)
+        counts = (self._steps, self._samples, *times, self._left, self._first_steps)
         record = _RECORD.pack(number, *counts, LAYOUT, self._source, self._phase)
         start = self._area + (number & 1) * SLOT_BYTES
         self._memory[start : start + _CHECKED_BYTES] = record + _CHECKSUM.pack(zlib.crc32(record))
@@ -269,13 +280,13 @@ def own_writer() -> Writer | None:
         path = os.environ.get(VARIABLE)
         _own = open_writer(path, Area.WORKER) if path else None
         if _own is not None:
-            atexit.register(_flush_own)
+            atexit.register(_end_own)
     return _own
 
 
-def _flush_own() -> None:
+def _end_own() -> None:
     if _own is not None:
-        _own.flush()
+        _own.end()
 
 
 def add(source: int, steps: int = 1, samples: int = 0, waited: float = 0.0, left: int | None = None) -> None:

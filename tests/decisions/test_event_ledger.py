@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.events.ledger import Ledger, TimePhase, build_ledger
+from dlrover_run.events.ledger import Ledger, build_ledger
 from dlrover_run.events.reader import AgentLog, parse_log
 from dlrover_run.events.records import (
     AgentEnded,
@@ -35,6 +35,7 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
+from dlrover_run.events.timeline import TimePhase
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 STAGES = ("store", "step")
@@ -70,10 +71,12 @@ def ready(stage: str, local_rank: int = 0, number: int = 1, since: float | None 
     return WorkerReady(round=number, rank=local_rank, local_rank=local_rank, stage=stage, since=since)
 
 
-def exited(code: int, local_rank: int = 0, number: int = 1, stopped_with: str = "", role: str = "") -> WorkerExited:
+def exited(
+    code: int, local_rank: int = 0, number: int = 1, stopped_with: str = "", role: str = "", since: float | None = None
+) -> WorkerExited:
     return WorkerExited(
         round=number, rank=local_rank, local_rank=local_rank, role=role, pid=10 + local_rank, code=code,
-        stopped_with=stopped_with,
+        stopped_with=stopped_with, since=None if since is None else 100 + since,
     )  # fmt: skip
 
 
@@ -91,6 +94,15 @@ def seconds(ledger: Ledger, local_rank: int = 0) -> dict[str, float]:
 
 
 RUNS: dict[str, tuple[LogOpened, list[Event], dict[str, float]]] = {
+    "the interpreter of a script that is over does not train": (opened(), [
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(10, exited(0, since=8)),
+        at(11, JobEnded(phase="finished")), at(12, AgentEnded(exit_code=0, reason="success")),
+    ], {"train": 8.0, "stop": 4.0}),
+    "nor does that of one that has failed": (opened(), [
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()),
+        at(10, exited(1, since=8)), at(10, RoundClosed(round=1, epoch=1, failed=True)),
+        at(12, formed(2, failed=0)), at(13, started(number=2)), at(13, AgentEnded(exit_code=0, reason="success")),
+    ], {"train": 4.0, "lost": 4.0, "restart": 5.0}),
     "a job that succeeds loses nothing": (opened(), [
         at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()), at(10, exited(0)),
         at(11, JobEnded(phase="finished")), at(11, RoundClosed(round=1, epoch=1)),

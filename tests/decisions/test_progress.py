@@ -40,6 +40,7 @@ progresses = st.builds(
     first=st.integers(0, MAX_COUNT),
     first_steps=st.integers(0, MAX_FIRST_STEPS),
     left=st.none() | st.integers(0, MAX_COUNT),
+    ended=st.integers(0, MAX_COUNT),
 )
 
 
@@ -120,6 +121,24 @@ def test_what_is_left_is_that_of_the_last_step() -> None:
     found = shown(memory)
     assert found is not None
     assert (found.left, found.phase) == (3, Phase.SAVING)
+
+
+def test_the_end_of_the_script_is_stored_with_the_counts_before_it() -> None:
+    memory, times = anonymous(), iter((10, 20, 30))
+    writer = Writer(memory, Area.WORKER, interval=1_000, now=lambda: next(times))
+    writer.end()
+    assert shown(memory) is None
+    writer.add(StepSource.REPORT, 1, 8, 0.0)
+    writer.end()
+    found = shown(memory)
+    assert found is not None
+    assert (found.steps, found.at, found.ended) == (1, 20, 30)
+    # Another program of the same process continues.
+    again = Writer(memory, Area.WORKER)
+    again.add(StepSource.REPORT, 1, 8, 0.0)
+    found = shown(memory)
+    assert found is not None
+    assert (found.steps, found.ended) == (2, 0)
 
 
 def test_a_source_replaces_the_counts_of_a_less_precise_one() -> None:

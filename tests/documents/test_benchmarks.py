@@ -42,9 +42,10 @@ from core.steps import Step, effective_share, kept_steps, longest_pause, read_st
 from recovery import NEW_WORLD, OLD_ENDED
 from tf_recovery import OF_WORKER
 
-from dlrover_run.events.ledger import Ledger, PlaceTimes, TimePhase, TimeSegment
+from dlrover_run.events.ledger import Ledger, PlaceTimes
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import CheckpointSeen, LogOpened, WorkerExited, WorkerReady, WorkerStalled
+from dlrover_run.events.timeline import TimePhase, TimeSegment
 from dlrover_run.stall.guilt import GuiltCode
 
 ROOT = Path(__file__).resolve().parents[2]

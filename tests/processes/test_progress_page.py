@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -132,6 +133,27 @@ for _ in range(100):
 """
     assert printed(short, pages.path(0)) == ""
     assert read(pages).steps == 100
+
+
+@pytest.mark.parametrize(
+    ("how", "is_known"), [("", True), ("raise SystemExit(3)", True), ("1 / 0", True), ("os._exit(3)", False)]
+)
+def test_when_the_script_was_over_is_known_unless_the_process_was_cut_off(
+    pages: ProgressPages, how: str, is_known: bool
+) -> None:
+    script = f"""
+import os
+from dlrover_run.progress import page
+page.add(page.StepSource.REPORT)
+{how}
+"""
+    began = time.monotonic_ns()
+    with running(script, pages.path(0)) as worker:
+        worker.wait(WAIT)
+    found = read(pages)
+    assert bool(found.ended) is is_known
+    if is_known:
+        assert began < found.at < found.ended < time.monotonic_ns()
 
 
 def test_the_relay_writes_beside_the_worker_and_the_worker_takes_precedence(pages: ProgressPages) -> None:
