@@ -11,7 +11,7 @@ import contextlib
 import signal
 import sys
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -25,11 +25,16 @@ from dlrover_run.console.text import sanitize
 from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
+from dlrover_run.coordination.text import counted
 from dlrover_run.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.operate.drain import drain_problem, named
 from dlrover_run.operate.find import FoundJob
 from dlrover_run.operate.text import render_stacks, render_status, table
 from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.spec import SpecError
+
+if TYPE_CHECKING:
+    from dlrover_run.events.reader import AgentLog
 
 WAITING, FAILED = 1, 2
 """Exit codes of `status`: the job waits, and it has failed. 0: it trains, or has succeeded."""
@@ -171,7 +176,7 @@ def _no_logs() -> AskFailed:
     )
 
 
-@operator_command("rdzv_id")
+@operator_command("rdzv_id", refused=REFUSED)
 async def events(
     asker: Asker,
     logs: Logs = None,
@@ -180,6 +185,10 @@ async def events(
         typer.Option(metavar="TIME", help="Events from then on: an age (10m), a time (04:12) or a date with a time."),
     ] = None,
     by_node: Annotated[bool, typer.Option("--by-node", help="Count the failures of each node.")] = False,
+    otlp: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send them to a collector of OpenTelemetry instead, by OTLP over HTTP."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """List what happened in a job, from its event logs, also after its end.
@@ -189,10 +198,14 @@ async def events(
     from dlrover_run.events.text import describe, short_name
     from dlrover_run.operate.logs import entries_since, failures_by_node, parse_since
 
+    if otlp is not None and (by_node or as_json):
+        raise UsageError("Give --otlp without --by-node and --json.")
     after = None if since is None else parse_since(since, datetime.now(UTC))
     found, _ = await asker.read_logs(logs)
     if not found:
         raise _no_logs()
+    if otlp is not None:
+        return _export(asker, otlp, found, after)
     if by_node:
         counts = failures_by_node(found, after)
         if as_json:
@@ -213,6 +226,18 @@ async def events(
     if rows:
         print(sanitize("\n".join(table(("TIME", "HOST", "EVENT", ""), rows))))
     sys.stdout.flush()
+    return exit_codes.SUCCESS
+
+
+def _export(asker: Asker, url: str, logs: list[AgentLog], since: datetime | None) -> int:
+    """Send events to a collector. Raises SpecError and AskFailed."""
+    try:
+        from dlrover_run.operate.otlp import parse_endpoint, send
+    except ModuleNotFoundError as missing:
+        raise SpecError(f"--otlp needs OpenTelemetry ({missing}): pip install 'dlrover-run[otel]'.") from None
+    endpoint = parse_endpoint(url)
+    spans, records = send(endpoint, logs, since, asker.timeout)
+    print(f"{asker.name}: sent {counted(spans, 'span')} and {counted(records, 'log record')} to {endpoint}", flush=True)
     return exit_codes.SUCCESS
 
 
