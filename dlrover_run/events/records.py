@@ -152,8 +152,8 @@ class WorkerKept(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.kep
 
 
 class WorkerProgress(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.progress"):
-    """Figures of a worker since the start of its process: steps, samples, and seconds in which it waited for others or
-    for data."""
+    """Figures of a worker since the start of its process: steps, samples, and seconds in which it waited for
+    data."""
 
     steps: int = 0
     samples: int = 0

@@ -25,7 +25,7 @@ from dlrover_run.events.restarts import last_round
 from dlrover_run.events.timeline import MICROSECONDS, TimePhase
 
 STRAGGLER_MARGIN = 0.1
-"""A rank is slow if it waits for the others by at least this part of its time less than their median does."""
+"""A rank is slow if it waits for data by at least this part of its time more than the median of the others does."""
 
 MAX_STRAGGLER_TIMES = 8
 """Times of stragglers in one answer, the longest."""
@@ -53,11 +53,11 @@ def shares(ledger: Ledger) -> Reasons:
 
 
 def stragglers(logs: Sequence[AgentLog]) -> list[Reasons]:
-    """The ranks for which the others wait: those that were found while the job ran, else the one that waits least by
-    what the scripts report."""
+    """The ranks for which the others wait: those that were found while the job ran, else the one that waits longest for
+    data by what the scripts report."""
     found = _straggler_times(logs)[:MAX_STRAGGLER_TIMES]
     if not found:
-        return [_straggler(logs)]
+        return [_longest_wait(logs)]
     return [
         (
             WhyCode.STRAGGLES(name=one.name, host=one.host, at=clock_text(one.at))
@@ -69,22 +69,22 @@ def stragglers(logs: Sequence[AgentLog]) -> list[Reasons]:
     ]
 
 
-def _straggler(logs: Sequence[AgentLog]) -> Reasons:
-    """The rank for which the others wait: the one that waits least itself."""
+def _longest_wait(logs: Sequence[AgentLog]) -> Reasons:
+    """The rank that waits longest for data, if that is much longer than the others do: they wait for it then."""
     ratios = _wait_ratios(logs)
     if len(ratios) < 2:
         return (WhyCode.NO_PROGRESS(),)
-    ordered = sorted(ratios, key=lambda each: each[0])
+    ordered = sorted(ratios, key=lambda each: -each[0])
     (own, rank, host), others = ordered[0], [each[0] for each in ordered[1:]]
     usual = others[len(others) // 2]
-    if usual - own < STRAGGLER_MARGIN:
+    if own - usual < STRAGGLER_MARGIN:
         return (WhyCode.NO_STRAGGLER(),)
-    return (WhyCode.STRAGGLER(rank=rank, host=host, own=100 * own, others=100 * usual),)
+    return (WhyCode.WAITS_FOR_DATA(rank=rank, host=host, own=100 * own, others=100 * usual),)
 
 
 def _wait_ratios(logs: Sequence[AgentLog]) -> list[tuple[float, int, str]]:
-    """For each worker of the latest round its part of the time in which it waited, between its first and its last
-    figures; its rank, and its host."""
+    """For each worker of the latest round its part of the time in which it waited for data, between its first and its
+    last figures; its rank, and its host."""
     latest = last_round(logs)
     figures: dict[tuple[int, str], list[WorkerProgress]] = {}
     for log in logs:

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dlrover_run.coordination.reasons import render
 from dlrover_run.events import records
 
+_STAGES = {
+    ("store", False): "has joined the others",
+    ("step", False): "has made its first step",
+    ("store", True): "is ready",
+    ("step", True): "works",
+}
+"""What a worker has done at a stage, and what a task of `tf-ps-run`."""
+
 
 def short_name(event: records.Event) -> str:
     """The name of an event without the part that all have in common."""
@@ -33,7 +41,7 @@ def describe(event: records.Event) -> str:
         case records.WorkerKept():
             return f"{event.name} keeps its process, pid {event.pid}"
         case records.WorkerReady():
-            return f"{event.name} has reached its {event.stage}"
+            return f"{event.name} {_STAGES.get((event.stage, bool(event.role)), f'has reached its {event.stage}')}"
         case records.WorkerProgress():
             return f"{event.name}, step {event.steps}"
         case records.WorkerStalled():

@@ -186,7 +186,7 @@ def test_a_waiting_job_is_explained() -> None:
     assert explain([log], Question.NOW, now).codes == (("why.waits", "nodes_of"),)
 
 
-def test_slow_shows_the_shares_of_time_and_the_rank_that_waits_least() -> None:
+def test_slow_shows_the_shares_of_time_and_the_rank_that_waits_longest_for_data() -> None:
     def progress(rank: int, waited: float) -> WorkerProgress:
         return WorkerProgress(round=1, rank=rank, local_rank=0, waited=waited)
 
@@ -195,10 +195,11 @@ def test_slow_shows_the_shares_of_time_and_the_rank_that_waits_least() -> None:
         figures = [(10.0, progress(rank, 1.0)), (20.0, progress(rank, 1.0 + waited))]
         return log_of(f"n{rank}", *events, *figures, (20, END))
 
-    answer = explain([log(0, 4.0), log(1, 0.2), log(2, 4.1)], Question.SLOW)
-    assert answer.codes == (("why.trained", "why.shares", "why.share", "why.share"), ("why.straggler",))
+    answer = explain([log(0, 0.3), log(1, 4.2), log(2, 0.2)], Question.SLOW)
+    assert answer.codes == (("why.trained", "why.shares", "why.share", "why.share"), ("why.waits_for_data",))
     assert params(answer, WhyCode.TRAINED)[0]["percent"] == pytest.approx(75.0)
-    assert params(answer, WhyCode.STRAGGLER) == [{"rank": 1, "host": "n1", "own": pytest.approx(2), "others": 41.0}]
+    shares = {"own": pytest.approx(42), "others": pytest.approx(2)}
+    assert params(answer, WhyCode.WAITS_FOR_DATA) == [{"rank": 1, "host": "n1", **shares}]
     assert explain([log(0, 4.0), log(1, 3.9)], Question.SLOW).codes[1] == ("why.no_straggler",)
     assert explain([log(0, 4.0)], Question.SLOW).codes[1] == ("why.no_progress",)
 
