@@ -1,4 +1,4 @@
-"""The master's read-only web server: a page, `/metrics`, `/v1/status` and `/v1/events`.
+"""The master's read-only web server: a page, `/metrics`, `/v1/status`, `/v1/events` and `/v1/stacks`.
 
 It takes GET alone, and costs nothing without a request. A client proves the job's token, as a bearer token or as the
 password of any user. Without a token it serves the own machine only, and no name but the machine's own, so that a web
@@ -23,9 +23,11 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from dlrover_run.coordination.history import JobHistory
+from dlrover_run.coordination.requests import StackQuery
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.operate.connections import ConnectionServer
 from dlrover_run.operate.metrics import CONTENT_TYPE, JobFigures, render_metrics
+from dlrover_run.transport.messages import Answered
 
 MAX_HEAD = 8192
 """Bytes of a request up to its empty line."""
@@ -48,6 +50,7 @@ PAGE = Path(__file__).with_name("page.html")
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 EVENTS = "text/event-stream"
+TEXT = "text/plain; charset=utf-8"
 
 
 class JobSource(Protocol):
@@ -63,6 +66,10 @@ class JobSource(Protocol):
 
     def listen(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """Call `on_change` after each change of a job; returns what ends that."""
+        ...
+
+    async def stacks(self, name: str, query: StackQuery) -> Answered:
+        """The stacks of the workers of a job, which its nodes are asked for."""
         ...
 
 
@@ -150,11 +157,14 @@ class WebServer:
                     async for event in events:
                         await _send(writer, event)
                 return
-            kind, body, more = self._body(request)
+            if request.path == "/v1/stacks":
+                kind, body, more = TEXT, await self._stacks(self._job_name(request)), ""
+            else:
+                kind, body, more = self._body(request)
         except HttpError as error:
             more = 'WWW-Authenticate: Basic realm="dlrover-run"\r\n' if error.status.startswith("401") else ""
             text = f"{error}\n".encode()
-            await _send(writer, _head(error.status, "text/plain; charset=utf-8", len(text), more) + text)
+            await _send(writer, _head(error.status, TEXT, len(text), more) + text)
             return
         await _send(writer, _head("200 OK", kind, len(body), more) + body)
 
@@ -171,7 +181,18 @@ class WebServer:
             return JSON, msgspec.json.encode(list(self._source.names())), ""
         if request.path == "/v1/status":
             return JSON, msgspec.json.encode(self._report(self._job_name(request))[0]), ""
-        raise HttpError("404 Not Found", "there are /, /metrics, /v1/jobs, /v1/status and /v1/events")
+        raise HttpError("404 Not Found", "there are /, /metrics, /v1/jobs, /v1/status, /v1/events and /v1/stacks")
+
+    async def _stacks(self, name: str) -> bytes:
+        """What the command `stacks` prints. Raises HttpError."""
+        # Imported when it is asked for, as few jobs are.
+        from dlrover_run.coordination.stacks import JobStacks
+        from dlrover_run.operate.text import render_stacks
+
+        answer = await self._source.stacks(name, StackQuery())
+        if answer.refusal:
+            raise HttpError("503 Service Unavailable", answer.refusal)
+        return f"{render_stacks(msgspec.json.decode(answer.stacks, type=JobStacks))}\n".encode()
 
     def _job_name(self, request: HttpRequest) -> str:
         """The job that a request names, or the only one. Raises HttpError."""

@@ -108,6 +108,9 @@ class TestInABrowser:
             shown = f"status.nodes[0].memory = {use}; drawNodes(); document.getElementById('nodes').innerText"
             text = await asyncio.to_thread(browser.evaluate, shown)
             assert "1.00 of 2.00 GiB, 1 file to write" in text
+            assert await asyncio.to_thread(browser.evaluate, "document.getElementById('stacks').hidden")
+            await asyncio.to_thread(browser.evaluate, "document.getElementById('ask').click()")
+            await asyncio.to_thread(browser.until, "document.getElementById('stacks').innerText.includes('job job')")
             if picture := os.environ.get("PICTURE"):
                 await asyncio.to_thread(browser.picture, Path(picture))
 

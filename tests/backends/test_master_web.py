@@ -19,13 +19,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from virtual_job import VirtualJob
 from virtual_job import rules as virtual_rules
 
+from dlrover_run.coordination import stacks
 from dlrover_run.coordination.activity import MemoryUse, NodeActivity, TaskActivity
 from dlrover_run.coordination.history import CAUSES, JobHistory, round_cause
 from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import Code
+from dlrover_run.coordination.stacks import StackProblem
 from dlrover_run.master.command import read_options
 from dlrover_run.operate import web
 from dlrover_run.operate.metrics import CONTENT_TYPE, JobFigures, render_metrics
+from dlrover_run.operate.text import PROBLEMS
 from dlrover_run.operate.web import HttpError, HttpRequest, WebServer, check_access, parse_head
 from dlrover_run.spec import SpecError
 
@@ -93,6 +96,21 @@ def test_the_status_and_the_metrics_of_a_job() -> None:
     with_web(look)
 
 
+def test_the_stacks_of_a_job_are_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "NODE_TIMEOUT", 0.1)
+
+    async def look(bed: Bed, port: int) -> None:
+        assert (await ask(port, "/v1/stacks")).startswith("HTTP/1.1 404 ")
+        for node in await bed.joined("a", "b", token=TOKEN):
+            await node.take_ranks(1)
+        text = body(await ask(port, "/v1/stacks?job=job"))
+        head, _, *silent = text.splitlines()
+        assert head.startswith("job job   round 1   stacks of 0 of 0 workers   2 nodes")
+        assert [line.rpartition(": ")[2] for line in silent] == [PROBLEMS[StackProblem.NODE_NO_ANSWER]] * 2
+
+    with_web(look)
+
+
 def test_a_stream_has_the_history_then_each_change_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "EVENT_INTERVAL", 0.0)
 
@@ -121,7 +139,7 @@ def test_a_stream_has_the_history_then_each_change_and_the_end(monkeypatch: pyte
 def test_only_who_knows_the_token_gets_an_answer() -> None:
     async def look(bed: Bed, port: int) -> None:
         for token in ("", "another", f"{TOKEN} "[:-2]):
-            for path in ("/metrics", "/v1/status", "/v1/events", "/v1/jobs", "/"):
+            for path in ("/metrics", "/v1/status", "/v1/events", "/v1/stacks", "/v1/jobs", "/"):
                 answer = await ask(port, path, token)
                 assert answer.startswith("HTTP/1.1 401 "), path
                 assert TOKEN not in answer
