@@ -64,6 +64,15 @@ def test_bytes_of_both_ends(diag: SockDiag, family: int) -> None:
         assert after.remote_port == client.getsockname()[1]
 
 
+def test_a_kernel_without_the_request_for_both_families(diag: SockDiag, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No kernel knows this one.
+    monkeypatch.setattr(diag, "_requests", [(99, b"")])
+    for family in (socket.AF_INET, socket.AF_INET6):
+        client, server = pair(family)
+        with client, server:
+            assert of(diag, client).local_port == client.getsockname()[1]
+
+
 def test_the_time_since_data_was_sent(diag: SockDiag) -> None:
     client, server = pair()
     with client, server:
