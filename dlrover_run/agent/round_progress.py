@@ -43,7 +43,7 @@ class RoundProgress:
         return {worker.name: done for worker, done in self._read(self._specs.workers) if done is not None}
 
     def script_ended(self, worker: Worker) -> float | None:
-        """When the script of a worker was over, in seconds of the monotonic clock; None if its page does not show it."""
+        """When the script of a worker was over, in seconds of the monotonic clock; None if that is not known."""
         done = self._specs.progress.read(worker.spec.local_rank)
         return round(max(done.ended, done.at) / 1e9, 6) if done is not None and done.ended else None
 
