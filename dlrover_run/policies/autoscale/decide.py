@@ -247,11 +247,17 @@ def _finished(rules: AutoscaleRules, state: AutoscaleState) -> Estimate | None:
 
 def _drifted(rules: AutoscaleRules, state: AutoscaleState, record: SizeRecord, now: float) -> AutoscaleState | None:
     """The state of another search, if the size does no longer what was measured."""
-    found = estimate(state.measurement.blocks)
-    if found is None or now < state.quiet_until or not state.quiet_until:
+    blocks, least = state.measurement.blocks, math.log1p(rules.drift)
+    if now < state.quiet_until or not state.quiet_until or not blocks:
+        return None
+    if record.rate - least < min(blocks) and max(blocks) < record.rate + least:
+        # Whatever they average to, it is no drift.
+        return None
+    found = estimate(blocks)
+    if found is None:
         return None
     change = found.rate - record.rate
-    if abs(change) < math.log1p(rules.drift) + CERTAIN * math.hypot(found.error, record.error):
+    if abs(change) < least + CERTAIN * math.hypot(found.error, record.error):
         return None
     reason = AutoscaleCode.DRIFTED(size=record.size, ratio=round(math.exp(change), 2))
     fresh = SizeRecord(record.size, found.rate, found.error, found.blocks, now)

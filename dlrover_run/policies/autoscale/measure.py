@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import lru_cache
+from operator import mul
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -99,18 +100,19 @@ def _begin(now: Measurement, rules: AutoscaleRules, progress: Progress) -> Measu
     return replace(now, steps=progress.steps, work=work_done(rules, now.size, progress), at=progress.at)
 
 
-def estimate(blocks: Sequence[float]) -> Estimate | None:
-    """The estimate of these blocks; None if there are too few."""
+@lru_cache(maxsize=4)
+def estimate(blocks: tuple[float, ...]) -> Estimate | None:
+    """The estimate of these blocks; None if there are too few. Cached, as several decisions follow one new block."""
     number = len(blocks)
     if number < MIN_BLOCKS:
         return None
     clipped = _clip(blocks)
     mean = fmean(clipped)
     rest = [value - mean for value in clipped]
-    squares = sum(value * value for value in rest)
+    squares = sum(map(mul, rest, rest))
     if not squares:
         return Estimate(mean, 0.0, number)
-    alike = sum(one * other for one, other in pairwise(rest)) / squares
+    alike = sum(map(mul, rest, rest[1:])) / squares
     # A short series shows less of a correlation than there is.
     alike = min(0.9, max(0.0, alike + (1 + 4 * max(0.0, alike)) / number))
     variance = squares / (number - 1) / number * (1 + alike) / (1 - alike)
@@ -120,7 +122,8 @@ def estimate(blocks: Sequence[float]) -> Estimate | None:
 
 def _clip(blocks: Sequence[float]) -> list[float]:
     middle = median(blocks)
-    usual = 1.4826 * median(abs(value - middle) for value in blocks)
+    usual = 1.4826 * median([abs(value - middle) for value in blocks])
     if not usual:
         return list(blocks) if max(blocks) - min(blocks) < 1e-9 else [middle] * len(blocks)
-    return [min(max(value, middle - OUTLIER * usual), middle + OUTLIER * usual) for value in blocks]
+    low, high = middle - OUTLIER * usual, middle + OUTLIER * usual
+    return [low if value < low else high if value > high else value for value in blocks]
