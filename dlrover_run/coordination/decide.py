@@ -28,7 +28,7 @@ def decide(policy: Policy, plan: Plan, members: Members, now: float) -> Decision
     if charged != plan.restart_times:
         # Stored, because a successor's job time begins at the last plan that was stored.
         plan = update_plan(plan, now, restart_times=charged)
-    plan, _, lines, _ = policy.refresh(note_checkpoints(plan, members, now), members, now)
+    plan, deadlines, lines, _ = policy.refresh(note_checkpoints(plan, members, now), members, now)
     decision = (gather if plan.phase is PlanPhase.GATHERING else train)(policy, plan, members, now)
     lines += decision.log_lines
     if policy.watches_spares and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
@@ -38,8 +38,9 @@ def decide(policy: Policy, plan: Plan, members: Members, now: float) -> Decision
     if decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
         begun = policy.refresh(note_checkpoints(decision.plan, members, now), members, now)
         decision = decision._replace(plan=begun.plan)
-        lines += begun.log_lines
+        deadlines, lines = begun.deadlines, (*lines, *begun.log_lines)
     if decision.plan.phase in OVER and policy.is_active(decision.plan):
         return Decision(policy.end_job(decision.plan, now), (), lines)
     forgiven_at = charged[0] + rules.restart_window if charged else None
-    return Decision(decision.plan, (*decision.deadlines, *deadline_if(forgiven_at, DeadlineReason.BUDGET)), lines)
+    deadlines += (*decision.deadlines, *deadline_if(forgiven_at, DeadlineReason.BUDGET))
+    return Decision(decision.plan, deadlines, lines)

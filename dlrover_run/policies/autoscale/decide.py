@@ -52,7 +52,8 @@ def decide(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: Job
     """What the autoscaler wants now, and knows. `now` is the job time, in seconds."""
     for _ in range(MAX_STEPS):
         before, state = state, _step(rules, sizes, state, view, now)
-        if state == before:
+        # From what is measured alone a step has already drawn its conclusions.
+        if state == replace(before, measurement=state.measurement):
             break
     return state
 
@@ -82,8 +83,8 @@ def _step(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobV
     if record is None or not record.blocks:
         found = _finished(rules, state)
         if found is None:
-            # Nodes that come in the middle of the first measurement are spares until it is over.
-            target = state.target or (view.size if state.measurement.blocks else 0)
+            until = spares_until(rules, state)
+            target = state.target or view.size if until is None or now < until else 0
             return _with(state, AutoscaleCode.MEASURING(size=view.size), target=target)
         state = remember(state, SizeRecord(view.size, found.rate, found.error, found.blocks, now))
     else:
@@ -93,6 +94,20 @@ def _step(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobV
         if state.condition.has_settled:
             return state
     return _choose(rules, sizes, state, view, now)
+
+
+def spares_until(rules: AutoscaleRules, state: AutoscaleState) -> float | None:
+    """Until when nodes that come are spares although no step was counted; None if they are as long as the size that
+    trains is not known. They are from the begin of the first round on, as each would make its workers start anew. In a
+    job that counts no steps they must not be for ever."""
+    if (
+        state.started_at is not None
+        or state.paused_at is None
+        or state.changes
+        or any(one.blocks for one in state.table)
+    ):
+        return None
+    return state.paused_at + rules.patience
 
 
 def find_record(state: AutoscaleState, size: int) -> SizeRecord | None:
@@ -299,7 +314,9 @@ def _choose_size(
     # One change is kept for the way back.
     may_try = state.changes + 2 <= sizes.max_changes
     if candidate is not None and candidate.gain > rules.tolerance and may_try:
-        if candidate.gain * horizon >= 2 * pause:
+        # What is learnt about a size pays from the end of its measurement on.
+        learns = 0.0 if view.remaining is None else pause + rules.warm_up + MIN_BLOCKS * rules.block
+        if candidate.gain * (horizon - learns) >= 2 * pause:
             reason = AutoscaleCode.TRYING(size=here, to=candidate.size)
             again = replace(state, quiet_until=0.0)
             return _change(again, view, candidate.size, Condition.CONTINUE, reason)

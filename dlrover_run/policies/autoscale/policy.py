@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.decision import Decision, update_plan
+from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, PlanPhase, RankAssignment
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.autoscale.command import CommandRun, Demand, follow_result, next_run
-from dlrover_run.policies.autoscale.decide import decide, find_record
+from dlrover_run.policies.autoscale.decide import decide, find_record, spares_until
 from dlrover_run.policies.autoscale.measure import remaining_seconds
 from dlrover_run.policies.autoscale.model import (
     AutoscaleAssignment,
@@ -63,13 +63,15 @@ class AutoscalePolicy(Policy):
         if self.limits.command:
             view = view or job_view(before, plan, members)
             after = replace(after, command=self._command(after, view, plan, members, now))
+        until = spares_until(self.limits, after) if after.target and plan.phase is PlanPhase.TRAINING else None
+        deadlines = deadline_if(until, DeadlineReason.POLICY)
         if after == before:
-            return Decision(plan)
+            return Decision(plan, deadlines)
         if after.lasting != before.lasting:
             after = replace(after, changed_at=now, epoch=plan.epoch)
         is_news = (after.target, after.condition) != (before.target, before.condition)
         lines = (f"autoscale: {after.condition}: {render(after.reasons)}",) if is_news else ()
-        return Decision(update_plan(plan, now, policy=after), log_lines=lines)
+        return Decision(update_plan(plan, now, policy=after), deadlines, lines)
 
     def _command(
         self, state: AutoscaleState, view: JobView, plan: Plan, members: Members, now: float
