@@ -116,7 +116,8 @@ def _below(
         return
     size = sizes.below(max(first.nodes / 2, sizes.fewest))
     if walls and walls[0] >= size:
-        size = sizes.below(math.sqrt(first.nodes * walls[0]))
+        size = max(sizes.below(math.sqrt(first.nodes * walls[0])), walls[0] + sizes.unit)
+        size = size if size < first.nodes else sizes.below(max(walls[0] / 2, sizes.fewest))
     if size >= first.nodes or size in bad:
         return
     fall = 0.0
