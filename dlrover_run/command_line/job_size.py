@@ -100,6 +100,9 @@ def find_local_nodes(flags: FlagValues) -> LocalNodes | None:
     restarts = flags.integer("node_restarts", 0)
     join_after = values.seconds(*flags.get("node_join_after"), zero_allowed=True)
     isolated = flags.is_on("isolate_nodes")
+    if flags.explicit("autoscale") is not None and flags.explicit("node_join_after") is None:
+        # All nodes are here for the first round, as each that comes later would begin it anew.
+        join_after = 0.0
     value = flags.explicit("local_nodes")
     if value is None:
         return None

@@ -212,7 +212,7 @@ TABLE: tuple[Flag, ...] = (
         "Give each node its own network namespace and address, which can be cut (needs root and ip).",
         extension=True),
     Flag("node-join-after", LOCAL_CLUSTER,
-        "Time until the next of the later nodes joins; SIGUSR1 makes it join at once.",
+        "Time until the next of the later nodes joins, 0 with --autoscale; SIGUSR1 makes it join at once.",
         "SECONDS", "30", extension=True),
     Flag("log-dir", OUTPUT, "Directory of the log files; /dev/null forbids any file.", "DIR", files="directory"),
     Flag("journal", OUTPUT,

@@ -67,6 +67,11 @@ def test_each_option_of_local_nodes_has_a_flag_and_a_variable() -> None:
     assert job("--local-nodes=3 --nnodes=3", PET_LOCAL_NODES="x").local == LocalSpec(3, 3)
 
 
+def test_the_nodes_of_a_job_that_chooses_its_size_start_together_unless_a_time_is_given() -> None:
+    joins = [job(f"--local-nodes=1:3 {more}").local for more in ("", "--autoscale", "--autoscale --node-join-after=7")]
+    assert [None if one is None else one.join_after for one in joins] == [30.0, 0.0, 7.0]
+
+
 def test_the_table_has_the_defaults_of_local_spec() -> None:
     record = LocalSpec(1, 1)
     assert options.BY_DEST["node_restarts"].default == f"{record.restarts}"
