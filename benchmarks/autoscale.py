@@ -21,8 +21,14 @@ from core import indices
 from core.kept import Series, Stored
 from core.launchers import OURS, WORKERS
 from core.ratios import Lost
-from core.report import Machine, table
+from core.report import RESULTS, Machine, table, this_machine
 from core.run import NANOSECOND, Run
+
+# The simulated worlds are those of the tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from simulation.autoscale.played import kept as kept_worlds
+from simulation.autoscale.played import table as worlds_table
 
 from dlrover_run.events.reader import NoEventLog, merged, read_logs
 from dlrover_run.events.records import RoundClosed, RoundFormed, WorkerReady
@@ -51,6 +57,9 @@ SEARCH_TIMEOUT = 1200.0
 MNIST_TIMEOUT = 1800.0
 AFTERWARDS = 5.0
 """Seconds of training after the end of a search."""
+
+WORLDS = RESULTS / "autoscale_worlds.txt"
+"""The table of the simulated worlds, a part of the results."""
 
 SETTLED = "autoscale: ReachMax"
 HOUR = 3600.0
@@ -284,7 +293,21 @@ def markdown(stored: Stored[Trial]) -> str:
     lines += ["`benchmarks/README.md` says what is measured and how.", "", f"{stored.machine}; {measured}.", ""]
     lines += ["## Planted throughput", "", *table(PLANTED_HEAD, planted_rows(by_case[PLANTED]), (0, 1)), ""]
     lines += ["## MNIST", "", *table(MNIST_HEAD, mnist_rows(by_case[MNIST]), (0,)), ""]
+    lines += worlds_section()
     return "\n".join(lines)
+
+
+def worlds_section() -> list[str]:
+    """The lines about simulated worlds; none as long as none were played."""
+    return WORLDS.read_text().splitlines() if WORLDS.exists() else []
+
+
+def note_worlds(played: Path, commit: str) -> None:
+    """Keep the table of the worlds that `python -m simulation.autoscale --keep` has played."""
+    worlds = list(kept_worlds(played).values())
+    seeds = [one.seed for one in worlds]
+    about = f"{len(worlds)} worlds, seeds {min(seeds)} to {max(seeds)}, commit {commit}."
+    WORLDS.write_text("\n".join(["## Simulated worlds", "", about, "", *worlds_table(worlds), ""]))
 
 
 def outcome(trial: Trial) -> str:
@@ -304,9 +327,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="mnist: these rivals (all)")
     parser.add_argument("--epochs", type=int, default=300, help="mnist: epochs (default: 300)")
     parser.add_argument("--repetitions", type=int, default=1, help="runs of each (default: 1)")
+    parser.add_argument("--worlds", type=Path, metavar="FILE", help="keep the table of these simulated worlds")
     Series.add_options(parser)
-    parser.set_defaults(output=Path(__file__).parent / "results")
+    parser.set_defaults(output=RESULTS)
     options = parser.parse_args(arguments)
+    if options.worlds is not None:
+        note_worlds(options.worlds, this_machine().commit)
+        options.redraw = True
     wanted = []
     for turn in range(1, options.repetitions + 1):
         if PLANTED in (options.only or (PLANTED, MNIST)):

@@ -9,8 +9,8 @@ import pytest
 from harness import only_long
 
 from dlrover_run.policies.autoscale.model import AutoscaleState
-from simulation.autoscale.__main__ import both, share_of
 from simulation.autoscale.job import MAX_RECORD, Ours, run
+from simulation.autoscale.played import play, share_of
 from simulation.autoscale.worlds import HOUR, draw, stationary
 
 WORLDS = 36
@@ -21,12 +21,14 @@ STATIONARY = [seed for seed in range(200) if draw(seed).trouble == "none"]
 
 
 def test_almost_all_jobs_end_with_the_best_size_and_few_do_by_the_published_rule() -> None:
-    accounts = [both(seed) for seed in range(WORLDS)]
-    ours, published = share_of([one for one, _ in accounts]), share_of([other for _, other in accounts])
-    print(f"within 5 % of the best utility: {100 * ours:.1f} %, the published rule {100 * published:.1f} %")
-    assert ours >= 0.9
+    worlds = [play(seed) for seed in range(WORLDS)]
+    published = sum(one.found_by_published for one in worlds) / WORLDS
+    print(f"within 5 % of the best utility: {100 * share_of(worlds):.1f} %, the published rule {100 * published:.1f} %")
+    assert share_of(worlds) >= 0.9
     assert published <= 0.7
-    assert all(one.outside is None for one, _ in accounts)
+    assert not any(one.outside for one in worlds)
+    assert all(one.is_within_limit for one in worlds)
+    assert all(one.settled is not False for one in worlds)
 
 
 @pytest.mark.parametrize("seed", [*STATIONARY[:3], *only_long(*STATIONARY[3:20])])

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import msgspec
 
-from dlrover_run.policies.autoscale.decide import decide
+from dlrover_run.policies.autoscale.decide import decide, find_record
 from dlrover_run.policies.autoscale.model import AutoscaleState, Condition, Failure, JobView, Progress, Sizes
+from dlrover_run.policies.autoscale.policy import BLOCKS_PER_REPORT
 from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
 from simulation.autoscale.published import INTERVAL, Controller, log_line
 from simulation.autoscale.worlds import HOUR, World
@@ -30,10 +31,15 @@ MAX_RECORD = 16_384
 
 
 class Chooser(Protocol):
-    """A rule that chooses the size of a job."""
+    """A rule that chooses the size of a job. One that follows events looks as soon as the nodes or the round change."""
+
+    follows_events: bool
 
     def look(self, job: Job, now: float) -> int:
         """How many nodes the job should have."""
+
+    def interval(self, job: Job) -> float:
+        """Seconds until the next look, if nothing happens but that the job trains."""
 
 
 @dataclass
@@ -69,22 +75,27 @@ class Account:
 class Ours:
     """The autoscaler, with its state in the plan of a job."""
 
+    follows_events = True
+
     def __init__(self, world: World, max_batch: float = 0.0) -> None:
         self.rules = AutoscaleRules(scaling=STRONG if world.strong else WEAK, max_batch=max_batch)
         range_ = world.sizes
         self.sizes: Sizes = self.rules.allowed(range_.fewest, range_.most, range_.unit)
         self.state = AutoscaleState()
         self.log: list[tuple[float, int, str]] = []
+        self.most_changes, self._changes = 0, 0
+        self._looked_at = 0.0
         self.random = Random(f"coordinator {world.seed}")
 
     def look(self, job: Job, now: float) -> int:
         world = job.world
-        if self.random.random() < world.taken_over * TICK / HOUR:
+        seconds, self._looked_at = now - self._looked_at, now
+        if self.random.random() < world.taken_over * seconds / HOUR:
             stored = msgspec.json.encode(self.state)
             assert len(stored) < MAX_RECORD, "the state of the autoscaler is too large for a plan"
             self.state = msgspec.json.decode(stored, type=AutoscaleState)
-        if world.lost_at <= now < world.lost_at + TICK:
-            self.state = AutoscaleState()
+        if now - seconds < world.lost_at <= now:
+            self.state, self._changes = AutoscaleState(), 0
         progress = None
         if job.steps >= 1 and job.size:
             samples = int(job.steps) * (64 if world.strong else 8 * job.size) if world.samples else None
@@ -101,7 +112,21 @@ class Ours:
         self.state = decide(self.rules, self.sizes, before, view, now)
         if self.state.target != before.target or self.state.condition != before.condition:
             self.log.append((now, self.state.target, f"{self.state.condition} {self.state.reasons[0]}"))
+        self._count(before)
         return self.state.target
+
+    def interval(self, job: Job) -> float:
+        record = find_record(self.state, job.size)
+        is_known = self.state.condition.is_quiet and record is not None and record.blocks > 0
+        return self.rules.block * BLOCKS_PER_REPORT if is_known else TICK
+
+    def _count(self, before: AutoscaleState) -> None:
+        """Count the changes of a search, by what is wanted and not by what the autoscaler has counted itself."""
+        if before.condition.is_quiet and not self.state.condition.is_quiet:
+            self._changes = 0
+        if before.target and self.state.target != before.target:
+            self._changes += 1
+        self.most_changes = max(self.most_changes, self._changes)
 
     @property
     def has_settled(self) -> bool:
@@ -112,16 +137,14 @@ class Ours:
 class Published:
     """The published rule. It begins with the fewest nodes, as its document does."""
 
+    follows_events = False
+
     def __init__(self, world: World) -> None:
         self.controller = Controller()
-        self.looked_at = -math.inf
         self.replicas = world.sizes.fewest
         self.random = Random(f"log {world.seed}")
 
     def look(self, job: Job, now: float) -> int:
-        if now - self.looked_at < INTERVAL:
-            return self.replicas
-        self.looked_at = now
         sizes = job.world.sizes
         pending = job.present < self.replicas
         if not pending and (not job.step_seconds or job.size != self.replicas // sizes.unit * sizes.unit):
@@ -132,6 +155,9 @@ class Published:
             "job", self.replicas, sizes.fewest, sizes.most, pending, job.failures > 0, line
         )
         return self.replicas
+
+    def interval(self, job: Job) -> float:
+        return INTERVAL
 
 
 def run(world: World, chooser: Callable[[World], Chooser] = Ours, efficiency: float = 0.5) -> Account:
@@ -149,7 +175,7 @@ def run(world: World, chooser: Callable[[World], Chooser] = Ours, efficiency: fl
     gained = 0.0
     best = world.utility(world.best(efficiency), efficiency)
     trained_for = 0.0
-    now = 0.0
+    now, looks_at, saw = 0.0, 0.0, (0, 0, 0, 0)
     while now < end:
         now += TICK
         job.present = world.present(now)
@@ -193,9 +219,12 @@ def run(world: World, chooser: Callable[[World], Chooser] = Ours, efficiency: fl
                 job.size = 0
         if now > end * 0.75:
             gained += TICK * world.utility(job.size if now >= starts_at else 0, efficiency)
-        wanted = rule.look(job, now)
-        if wanted:
-            job.wanted = wanted
+        sees = job.round, job.size, job.present, job.failures
+        if now >= looks_at or (sees != saw and rule.follows_events):
+            wanted = rule.look(job, now)
+            if wanted:
+                job.wanted = wanted
+            looks_at, saw = now + rule.interval(job), sees
     account.share = gained / (end * 0.25 * best)
     account.ended_with = job.size
     account.failures = job.failures
