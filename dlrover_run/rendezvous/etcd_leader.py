@@ -37,6 +37,7 @@ from dlrover_run.rendezvous.etcd_records import (
     decode_record,
     encode_record,
     messages_by_bucket,
+    wanted_value,
 )
 from dlrover_run.rendezvous.etcd_writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.rendezvous.failure_detector import StallDetector
@@ -327,6 +328,8 @@ class EtcdLeader:
         values = {self.keys.plan: encode_record(StoredPlan(encode_rules(self.rules), plan))}
         messages = messages_by_bucket(coordinator, self._progress.message(now), self._membership.mismatched)
         values |= {self.keys.messages(bucket): encode_record(message) for bucket, message in messages.items()}
+        if (wanted := wanted_value(plan)) is not None:
+            values[self.keys.wanted] = wanted
         if plan.phase in OVER:
             if self._membership.has_absent_member(plan):
                 values[self.keys.unaware] = b""

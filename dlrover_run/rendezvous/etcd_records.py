@@ -6,6 +6,7 @@
 | `leader` | the agent that is elected; its create revision is the fence | the same |
 | `plan` | the leader: rules and plan, for its successor | a day, 20 s once the job is over |
 | `messages/BUCKET` | the leader: the assignments of the nodes of that bucket | that of the plan |
+| `wanted` | the leader of a job that chooses its size: how many nodes it wants | the same |
 | `over` | the leader, once the job is over | the same |
 | `unaware` | the leader, if a disconnected member may come back to learn of the end | the same |
 | `requests/ID` | an operator's program: its request; the leader deletes it once it has carried it out | the program's |
@@ -84,6 +85,7 @@ class Keys:
         self.stack_requests = f"{self.job}stack_requests/"
         self.leader = f"{self.job}leader"
         self.plan = f"{self.job}plan"
+        self.wanted = f"{self.job}wanted"
         self.over = f"{self.job}over"
         self.unaware = f"{self.job}unaware"
         self.last_write = f"{self.job}last_write"
@@ -104,6 +106,17 @@ class RequestAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     answer: str = ""
     refusal: str = ""
+
+
+def wanted_value(plan: Plan) -> bytes | None:
+    """How many nodes a job wants that chooses its size, as a number in digits; None in any other job. What an operator
+    has fixed is what it wants."""
+    choice = None if plan.policy is None else plan.policy.size_choice
+    if choice is None or choice.noun != "node":
+        return None
+    fixed = plan.desired is not None and plan.desired.fixed
+    wanted = plan.desired.max_nodes if plan.desired is not None and fixed else choice.wanted_nodes
+    return str(wanted or len(plan.members)).encode()
 
 
 def bucket_of(node_id: str) -> int:

@@ -116,7 +116,7 @@ def test_a_size_is_kept_only_if_enough_of_it_becomes_throughput() -> None:
     assert job.trained == [1, 2]
 
 
-@pytest.mark.parametrize(("remaining", "trained"), [(100.0, [1]), (10_000.0, [1, 2])])
+@pytest.mark.parametrize(("remaining", "trained"), [(100.0, [1]), (160.0, [1]), (10_000.0, [1, 2])])
 def test_a_change_must_pay_for_its_pause_in_the_time_that_is_left(remaining: float, trained: list[int]) -> None:
     job = Steady(linear(2), Sizes(1, 2), 1)
     job.remaining = remaining
@@ -359,6 +359,13 @@ def test_the_size_with_the_most_to_gain_is_next(
     known = [record(*one, error=0.0) for one in measured]
     found = next_size(Sizes(1, 16), highest, known, bad, 0.5, best_size(known, 0.5, 0.02))
     assert (found.size if found is not None and found.gain > 0.02 else None) == size
+
+
+@pytest.mark.parametrize(("bad", "size"), [([], 8), ([8], 12), ([12], 4), ([12, 8], None)])
+def test_a_smaller_size_is_found_on_either_side_of_one_at_which_workers_fail(bad: list[int], size: int | None) -> None:
+    known = [record(16, 4.0, error=0.0)]
+    found = next_size(Sizes(4, 16, 4), 16, known, bad, 0.5, known[0])
+    assert (found.size if found is not None else None) == size
 
 
 def test_of_sizes_that_cannot_be_told_apart_the_smallest_is_best() -> None:

@@ -9,7 +9,7 @@ from scaled_job import FLAT, KNEE, LIMITS, LINEAR, ScaledJob
 from virtual_job import rules
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import PlanPhase
+from dlrover_run.coordination.model import Plan, PlanPhase
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.operate.commands import what_changes
@@ -29,6 +29,7 @@ from dlrover_run.policies.autoscale.model import (
 from dlrover_run.policies.autoscale.policy import KEEPERS
 from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
 from dlrover_run.policies.registry import decode_part, policy_of
+from dlrover_run.rendezvous.etcd_records import wanted_value
 
 HOUR = 3600.0
 
@@ -78,16 +79,26 @@ def test_a_newcomer_waits_while_fewer_nodes_are_wanted() -> None:
     assert job.ranks == ["a", "b"]
 
 
-def test_a_newcomer_waits_for_the_end_of_the_first_measurement() -> None:
+def test_newcomers_wait_from_the_first_round_on_until_its_size_was_measured() -> None:
     job = begun(LINEAR, "a")
     job.come("b")
-    assert len(job.ranks) == 2, "nothing was measured yet"
-    job.train(HOUR, until=lambda: bool(job.state.measurement.blocks))
+    job.train(10)
     job.come("c", "d")
     job.train(HOUR, until=lambda: bool(job.state.table))
-    assert job.sizes == [2]
+    assert job.sizes == [1]
     job.settle_search()
     assert len(job.ranks) == 4
+
+
+def test_newcomers_do_not_wait_for_long_in_a_job_that_counts_no_steps() -> None:
+    job = begun(LINEAR, "a")
+    job.come("b")
+    job.wait(LIMITS.patience - 1)
+    assert job.ranks == ["a"]
+    job.wait(1)
+    assert len(job.ranks) == 2
+    job.come("c")
+    assert len(job.ranks) == 3
 
 
 def test_a_change_waits_for_a_checkpoint() -> None:
@@ -376,3 +387,13 @@ def test_the_metric_has_the_wanted_size_unless_an_operator_has_fixed_it() -> Non
     assert shown() == ['dlrover_job_wanted_nodes{job="resnet"} 1']
     job.scale("3")
     assert shown() == []
+
+
+def test_the_key_in_etcd_has_the_wanted_size_or_the_one_that_an_operator_has_fixed() -> None:
+    job = begun(FLAT)
+    assert wanted_value(job.plan) == b"4"
+    job.settle_search()
+    assert wanted_value(job.plan) == b"1"
+    job.scale("3")
+    assert wanted_value(job.plan) == b"3"
+    assert wanted_value(Plan()) is None

@@ -7,7 +7,7 @@ from policy_parts import tasks_of
 
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.etcd.operations import KeyValue
-from dlrover_run.rendezvous.etcd_records import Keys, StoredPlan, decode_record
+from dlrover_run.rendezvous.etcd_records import Keys, StoredPlan, decode_record, wanted_value
 from simulation.etcd import EtcdCluster
 from simulation.laws import Laws
 from simulation.timeline import Process, demand
@@ -73,6 +73,9 @@ class Store:
                 demand(self.leader is writer, f"only the elected agent writes {key}")
             if key == keys.plan:
                 self._check_plan(_plan_of(before.get(key)), _plan_of(current))
+                wanted = after.get(keys.wanted)
+                value = None if wanted is None else wanted.value
+                demand(value == wanted_value(decode_record(current.value, StoredPlan).plan), "the wish is published")
         if keys.plan in before and keys.plan not in after:
             all_have_left = not any(key.startswith(keys.nodes) for key in after)
             demand(all_have_left or self._laws.over is not None, "a job is not forgotten while it has nodes")
