@@ -296,7 +296,7 @@ def test_work_is_samples_or_steps_of_all_nodes_or_steps() -> None:
 def test_a_few_outliers_do_not_move_an_estimate() -> None:
     calm = [0.01 * (place % 5) for place in range(40)]
     spoiled = [value - (2.3 if place % 20 == 7 else 0) for place, value in enumerate(calm)]
-    one, other = estimate(calm), estimate(spoiled)
+    one, other = estimate(tuple(calm)), estimate(tuple(spoiled))
     assert one is not None
     assert other is not None
     assert abs(one.rate - other.rate) < 0.01
@@ -305,15 +305,15 @@ def test_a_few_outliers_do_not_move_an_estimate() -> None:
 def test_correlated_blocks_are_less_certain() -> None:
     random = [((place * 7919) % 101) / 100 for place in range(60)]
     sorted_blocks = sorted(random)
-    one, other = estimate(random), estimate(sorted_blocks)
+    one, other = estimate(tuple(random)), estimate(tuple(sorted_blocks))
     assert one is not None
     assert other is not None
     assert other.error > 2 * one.error
 
 
 def test_too_few_blocks_are_no_estimate_and_equal_ones_are_exact() -> None:
-    assert estimate([0.0] * (MIN_BLOCKS - 1)) is None
-    assert estimate([0.0] * MIN_BLOCKS) == (0.0, 0.0, MIN_BLOCKS)
+    assert estimate((0.0,) * (MIN_BLOCKS - 1)) is None
+    assert estimate((0.0,) * MIN_BLOCKS) == (0.0, 0.0, MIN_BLOCKS)
 
 
 def test_the_first_steps_of_a_round_are_not_measured() -> None:
