@@ -260,6 +260,8 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "receive": lambda job, names: [job.receive_again(name) for name in names],
     "mute": lambda job, names: job.mute.update(names),
     "unmute": lambda job, names: (job.mute.difference_update(names), job.settle()),
+    "come_preparing": lambda job, names: job.come(*names, preparing=True),
+    "prepared": lambda job, names: [job.report(name, preparing=False) for name in names],
     "come_computed": lambda job, names: job.come(*names, compute_result=Truth().compute("")),
     "come_unchecked": lambda job, names: (job.mute.update(names), job.come(*names, check_port=0)),
     "compute": lambda job, names: [job.report(name, compute_result=Truth().compute("")) for name in names],
@@ -269,7 +271,8 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "successor": lambda job, kind: job.succeed_by_another(9, with_journal=kind == ["journal"]),
 }
 """The events of a script, with the names of nodes or a time. A node that is `gone` does not come back; a node that has
-`come_computed` reports a good measurement when it joins."""
+`come_computed` reports a good measurement when it joins, and one that has come with `come_preparing` is ready once it
+is `prepared`."""
 
 FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
     "round": lambda job: [job.plan.phase.value, str(job.plan.key.number), *job.ranks],

@@ -55,6 +55,11 @@ class Starter:
         return self._forking
 
     @property
+    def is_prestarting(self) -> bool:
+        """Whether a template that was started before there is a worker still imports."""
+        return self._prestarting is not None and not self._prestarting.done()
+
+    @property
     def pids(self) -> set[int]:
         """The pid of the template, while it runs."""
         return {self._template.pid} if self._template is not None and not self._template.closed.done() else set()
@@ -64,13 +69,15 @@ class Starter:
         imports in turn are not known."""
         return self._template is not None and module.partition(".")[0] in self._imported
 
-    def prestart(self, parent: Mapping[str, str]) -> None:
-        """Start a template before there is a worker to start, for a node that waits for its ranks.
+    def prestart(self, parent: Mapping[str, str], on_ready: Callable[[], None] = lambda: None) -> None:
+        """Start a template before there is a worker to start, for a node that waits for its ranks. `on_ready` is called
+        when it has imported what it can, or cannot be used.
 
         `parent` is the launcher's own environment. Raises SpecError when workers could not be started.
         """
         if self._forking and self._template is None and self._prestarting is None:
             self._prestarting = asyncio.ensure_future(self._make_ready(environments_before_ranks(self._spec, parent)))
+            self._prestarting.add_done_callback(lambda _: on_ready())
 
     async def prestarted(self, parent: Mapping[str, str]) -> None:
         """`prestart`, and wait until that template is ready. A caller that is cancelled leaves the template running."""

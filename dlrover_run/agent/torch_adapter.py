@@ -9,6 +9,8 @@ import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from dlrover_run.agent.checkpoint_memory import DRAIN_TIMEOUT, CheckpointMemory
 from dlrover_run.agent.features import Features
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
@@ -53,7 +55,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._starter = Starter(spec, console.info)
         if spec.backend in ("master", "etcd"):
             # Ranks may be assigned at any moment.
-            self._starter.prestart(os.environ)
+            self._starter.prestart(os.environ, services.wake)
         self._plugin: LogsSpecsClient | None = None
         if spec.logs.plugin is not None:
             from dlrover_run.output.logs_specs import LogsSpecsClient
@@ -139,7 +141,10 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
                 self._round.cancel()
 
     def report(self, leaving: bool) -> NodeReport:
-        return self._features.add_to_report(build_report(self._node_state, self._round, leaving))
+        report = build_report(self._node_state, self._round, leaving)
+        if report.ranks is None and self._starter.is_prestarting:
+            report = replace(report, preparing=True)
+        return self._features.add_to_report(report)
 
     def progress(self) -> Mapping[str, Progress]:
         return {} if self._round is None or not self.running else self._round.progress.by_name()

@@ -147,7 +147,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     the latest round that the node knows of, whether it took part or not. `epoch` is the latest coordinator that it
     obeys, which sent it `restart_count`. `progressed` is set once the workers of this round have found each other or
     have written a checkpoint. `saves` is set once they have marked a checkpoint, and `saved_for` is the planned change
-    after whose announcement they have marked one. `preferred_rank` is the node rank that the user gave it. `policy` is
+    after whose announcement they have marked one. `preparing` is set while a node without ranks imports what its
+    workers need, which they would wait for. `preferred_rank` is the node rank that the user gave it. `policy` is
     what it reports to the job's policy. `ended_by` names the signal for which it leaves, or has left; it is empty where
     there is none.
     `activity` is what its tasks do, which only a status shows.
@@ -169,6 +170,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     progressed: bool = False
     saves: bool = False
     saved_for: PlannedChange | None = None
+    preparing: bool = False
     failure: Failure | None = None
     policy: PolicyReport | None = None
     ended_by: SignalName = ""

@@ -44,7 +44,7 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
     """Make the planned change of a round that runs, if there is one and it has not to wait."""
     rules = policy.rules
     current = {member.key for member in plan.members}
-    alive = policy.admitted(plan, eligible(policy, plan, members))
+    alive = _ready(policy, plan, members)
     newcomers = [state for state in alive if state.report.key not in current]
     size = rules.size(len(alive))
     grows = bool(newcomers) and size > len(plan.members)
@@ -67,6 +67,16 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
     if plan.to_drain:
         return Decision(update_plan(release_drains(plan, now), now, change=None))
     return _resize(policy, plan, members, assign_ranks(plan.members, alive, size), now)
+
+
+def _ready(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
+    """The nodes that the round could have at once: while a newcomer prepares, it goes on. The next round after one that
+    has ended anyway takes it in at once."""
+    current = {member.key for member in plan.members}
+    nodes = [
+        state for state in eligible(policy, plan, members) if not state.report.preparing or state.report.key in current
+    ]
+    return policy.admitted(plan, nodes)
 
 
 def _have_saved(plan: Plan, members: Members) -> bool:

@@ -129,6 +129,7 @@ class Code(ReasonCode):
     TRAINING = "{number:#node} {number:trains|train}"
     JOINS_NEXT_ROUND = "this one takes part in the next round"
     JOINS_AT_CHECKPOINT = "this one takes part after the next checkpoint"
+    NODES_PREPARE = "{number:#node} {number:imports|import} what {number:its|their} workers need, and then takes part"
     SPARE = "this one waits to step in, {number:#spare} in all"
     SPARE_OF = "this one waits to step in, {number:#spare} in all ({wanted} asked for)"
 

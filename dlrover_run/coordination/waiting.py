@@ -69,7 +69,11 @@ def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequ
     if held is not None and watched is not None:
         return Waiting((train, watched), max(0.0, held.at - now))
     members = {member.key for member in plan.members}
-    spares = sum(state.report.key not in members for state in alive)
+    others = [state for state in alive if state.report.key not in members]
+    preparing = sum(state.report.preparing for state in others)
+    if preparing and rules.size(len(alive)) > len(plan.members):
+        return Waiting((train, Code.NODES_PREPARE(number=preparing)))
+    spares = len(others)
     spare = Code.SPARE_OF(number=spares, wanted=rules.spares) if rules.spares else Code.SPARE(number=spares)
     return Waiting((train, spare))
 

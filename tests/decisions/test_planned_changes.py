@@ -10,6 +10,7 @@ from virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination import planned_changes
 from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.gathering import eligible
 from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.rules import SCALE_WAIT
@@ -36,6 +37,16 @@ SCRIPTS = {
     "a change of which nothing is left is forgotten": (
         "mark a; come c; wait 50; gone c; wait 5; come d; wait 50; round 1 a b; wait 11; round 2 a b d"
     ),
+    "a newcomer that prepares interrupts no round": (
+        "come_preparing c; wait 100; round 1 a b; prepared c; round 2 a b c; restarts 0"
+    ),
+    "one that is prepared does not wait for another": (
+        "come_preparing c; come d; round 2 a b d; prepared c; round 3 a b d c"
+    ),
+    "a newcomer that prepares does not wait for a checkpoint": (
+        "mark a; come_preparing c; mark a; prepared c; wait 5; round 1 a b; mark a; round 2 a b c"
+    ),
+    "a failure includes one that prepares": "come_preparing c; fail a; round 2 a b c; restarts 1",
     "a failure includes the newcomers at once": "mark a; come c; fail a; round 2 a b c; restarts 1",
     "a loss includes them at once": "mark a; come c; lose b; wait 2; round 2 a c",
     "a drain waits for the next checkpoint": (
@@ -182,6 +193,7 @@ DEFECTS = {
     "a round is interrupted before a checkpoint": ("_have_saved", change_at_once),
     "a checkpoint from before counts": ("_have_saved", count_any_checkpoint),
     "the first of several nodes that save is enough": ("_have_saved", wait_for_one_node),
+    "a newcomer that prepares interrupts the round": ("_ready", eligible),
     "it is never known that the job saves": ("note_checkpoints", lambda plan, members, now: plan),
 }
 

@@ -55,6 +55,10 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
             "(a)); missing: node 1 (b) and node 2 (c)"
         ),
     ),
+    (
+        (Code.TRAINING(number=2), Code.NODES_PREPARE(number=1)),
+        "2 nodes train; 1 node imports what its workers need, and then takes part",
+    ),
     ((Code.SCALED_UP(names=("node 2 (d)",), after=3, before=2),), "node 2 (d) joined, so 3 nodes train instead of 2"),
     ((Code.STOPPED_ON_REQUEST(by="ann@n01"),), "ann@n01 stopped the job"),
     ((Code.LEFT_ON_REQUEST(names=("node 1 (b)",), number=1),), "node 1 (b) left, as it was asked to"),

@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from cluster import NEVER, SOON, Cluster, places, send_signal, succeed
+from cluster import MEMBER, NEVER, SOON, Cluster, places, send_signal, succeed
 from harness import WORKERS
 from rendezvous_backends import EVERYWHERE
 
@@ -63,6 +63,27 @@ def test_a_third_node_joins_a_running_pair_and_all_continue(cluster: Cluster) ->
     assert {member["restart"] for member in world} == {0}
     for node in pair:
         node.until_prints("joined, so 3 nodes train instead of 2")
+    succeed(world, *pair, third)
+
+
+def test_a_newcomer_interrupts_no_round_before_it_has_imported_what_its_workers_need(cluster: Cluster) -> None:
+    gate, site = cluster.directory / "gate", cluster.directory / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "slow.py").write_text("import os, time\nwhile os.path.exists(os.environ['GATE']):\n    time.sleep(0.05)\n")
+    script = cluster.directory / "script.py"
+    script.write_text(f"import slow\n{MEMBER.read_text()}")
+    fork = {"script": script, "conf": SOON}
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (site, WORKERS)))}
+    no_gate = {**paths, "GATE": str(cluster.directory / "no-gate")}
+    pair = cluster.nodes("ab", "2:3", "--start-method=forkserver", env=no_gate, **fork)
+    before = cluster.world(2)
+    gate.touch()
+    third = cluster.node("c", "2:3", "--start-method=forkserver", env={**paths, "GATE": str(gate)}, **fork)
+    third.until_prints("2 nodes train; 1 node imports what its workers need, and then takes part")
+    assert cluster.mailbox.pending() == [], "no round has begun"
+    gate.unlink()
+    world = cluster.world(3)
+    assert places(world) == {**places(before), "c": 2}
     succeed(world, *pair, third)
 
 
