@@ -6,10 +6,12 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from dlrover_run.agent.environment import environments_before_ranks, python_program
+from dlrover_run.agent.startup_probe import STORE_TIMEOUT
 from dlrover_run.agent.template_client import Imported, Template, TemplateError, UnsafeToFork
 from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import ProcessSpec, spawn
@@ -46,6 +48,8 @@ class Starter:
         self._import_timer: asyncio.TimerHandle | None = None
         self._importing: asyncio.Task[None] | None = None
         self._prestarting: asyncio.Task[None] | None = None
+        self.store_timeout = STORE_TIMEOUT
+        """Seconds for which the workers of the next round wait for its store; see `StartupProbe`."""
         if self._forking and self._program is None:
             self._give_up("only Python programs can be forked")
 
@@ -105,14 +109,16 @@ class Starter:
         except TemplateError as error:
             await self._abandon(error)
 
-    async def start(self, spec: ProcessSpec, folder: str | None = None) -> int:
+    async def start(
+        self, spec: ProcessSpec, folder: str | None = None, until: asyncio.Future[Any] | None = None
+    ) -> int:
         """Start one worker and return its pid. With `folder`, the process runs that folder's `__main__` in place of the
-        workers' program. Raises OSError when it cannot be started."""
+        workers' program. A forked one begins when `until` is done. Raises OSError when it cannot be started."""
         program = self._program if folder is None else ("script", folder)
         if self._forking and self._template is not None and program is not None:
             start_code = START_CODE if WANTED_VARIABLE in spec.environment else None
             try:
-                return await self._template.fork(spec, program, self._directory, start_code)
+                return await self._template.fork(spec, program, self._directory, start_code, until)
             except TemplateError as error:
                 await self._abandon(error)
         return spawn(replace(spec, environment=with_start_code(spec.environment)))

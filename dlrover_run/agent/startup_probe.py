@@ -27,6 +27,10 @@ A script that cannot start fails sooner, and the kernel lists an ended connectio
 STORE_TIMEOUT = 0.1
 """Seconds for which forked workers of other nodes are held back until the one with rank 0 hosts the store."""
 
+LONG_STORE_TIMEOUT = 0.5
+"""The same after a round in which it did in time: then the script does nothing before that takes long, and the store is
+only late because an old worker takes its time to end."""
+
 STORE_INTERVAL = 0.005
 """Seconds between two attempts to connect to it: no kernel tells when another machine begins to listen."""
 
@@ -50,8 +54,9 @@ class StartupProbe:
         self._began = time.monotonic()
         self._has_trained = False
 
-    async def until_store_listens(self) -> None:
-        """Wait until the store of the round accepts connections, if another node hosts it, for STORE_TIMEOUT at most.
+    async def until_store_listens(self, timeout: float) -> float:
+        """Wait until the store of the round accepts connections, if another node hosts it, for `timeout` seconds at
+        most. Returns the timeout for the next round.
 
         A forked worker connects within milliseconds, and torch's client waits for 0.3 to 0.7 s after an attempt that
         was refused. The node of a worker that has failed begins the next round before the others. In the first round
@@ -59,14 +64,14 @@ class StartupProbe:
         """
         ranks, loop = self._ranks, asyncio.get_running_loop()
         if ranks.node_rank == 0 or ranks.round == 1:
-            return
+            return timeout
         try:
             version = ipaddress.ip_address(ranks.store_address).version
         except ValueError:
-            return  # A name would have to be resolved, which may take longer.
+            return timeout  # A name would have to be resolved, which may take longer.
         family = socket.AF_INET if version == 4 else socket.AF_INET6
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STORE_TIMEOUT):
+            async with asyncio.timeout(timeout):
                 while True:
                     with contextlib.suppress(OSError):
                         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -74,8 +79,9 @@ class StartupProbe:
                             # It leaves nothing in the kernel's table, which is where clients of the store are counted.
                             probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
                             await loop.sock_connect(probe, (ranks.store_address, ranks.store_port))
-                        return
+                        return LONG_STORE_TIMEOUT
                     await asyncio.sleep(STORE_INTERVAL)
+        return STORE_TIMEOUT
 
     def note_trained(self) -> None:
         """Take from a worker that it has joined the others: its group may not need the store of the round."""

@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,10 +142,15 @@ class Template:
             raise
 
     async def fork(
-        self, spec: ProcessSpec, program: tuple[ProgramKind, str], cwd: str, start_code: str | None = None
+        self,
+        spec: ProcessSpec,
+        program: tuple[ProgramKind, str],
+        cwd: str,
+        start_code: str | None = None,
+        until: Awaitable[object] | None = None,
     ) -> int:
         """Fork a process that runs `program` (kind, target) with `spec.args`, and return its pid: it becomes a child of
-        the agent. It never begins if the caller is cancelled.
+        the agent. It begins when `until` is done, and never if the caller is cancelled.
 
         `ps` shows `spec.argv`. Before its program, it calls the function `begin` of the file `start_code`.
         """
@@ -168,6 +173,8 @@ class Template:
         given.append(reader)
         try:
             pid = int((await self._request(request, given, FORK_TIMEOUT))["pid"])
+            if until is not None:
+                await until
             # A worker whose template died before it reported the fork is unknown here and never gets this byte.
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")

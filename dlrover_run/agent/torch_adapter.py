@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
 
+PACKAGE = str(Path(__file__).resolve().parent.parent)
+"""Where `dlrover_run.training` is, which the template imports also if it is installed as editable."""
+
 DEVICES = "the devices of this node"
 """What the workers of two rounds cannot both have."""
 
@@ -52,7 +56,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._shutdown = services.shutdown
         self._orphans = services.orphans
         console = services.console
-        self._starter = Starter(spec, console.info)
+        self._starter = Starter(spec, console.info, ours=[PACKAGE])
         if spec.backend in ("master", "etcd"):
             # Ranks may be assigned at any moment.
             self._starter.prestart(os.environ, services.wake)
@@ -338,7 +342,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             started.carry_on(before, kept)
         self._round = started
         with self._orphans.paused():
-            await started.start(self._starter)
+            await started.start(self._starter, at_store=survivors is None)
             if survivors is not None:
                 await survivors.start_store(self._starter, os.environ, self._node_state.key)
         self._features.watch(self._round)

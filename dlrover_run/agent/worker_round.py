@@ -87,7 +87,7 @@ class WorkerRound:
         self._raised: set[int] = set()
         self._emitted_rank: int | None = None
         self._live: list[LiveWorker] = []
-        self.lasted = 0.0
+        self._lasted = 0.0
         self.ends: tuple[WorkerExit, ...] = ()
         self.stalled: dict[int, str] = {}
         """The workers that make no progress by their ranks, with a code of the reason."""
@@ -128,7 +128,7 @@ class WorkerRound:
     def hand_over(self) -> None:
         """End this round for its workers that run: what was opened for them belongs to the next one."""
         self._handed_over = True
-        self.lasted = self.lasted or time.monotonic() - self._started
+        self._lasted = self.lasted
         self.close()
 
     def give_port(self) -> HeldPort | None:
@@ -145,6 +145,11 @@ class WorkerRound:
         self._events.emit(WorkerReady(round=self.ranks.round, rank=rank, local_rank=local_rank, stage="store"))
 
     @property
+    def lasted(self) -> float:
+        """The seconds from its start to its last end of a worker; up to now, if its workers go on in the next round."""
+        return self._lasted or time.monotonic() - self._started
+
+    @property
     def has_failed(self) -> bool:
         """Whether a worker has failed by itself."""
         return self._asking is not None
@@ -153,10 +158,11 @@ class WorkerRound:
         """Return when all workers that are being stopped have ended. Raises StuckProcess."""
         await self.group.wait_for(lambda worker: worker.stopped_with is not None)
 
-    async def start(self, starter: Starter) -> None:
-        """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
+    async def start(self, starter: Starter, at_store: bool = True) -> None:
+        """Start the workers; `cancel` ends this early. `at_store`: they meet at the store of the round, so those that
+        are forked on other nodes begin when it listens. Raises what `starter` raises, when some may run already."""
         self._specs.startup_probe.marks.listen(self._note_checkpoint)
-        self._starting = asyncio.ensure_future(self._start(starter))
+        self._starting = asyncio.ensure_future(self._start(starter, at_store))
         try:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._starting
@@ -164,13 +170,22 @@ class WorkerRound:
             self._starting = None
             close_streams(self._specs.workers)
 
-    async def _start(self, starter: Starter) -> None:
+    async def _start(self, starter: Starter, at_store: bool) -> None:
         await starter.prepare([worker.environment for worker in self._specs.workers])
-        if starter.forks:
-            await self._specs.startup_probe.until_store_listens()
+        if not (starter.forks and at_store):
+            await self._start_workers(starter, None)
+            return
+        listens = asyncio.ensure_future(self._specs.startup_probe.until_store_listens(starter.store_timeout))
+        try:
+            # The first one is forked meanwhile.
+            await self._start_workers(starter, listens)
+        finally:
+            if not listens.cancel() and not listens.cancelled():
+                starter.store_timeout = listens.result()
 
+    async def _start_workers(self, starter: Starter, until: asyncio.Future[float] | None) -> None:
         async def start_one(spec: WorkerSpec) -> int:
-            pid = await starter.start(spec)
+            pid = await starter.start(spec, until=until)
             self._events.emit(
                 WorkerStarted(
                     round=self.ranks.round,
@@ -290,7 +305,7 @@ class WorkerRound:
         if self._closed:
             # A worker that was stuck, which the kernel has ended after all: this node has left its job because of it.
             return
-        self.lasted = time.monotonic() - self._started
+        self._lasted = time.monotonic() - self._started
         # A checkpoint of this worker was before its end.
         self._specs.startup_probe.marks.read()
         # The first failure ends the round for all: what the others have done is written before it.

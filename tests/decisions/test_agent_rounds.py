@@ -300,22 +300,21 @@ class TestFailures:
 
     @pytest.mark.parametrize(("round_", "node_rank", "waits"), [(2, 0, 0), (2, 1, 1), (1, 1, 0)])
     def test_forked_workers_of_other_nodes_wait_for_the_store_of_a_later_round(
-        self, round_: int, node_rank: int, waits: int, monkeypatch: pytest.MonkeyPatch
+        self, round_: int, node_rank: int, waits: int
     ) -> None:
-        monkeypatch.setattr(startup_probe, "STORE_TIMEOUT", WAIT)
-
         async def connections() -> int:
             with socket.socket() as store:
                 store.bind(("127.0.0.1", 0))
                 place = rank_assignment(round_, node_rank=node_rank, nodes=2, first_rank=node_rank, world_size=2)
                 port = store.getsockname()[1]
                 probe = StartupProbe(replace(place, store_address="127.0.0.1", store_port=port))
-                waiting = asyncio.ensure_future(probe.until_store_listens())
+                waiting = asyncio.ensure_future(probe.until_store_listens(WAIT))
                 # The first attempt is refused.
                 await asyncio.sleep(2 * startup_probe.STORE_INTERVAL)
                 assert waiting.done() == (not waits)
                 store.listen()
-                await waiting
+                assert await waiting == (startup_probe.LONG_STORE_TIMEOUT if waits else WAIT)
+                assert await probe.until_store_listens(0.0) == (startup_probe.STORE_TIMEOUT if waits else 0.0)
                 probe.close()
                 store.settimeout(WAIT if waits else 0)
                 with contextlib.suppress(BlockingIOError):
