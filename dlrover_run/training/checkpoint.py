@@ -157,6 +157,8 @@ class CheckpointDirectory:
 
         Every rank enters the block, in the main thread. `LastStep` has the rules. `memory` is as in `save`.
         """
+        if memory:
+            self._memory.connect()
         return LastStep(partial(self._save_last, memory=memory), state, signals)
 
     def steps(self) -> list[int]:

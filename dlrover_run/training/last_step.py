@@ -24,7 +24,9 @@ class LastStep:
       SystemExit with code 128 + n ends the worker, as the signal n would have done. The launcher kills it after
       `--shutdown-timeout` seconds.
     - When another rank has died, or has left its block, the collectives of this rank fail. Their error leaves the
-      block, the last step is saved, and the error goes on.
+      block, the last step is saved, and the error goes on. A signal of the launcher that came meanwhile takes effect
+      after the save: the launcher waits for the end of this process, and an interpreter that has imported torch takes
+      0.2 s and more to end by itself.
     - Any other error leaves the block without a save: nothing is known about the state then.
 
     No collective may come between the first change of the state and the change of the number of steps: its error would
@@ -62,15 +64,18 @@ class LastStep:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        lost_peer = error is not None and peers.is_lost_peer(error)
         try:
             ends = self._received is not None and (error is None or isinstance(error, SystemExit))
-            if ends or (error is not None and peers.is_lost_peer(error)):
+            if ends or lost_peer:
                 self._save_now()
             if error is None:
                 self.check()
         finally:
             for number, before in self._before.items():
                 signal.signal(number, before)
+        if lost_peer and self._received is not None:
+            signal.raise_signal(self._received)
 
     def _save_now(self) -> None:
         step, state = self._state()

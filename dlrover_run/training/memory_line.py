@@ -70,6 +70,13 @@ class MemoryLine:
         # A script may save in a thread.
         self._lock = threading.Lock()
 
+    def connect(self) -> None:
+        """Have the process that holds checkpoints start, if it does not run yet: a save that is urgent does not wait
+        for it then."""
+        if self._address:
+            with contextlib.suppress(NotHeld):
+                self._ask({"do": "names", "directory": ""})
+
     def save(
         self,
         directory: Path,

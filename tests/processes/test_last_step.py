@@ -86,16 +86,32 @@ def test_a_broken_collective_saves_the_step_before_it_and_goes_on(tmp_path: Path
     assert directory.steps() == [2]
 
 
-def test_a_stop_during_the_last_save_does_not_end_it(tmp_path: Path) -> None:
-    class Stopping(Bytes):
-        def sync_file(self, file: BinaryIO) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-            super().sync_file(file)
+class Stopping(Bytes):
+    """The launcher stops the worker while it saves."""
 
-    directory = CheckpointDirectory(tmp_path, files=Stopping())
-    with pytest.raises(RuntimeError, match="by peer"):
-        train(directory, at(2, lambda: lose_peer(GLOO_LOST)))
-    assert directory.steps() == [2]
+    def sync_file(self, file: BinaryIO) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        super().sync_file(file)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    lose_peer(GLOO_LOST)
+
+
+@pytest.mark.parametrize(("files", "event"), [(Bytes(), stop), (Stopping(), lambda: lose_peer(GLOO_LOST))])
+def test_a_stop_of_a_worker_that_saves_takes_effect_after_the_save(
+    tmp_path: Path, files: Bytes, event: Callable[[], None]
+) -> None:
+    directory = CheckpointDirectory(tmp_path, files=files)
+    seen: list[list[int]] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(directory.steps()))
+    try:
+        with pytest.raises(RuntimeError, match="by peer"):
+            train(directory, at(2, event))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == [[2]]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("connection closed by peer")])
