@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from cluster import Cluster
 from harness import (
     OURS,
     WAIT,
@@ -29,6 +30,7 @@ from harness import (
     still_alive,
     watched,
 )
+from rendezvous_backends import EVERYWHERE
 
 from dlrover_run.checkpoint_memory.write_behind import TEMPORARY
 from dlrover_run.training.saved_steps import complete_steps, saved_files
@@ -181,11 +183,26 @@ def test_what_memory_holds_is_shown_while_the_job_runs(mailbox: Mailbox, start: 
     assert finish(job).code == 143
 
 
-def test_no_process_holds_checkpoints_for_a_job_that_saves_none(mailbox: Mailbox) -> None:
-    script = mailbox.script("idle.py", "post()\nwait_for_signals()\n")
-    job = launch(mailbox, script)
+AT_STOP = """
+import time
+import hold_steps
+hold_steps.without_torch()
+with hold_steps.directory("checkpoints").save_at_stop(lambda: (1, b"x"), memory=True) as last:
+    post()
+    while True:
+        time.sleep(0.02)
+        last.check()
+"""
+
+
+@pytest.mark.parametrize(("body", "holders"), [("post()\nwait_for_signals()\n", 0), (AT_STOP, 1)])
+def test_a_process_holds_checkpoints_only_for_a_job_that_may_save_some(
+    mailbox: Mailbox, body: str, holders: int
+) -> None:
+    """Where the last step will be saved in memory it runs before, because that save is urgent."""
+    job = launch(mailbox, mailbox.script("train.py", body))
     mailbox.gather(1)
-    assert not [each for each in agent_of(job).children() if each.name().startswith("dlrover-memory")]
+    assert len([each for each in agent_of(job).children() if each.name().startswith("dlrover-memory")]) == holders
     job.terminate()
     finish(job)
 
@@ -252,3 +269,47 @@ def test_any_moment_of_a_kill_leaves_the_newest_common_step(mailbox: Mailbox, ki
 def check_resumed(ranks: list[dict[str, int]]) -> None:
     assert len({each["resumed"] for each in ranks}) == 1, ranks
     assert all(each["common"] <= each["resumed"] <= each["common"] + 1 for each in ranks), ranks
+
+
+SAVE_WITH_COPIES = """
+import os, time
+import torch.distributed as dist
+from dlrover_run.training import CheckpointDirectory
+from hold_steps import Bytes, state_of
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+checkpoints = CheckpointDirectory("checkpoints", files=Bytes(), rank=rank, world_size=world, peer_copy=True)
+checkpoints._make_directory = lambda: None  # The test has put a file there, so that the disk takes nothing.
+found = checkpoints.load_latest()
+if found is not None:
+    states = [found.state_of(each) == state_of(found.step, each) for each in range(found.world_size)]
+    post(resumed=found.step, states=states)
+    raise SystemExit
+for step in range(1, 4):
+    checkpoints.save(step, state_of(step, rank), memory=True)
+while not [file for file in checkpoints._memory.held(checkpoints._place) if (file.rank, file.step) == (1 - rank, 3)]:
+    time.sleep(0.02)
+post(node=os.environ["TEST_NODE"])
+wait_for_signals()
+"""
+"""Each rank has saved three steps when the memory of its node has the newest one of the other rank too."""
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("lost", [0, *only_long(1)])
+def test_the_last_step_of_a_lost_node_comes_from_the_memory_of_its_neighbour(cluster: Cluster, lost: int) -> None:
+    mailbox, folder = cluster.mailbox, cluster.directory / "checkpoints"
+    folder.touch()
+    script = mailbox.script("train.py", SAVE_WITH_COPIES)
+    nodes = {name: cluster.node(name, "1:2", script=script) for name in "ab"}
+    worker = mailbox.gather(2)[lost]
+    gone = nodes.pop(worker["node"])
+    (holder,) = (each for each in gone.agent.children() if each.name().startswith("dlrover-memory"))
+    # From now on the disk takes files, but none of the lost node.
+    holder.suspend()
+    folder.unlink()
+    gone.lose()
+    (resumed,) = mailbox.gather(1)
+    assert (resumed["resumed"], resumed["states"]) == (3, [True, True])
+    (left,) = nodes.values()
+    assert left.finish() == 0, left.output
