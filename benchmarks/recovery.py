@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,10 +13,21 @@ from functools import partial
 
 from core import pictures
 from core.cases import Benchmark, Case, Limits
-from core.launchers import FORKSERVER, FT_LAUNCHER, OWN_STORE, SPAWN, TORCHRUN, Job, Launcher, free_port
+from core.launchers import (
+    FORKSERVER,
+    FT_LAUNCHER,
+    LAST_STEP,
+    OWN_STORE,
+    SPAWN,
+    SURVIVORS,
+    TORCHRUN,
+    Job,
+    Launcher,
+    free_port,
+)
 from core.ratios import Late, Lost, Measured
 from core.run import NANOSECOND, Report, Run, all_ranks
-from core.steps import effective_share, longest_pause, read_steps, step_rate
+from core.steps import effective_share, longest_pause, pauses, read_steps, repeated_steps, step_rate
 
 from dlrover_run.coordination.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
 from dlrover_run.local_cluster import network
@@ -282,9 +294,14 @@ def effective_time(storm: Storm) -> Callable[[Launcher, Run, Limits], Measured]:
         lived = survive(storm, rival, run, limits)
         steps = read_steps(run.directory)
         share = effective_share(steps, lived.kills, lived.began_ns, lived.ended_ns, lived.undisturbed)
-        return Measured(
-            {"": share}, lived.note or f"{len(lived.kills)} kills, {lived.undisturbed:.1f} steps/s undisturbed"
-        )
+        repeated = repeated_steps(steps, lived.began_ns, lived.ended_ns)
+        number = len(lived.kills)
+        figures = [f"{number} kills, {lived.undisturbed:.1f} steps/s undisturbed"]
+        if number:
+            figures.append(f"{repeated / number:.1f} steps repeated per kill")
+        if waited := pauses(steps, lived.kills):
+            figures.append(f"{statistics.median(waited):.3f} s from a kill to a step")
+        return Measured({"": share}, ", ".join([lived.note, *figures] if lived.note else figures))
 
     return measure
 
@@ -298,7 +315,30 @@ def both(spawn: float, forkserver: float, part: str = "") -> dict[tuple[str, str
     return {(SPAWN.name, part): spawn, (FORKSERVER.name, part): forkserver}
 
 
-def cases(storm: Storm) -> tuple[Case, ...]:
+STORMS = (Storm(), Storm(12, 10.0), Storm(12, 5.0), Storm(30, 2.0))
+"""A kill every 30 s for 5 minutes, every 10 s for 2 minutes, every 5 s and every 2 s for 1 minute."""
+QUICK_STORMS = tuple(replace(storm, kills=2, undisturbed=3.0) for storm in STORMS)
+
+
+def effective_times(storms: Sequence[Storm]) -> list[Case]:
+    """The effective training time ratio in each storm."""
+    return [
+        Case(
+            f"ettr-{storm.interval:g}",
+            f"share of effective training time (ETTR), a worker killed every {storm.interval:g} s "
+            f"for {storm.kills * storm.interval:g} s",
+            unit="%",
+            rivals=(SPAWN, FORKSERVER, LAST_STEP, SURVIVORS, OWN_STORE, FT_LAUNCHER),
+            baseline=OWN_STORE.name,
+            measure=effective_time(storm),
+            warm_up=False,
+            max_turns=1,
+        )
+        for storm in storms
+    ]
+
+
+def cases(storms: Sequence[Storm] = STORMS) -> tuple[Case, ...]:
     """All faults. None has a warm-up: the job has trained for a while when the fault occurs."""
     case = partial(Case, unit="s", rivals=ELASTIC, baseline=OWN_STORE.name, warm_up=False)
     return (
@@ -349,15 +389,7 @@ def cases(storm: Storm) -> tuple[Case, ...]:
             turns_of={OWN_STORE.name: 1},
             unavailable=network.why_not,
         ),
-        case(
-            "ettr",
-            f"share of effective training time (ETTR), a worker killed every {storm.interval:g} s "
-            f"for {storm.kills * storm.interval:g} s",
-            unit="%",
-            rivals=EVERYONE,
-            measure=effective_time(storm),
-            max_turns=1,
-        ),
+        *effective_times(storms),
     )
 
 
@@ -369,7 +401,7 @@ CAPTION = (
 BENCHMARK = Benchmark(
     "Recovering: dlrover-run, torchrun and others",
     "recovery/recovery.json",
-    lambda options: cases(Storm(kills=2, interval=10.0, undisturbed=3.0) if options.quick else Storm()),
+    lambda options: cases(QUICK_STORMS if options.quick else STORMS),
     repetitions=5,
     draw=partial(
         pictures.bars,

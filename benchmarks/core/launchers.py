@@ -9,10 +9,11 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from core.processes import wait_for_end
+from core.report import REPOSITORY
 from core.run import Report, Run
 
 WORKERS = Path(__file__).resolve().parents[1] / "workers"
@@ -49,12 +50,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher with torchrun's command line."""
+    """A launcher with torchrun's command line. `script` takes the place of the job's, for what scripts have to do."""
 
     name: str
     prefix: tuple[str, ...]
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    script: str = ""
 
     def command(self, job: Job) -> list[str]:
         """The command line of a node."""
@@ -64,12 +66,12 @@ class Launcher:
             flags += ["--rdzv-backend=c10d", "--rdzv-id=benchmark"]
             flags += [f"--rdzv-conf={job.conf}"] if job.conf else []
             flags += [f"--local-addr={job.own_address}"] if job.own_address else []
-        return [*self.prefix, *flags, *self.options, job.path]
+        return [*self.prefix, *flags, *self.options, replace(job, script=self.script or job.script).path]
 
     def absent(self) -> str | None:
         """Why it cannot run here; None if it can."""
         program, *arguments = self.prefix
-        if arguments[:1] == ["-m"]:
+        if arguments[:1] == ["-m"] and program == sys.executable:
             return None if importlib.util.find_spec(arguments[1].partition(".")[0]) else f"there is no {arguments[1]}"
         return None if shutil.which(program) else f"there is no program {program}"
 
@@ -141,6 +143,15 @@ THEIRS = (sys.executable, "-m", "torch.distributed.run")
 
 SPAWN = Launcher("dlrover-run spawn", OURS, ("--start-method=spawn",))
 FORKSERVER = Launcher("dlrover-run forkserver", OURS, ("--start-method=forkserver",))
+LAST_STEP = replace(FORKSERVER, name="forkserver, last step saved", script="saved_steps.py")
+NEW_TORCH = "2.15.0"
+SURVIVORS = Launcher(
+    f"survivors, torch {NEW_TORCH}",
+    (str(REPOSITORY / f".venv-torch-{NEW_TORCH}" / "bin" / "python"), "-m", "dlrover_run"),
+    ("--start-method=forkserver", "--survivors=keep"),
+    script="surviving_steps.py",
+)
+"""Scripts with a block of `dlrover_run.training`; the second needs `make .venv-torch-2.15.0/.made`."""
 TORCHRUN = Launcher("torchrun", THEIRS)
 OWN_STORE = Launcher("torchrun, own store", THEIRS, environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 BESIDE_PYTHON = str(Path(sys.executable).with_name("ft_launcher"))

@@ -76,3 +76,19 @@ def effective_share(
     worth the time that it takes at `undisturbed` steps per second."""
     useful = kept_steps(steps, kills, ended_ns) - kept_steps(steps, kills, began_ns)
     return 100.0 * useful / undisturbed / ((ended_ns - began_ns) * NANOSECOND)
+
+
+def repeated_steps(steps: Sequence[Step], began_ns: int, ended_ns: int) -> int:
+    """How many of the steps between these moments had been done before."""
+    done: set[int] = set()
+    repeated = 0
+    for step in steps:
+        repeated += began_ns < step.at_ns <= ended_ns and step.count in done
+        done.add(step.count)
+    return repeated
+
+
+def pauses(steps: Sequence[Step], kills: Sequence[int]) -> list[float]:
+    """The seconds from each kill to the next step; those without one are left out."""
+    following = ((kill, next((step.at_ns for step in steps if step.at_ns > kill), None)) for kill in kills)
+    return [(at_ns - kill) * NANOSECOND for kill, at_ns in following if at_ns is not None]

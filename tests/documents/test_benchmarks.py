@@ -38,7 +38,17 @@ from core.meetings import crowd_sizes
 from core.processes import Process
 from core.ratios import Late, Lost, Measured, Reading, Row, Sample, pair_ratios, summarise
 from core.run import Report, Run, all_ranks, until_last
-from core.steps import Step, effective_share, kept_steps, longest_pause, read_steps, step_rate, training_rate
+from core.steps import (
+    Step,
+    effective_share,
+    kept_steps,
+    longest_pause,
+    pauses,
+    read_steps,
+    repeated_steps,
+    step_rate,
+    training_rate,
+)
 from recovery import NEW_WORLD, OLD_ENDED
 from tf_recovery import OF_WORKER
 
@@ -132,7 +142,7 @@ def test_a_compared_program_gets_as_many_turns_as_its_case_allows_beside_a_known
     assert result.absent.keys() == {"absent"}
 
 
-CASES = (*launch.CASES, *recovery.cases(recovery.Storm()), *tf_recovery.cases("python"), *check_cost.CASES)
+CASES = (*launch.CASES, *recovery.cases(), *tf_recovery.cases("python"), *check_cost.CASES)
 
 
 def test_every_target_names_a_compared_program_of_its_case() -> None:
@@ -229,6 +239,14 @@ def test_the_rate_of_training_leaves_out_the_time_from_a_kill_to_the_next_step()
     assert training_rate(steps, [], 0, 30 * SECOND) == pytest.approx(10 / 22)
     assert training_rate(steps, [8 * SECOND], 6 * SECOND, 10 * SECOND) == pytest.approx(1.0)
     assert training_rate([], [], 0, 30 * SECOND) == 0.0
+
+
+def test_steps_that_are_done_again_and_pauses_are_counted_from_each_kill() -> None:
+    steps = [Step(at * SECOND, count, 0) for at, count in ((1, 1), (2, 2), (3, 3), (6, 2), (7, 3), (8, 4), (12, 5))]
+    kills = [4 * SECOND, 9 * SECOND, 13 * SECOND]
+    assert repeated_steps(steps, 0, 20 * SECOND) == 2
+    assert repeated_steps(steps, 6 * SECOND, 20 * SECOND) == 1
+    assert pauses(steps, kills) == pytest.approx([2.0, 3.0])
 
 
 TF = reports(
@@ -400,7 +418,7 @@ def test_deciding_about_four_times_the_nodes_is_about_four_times_the_work(world:
 def test_real_jobs_are_measured() -> None:
     with Run() as run:
         assert not rendezvous.join_at_once(run, rendezvous.OURS, 3, limit=60.0)["at-once"].unended
-    case = next(case for case in recovery.cases(recovery.Storm()) if case.name == "worker-death")
+    case = next(case for case in recovery.cases() if case.name == "worker-death")
     result = run_case(replace(case, rivals=(SPAWN,)), 1, Limits(settle=0.1), MACHINE)
     rows = {row.title: row.median for row in result.rows}
     noticed, formed, stepped = (rows[SPAWN.name + part] for part in (OLD_ENDED, NEW_WORLD, ""))
