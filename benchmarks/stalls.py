@@ -43,6 +43,9 @@ TRAINING = (8.0, 10.0)
 INNOCENT = 60.0
 """Seconds that an innocent pause takes."""
 
+CALM = 900.0
+"""Seconds for which a job without a fault trains. Another one has another rhythm, so that many short ones show more."""
+
 AFTERWARDS = 10.0
 """Seconds of training after an innocent pause, in which a late report would come."""
 
@@ -57,10 +60,10 @@ on a loaded machine."""
 ONE_REPORT = 0.5
 """Seconds between the first and the last event of one report."""
 
-SCRIPT = "stalling.py"
+SCRIPT, CALM_SCRIPT = "stalling.py", "calm.py"
 PRINTED = "no progress for "
 EVERY_RANK = -1
-REPETITIONS, INNOCENT_REPETITIONS = 20, 2
+REPETITIONS, INNOCENT_REPETITIONS, CALM_REPETITIONS = 20, 2, 20
 SIZES = (2, 4)
 PORT = 29400
 
@@ -92,6 +95,7 @@ class Fault:
     max_turns: int = REPETITIONS
     outside: Outside | None = None
     place: Callable[[], AbstractContextManager[str]] = lambda: nullcontext("-")
+    script: str = SCRIPT
     unavailable: Callable[[], str | None] = lambda: None
 
 
@@ -172,7 +176,9 @@ INNOCENTS = (
     ),
 )
 
-BY_NAME = {fault.name: fault for fault in (*FAULTS, *INNOCENTS)}
+CALMS = (Fault("calm", "trains, with pauses drawn at random", innocent=True, script=CALM_SCRIPT),)
+
+BY_NAME = {fault.name: fault for fault in (*FAULTS, *INNOCENTS, *CALMS)}
 
 
 class Key(NamedTuple):
@@ -267,13 +273,14 @@ def trial_of(
 def start(key: Key, run: Run, nodes: TwoNetworks | None, options: Sequence[str], environment: dict[str, str]) -> None:
     """Start the launcher, or one on each of two nodes with half of the ranks."""
     launcher = Launcher("", OURS, ("--start-method=forkserver", "--preload=torch", *options), environment)
+    script = BY_NAME[key.fault].script
     if nodes is None:
-        launcher.start(run, Job(SCRIPT, key.ranks))
+        launcher.start(run, Job(script, key.ranks))
         return
     run.environment["GLOO_SOCKET_IFNAME"] = DATA_NETWORK
     for number, node in enumerate(nodes.nodes):
         address, conf = network.node_address(number), f"is_host={int(number == 0)}"
-        job = Job(SCRIPT, key.ranks // 2, 0, 2, "2", network.node_address(0), PORT, address, conf)
+        job = Job(script, key.ranks // 2, 0, 2, "2", network.node_address(0), PORT, address, conf)
         with node.entered():
             launcher.start(run, job)
 
@@ -336,11 +343,11 @@ def hang_or_pause(key: Key, machine: Machine) -> Trial:
     return trial_of(key, guilty, at, events, watched, machine.load_average[0], machine.commit)
 
 
-def keys(kinds: Sequence[Fault], names: Collection[str], sizes: Sequence[int], turns: int, pause: float) -> list[Key]:
+def keys(kinds: Sequence[Fault], names: Collection[str], sizes: Sequence[int], turns: range, pause: float) -> list[Key]:
     """All runs of these kinds, in an order in which each part of the matrix is even over the kinds."""
     return [
         Key(one.name, ranks, turn, pause if one.innocent else 0.0)
-        for turn in range(1, turns + 1)
+        for turn in turns
         for one in kinds
         for ranks in sizes
         if one.name in names and turn <= one.max_turns and not (one.cuts and ranks % 2)
@@ -415,7 +422,7 @@ def markdown(stored: Stored[Trial]) -> str:
     codes = [*sorted(found - {NO_RANK, NO_REPORT}), NO_RANK, NO_REPORT]
     pauses = [
         [str(size), fault.title, f"{pause:g} s", str(len(own)), str(sum(one.wrong_reports > 0 for one in own))]
-        for fault in INNOCENTS
+        for fault in (*INNOCENTS, *CALMS)
         for size in sizes
         for pause in sorted({one.pause for one in innocent if one.fault == fault.name})
         if (own := [one for one in innocent if (one.fault, one.ranks, one.pause) == (fault.name, size, pause)])
@@ -445,28 +452,45 @@ def outcome(trial: Trial) -> str:
     return f"{trial.fault} {trial.ranks} {trial.turn}: guilty {trial.guilty}: {at}{wrong}"
 
 
+def turns(text: str) -> range:
+    """The numbers of runs: `20` for the first twenty, or `11:20`."""
+    first, colon, last = text.partition(":")
+    found = range(int(first), int(last) + 1) if colon else range(1, int(text) + 1)
+    if not found or found[0] < 1:
+        raise ValueError(text)
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write `stalls.json` and `stalls.md`."""
     parser = argparse.ArgumentParser(description="Jobs that hang, and jobs that only seem to.")
-    parser.add_argument("--innocent", action="store_true", help="the jobs that only seem to hang")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--innocent", action="store_true", help="the jobs that only seem to hang")
+    which.add_argument("--calm", action="store_true", help="jobs that train for long, with ordinary pauses")
     parser.add_argument("--only", action="append", choices=BY_NAME, help="only this kind; may be repeated")
-    parser.add_argument("--repetitions", type=int, help="runs of each kind and size (default: 20; innocent: 2)")
+    parser.add_argument(
+        "--repetitions", type=turns, help="runs of each kind and size, 20 or 11:20 (default: 20; innocent: 2)"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=SIZES, help="numbers of workers (default: 2 4)")
-    parser.add_argument("--seconds", type=float, default=INNOCENT, help="of an innocent pause (default: 60)")
+    parser.add_argument(
+        "--seconds", type=float, help="of an innocent pause (default: 60), or a calm job (default: 900)"
+    )
     Series.add_options(parser)
     options = parser.parse_args(arguments)
-    repetitions = options.repetitions
-    if repetitions is None:
-        repetitions = INNOCENT_REPETITIONS if options.innocent else REPETITIONS
-    if min(options.ranks) < 2 or repetitions < 0 or options.seconds <= 0:
-        parser.error("--ranks must be at least 2, --repetitions at least 0, --seconds above 0")
-    group = INNOCENTS if options.innocent else FAULTS
+    repetitions, seconds, word, group = REPETITIONS, INNOCENT, "no hang", FAULTS
+    if options.innocent:
+        repetitions, word, group = INNOCENT_REPETITIONS, "no innocent pause", INNOCENTS
+    elif options.calm:
+        repetitions, seconds, word, group = CALM_REPETITIONS, CALM, "no calm job", CALMS
+    seconds = options.seconds or seconds
+    if min(options.ranks) < 2 or seconds <= 0:
+        parser.error("--ranks must be at least 2, --seconds above 0")
     names = options.only or [one.name for one in group]
     if others := {*names} - {one.name for one in group}:
-        word = "no innocent pause" if options.innocent else "an innocent pause: add --innocent"
         parser.error(f"{min(others)} is {word}")
-    wanted = keys(group, names, options.ranks, repetitions, options.seconds)
-    return SERIES.run(parser, options, wanted)
+    return SERIES.run(
+        parser, options, keys(group, names, options.ranks, options.repetitions or turns(str(repetitions)), seconds)
+    )
 
 
 @functools.cache
