@@ -616,15 +616,16 @@ def test_of_two_that_wait_for_each_other_both_may_be_named(
 
 
 def test_the_runs_of_the_matrix_are_even_over_the_kinds_and_drawn_from_their_key() -> None:
-    found = stalls.keys(stalls.FAULTS, [one.name for one in stalls.FAULTS], (2, 4), 20, 60.0)
+    found = stalls.keys(stalls.FAULTS, [one.name for one in stalls.FAULTS], (2, 4), range(1, 21), 60.0)
     assert Counter(Counter(key[:2] for key in found).values()) == {20: 2 * (len(stalls.FAULTS) - 1), 2: 2}
     assert {key.fault for key in found[:28]} >= {one.name for one in stalls.FAULTS if not one.cuts}
     for ranks in (2, 4):
         drawn = {key.draw.randrange(ranks) for key in found if key[:2] == ("spin", ranks)}
         assert drawn == set(range(ranks))
-    pauses = stalls.keys(stalls.INNOCENTS, ["checkpoint"], (2,), 2, 5.0)
+    pauses = stalls.keys(stalls.INNOCENTS, ["checkpoint"], (2,), stalls.turns("2"), 5.0)
     assert pauses == [stalls.Key("checkpoint", 2, turn, 5.0) for turn in (1, 2)]
     assert pauses[0].draw.random() == pauses[0]._replace(pause=60.0).draw.random()
+    assert [key.turn for key in stalls.keys(stalls.CALMS, ["calm"], (4,), stalls.turns("11:12"), 900.0)] == [11, 12]
 
 
 def test_the_confusion_matrices_count_each_run_once(tmp_path: Path) -> None:
@@ -635,7 +636,8 @@ def test_the_confusion_matrices_count_each_run_once(tmp_path: Path) -> None:
         stalls.trial_of(SPIN._replace(turn=2), 1, 100.0, both, watched=20.0),
         stalls.trial_of(SPIN._replace(turn=3), 0, 100.0, [], watched=20.0),
         stalls.trial_of(stalls.Key("stopped", 2, 1), 0, 100.0, [stalled(0, 104.0, 99.9)], watched=20.0),
-        stalls.trial_of(stalls.Key("debugger", 2, 1, 60.0), 0, math.inf, right, watched=3520.0),
+        stalls.trial_of(stalls.Key("debugger", 2, 1, 60.0), 0, math.inf, right, watched=2520.0),
+        stalls.trial_of(stalls.Key("calm", 2, 1, 900.0), 0, math.inf, [], watched=1000.0),
     ]
     kept.write(tmp_path / "stalls.json", kept.Stored(MACHINE, trials), stalls.markdown)
     assert kept.read(tmp_path / "stalls.json", stalls.Trial) == trials
@@ -648,6 +650,7 @@ def test_the_confusion_matrices_count_each_run_once(tmp_path: Path) -> None:
     assert "| 2 | 0 | 2 | | | | 2 |" in lines
     assert "| 2 | 1 | 2 | | 1 | 1 | |" in lines
     assert "| 2 | one rank is in pdb | 60 s | 1 | 1 |" in lines
+    assert "| 2 | trains, with pauses drawn at random | 900 s | 1 | 0 |" in lines
     assert "Jobs without a fault, or before it, were watched for 3600 s (1.00 hours): 1 false reports." in lines
 
 
@@ -661,10 +664,10 @@ def test_a_kind_is_chosen_in_its_group(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_each_kind_is_one_of_the_worker_or_is_done_from_outside() -> None:
     worker = (ROOT / "benchmarks/workers/stalling.py").read_text()
-    for kind in stalls.BY_NAME.values():
+    for kind in (*stalls.FAULTS, *stalls.INNOCENTS):
         assert kind.cuts or kind.outside is not None or f'"{kind.name}": ' in worker, kind.name
         assert all(f"def {function}(" in worker for function in kind.functions)
-    assert len(stalls.BY_NAME) == len(stalls.FAULTS) + len(stalls.INNOCENTS)
+    assert len(stalls.BY_NAME) == len(stalls.FAULTS) + len(stalls.INNOCENTS) + len(stalls.CALMS)
 
 
 def test_of_steps_that_sleep_the_cost_is_a_share_of_the_clock() -> None:
