@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from random import uniform
 from typing import Protocol
@@ -210,7 +210,8 @@ class StallWatch:
             self._resume(decision)
 
     async def _on_no_progress(self, stalled: Stalled, samples: Sequence[Evidence]) -> None:
-        stacks = await self._ask(self._ranks)
+        stopped = {one.rank for one in samples if one.figures is not None and one.figures.own.state in "TD"}
+        stacks = await self._ask(self._ranks, stopped)
         if any(stack.in_debugger for stack in stacks.values()):
             # A person looks at it already.
             self._detector.withdraw()
@@ -285,5 +286,5 @@ class StallWatch:
         assert last.figures is not None
         return (last.figures.own.cpu - first.figures.own.cpu) / (last.at - first.at)
 
-    async def _ask(self, ranks: tuple[int, ...]) -> dict[int, Stack]:
-        return await gather_stacks(ranks, self._stacks.request, self._stacks.answer)
+    async def _ask(self, ranks: tuple[int, ...], stopped: Container[int] = ()) -> dict[int, Stack]:
+        return await gather_stacks(ranks, self._stacks.request, self._stacks.answer, stopped)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from dlrover_run.evidence.processes import catches
@@ -174,14 +174,18 @@ class RoundStacks:
 
 
 async def gather_stacks(
-    workers: Iterable[Worker], request: Callable[[Worker], bool], answer: Callable[[Worker], Stack | None]
+    workers: Iterable[Worker],
+    request: Callable[[Worker], bool],
+    answer: Callable[[Worker], Stack | None],
+    stopped: Container[Worker] = (),
 ) -> dict[Worker, Stack]:
-    """The stacks of these workers: of those that can be asked, and answer within STACKS_TIMEOUT."""
+    """The stacks of these workers: of those that can be asked, and answer within STACKS_TIMEOUT. Those that are
+    `stopped` are asked, and not waited for."""
     asked = [worker for worker in workers if request(worker)]
     found: dict[Worker, Stack] = {}
     loop = asyncio.get_running_loop()
     end = loop.time() + STACKS_TIMEOUT
-    while len(found) < len(asked) and loop.time() < end:
+    while any(worker not in found and worker not in stopped for worker in asked) and loop.time() < end:
         await asyncio.sleep(STACKS_INTERVAL)
         for worker in asked:
             if worker not in found and (stack := answer(worker)) is not None:

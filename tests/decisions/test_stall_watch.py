@@ -8,11 +8,13 @@ from contextlib import suppress
 from unittest.mock import patch
 
 import pytest
+from virtual_loop import run_virtually
 
 from dlrover_run.agent.stall_report import StallReport
 from dlrover_run.agent.stall_watch import QUIET_INTERVAL, TRAINING_INTERVAL, QuietNode, StallWatch
 from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
 from dlrover_run.evidence.records import Evidence, Traffic
+from dlrover_run.stall.ask import STACKS_TIMEOUT, gather_stacks
 from dlrover_run.stall.detector import PAUSES_TO_LEARN, PROBES, Detector, Resumed
 from dlrover_run.stall.guilt import GuiltCode
 from dlrover_run.stall.stacks import Frame, Stack, Thread
@@ -215,3 +217,21 @@ def test_samples_are_taken_often_until_the_rhythm_is_known() -> None:
     asyncio.run(scenario())
     assert set(waits[:PAUSES_TO_LEARN]) == {QUIET_INTERVAL}
     assert waits[-1] == TRAINING_INTERVAL
+
+
+def test_a_stopped_worker_is_not_waited_for() -> None:
+    asked: list[int] = []
+
+    def request(rank: int) -> bool:
+        asked.append(rank)
+        return True
+
+    async def scenario() -> tuple[dict[int, Stack], float]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await gather_stacks((0, 1), request, {0: WAITS}.get, stopped={1})
+        return found, loop.time() - began
+
+    found, seconds = run_virtually(scenario())
+    assert (found, asked) == ({0: WAITS}, [0, 1])
+    assert seconds < STACKS_TIMEOUT
