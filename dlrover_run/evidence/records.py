@@ -13,7 +13,9 @@ class Traffic(NamedTuple):
     """The connections of one worker, without those to the store. `acked` and `received` are bytes since the round
     began, `sent_age` the seconds since it last sent data on one of the connections that carry most of its bytes, None
     if it has no such connection. `unsent` bytes wait for an acknowledgement, `unread` bytes for the worker to read
-    them. `at_store` says whether it is connected to the store."""
+    them. `at_store` says whether it is connected to the store. `data_age` are the seconds since data was last sent or
+    received on any connection, None without one. `unsent_peers` connections have bytes that wait for an
+    acknowledgement."""
 
     acked: int = 0
     received: int = 0
@@ -21,6 +23,8 @@ class Traffic(NamedTuple):
     unsent: int = 0
     unread: int = 0
     at_store: bool = False
+    data_age: float | None = None
+    unsent_peers: int = 0
 
 
 class Evidence(NamedTuple):
@@ -53,4 +57,6 @@ def summarize(sockets: Sequence[SocketCounters], store_port: int) -> Traffic:
         unsent=sum(one.unsent for one in others),
         unread=sum(one.unread for one in others),
         at_store=at_store,
+        data_age=min((min(one.sent_age, one.received_age) for one in others), default=None),
+        unsent_peers=sum(one.unsent > 0 for one in others),
     )

@@ -125,6 +125,7 @@ class Detector:
     _sampled: float | None = None
     _exchanged_at: float | None = None
     _progress_at: float | None = None
+    _progressed: bool = False
     _first_at_store: float | None = None
     _trains: bool = False
     _has_trained: bool = False
@@ -170,7 +171,7 @@ class Detector:
 
     def has_progressed(self, rank: int) -> bool:
         """Whether the last sample showed progress of the workers; the rank of one does not matter."""
-        return self._progress_at == self._sampled
+        return self._progressed or self._progress_at == self._sampled
 
     def observe(self, samples: Sequence[Evidence], steps: Mapping[int, int] | None = None) -> Decision:
         """Take the evidence of all workers at one time, and the steps that they have reported."""
@@ -179,16 +180,27 @@ class Detector:
         now = samples[0].at
         if self._began is None:
             self._began = now
-        if self._sampled is not None and now - self._sampled > FREEZE and self._progress_at is not None:
-            self._thaw(now - self._sampled)
-        if any(one.rank in self._last and self._last[one.rank].traffic[:2] != one.traffic[:2] for one in samples):
+        before = self._sampled
+        if before is not None and now - before > FREEZE and self._progress_at is not None:
+            self._thaw(now - before)
+            before = now
+        moved = [one for one in samples if one.rank in self._last and _has_exchanged(self._last[one.rank], one)]
+        if moved:
             self._exchanged_at = now
         changes = {one.rank: self._change(one, samples, (steps or {}).get(one.rank)) for one in samples}
         if self._first_at_store is None and any(one.traffic.at_store for one in samples):
             self._first_at_store = now
         self._sampled = now
         self._trains = any(change.trained for change in changes.values())
-        if self._progress_at is None or any(change.progress for change in changes.values()):
+        was_quiet = not self._progressed
+        self._progressed = self._progress_at is None or any(change.progress for change in changes.values())
+        if self._progressed:
+            by_data = all(change.trained for change in changes.values() if change.progress)
+            data_age = min((age for one in moved if (age := one.traffic.data_age) is not None), default=None)
+            if by_data and data_age is not None and before is not None:
+                # Of a rhythm that is faster than the samples, the last one has shown how long a pause was until then.
+                pause = None if was_quiet or self._progress_at is None else before - self._progress_at
+                return self._note_progress(max(before, now - data_age), pause)
             return self._note_progress(now)
         if self._reported is not None:
             return None
@@ -258,18 +270,20 @@ class Detector:
         self._reported = Stalled(StallCode.START, late, since, STARTUP_LIMIT)
         return self._reported
 
-    def _note_progress(self, now: float) -> Decision:
+    def _note_progress(self, at: float, pause: float | None = None) -> Decision:
+        """Note that the workers made progress at this time, for the last time before this sample, and the pause before
+        it, unless another one is given."""
         decision: Decision = None
         if self._progress_at is not None:
-            pause = now - self._progress_at
+            pause = at - self._progress_at if pause is None else pause
             if self._reported is not None:
-                decision = Resumed(now - self._reported.since, self._reported.ranks)
+                decision = Resumed(at - self._reported.since, self._reported.ranks)
             # A pause that was reported belongs to the rhythm too: what has come back was no stall. Those before the
             # first step do not: imports and connections have no rhythm.
             if self._trains and self._has_trained:
                 self._pauses.append(pause)
             self._has_trained = self._has_trained or self._trains
-        self._progress_at = now
+        self._progress_at = at
         self._reported = None
         self._patience = 0.0
         self._stacks.clear()
@@ -291,7 +305,7 @@ class Detector:
         before = self._last.get(one.rank)
         self._last[one.rank] = one
         # A worker alone has connections that need not be part of its training: only its own steps are.
-        exchanged = before is not None and before.traffic[:2] != one.traffic[:2]
+        exchanged = before is not None and _has_exchanged(before, one)
         trained = exchanged and (len(samples) > 1 or self.elsewhere)
         if steps is not None and self._steps.get(one.rank) != steps:
             trained = trained or one.rank in self._steps
@@ -310,6 +324,10 @@ class Detector:
         busy = own.cpu - earlier.cpu >= BUSY_SHARE * seconds
         works = busy and not one.dumped > known.dumped and own.faults - earlier.faults >= WORKING_FAULTS * seconds
         return _Change(trained, trained or exchanged or moved or works or _child_works(one, known, seconds), busy)
+
+
+def _has_exchanged(before: Evidence, one: Evidence) -> bool:
+    return before.traffic[:2] != one.traffic[:2]
 
 
 def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:

@@ -35,6 +35,7 @@ class GuiltCode(ReasonCode):
     LOCKED = "waits for a lock"
     ELSEWHERE = "is not in the collective in which the others wait"
     OTHER_COLLECTIVE = "waits in another collective than the others"
+    DIFFERENT_COLLECTIVES = "wait in different collectives"
     SENT_NOTHING = "has sent nothing for longer than the others"
     NETWORK = "has sent data that is not acknowledged"
     UNKNOWN = "the evidence names no rank"
@@ -43,6 +44,7 @@ class GuiltCode(ReasonCode):
     UNNAMED = "the evidence names no task"
     LATE = "has not connected to the store long after the first worker"
     PLACE = ", at {file}:{line} in {function}"
+    OTHER_PLACE = ", and at {file}:{line} in {function}"
 
 
 register(GuiltCode, "stall.")
@@ -51,7 +53,8 @@ register(GuiltCode, "stall.")
 @dataclass(frozen=True)
 class Finding:
     """The workers that the others wait for, why, the user's line where the first of them is, and the evidence: codes
-    of the rules that agree, and figures. It is good evidence only after `patience` seconds without progress."""
+    of the rules that agree, and figures. Of workers that wait for each other, `other_line` is where those are that wait
+    at another line. It is good evidence only after `patience` seconds without progress."""
 
     code: GuiltCode
     ranks: tuple[int, ...] = ()
@@ -59,13 +62,15 @@ class Finding:
     agree: tuple[GuiltCode, ...] = ()
     seconds: float = 0.0
     patience: float = 0.0
+    other_line: Frame | None = None
 
     @property
     def reasons(self) -> Reasons:
         """Why, and where, as reasons that continue the name of a worker."""
         if self.line is None:
             return (self.code(),)
-        return (self.code(), GuiltCode.PLACE(**self.line._asdict()))
+        reasons = (self.code(), GuiltCode.PLACE(**self.line._asdict()))
+        return reasons if self.other_line is None else (*reasons, GuiltCode.OTHER_PLACE(**self.other_line._asdict()))
 
 
 CERTAIN = frozenset({GuiltCode.STOPPED, GuiltCode.BLOCKED_IN_KERNEL, GuiltCode.LATE})
@@ -101,6 +106,8 @@ def find_guilty(suspects: Sequence[Suspect], age_margin: float = AGE_MARGIN) -> 
     findings = [finding for rule in _RULES if (finding := rule(known)) is not None]
     if (oldest := _sent_nothing(known, age_margin)) is not None:
         findings.append(oldest)
+    if not findings and (pair := _different_collectives(known)) is not None:
+        return pair
     if not findings:
         return Finding(GuiltCode.UNKNOWN)
     first = findings[0]
@@ -174,20 +181,37 @@ def _sent_nothing(suspects: Sequence[Suspect], margin: float) -> Finding | None:
 
 def _other_collective(suspects: Sequence[Suspect]) -> Finding | None:
     """The fewest workers that wait at another line. Of two groups of the same size, none is the outlier."""
-    if not all(map(_waits, suspects)):
-        return None
-    lines: dict[Frame | None, list[int]] = {}
-    for one in suspects:
-        lines.setdefault(one.user_line, []).append(one.rank)
-    groups = sorted(lines.values(), key=len)
+    groups = sorted(_by_line(suspects).values(), key=len)
     if len(groups) < 2 or len(groups[0]) == len(groups[1]):
         return None
     return Finding(GuiltCode.OTHER_COLLECTIVE, tuple(groups[0]))
 
 
+def _different_collectives(suspects: Sequence[Suspect]) -> Finding | None:
+    """All workers, if they wait at two lines and nothing says which is wrong: a person sees it by the lines."""
+    groups = _by_line(suspects)
+    if len(groups) != 2 or None in groups:
+        return None
+    first, other = groups
+    ranks = tuple(one.rank for one in suspects)
+    return Finding(GuiltCode.DIFFERENT_COLLECTIVES, ranks, first, other_line=other)
+
+
+def _by_line(suspects: Sequence[Suspect]) -> dict[Frame | None, list[int]]:
+    """The workers by the line at which each waits in a collective; nothing unless all of them do."""
+    lines: dict[Frame | None, list[int]] = {}
+    for one in suspects if all(map(_waits, suspects)) else ():
+        lines.setdefault(one.user_line, []).append(one.rank)
+    return lines
+
+
 def _network(suspects: Sequence[Suspect]) -> Finding | None:
-    ranks = tuple(one.rank for one in suspects if one.unsent)
-    return Finding(GuiltCode.NETWORK, ranks) if ranks and len(suspects) > 1 else None
+    """The workers with the most such connections: one that is cut off has them to all its peers, and each of these has
+    one to it."""
+    most = max((one.unsent for one in suspects), default=0)
+    if not most or len(suspects) < 2:
+        return None
+    return Finding(GuiltCode.NETWORK, tuple(one.rank for one in suspects if one.unsent == most))
 
 
 _RULES = (_late, _ended, _stopped, _blocked, _elsewhere, _other_collective, _network)

@@ -41,10 +41,10 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """One worker of a stalled round.
 
     `state` is the letter in /proc/PID/stat, empty if unknown. `busy`: it used its processor during the stall.
-    `lost_child`: it waits for a child that is stopped or dead. `unsent`: it has sent data that is not acknowledged.
-    `sent_age` are the seconds since it last sent data, None if unknown. `late`: it has not reached the store long after
-    the first worker. `ended`: it has exited with 0. `file`, `line` and `function` are the innermost call in a file of
-    the user, empty if unknown.
+    `lost_child`: it waits for a child that is stopped or dead. `unsent`: the number of its connections on which it has
+    sent data that is not acknowledged. `sent_age` are the seconds since it last sent data, None if unknown. `late`: it
+    has not reached the store long after the first worker. `ended`: it has exited with 0. `file`, `line` and `function`
+    are the innermost call in a file of the user, empty if unknown.
     """
 
     rank: Total
@@ -52,7 +52,7 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     state: StateLetter = ""
     busy: bool = False
     lost_child: bool = False
-    unsent: bool = False
+    unsent: Count = 0
     sent_age: Seconds | None = None
     late: bool = False
     ended: bool = False
@@ -79,7 +79,7 @@ def describe_worker(
         state="" if figures is None else figures.own.state,
         busy=share >= BUSY_SHARE,
         lost_child=lost and stack is not None and stack.in_loader,
-        unsent=evidence is not None and evidence.traffic.unsent > 0,
+        unsent=0 if evidence is None else evidence.traffic.unsent_peers,
         sent_age=None if evidence is None else evidence.traffic.sent_age,
         late=late,
         file="" if frame is None else _printable(frame.file)[-MAX_FILE:],

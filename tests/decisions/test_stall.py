@@ -47,13 +47,15 @@ class Worker:
     traced: bool = False
     at_store: bool = True
     dumped: int = 0
+    data_age: float | None = None
     children: dict[int, ProcessFigures] = field(default_factory=dict)
     stack: Callable[[float], tuple[str, ...]] = lambda _: ("train.py:1:wait",)
 
     def evidence(self, at: float, full: bool = True) -> Evidence:
         own = ProcessFigures(self.rank + 100, "python", self.state, 1, self.cpu, self.faults, self.read, self.written)
         figures = WorkerFigures(own, tuple(self.children.values()), "", self.traced) if full else None
-        return Evidence(self.rank, at, Traffic(self.bytes, self.bytes, at_store=self.at_store), figures, self.dumped)
+        traffic = Traffic(self.bytes, self.bytes, at_store=self.at_store, data_age=self.data_age)
+        return Evidence(self.rank, at, traffic, figures, self.dumped)
 
 
 class Trace:
@@ -132,6 +134,42 @@ def test_before_the_first_steps_the_limit_is_longer() -> None:
     found = trace.run(UNLEARNED_LIMIT + 5, idle)
     assert found is not None
     assert trace.now >= UNLEARNED_LIMIT
+
+
+def test_a_rhythm_that_is_faster_than_the_samples_has_the_shortest_limit() -> None:
+    detector, worker = Detector(), Worker(0)
+
+    def sample(at: float, last: float, *, moved: bool) -> Decision:
+        worker.bytes += 1000 * moved
+        worker.data_age = at - last
+        one = worker.evidence(at)
+        return detector.observe([one._replace(rank=rank) for rank in (0, 1)])
+
+    for second in range(20):
+        at = second * 1.25
+        # Data every 50 ms, of which a sample shows the last.
+        assert sample(at, at - second % 5 / 100, moved=True) is None
+    assert detector.limit == MIN_LIMIT
+    hung = at + 0.2
+    assert sample(at + 1.25, hung, moved=True) is None
+    assert sample(hung + MIN_LIMIT - 0.01, hung, moved=False) is None
+    found = sample(hung + MIN_LIMIT + 0.01, hung, moved=False)
+    assert isinstance(found, Stalled)
+    assert found.since == pytest.approx(hung)
+
+
+def test_the_last_data_of_a_long_pause_is_where_it_began() -> None:
+    detector, worker = Detector(), Worker(0)
+    last = 0.0
+    for number in range(1, 100):
+        at = number * 0.5
+        if moved := number % 16 == 0:
+            last = at - 0.3
+            worker.bytes += 1000
+        worker.data_age = at - last
+        one = worker.evidence(at)
+        assert detector.observe([one._replace(rank=rank) for rank in (0, 1)]) is None, moved
+    assert detector.limit == pytest.approx(PAUSE_FACTOR * 16 * 0.5)
 
 
 def test_workers_that_never_connected_are_no_stall() -> None:
@@ -260,6 +298,17 @@ def test_a_machine_that_was_frozen_is_no_stall(gap: float) -> None:
     trace.train()
 
 
+def test_data_from_before_a_freeze_is_as_new_as_the_end_of_it() -> None:
+    trace = Trace()
+    trace.train()
+    for worker in trace.workers:
+        worker.bytes += 1000
+        worker.data_age = 60.0
+    trace.now += 60.0
+    assert trace.run(MIN_LIMIT - INTERVAL, idle) is None
+    assert trace.run(2 * MIN_LIMIT, idle) is not None
+
+
 def test_requested_stacks_do_not_count_as_progress() -> None:
     trace = Trace()
     trace.train()
@@ -386,8 +435,24 @@ def test_a_rank_in_another_collective_than_the_others() -> None:
     assert (found.code, found.ranks) == (GuiltCode.OTHER_COLLECTIVE, (2,))
     assert found.line is not None
     assert found.line.line == 44
-    two = find_guilty([describe_worker(rank, None, stack) for rank, stack in enumerate([WAITS, other])])
-    assert two == Finding(GuiltCode.UNKNOWN)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_as_many_ranks_in_one_collective_as_in_another(count: int) -> None:
+    other = at("/x/site-packages/torch/distributed/distributed_c10d.py:9:barrier", "/home/u/train.py:44:<module>")
+    stacks = [WAITS] * count + [other] * count
+    found = find_guilty([describe_worker(rank, None, stack) for rank, stack in enumerate(stacks)])
+    assert (found.code, found.ranks) == (GuiltCode.DIFFERENT_COLLECTIVES, tuple(range(2 * count)))
+    assert [reason.params.get("line") for reason in found.reasons] == [None, 19, 44]
+
+
+@pytest.mark.parametrize(("unsent", "guilty"), [((0, 1, 2, 1), (2,)), ((1, 1), (0, 1)), ((3, 3, 2, 2), (0, 1))])
+def test_the_rank_that_is_cut_off_has_unacknowledged_data_to_all_its_peers(
+    unsent: tuple[int, ...], guilty: tuple[int, ...]
+) -> None:
+    traffic = [Traffic(unsent=4000, unsent_peers=count) for count in unsent]
+    found = find_guilty([describe_worker(rank, Evidence(rank, 10, one), WAITS) for rank, one in enumerate(traffic)])
+    assert (found.code, found.ranks) == (GuiltCode.NETWORK, guilty)
 
 
 def test_other_rules_that_agree_are_listed() -> None:

@@ -199,7 +199,7 @@ LINE = {"file": SCRIPT.file, "line": SCRIPT.line, "function": SCRIPT.function}
         # A chief may wait for its workers, and no worker for another one; nothing waits for an evaluator.
         (CHIEF, {}, {WORKER: "T"}, Where.TENSORFLOW, False, GuiltCode.STOPPED, (WORKER,)),
         (WORKER, {}, {OTHER: "T", EVALUATOR: "T"}, Where.TENSORFLOW, False, GuiltCode.UNNAMED, ()),
-        (WORKER, {"unsent": True}, {}, Where.TENSORFLOW, False, GuiltCode.NETWORK, (WORKER,)),
+        (WORKER, {"unsent": 1}, {}, Where.TENSORFLOW, False, GuiltCode.NETWORK, (WORKER,)),
         (WORKER, {}, {}, Where.TENSORFLOW, True, GuiltCode.BEHIND, (WORKER,)),
         (WORKER, {}, {}, Where.TENSORFLOW, False, GuiltCode.UNNAMED, ()),
         (WORKER, {}, {}, Where.UNKNOWN, True, GuiltCode.UNNAMED, ()),
