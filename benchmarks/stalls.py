@@ -122,14 +122,12 @@ FAULTS = (
     Fault("mismatch", "calls another collective than the others", ("mismatch", "step"), mutual=True),
     Fault("left", "has left the loop, and waits in a barrier", ("left", "step"), mutual=True),
     Fault("cut", "receives nothing from the network", ("step",), mutual=True),
-    # Two turns, as long as the launcher does not watch several nodes.
     Fault(
         "cut-node",
         "on one of two nodes, whose network is cut",
         ("step",),
         mutual=True,
         cuts=True,
-        max_turns=2,
         unavailable=network.why_not,
     ),
     Fault(
@@ -176,7 +174,7 @@ INNOCENTS = (
     ),
 )
 
-CALMS = (Fault("calm", "trains, with pauses drawn at random", innocent=True, script=CALM_SCRIPT),)
+CALMS = (Fault("calm", "trains, with pauses drawn at random", innocent=True, max_turns=1000, script=CALM_SCRIPT),)
 
 BY_NAME = {fault.name: fault for fault in (*FAULTS, *INNOCENTS, *CALMS)}
 
