@@ -284,7 +284,7 @@ class StallWatch:
         first, last = samples
         assert first.figures is not None
         assert last.figures is not None
-        return (last.figures.own.cpu - first.figures.own.cpu) / (last.at - first.at)
+        return (last.figures.own.ready - first.figures.own.ready) / (last.at - first.at)
 
     async def _ask(self, ranks: tuple[int, ...], stopped: Container[int] = ()) -> dict[int, Stack]:
         return await gather_stacks(ranks, self._stacks.request, self._stacks.answer, stopped)

@@ -18,12 +18,14 @@ MAX_CHILDREN = 64
 MAX_DEPTH = 3
 """Generations below a worker: its data loaders, and what these start."""
 
+_NANOSECONDS = 1e9
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessFigures(NamedTuple):
     """One process. `state` is the letter in /proc/PID/stat, `cpu` seconds of all its threads, `faults` page faults
-    without a read from a disk, `read` and `written` bytes of its system calls, sockets and pipes included."""
+    without a read from a disk, `read` and `written` bytes of its system calls, sockets and pipes included. `queued` are
+    the seconds in which its main thread could have run and had no processor, 0 where the kernel does not count them."""
 
     pid: int
     name: str
@@ -33,6 +35,13 @@ class ProcessFigures(NamedTuple):
     faults: int
     read: int
     written: int
+    queued: float = 0.0
+
+    @property
+    def ready(self) -> float:
+        """The seconds in which it used a processor, or waited for one: on a machine with too few of them a process that
+        computes all the time shows little else."""
+        return self.cpu + self.queued
 
     @property
     def stopped(self) -> bool:
@@ -60,6 +69,9 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessFigures | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = _read(f"{proc}/{pid}/io").split()
         read, written = int(lines[1]), int(lines[3])
+    queued = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        queued = int(_read(f"{proc}/{pid}/schedstat").split()[1]) / _NANOSECONDS
     return ProcessFigures(
         pid=pid,
         name=name.decode(errors="replace"),
@@ -69,6 +81,7 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessFigures | None:
         faults=int(fields[7]),
         read=read,
         written=written,
+        queued=queued,
     )
 
 

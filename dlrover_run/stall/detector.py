@@ -40,17 +40,20 @@ FREEZE = 3.0
 """Seconds between two samples after which the whole machine was frozen: that time is no pause of the workers."""
 
 BUSY_SHARE = 0.1
-"""A worker that uses this share of one processor is busy: on a machine with more work than processors, one that
-computes all the time gets no more. One that waits for a peer uses next to nothing."""
+"""A worker that uses or waits for a processor for this share of the time is busy. One that waits for a peer does
+next to nothing of that."""
 
 WORKING_FAULTS = 64
-"""Page faults in a second with which a busy worker works: one that spins needs no new memory."""
+"""Page faults in a second of processor time with which a busy worker works: one that spins needs no new memory."""
+
+MIN_WORKING_FAULTS = 8
+"""The same between two samples, in which the worker had little of a processor."""
 
 OUTPUT_BYTES = 1
 """Bytes read or written between two samples that are progress, apart from the stacks that were asked for."""
 
 CHILD_SHARE = 0.05
-"""A child that uses this share of a processor works."""
+"""A child that uses or waits for a processor for this share of the time works."""
 
 PROBES = 6
 """Stacks of a busy worker that must stay in one place before it is stalled."""
@@ -321,8 +324,9 @@ class Detector:
         own, earlier = one.figures.own, known.figures.own
         written = own.written - earlier.written - (one.dumped - known.dumped)
         moved = written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
-        busy = own.cpu - earlier.cpu >= BUSY_SHARE * seconds
-        works = busy and not one.dumped > known.dumped and own.faults - earlier.faults >= WORKING_FAULTS * seconds
+        busy = own.ready - earlier.ready >= BUSY_SHARE * seconds
+        enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
+        works = busy and not one.dumped > known.dumped and own.faults - earlier.faults >= enough
         return _Change(trained, trained or exchanged or moved or works or _child_works(one, known, seconds), busy)
 
 
@@ -340,7 +344,7 @@ def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:
             return True
         if child.written + child.read > earlier.written + earlier.read:
             return True
-        if child.cpu - earlier.cpu >= CHILD_SHARE * seconds:
+        if child.ready - earlier.ready >= CHILD_SHARE * seconds:
             return True
     return False
 

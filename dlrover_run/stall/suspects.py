@@ -69,7 +69,7 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 def describe_worker(
     rank: int, evidence: Evidence | None, stack: Stack | None = None, share: float = 0.0, *, late: bool = False
 ) -> Suspect:
-    """The record of a worker that runs. `share` is the share of a processor that it used during the stall."""
+    """The record of a worker that runs. For `share` of the stall it used or waited for a processor."""
     figures = None if evidence is None else evidence.figures
     lost = figures is not None and any(child.state in "TZ" for child in figures.children)
     frame = None if stack is None else stack.user_line

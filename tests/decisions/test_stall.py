@@ -48,11 +48,13 @@ class Worker:
     at_store: bool = True
     dumped: int = 0
     data_age: float | None = None
+    queued: float = 0.0
     children: dict[int, ProcessFigures] = field(default_factory=dict)
     stack: Callable[[float], tuple[str, ...]] = lambda _: ("train.py:1:wait",)
 
     def evidence(self, at: float, full: bool = True) -> Evidence:
-        own = ProcessFigures(self.rank + 100, "python", self.state, 1, self.cpu, self.faults, self.read, self.written)
+        figures_of = (self.cpu, self.faults, self.read, self.written, self.queued)
+        own = ProcessFigures(self.rank + 100, "python", self.state, 1, *figures_of)
         figures = WorkerFigures(own, tuple(self.children.values()), "", self.traced) if full else None
         traffic = Traffic(self.bytes, self.bytes, at_store=self.at_store, data_age=self.data_age)
         return Evidence(self.rank, at, traffic, figures, self.dumped)
@@ -107,10 +109,16 @@ def spin(workers: Sequence[Worker], seconds: float) -> None:
     workers[1].cpu += seconds
 
 
+def spin_overloaded(workers: Sequence[Worker], seconds: float) -> None:
+    workers[1].cpu += 0.05 * seconds
+    workers[1].queued += 0.95 * seconds
+
+
 HANGS = {
     "stopped": (idle, StallCode.TRAINING),
     "sleep, deadlock, lost network, a rank that left": (idle, StallCode.TRAINING),
     "spin": (spin, StallCode.BUSY),
+    "spin, with too few processors": (spin_overloaded, StallCode.BUSY),
 }
 
 
@@ -276,7 +284,34 @@ def debugger(workers: Sequence[Worker], _: float) -> None:
     workers[1].traced = True
 
 
-HARMLESS = [checkpoint, evaluation, compilation, compiler_processes, download, debugger]
+def overloaded(workers: Sequence[Worker], seconds: float) -> None:
+    evaluation(workers, 0.05 * seconds)
+    workers[0].queued += 0.95 * seconds
+
+
+def overloaded_compilation(workers: Sequence[Worker], seconds: float) -> None:
+    for one in workers:
+        one.cpu += 0.05 * seconds
+        one.queued += 0.95 * seconds
+        one.faults += 20
+
+
+def overloaded_loader(workers: Sequence[Worker], seconds: float) -> None:
+    child = workers[0].children.get(500, ProcessFigures(500, "python", "R", 100, 0, 0, 0, 0))
+    workers[0].children[500] = child._replace(cpu=child.cpu + 0.01 * seconds, queued=child.queued + 0.9 * seconds)
+
+
+HARMLESS = [
+    overloaded,
+    overloaded_compilation,
+    overloaded_loader,
+    checkpoint,
+    evaluation,
+    compilation,
+    compiler_processes,
+    download,
+    debugger,
+]
 
 
 @pytest.mark.parametrize("each", HARMLESS)

@@ -124,6 +124,19 @@ def _figures(pid: int) -> processes.WorkerFigures:
     return found
 
 
+def test_a_process_that_waits_for_a_processor() -> None:
+    (processor, *_) = os.sched_getaffinity(0)
+    script = f"import os; os.sched_setaffinity(0, [{processor}])\nwhile True: pass"
+    spinning = [subprocess.Popen([sys.executable, "-S", "-c", script]) for _ in range(2)]
+    try:
+        until(lambda: all(_figures(one.pid).own.queued > 0 for one in spinning))
+        assert all(one.own.ready > one.own.cpu for one in (_figures(each.pid) for each in spinning))
+    finally:
+        for one in spinning:
+            one.kill()
+            one.wait(WAIT)
+
+
 def test_a_process_that_writes() -> None:
     before = _figures(os.getpid()).own
     with open(os.devnull, "wb", buffering=0) as sink:
