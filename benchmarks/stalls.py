@@ -28,6 +28,7 @@ from core.ratios import Lost
 from core.report import Machine, table
 from core.run import NANOSECOND, Run
 
+from dlrover_run.coordination.reasons import render
 from dlrover_run.events.reader import NoEventLog, merged, read_logs
 from dlrover_run.events.records import WorkerStalled
 from dlrover_run.local_cluster import network
@@ -197,7 +198,7 @@ class Key(NamedTuple):
 class Trial:
     """What came of one run. `seconds` from the fault to the report are None if there was none, `code` is why the
     `named` ranks were named, `function` where the first of them was found. `wrong_reports` came when nothing was
-    wrong: before the fault, or of an innocent job; that lasted for `watched` seconds."""
+    wrong: before the fault, or of an innocent job; that lasted for `watched` seconds. `wrong` has their lines."""
 
     fault: str
     ranks: int
@@ -212,6 +213,7 @@ class Trial:
     watched: float
     load: float
     commit: str
+    wrong: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -254,6 +256,10 @@ def trial_of(
     reasons = next((event.reasons for event in first if event.guilty), ())
     place: Mapping[str, object] = next((one.params for one in reasons if GuiltCode.PLACE.within((one,))), {})
     here = str(place.get("file", "")).endswith(f"/{SCRIPT}")
+    lines = {round(event.since, 3): "" for event in wrong}
+    for event in wrong:
+        if event.guilty:
+            lines[round(event.since, 3)] = f"rank {event.rank} {render(event.reasons)}"
     return Trial(
         *key,
         guilty=guilty,
@@ -261,10 +267,11 @@ def trial_of(
         named=tuple(sorted(event.rank for event in first if event.guilty)),
         code=reasons[0].code.removeprefix("stall.") if reasons else "",
         function=str(place["function"]) if here else "",
-        wrong_reports=len({round(event.since, 3) for event in wrong}),
+        wrong_reports=len(lines),
         watched=watched,
         load=load,
         commit=commit,
+        wrong=tuple(lines.values()),
     )
 
 
@@ -446,7 +453,7 @@ def outcome(trial: Trial) -> str:
     """One line for the console."""
     named = " ".join(map(str, trial.named)) or "none"
     at = "no report" if trial.seconds is None else f"{trial.seconds:.1f} s, rank {named}, {trial.code} {trial.function}"
-    wrong = f"; {trial.wrong_reports} wrong reports" if trial.wrong_reports else ""
+    wrong = "".join(f"; wrong report: {line or NO_RANK}" for line in trial.wrong)
     return f"{trial.fault} {trial.ranks} {trial.turn}: guilty {trial.guilty}: {at}{wrong}"
 
 
