@@ -12,6 +12,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import uniform
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from dlrover_run.agent.stall_report import Names, StallReport
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.evidence.records import Evidence
 from dlrover_run.stall.ask import gather_stacks
-from dlrover_run.stall.detector import AskStacks, Decision, Resumed, StallCode, Stalled
+from dlrover_run.stall.detector import PROBES, AskStacks, Decision, Resumed, StallCode, Stalled
 from dlrover_run.stall.guilt import Finding, find_stall, ranks_to_restart
 from dlrover_run.stall.stacks import Stack
 from dlrover_run.stall.suspects import Suspect, describe_worker
@@ -33,6 +34,12 @@ QUIET_INTERVAL = 0.5
 """Seconds between two samples while they do not, and until their rhythm is known: pauses that are measured more often
 are learned earlier."""
 
+
+PROBING = 0.4
+"""Seconds for which a busy worker is asked for its stack, again and again, after a sample."""
+
+SILENT_PROBES = PROBES // 6
+"""Stacks in one place for which it counts that a worker gives none."""
 
 VARIATION = 0.25
 """The part of an interval by which it varies: samples at the same moment of each step would show nothing else."""
@@ -51,7 +58,7 @@ class Sampling(Protocol):
 class Stacks(Protocol):
     """What asks for stacks, by rank: `stall.ask.StackFiles`, with the pids of the workers."""
 
-    def request(self, rank: int) -> bool: ...
+    def request(self, rank: int, *, main: bool = False) -> bool: ...
 
     def answer(self, rank: int) -> Stack | None: ...
 
@@ -199,11 +206,7 @@ class StallWatch:
                 # What it used before belongs to no stall.
                 self._figures[one.rank] = [one]
         if isinstance(decision, AskStacks):
-            found = await self._ask(decision.ranks)
-            # A worker without a stack may as well work: it counts as one that stays in its place.
-            self._detector.note_stacks(
-                {rank: [tuple(map(str, found[rank].main)) if rank in found else ("",)] for rank in decision.ranks}
-            )
+            self._detector.note_stacks(await self._probe(decision.ranks))
         elif isinstance(decision, Stalled):
             await self._on_no_progress(decision, samples)
         elif isinstance(decision, Resumed):
@@ -285,6 +288,20 @@ class StallWatch:
         assert first.figures is not None
         assert last.figures is not None
         return (last.figures.own.ready - first.figures.own.ready) / (last.at - first.at)
+
+    async def _probe(self, ranks: tuple[int, ...]) -> dict[int, list[tuple[str, ...]]]:
+        """The innermost calls of these workers, as often as they can be asked in PROBING seconds."""
+        found: dict[int, list[tuple[str, ...]]] = {rank: [] for rank in ranks}
+        loop = asyncio.get_running_loop()
+        end = loop.time() + PROBING
+        while loop.time() < end:
+            request = partial(self._stacks.request, main=True)
+            for rank, stack in (await gather_stacks(ranks, request, self._stacks.answer)).items():
+                found[rank].append(tuple(map(str, stack.main[:1])))
+            if not all(found.values()):
+                break
+        # A worker without a stack may as well work: it counts as one that stays in its place.
+        return {rank: stacks or [("",)] * SILENT_PROBES for rank, stacks in found.items()}
 
     async def _ask(self, ranks: tuple[int, ...], stopped: Container[int] = ()) -> dict[int, Stack]:
         return await gather_stacks(ranks, self._stacks.request, self._stacks.answer, stopped)

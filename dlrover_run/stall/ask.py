@@ -68,9 +68,10 @@ class StackFiles:
         self._registered.pop(local_rank, None)
         self._requests.pop(local_rank, None)
 
-    def request(self, local_rank: int, pid: int) -> bool:
-        """Ask a worker for its stacks. False if it cannot answer: it runs no Python, has not begun, has replaced
-        itself by another program, blocks the signal or has closed the file. The signal would end such a process.
+    def request(self, local_rank: int, pid: int, *, main: bool = False) -> bool:
+        """Ask a worker for its stacks, or for that of its `main` thread alone. False if it cannot answer: it runs no
+        Python, has not begun, has replaced itself by another program, blocks the signal or has closed the file. The
+        signal would end such a process.
 
         A request that has no answer yet stands: two that ask at a time get the same one, and a stopped worker has one
         signal to handle when it continues.
@@ -82,7 +83,8 @@ class StackFiles:
             same = os.stat(f"/proc/{pid}/fd/{registered.fd}").st_ino == os.fstat(self._fds[local_rank]).st_ino
         except OSError:
             return False
-        if not same or not catches(pid, registered.signal):
+        number = (main and registered.main_signal) or registered.signal
+        if not same or not catches(pid, number):
             return False
         if local_rank in self._requests and self.answer(local_rank) is None:
             return True
@@ -92,7 +94,7 @@ class StackFiles:
             os.ftruncate(self._fds[local_rank], 0)
             size = 0
         self._read[local_rank] = size
-        return self._send(local_rank, _Request(pid, registered.signal))
+        return self._send(local_rank, _Request(pid, number))
 
     def answer(self, local_rank: int) -> Stack | None:
         """What a worker has written since the last request; None as long as it is not complete, and after `close`. A
@@ -160,9 +162,9 @@ class RoundStacks:
         self._files = files
         self._workers = dict(workers)
 
-    def request(self, rank: int) -> bool:
+    def request(self, rank: int, *, main: bool = False) -> bool:
         """As `StackFiles.request`."""
-        return self._files.request(*self._workers[rank])
+        return self._files.request(*self._workers[rank], main=main)
 
     def answer(self, rank: int) -> Stack | None:
         """As `StackFiles.answer`."""

@@ -55,8 +55,12 @@ OUTPUT_BYTES = 1
 CHILD_SHARE = 0.05
 """A child that uses or waits for a processor for this share of the time works."""
 
-PROBES = 6
-"""Stacks of a busy worker that must stay in one place before it is stalled."""
+PROBES = 60
+"""Stacks of a busy worker that must stay within one function before it is stalled. One that evaluates a model is in one
+of its layers nine times out of ten."""
+
+LOOP_PROBES = 600
+"""The same within a function and another one that it calls, which is where a small model is nearly always."""
 
 MAX_SPIN_LINES = 4
 """Innermost lines among which a worker may move and still spin."""
@@ -245,7 +249,7 @@ class Detector:
                 self._progress_at = now
                 self._stacks.clear()
                 return None
-            if any(len(self._stacks.get(rank, ())) < PROBES for rank in busy):
+            if any(not _stays(self._stacks.get(rank, ())) for rank in busy):
                 return AskStacks(busy)
         code = StallCode.BUSY if busy else StallCode.TRAINING
         self._reported = Stalled(code, ranks, self._progress_at, self.limit)
@@ -352,5 +356,13 @@ def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:
 def _moves(stacks: Sequence[tuple[str, ...]]) -> bool:
     """Whether the innermost frames of these stacks are those of a worker that works."""
     lines = {stack[0] for stack in stacks}
-    functions = {line.rpartition(":")[2] for line in lines}
-    return len(lines) > MAX_SPIN_LINES or len(functions) > MAX_SPIN_FUNCTIONS
+    return len(lines) > MAX_SPIN_LINES or len(_functions(stacks)) > MAX_SPIN_FUNCTIONS
+
+
+def _stays(stacks: Sequence[tuple[str, ...]]) -> bool:
+    """Whether these stacks, none of which is elsewhere, are enough to say that the worker spins."""
+    return len(stacks) >= (PROBES if len(_functions(stacks)) <= 1 else LOOP_PROBES)
+
+
+def _functions(stacks: Sequence[tuple[str, ...]]) -> set[str]:
+    return {stack[0].rpartition(":")[2] for stack in stacks}

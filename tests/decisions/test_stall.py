@@ -32,6 +32,9 @@ from dlrover_run.stall.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, d
 
 INTERVAL = 0.5
 
+PROBED = 20
+"""Stacks that a busy worker gives after each sample."""
+
 
 @dataclass
 class Worker:
@@ -77,9 +80,11 @@ class Trace:
             decision = self.sample()
             if isinstance(decision, AskStacks):
                 for rank in decision.ranks:
-                    self.workers[rank].dumped += 4000
-                    self.workers[rank].written += 4000
-                self.detector.note_stacks({rank: [self.workers[rank].stack(self.now)] for rank in decision.ranks})
+                    self.workers[rank].dumped += PROBED * 400
+                    self.workers[rank].written += PROBED * 400
+                moments = [self.now + 0.01 * number for number in range(PROBED)]
+                stacks = {rank: [self.workers[rank].stack(at) for at in moments] for rank in decision.ranks}
+                self.detector.note_stacks(stacks)
             elif isinstance(decision, Stalled):
                 return decision
         return None
@@ -133,7 +138,7 @@ def test_a_hang_is_found_in_time(name: str, period: float) -> None:
     assert found is not None
     assert found.code is code
     assert found.ranks == (0, 1)
-    probes = PROBES * INTERVAL if code is StallCode.BUSY else 0
+    probes = PROBES / PROBED * INTERVAL if code is StallCode.BUSY else 0
     assert trace.now - began <= max(MIN_LIMIT, PAUSE_FACTOR * period) + probes + 2 * INTERVAL + period
 
 
@@ -262,7 +267,18 @@ def checkpoint(workers: Sequence[Worker], _: float) -> None:
 
 def evaluation(workers: Sequence[Worker], seconds: float) -> None:
     workers[0].cpu += seconds
-    workers[0].stack = lambda now: (f"model.py:{int(now * 2) % 7}:layer{int(now * 2) % 7}", "train.py:9:evaluate")
+    workers[0].stack = lambda now: (f"model.py:{int(now * 50) % 7}:layer{int(now * 50) % 7}", "train.py:9:evaluate")
+
+
+def small_evaluation(workers: Sequence[Worker], seconds: float) -> None:
+    """Nearly always in one layer or in the loop around it."""
+    workers[0].cpu += seconds
+
+    def stack(now: float) -> tuple[str, ...]:
+        moment = round(now * 100) % 50
+        return ("relu.py:3:relu" if moment == 7 else "linear.py:4:forward" if moment % 3 else "train.py:9:evaluate",)
+
+    workers[0].stack = stack
 
 
 def compilation(workers: Sequence[Worker], seconds: float) -> None:
@@ -302,6 +318,7 @@ def overloaded_loader(workers: Sequence[Worker], seconds: float) -> None:
 
 
 HARMLESS = [
+    small_evaluation,
     overloaded,
     overloaded_compilation,
     overloaded_loader,
@@ -349,7 +366,7 @@ def test_requested_stacks_do_not_count_as_progress() -> None:
     trace.train()
     found = trace.run(15, spin)
     assert found is not None
-    assert trace.workers[1].dumped == PROBES * 4000
+    assert trace.workers[1].dumped == PROBES * 400
 
 
 def test_a_reported_pause_raises_the_limit() -> None:

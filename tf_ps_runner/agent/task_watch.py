@@ -103,10 +103,10 @@ class TaskWatch:
         # The watch closes it.
         self._run = self._sampler = None
 
-    def request(self, number: int) -> bool:
+    def request(self, number: int, *, main: bool = False) -> bool:
         """Ask a task for its stacks, as `StackFiles.request`."""
         files, process = self._files(number), self._tasks[number].process if number in self._tasks else None
-        return files is not None and process is not None and files.request(0, process.pid)
+        return files is not None and process is not None and files.request(0, process.pid, main=main)
 
     def answer(self, number: int) -> Stack | None:
         """As `StackFiles.answer`."""
