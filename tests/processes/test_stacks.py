@@ -49,10 +49,10 @@ def files() -> Iterator[StackFiles]:
     opened.close()
 
 
-def ask(files: StackFiles, pid: int) -> Stack:
+def ask(files: StackFiles, pid: int, *, main: bool = False) -> Stack:
     stacks = RoundStacks(files, {5: (0, pid)})
     before = stacks.dumped(5)
-    assert stacks.request(5)
+    assert stacks.request(5, main=main)
     end = time.monotonic() + WAIT
     while (found := stacks.answer(5)) is None:
         assert time.monotonic() < end, "the process has written no stack"
@@ -83,6 +83,13 @@ def test_the_stack_of_a_process_that(what: str, files: StackFiles, tmp_path: Pat
             assert time.monotonic() < end, "the script has not reached its wait"
         assert Path(line.file).name == "train.py"
         assert process.poll() is None
+
+
+def test_the_stack_of_the_main_thread_alone(files: StackFiles, tmp_path: Path) -> None:
+    with worker(files, tmp_path, SCRIPTS["has more threads than are written"]) as process:
+        ask(files, process.pid)
+        (thread,) = ask(files, process.pid, main=True).threads
+        assert thread.frames[-1].function == "<module>"
 
 
 def test_a_process_that_became_another_program_gets_no_request(files: StackFiles, tmp_path: Path) -> None:
