@@ -24,7 +24,7 @@ PACES = 0.1, 4.0
 PAUSES = 0.5, 30.0
 """Seconds of a pause."""
 
-BETWEEN_PAUSES = 45.0
+BETWEEN_PAUSES = 90.0
 """Mean seconds of training between two pauses."""
 
 REST = 0.05

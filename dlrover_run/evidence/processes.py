@@ -44,6 +44,11 @@ class ProcessFigures(NamedTuple):
         return self.cpu + self.queued
 
     @property
+    def runs(self) -> bool:
+        """Whether its main thread uses a processor, or waits for one. The kernel counts such a wait only at its end."""
+        return self.state == "R"
+
+    @property
     def stopped(self) -> bool:
         return self.state == "T"
 

@@ -133,6 +133,7 @@ class Detector:
     _exchanged_at: float | None = None
     _progress_at: float | None = None
     _progressed: bool = False
+    _busy_at: float = 0.0
     _first_at_store: float | None = None
     _trains: bool = False
     _has_trained: bool = False
@@ -239,10 +240,14 @@ class Detector:
 
     def _decide(self, samples: Sequence[Evidence], changes: Mapping[int, _Change], now: float) -> Decision:
         assert self._progress_at is not None
-        if now - self._progress_at < max(self.limit, self._patience) or not self._is_learned:
-            return None
         ranks = tuple(one.rank for one in samples)
         busy = tuple(rank for rank, change in changes.items() if change.busy)
+        # What was busy until now has done something else than to hang.
+        since = self._progress_at if busy else max(self._progress_at, self._busy_at)
+        if busy:
+            self._busy_at = now
+        if now - since < max(self.limit, self._patience) or not self._is_learned:
+            return None
         if busy:
             if any(_moves(self._stacks.get(rank, ())) for rank in busy):
                 # No pause of the rhythm: the next one is recognized by its stacks as well.
@@ -299,6 +304,7 @@ class Detector:
     def _thaw(self, gap: float) -> None:
         assert self._progress_at is not None
         self._progress_at += gap
+        self._busy_at += gap
         if self._began is not None:
             self._began += gap
         if self._exchanged_at is not None:
@@ -328,7 +334,7 @@ class Detector:
         own, earlier = one.figures.own, known.figures.own
         written = own.written - earlier.written - (one.dumped - known.dumped)
         moved = written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
-        busy = own.ready - earlier.ready >= BUSY_SHARE * seconds
+        busy = own.runs or own.ready - earlier.ready >= BUSY_SHARE * seconds
         enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
         works = busy and not one.dumped > known.dumped and own.faults - earlier.faults >= enough
         return _Change(trained, trained or exchanged or moved or works or _child_works(one, known, seconds), busy)
@@ -348,7 +354,7 @@ def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:
             return True
         if child.written + child.read > earlier.written + earlier.read:
             return True
-        if child.ready - earlier.ready >= CHILD_SHARE * seconds:
+        if child.runs or child.ready - earlier.ready >= CHILD_SHARE * seconds:
             return True
     return False
 

@@ -288,7 +288,7 @@ def compilation(workers: Sequence[Worker], seconds: float) -> None:
 
 
 def compiler_processes(workers: Sequence[Worker], seconds: float) -> None:
-    child = workers[0].children.get(500, ProcessFigures(500, "cc1plus", "R", 100, 0, 0, 0, 0))
+    child = workers[0].children.get(500, ProcessFigures(500, "cc1plus", "S", 100, 0, 0, 0, 0))
     workers[0].children[500] = child._replace(cpu=child.cpu + seconds)
 
 
@@ -305,6 +305,12 @@ def overloaded(workers: Sequence[Worker], seconds: float) -> None:
     workers[0].queued += 0.95 * seconds
 
 
+def starved(workers: Sequence[Worker], _: float) -> None:
+    """It waits for a processor all the time, and then does a little."""
+    evaluation(workers, 0.0)
+    workers[0].state = "R"
+
+
 def overloaded_compilation(workers: Sequence[Worker], seconds: float) -> None:
     for one in workers:
         one.cpu += 0.05 * seconds
@@ -313,13 +319,14 @@ def overloaded_compilation(workers: Sequence[Worker], seconds: float) -> None:
 
 
 def overloaded_loader(workers: Sequence[Worker], seconds: float) -> None:
-    child = workers[0].children.get(500, ProcessFigures(500, "python", "R", 100, 0, 0, 0, 0))
+    child = workers[0].children.get(500, ProcessFigures(500, "python", "S", 100, 0, 0, 0, 0))
     workers[0].children[500] = child._replace(cpu=child.cpu + 0.01 * seconds, queued=child.queued + 0.9 * seconds)
 
 
 HARMLESS = [
     small_evaluation,
     overloaded,
+    starved,
     overloaded_compilation,
     overloaded_loader,
     checkpoint,
@@ -336,9 +343,19 @@ def test_a_harmless_pause_of_a_minute_is_no_stall(each: Callable[[Sequence[Worke
     trace = Trace()
     trace.train()
     assert trace.run(60, each) is None
+    trace.workers[0].state = "S"
     trace.workers[1].traced = False
     trace.train()
     assert trace.run(UNLEARNED_LIMIT * 10, idle) is not None, "a hang after it is still found"
+
+
+@pytest.mark.parametrize("halves", range(1, 24))
+def test_a_pause_that_follows_work_counts_from_the_end_of_the_work(halves: int) -> None:
+    trace = Trace()
+    trace.train()
+    assert trace.run(halves * INTERVAL, evaluation) is None
+    assert trace.run(MIN_LIMIT - INTERVAL, idle) is None
+    assert trace.run(2 * MIN_LIMIT, idle) is not None
 
 
 @pytest.mark.parametrize("gap", [4, 60, 36_000])
