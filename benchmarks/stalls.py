@@ -31,7 +31,9 @@ from core.run import NANOSECOND, Run
 from dlrover_run.coordination.reasons import render
 from dlrover_run.events.reader import NoEventLog, merged, read_logs
 from dlrover_run.events.records import WorkerStalled
+from dlrover_run.evidence.processes import read_process
 from dlrover_run.local_cluster import network
+from dlrover_run.process_tree.tree import children_of
 from dlrover_run.stall.guilt import GuiltCode
 
 LIMIT = 60.0
@@ -57,6 +59,9 @@ WRITTEN = 0.3
 WRITE_ATTEMPTS = 10
 """Seconds in which the launcher has written the events of the line that it has printed, and how often to wait for that
 on a loaded machine."""
+
+STARVED = 0.5
+"""The share of the time from which on the launcher counts as one that had no processor."""
 
 ONE_REPORT = 0.5
 """Seconds between the first and the last event of one report."""
@@ -198,7 +203,9 @@ class Key(NamedTuple):
 class Trial:
     """What came of one run. `seconds` from the fault to the report are None if there was none, `code` is why the
     `named` ranks were named, `function` where the first of them was found. `wrong_reports` came when nothing was
-    wrong: before the fault, or of an innocent job; that lasted for `watched` seconds. `wrong` has their lines."""
+    wrong: before the fault, or of an innocent job; that lasted for `watched` seconds. `wrong` has their lines.
+    `starved` is the share of the time from the fault to the report in which the launcher could have run and had no
+    processor."""
 
     fault: str
     ranks: int
@@ -214,6 +221,7 @@ class Trial:
     load: float
     commit: str
     wrong: tuple[str, ...] = ()
+    starved: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -248,6 +256,7 @@ def trial_of(
     watched: float,
     load: float = 0.0,
     commit: str = "",
+    starved: float = 0.0,
 ) -> Trial:
     """The outcome of a run from the stalls in its event log; `fault_at` is infinite if nothing was wrong. Pure."""
     wrong = [event for event in events if event.mono < fault_at]
@@ -272,6 +281,7 @@ def trial_of(
         load=load,
         commit=commit,
         wrong=tuple(lines.values()),
+        starved=round(starved, 2),
     )
 
 
@@ -321,9 +331,10 @@ def hang_or_pause(key: Key, machine: Machine) -> Trial:
         environment = {"BENCHMARK_FAULT": f"{key.fault} {faulty} {delay} {key.pause} {place}"}
         start(key, run, nodes, ("--stall-action=report", f"--journal={journal}"), environment)
         trains = run.wait("step", key.ranks, START_TIMEOUT)
+        starved = 0.0
         began = run.wait("fault", 1, START_TIMEOUT, only={guilty})[0]
         fault_at = began.at_ns * NANOSECOND
-        printed = len(run.output)
+        printed, queued, watched_at = len(run.output), queued_seconds(run), time.monotonic()
         with contextlib.ExitStack() as harm:
             if nodes is not None or fault.outside is not None:
                 fault_at = time.monotonic()
@@ -333,7 +344,9 @@ def hang_or_pause(key: Key, machine: Machine) -> Trial:
                 harm.enter_context(fault.outside(run, began.pid, place))
             if not fault.innocent:
                 # A false report before it is none of this hang.
-                if run.wait_output(PRINTED, LIMIT, after=printed):
+                found = run.wait_output(PRINTED, LIMIT, after=printed)
+                starved = (queued_seconds(run) - queued) / (time.monotonic() - watched_at)
+                if found:
                     wait_for_event(run, journal, fault_at)
             elif fault.outside is not None:
                 run.settle(key.pause)
@@ -345,7 +358,13 @@ def hang_or_pause(key: Key, machine: Machine) -> Trial:
         events = stalls_in(journal)
     at = float("inf") if fault.innocent else fault_at
     watched = ended - max(report.at_ns for report in trains) * NANOSECOND
-    return trial_of(key, guilty, at, events, watched, machine.load_average[0], machine.commit)
+    return trial_of(key, guilty, at, events, watched, machine.load_average[0], machine.commit, starved)
+
+
+def queued_seconds(run: Run) -> float:
+    """For how long the agents of the run could have run and had no processor, the one that had the fewest."""
+    agents = [one for launcher in run.launchers for one in children_of(launcher.pid)]
+    return max((figures.queued for pid in agents if (figures := read_process(pid)) is not None), default=0.0)
 
 
 def keys(kinds: Sequence[Fault], names: Collection[str], sizes: Sequence[int], turns: range, pause: float) -> list[Key]:
@@ -423,6 +442,8 @@ def markdown(stored: Stored[Trial]) -> str:
     ]
     rows = [hang_cells(fault.title, str(size), own) for fault, size, own in groups if own]
     rows += [hang_cells("all", "", hangs)] if hangs else []
+    fed = [one for one in hangs if one.starved <= STARVED]
+    rows += [hang_cells("all whose launcher had a processor", "", fed)] if len(fed) < len(hangs) else []
     found = {one.reported for one in hangs}
     codes = [*sorted(found - {NO_RANK, NO_REPORT}), NO_RANK, NO_REPORT]
     pauses = [
