@@ -55,6 +55,9 @@ OUTPUT_BYTES = 1
 CHILD_SHARE = 0.05
 """A child that uses or waits for a processor for this share of the time works."""
 
+MEASURED = 2
+"""Samples in a row that must show no progress of any process: an agent that has no processor takes few of them."""
+
 PROBES = 60
 """Stacks of a busy worker that must stay within one function before it is stalled. One that evaluates a model is in one
 of its layers nine times out of ten."""
@@ -110,9 +113,12 @@ Decision = Stalled | AskStacks | Resumed | None
 
 
 class _Change(NamedTuple):
+    """What a worker has done since the sample before; `measured` says whether that is known of its process too."""
+
     trained: bool
     progress: bool
     busy: bool
+    measured: bool
 
 
 @dataclass
@@ -134,6 +140,7 @@ class Detector:
     _progress_at: float | None = None
     _progressed: bool = False
     _busy_at: float = 0.0
+    _measured: int = 0
     _first_at_store: float | None = None
     _trains: bool = False
     _has_trained: bool = False
@@ -202,6 +209,8 @@ class Detector:
         self._trains = any(change.trained for change in changes.values())
         was_quiet = not self._progressed
         self._progressed = self._progress_at is None or any(change.progress for change in changes.values())
+        is_measured = not self._progressed and all(change.measured for change in changes.values())
+        self._measured = self._measured + 1 if is_measured else 0
         if self._progressed:
             by_data = all(change.trained for change in changes.values() if change.progress)
             data_age = min((age for one in moved if (age := one.traffic.data_age) is not None), default=None)
@@ -246,7 +255,7 @@ class Detector:
         since = self._progress_at if busy else max(self._progress_at, self._busy_at)
         if busy:
             self._busy_at = now
-        if now - since < max(self.limit, self._patience) or not self._is_learned:
+        if now - since < max(self.limit, self._patience) or not self._is_learned or self._measured < MEASURED:
             return None
         if busy:
             if any(_moves(self._stacks.get(rank, ())) for rank in busy):
@@ -326,10 +335,10 @@ class Detector:
         known = self._figures.get(one.rank)
         if one.figures is None:
             self._figures.pop(one.rank, None)
-            return _Change(trained, trained or exchanged, False)
+            return _Change(trained, trained or exchanged, busy=False, measured=False)
         self._figures[one.rank] = one
         if known is None or known.figures is None or one.at <= known.at:
-            return _Change(trained, trained or exchanged, False)
+            return _Change(trained, trained or exchanged, busy=False, measured=False)
         seconds = one.at - known.at
         own, earlier = one.figures.own, known.figures.own
         written = own.written - earlier.written - (one.dumped - known.dumped)
@@ -337,7 +346,8 @@ class Detector:
         busy = own.runs or own.ready - earlier.ready >= BUSY_SHARE * seconds
         enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
         works = busy and not one.dumped > known.dumped and own.faults - earlier.faults >= enough
-        return _Change(trained, trained or exchanged or moved or works or _child_works(one, known, seconds), busy)
+        progress = trained or exchanged or moved or works or _child_works(one, known, seconds)
+        return _Change(trained, progress, busy, measured=True)
 
 
 def _has_exchanged(before: Evidence, one: Evidence) -> bool:

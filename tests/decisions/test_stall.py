@@ -358,6 +358,16 @@ def test_a_pause_that_follows_work_counts_from_the_end_of_the_work(halves: int) 
     assert trace.run(2 * MIN_LIMIT, idle) is not None
 
 
+def test_a_watch_that_takes_few_samples_decides_after_it_has_looked_at_the_processes() -> None:
+    trace = Trace()
+    trace.train()
+    writer = trace.workers[0]
+    for seconds, full in ((1.0, False), (2.5, True), (2.5, True), (2.5, True)):
+        trace.now += seconds
+        writer.written += 5000
+        assert trace.detector.observe([one.evidence(trace.now, full) for one in trace.workers]) is None
+
+
 @pytest.mark.parametrize("gap", [4, 60, 36_000])
 def test_a_machine_that_was_frozen_is_no_stall(gap: float) -> None:
     trace = Trace()
