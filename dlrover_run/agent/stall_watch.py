@@ -35,8 +35,11 @@ QUIET_INTERVAL = 0.5
 are learned earlier."""
 
 
-PROBING = 0.4
-"""Seconds for which a busy worker is asked for its stack, again and again, after a sample."""
+BURST = PROBES // 3
+"""Stacks for which a busy worker is asked, one after the other, after a sample."""
+
+BURST_TIMEOUT = 1.0
+"""Seconds after which it has given enough of them: without a processor it answers late."""
 
 SILENT_PROBES = PROBES // 6
 """Stacks in one place for which it counts that a worker gives none."""
@@ -290,15 +293,15 @@ class StallWatch:
         return (last.figures.own.ready - first.figures.own.ready) / (last.at - first.at)
 
     async def _probe(self, ranks: tuple[int, ...]) -> dict[int, list[tuple[str, ...]]]:
-        """The innermost calls of these workers, as often as they can be asked in PROBING seconds."""
+        """The innermost calls of these workers at up to BURST moments."""
         found: dict[int, list[tuple[str, ...]]] = {rank: [] for rank in ranks}
         loop = asyncio.get_running_loop()
-        end = loop.time() + PROBING
-        while loop.time() < end:
-            request = partial(self._stacks.request, main=True)
+        end = loop.time() + BURST_TIMEOUT
+        request = partial(self._stacks.request, main=True)
+        for _ in range(BURST):
             for rank, stack in (await gather_stacks(ranks, request, self._stacks.answer)).items():
                 found[rank].append(tuple(map(str, stack.main[:1])))
-            if not all(found.values()):
+            if not all(found.values()) or loop.time() >= end:
                 break
         # A worker without a stack may as well work: it counts as one that stays in its place.
         return {rank: stacks or [("",)] * SILENT_PROBES for rank, stacks in found.items()}

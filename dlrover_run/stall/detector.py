@@ -62,6 +62,9 @@ PROBES = 60
 """Stacks of a busy worker that must stay within one function before it is stalled. One that evaluates a model is in one
 of its layers nine times out of ten."""
 
+PROBING = 3.0
+"""Seconds for which it is asked at least: a single operation may take that long."""
+
 LOOP_PROBES = 600
 """The same within a function and another one that it calls, which is where a small model is nearly always."""
 
@@ -141,6 +144,7 @@ class Detector:
     _progressed: bool = False
     _busy_at: float = 0.0
     _measured: int = 0
+    _probed_since: float = 0.0
     _first_at_store: float | None = None
     _trains: bool = False
     _has_trained: bool = False
@@ -263,7 +267,9 @@ class Detector:
                 self._progress_at = now
                 self._stacks.clear()
                 return None
-            if any(not _stays(self._stacks.get(rank, ())) for rank in busy):
+            if not self._stacks:
+                self._probed_since = now
+            if now - self._probed_since < PROBING or any(not _stays(self._stacks.get(rank, ())) for rank in busy):
                 return AskStacks(busy)
         code = StallCode.BUSY if busy else StallCode.TRAINING
         self._reported = Stalled(code, ranks, self._progress_at, self.limit)
@@ -314,6 +320,7 @@ class Detector:
         assert self._progress_at is not None
         self._progress_at += gap
         self._busy_at += gap
+        self._probed_since += gap
         if self._began is not None:
             self._began += gap
         if self._exchanged_at is not None:

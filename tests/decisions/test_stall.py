@@ -17,6 +17,7 @@ from dlrover_run.stall.detector import (
     MIN_LIMIT,
     PAUSE_FACTOR,
     PROBES,
+    PROBING,
     STARTUP_LIMIT,
     UNLEARNED_LIMIT,
     AskStacks,
@@ -138,7 +139,7 @@ def test_a_hang_is_found_in_time(name: str, period: float) -> None:
     assert found is not None
     assert found.code is code
     assert found.ranks == (0, 1)
-    probes = PROBES / PROBED * INTERVAL if code is StallCode.BUSY else 0
+    probes = max(PROBES / PROBED * INTERVAL, PROBING) if code is StallCode.BUSY else 0
     assert trace.now - began <= max(MIN_LIMIT, PAUSE_FACTOR * period) + probes + 2 * INTERVAL + period
 
 
@@ -281,6 +282,12 @@ def small_evaluation(workers: Sequence[Worker], seconds: float) -> None:
     workers[0].stack = stack
 
 
+def long_operations(workers: Sequence[Worker], seconds: float) -> None:
+    """It is in one place for two seconds, and then in another one."""
+    workers[0].cpu += seconds
+    workers[0].stack = lambda now: (f"train.py:{int(now / 2) % 9}:part{int(now / 2) % 9}",)
+
+
 def compilation(workers: Sequence[Worker], seconds: float) -> None:
     for one in workers:
         one.cpu += seconds
@@ -325,6 +332,7 @@ def overloaded_loader(workers: Sequence[Worker], seconds: float) -> None:
 
 HARMLESS = [
     small_evaluation,
+    long_operations,
     overloaded,
     starved,
     overloaded_compilation,
@@ -393,7 +401,7 @@ def test_requested_stacks_do_not_count_as_progress() -> None:
     trace.train()
     found = trace.run(15, spin)
     assert found is not None
-    assert trace.workers[1].dumped == PROBES * 400
+    assert trace.workers[1].dumped >= PROBES * 400
 
 
 def test_a_reported_pause_raises_the_limit() -> None:

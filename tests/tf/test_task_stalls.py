@@ -117,7 +117,8 @@ def test_a_busy_task_is_asked_for_its_stack_before_it_counts() -> None:
     assert asked
     assert set(asked) == {AskStacks((WORKER,))}
     trace.detectors.note_stacks({WORKER: [("train.py:1:crunch",)] * PROBES})
-    ((_, stalled),) = trace.run(1, moving=(CHIEF, OTHER, PS), busy=(WORKER,))
+    *asked_again, (_, stalled) = trace.run(5, moving=(CHIEF, OTHER, PS), busy=(WORKER,))
+    assert {one for _, one in asked_again} == {AskStacks((WORKER,))}
     assert isinstance(stalled, Stalled)
 
 
