@@ -52,7 +52,7 @@ CALM = 900.0
 AFTERWARDS = 10.0
 """Seconds of training after an innocent pause, in which a late report would come."""
 
-END_OF_PAUSE = 240.0
+END_OF_PAUSE = 600.0
 """Seconds by which an innocent pause may take longer than it should: it does not end in the middle of a compilation."""
 
 WRITTEN = 0.3
