@@ -104,12 +104,12 @@ def find_guilty(suspects: Sequence[Suspect], age_margin: float = AGE_MARGIN) -> 
     """The workers that the others wait for. The order of `suspects` means nothing."""
     known = sorted(suspects, key=lambda one: one.rank)
     findings = [finding for rule in _RULES if (finding := rule(known)) is not None]
-    if (oldest := _sent_nothing(known, age_margin)) is not None:
+    pair = _different_collectives(known)
+    # In two collectives the ages say which of them began later, which need not be the wrong one.
+    if pair is None and (oldest := _sent_nothing(known, age_margin)) is not None:
         findings.append(oldest)
-    if not findings and (pair := _different_collectives(known)) is not None:
-        return pair
     if not findings:
-        return Finding(GuiltCode.UNKNOWN)
+        return pair or Finding(GuiltCode.UNKNOWN)
     first = findings[0]
     agree = tuple(one.code for one in findings[1:] if one.ranks == first.ranks)
     return Finding(first.code, first.ranks, _line(known, first.ranks), agree, first.seconds)

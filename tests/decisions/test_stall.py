@@ -528,7 +528,10 @@ def test_a_rank_in_another_collective_than_the_others() -> None:
 def test_as_many_ranks_in_one_collective_as_in_another(count: int) -> None:
     other = at("/x/site-packages/torch/distributed/distributed_c10d.py:9:barrier", "/home/u/train.py:44:<module>")
     stacks = [WAITS] * count + [other] * count
-    found = find_guilty([describe_worker(rank, None, stack) for rank, stack in enumerate(stacks)])
+    traffic = [Traffic(sent_age=3.0 + (rank == 0)) for rank in range(2 * count)]
+    found = find_guilty(
+        [describe_worker(rank, Evidence(rank, 10, traffic[rank]), stack) for rank, stack in enumerate(stacks)]
+    )
     assert (found.code, found.ranks) == (GuiltCode.DIFFERENT_COLLECTIVES, tuple(range(2 * count)))
     assert [reason.params.get("line") for reason in found.reasons] == [None, 19, 44]
 
