@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from dlrover_run.policies.stall.model import StallAssignment, StallNodeReport, StallState
 from dlrover_run.policies.watch_rules import WatchRules
 
 
@@ -14,4 +13,10 @@ class StallRules(WatchRules, frozen=True, forbid_unknown_fields=True, tag="stall
     subject: ClassVar[str] = "stalls"
 
 
-RECORDS = (StallRules, StallState, StallNodeReport, StallAssignment)
+def __getattr__(name: str) -> Any:
+    if name != "RECORDS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Imported only where a part is decoded: the start of a launcher does not wait for it.
+    from dlrover_run.policies.stall.model import StallAssignment, StallNodeReport, StallState
+
+    return (StallRules, StallState, StallNodeReport, StallAssignment)

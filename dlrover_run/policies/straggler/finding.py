@@ -7,7 +7,6 @@ do, is the cause. Workers that wait for an accelerator by spinning look as if th
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, cast
@@ -118,7 +117,8 @@ def _cause(straggler: Shares, workers: Sequence[Shares]) -> str:
     """What the straggler does for longer than the others."""
 
     def excess(name: str) -> float:
-        usual = statistics.median_low(getattr(one, name) for one in workers if one is not straggler)
+        others = sorted(getattr(one, name) for one in workers if one is not straggler)
+        usual = others[(len(others) - 1) // 2]
         return float(getattr(straggler, name) - usual)
 
     return max(WAITED, key=excess)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from dlrover_run.policies.straggler.model import StragglerAssignment, StragglerNodeReport, StragglerState
 from dlrover_run.policies.watch_rules import WatchRules
 
 
@@ -14,4 +13,10 @@ class StragglerRules(WatchRules, frozen=True, forbid_unknown_fields=True, tag="s
     subject: ClassVar[str] = "stragglers"
 
 
-RECORDS = (StragglerRules, StragglerState, StragglerNodeReport, StragglerAssignment)
+def __getattr__(name: str) -> Any:
+    if name != "RECORDS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Imported only where a part is decoded: the start of a launcher does not wait for it.
+    from dlrover_run.policies.straggler.model import StragglerAssignment, StragglerNodeReport, StragglerState
+
+    return (StragglerRules, StragglerState, StragglerNodeReport, StragglerAssignment)

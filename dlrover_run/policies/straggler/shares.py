@@ -8,7 +8,6 @@ takes, and the median of KEPT_WINDOWS windows does not show it.
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import Annotated, NamedTuple
@@ -153,7 +152,14 @@ def _shares(rank: int, samples: list[WorkerSample], counted: Counter[Waits], sec
 
 def _median(rank: int, windows: Iterable[Shares]) -> Shares:
     kept = list(windows)
-    return Shares(rank, *(round(statistics.median(getattr(one, name) for one in kept), 2) for name in FIGURES))
+    return Shares(rank, *(round(_middle(getattr(one, name) for one in kept), 2) for name in FIGURES))
+
+
+def _middle(values: Iterable[float]) -> float:
+    # Not `statistics`, which every launch would import: that takes longer than all of this package.
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[-half - 1]) / 2
 
 
 def _differ(before: Shares, after: Shares) -> bool:
