@@ -21,7 +21,7 @@ from dlrover_run.policies.autoscale.measure import Estimate
 from dlrover_run.policies.autoscale.model import Condition
 from dlrover_run.policies.autoscale.rules import AutoscaleRules
 from dlrover_run.policies.autoscale.text import AutoscaleCode
-from dlrover_run.policies.parameter_servers.choice import Baseline, ServersChoice
+from dlrover_run.policies.parameter_servers.choice import CHIEFS, Baseline, ServersChoice
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, ServerBounds, Stage
 from dlrover_run.policies.parameter_servers.server_load import (
     HIGH,
@@ -155,10 +155,12 @@ def test_nothing_changes_before_a_step_is_reported() -> None:
 def test_nothing_changes_after_the_first_success() -> None:
     job = ScaledCluster(KNEE)
     job.run(20)
+    # The size that trains is wanted from the first version on, so that newcomers do not begin it anew.
+    size = CHIEFS + len(job.ids(Role.WORKER))
     job.end(job.ids(Role.WORKER)[0], how=SUCCESS)
     job.run(200)
     assert {servers for _, servers in job.history} == {1}
-    assert not job.workers.target
+    assert (job.workers.target, job.workers.changes, job.workers.table) == (size, 0, ())
 
 
 def test_workers_that_fail_at_a_number_that_is_only_tried_cost_no_restart() -> None:
