@@ -503,7 +503,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     Series.add_options(parser)
     options = parser.parse_args(arguments)
-    repetitions, seconds, word, group = REPETITIONS, INNOCENT, "no hang", FAULTS
+    group: Sequence[Fault] = FAULTS
+    repetitions, seconds, word = REPETITIONS, INNOCENT, "no hang"
     if options.innocent:
         repetitions, word, group = INNOCENT_REPETITIONS, "no innocent pause", INNOCENTS
     elif options.calm:
