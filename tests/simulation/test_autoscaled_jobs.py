@@ -39,3 +39,9 @@ def test_every_law_holds_in_jobs_that_scale_themselves(place: str, first: int) -
         assert sum(bool(targets) for targets in wanted) >= 3
         assert any(len(targets) > 1 for targets in wanted)
         assert any(commands)
+
+
+@pytest.mark.parametrize(("place", "seed"), [("master", 187), ("etcd", 41)])
+def test_the_time_until_which_newcomers_are_spares_is_no_deadline_once_it_has_passed(place: str, seed: int) -> None:
+    """Seeds in which a size is wanted although no step was counted until then."""
+    run_seeds(partial(simulate, kind=PLACES[place], program=NotedProgram), seed, 1)

@@ -64,7 +64,8 @@ class AutoscalePolicy(Policy):
             view = view or job_view(before, plan, members)
             after = replace(after, command=self._command(after, view, plan, members, now))
         until = spares_until(self.limits, after) if after.target and plan.phase is PlanPhase.TRAINING else None
-        deadlines = deadline_if(until, DeadlineReason.POLICY)
+        # A time that has passed is no deadline: the coordinator would decide again at once, and for ever.
+        deadlines = deadline_if(None if until is None or until <= now else until, DeadlineReason.POLICY)
         if after == before:
             return Decision(plan, deadlines)
         if after.lasting != before.lasting:
