@@ -73,9 +73,11 @@ class Store:
                 demand(self.leader is writer, f"only the elected agent writes {key}")
             if key == keys.plan:
                 self._check_plan(_plan_of(before.get(key)), _plan_of(current))
-                wanted = after.get(keys.wanted)
-                value = None if wanted is None else wanted.value
-                demand(value == wanted_value(decode_record(current.value, StoredPlan).plan), "the wish is published")
+                wanted = wanted_value(decode_record(current.value, StoredPlan).plan)
+                published = after.get(keys.wanted)
+                # A job that has not chosen yet leaves what its predecessor wished until the lease of that ends.
+                has_wish = published is not None and published.value == wanted
+                demand(wanted is None or has_wish, "the wish is published")
         if keys.plan in before and keys.plan not in after:
             all_have_left = not any(key.startswith(keys.nodes) for key in after)
             demand(all_have_left or self._laws.over is not None, "a job is not forgotten while it has nodes")
