@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import signal
@@ -35,6 +36,10 @@ for ignored in (signal.SIGQUIT, signal.SIGHUP):
 # Where this is set, as in many containers, each launcher compiles all of its modules, which takes longer than the rest
 # of a short job. pip compiles what it installs, but not what is installed as editable.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A child that a test forks does not collect the garbage of earlier tests: to end a channel of gRPC waits for threads
+# that a fork leaves behind.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def pytest_configure(config: pytest.Config) -> None:

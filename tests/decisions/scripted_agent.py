@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import pickle
 import signal
@@ -211,6 +212,9 @@ class ScriptedAgent:
         parent_pipe, self.watchdog_end = os.pipe()
         self.parent_pipes = (*self.parent_pipes, parent_pipe)
         relay = RelayClient((console, console))
+        # The kernel ends a child that hangs, and not a handler in Python, which a wait in C would never let run.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGALRM, chain=True)
         signal.alarm(int(PATIENCE))
         return asyncio.run(self._run_agent(spec, relay))
 
