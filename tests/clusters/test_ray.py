@@ -50,6 +50,8 @@ class Ray:
         self.machines = machines
         self.directory = directory
         self.transcript: list[str] = []
+        # Ray keeps the token of a cluster in the home directory, where that of another one may be.
+        self.variables = VARIABLES | {"HOME": str(directory)}
         for name in NODES:
             is_head = name == "n1"
             place = ["--head", f"--port={PORT}", "--include-dashboard=false"] if is_head else [f"--address=n1:{PORT}"]
@@ -61,7 +63,7 @@ class Ray:
             start = f'mount -t tmpfs tmpfs {sessions} && exec "$0" start --block "$@"'
             with (directory / f"{name}.log").open("w") as log:
                 machines[name].start(
-                    ["sh", "-c", start, RAY / "ray", *place, *flags], directory, VARIABLES, stdout=log, stderr=log
+                    ["sh", "-c", start, RAY / "ray", *place, *flags], directory, self.variables, stdout=log, stderr=log
                 )
             self._until_started(directory / f"{name}.log")
 
@@ -84,7 +86,7 @@ class Ray:
         )
         self.transcript.append("\n$ " + re.sub(r"/\S*/test_\w+", "FOLDER", shown))
         return self.machines["n1"].start(
-            argv, self.directory, VARIABLES, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            argv, self.directory, self.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
 
     def finish(self, process: subprocess.Popen[str]) -> tuple[int, str]:
