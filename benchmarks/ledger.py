@@ -21,8 +21,8 @@ from core.ratios import Lost
 from core.report import Machine, table
 from core.run import NANOSECOND, Run
 from core.steps import effective_share, read_steps, training_rate
+from core.storms import Storm, survive
 from core.truth import PHASES, Note, Pair, Plan, compare, delays, plan_of, read_notes, truth_of
-from recovery import Storm, survive
 
 from dlrover_run.events.ledger import Ledger, build_ledger
 from dlrover_run.events.reader import AgentLog, NoEventLog, read_logs

@@ -9,32 +9,27 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
 
 from core import faults
-from core.faults import DATA_NETWORK, TwoNetworks, why_no_freezer, why_no_mount, why_no_own_disk
-from core.kept import Series, Stored, percent, quantile
+from core.faults import DATA_NETWORK, TwoNetworks
+from core.kept import Series
 from core.launchers import OURS, Job, Launcher
 from core.ratios import Lost
-from core.report import Machine, table
+from core.report import Machine
 from core.run import NANOSECOND, Run
+from stall_matrix.kinds import BY_NAME, CALMS, FAULTS, INNOCENTS, REPETITIONS, Fault, Key, keys
+from stall_matrix.report import markdown
+from stall_matrix.trial import Trial, outcome, trial_of
 
-from dlrover_run.coordination.reasons import render
 from dlrover_run.events.reader import NoEventLog, merged, read_logs
 from dlrover_run.events.records import WorkerStalled
 from dlrover_run.evidence.processes import read_process
 from dlrover_run.local_cluster import network
 from dlrover_run.process_tree.tree import children_of
-from dlrover_run.stall.guilt import GuiltCode
 
 LIMIT = 60.0
 """Seconds after which a hang that was not reported counts as one that never will."""
@@ -60,229 +55,11 @@ WRITE_ATTEMPTS = 10
 """Seconds in which the launcher has written the events of the line that it has printed, and how often to wait for that
 on a loaded machine."""
 
-STARVED = 0.5
-"""The share of the time from which on the launcher counts as one that had no processor."""
-
-ONE_REPORT = 0.5
-"""Seconds between the first and the last event of one report."""
-
-SCRIPT, CALM_SCRIPT = "stalling.py", "calm.py"
 PRINTED = "no progress for "
 EVERY_RANK = -1
-REPETITIONS, INNOCENT_REPETITIONS, CALM_REPETITIONS = 20, 2, 20
+INNOCENT_REPETITIONS, CALM_REPETITIONS = 2, 20
 SIZES = (2, 4)
 PORT = 29400
-
-NO_RANK, NO_REPORT = "no rank", "no report"
-
-Outside = Callable[[Run, int, str], AbstractContextManager[None]]
-"""What the benchmark does to a job: the run, the pid of the worker, and the place that the fault has prepared."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to one worker. Either the worker does it itself (`workers/stalling.py`), or `outside` does.
-
-    `functions` are those of the worker's script in which it hangs, none if it can write no stack. With `mutual`, two
-    ranks wait for each other, and nothing says which of them is at fault. `place` is a folder or an address that the
-    worker needs. `innocent`: it is no hang, and ends by itself, or at the end of `outside`. `at_once`: each rank does
-    it, before its second step. `cuts`: the job has two nodes, and that of the rank loses the network in which the ranks
-    exchange data, but not the one of the launchers. `max_turns` bounds the runs with each number of ranks.
-    `unavailable` returns why it cannot be tried here, None if it can.
-    """
-
-    name: str
-    title: str
-    functions: tuple[str, ...] = ()
-    mutual: bool = False
-    innocent: bool = False
-    at_once: bool = False
-    cuts: bool = False
-    max_turns: int = REPETITIONS
-    outside: Outside | None = None
-    place: Callable[[], AbstractContextManager[str]] = lambda: nullcontext("-")
-    script: str = SCRIPT
-    unavailable: Callable[[], str | None] = lambda: None
-
-
-FAULTS = (
-    Fault("stopped", "stopped by SIGSTOP"),
-    Fault("sleep", "sleeps", ("sleep",)),
-    Fault("spin", "spins in Python", ("spin",)),
-    Fault("spin-in-c", "spins in C and holds the lock of the interpreter", ("spin_in_c",)),
-    Fault("lost-loader", "waits for a process that loads data and was killed", ("lost_loader",)),
-    Fault("lock", "waits for a lock that it holds", ("lock",)),
-    Fault(
-        "frozen",
-        "in state D: frozen by its control group",
-        outside=lambda run, pid, place: faults.frozen([pid]),
-        unavailable=why_no_freezer,
-    ),
-    Fault(
-        "blocked-disk",
-        "in state D: writes to a file system that is frozen",
-        place=faults.own_disk,
-        outside=lambda run, pid, place: faults.blocked(place),
-        unavailable=why_no_own_disk,
-    ),
-    Fault("mismatch", "calls another collective than the others", ("mismatch", "step"), mutual=True),
-    Fault("left", "has left the loop, and waits in a barrier", ("left", "step"), mutual=True),
-    Fault("cut", "receives nothing from the network", ("step",), mutual=True),
-    Fault(
-        "cut-node",
-        "on one of two nodes, whose network is cut",
-        ("step",),
-        mutual=True,
-        cuts=True,
-        unavailable=network.why_not,
-    ),
-    Fault(
-        "full-disk",
-        "tries again and again to write to a full disk",
-        ("full_disk",),
-        place=faults.small_disk,
-        unavailable=why_no_mount,
-    ),
-    Fault("storm", "waits for 300 threads that spin", ("storm",)),
-)
-
-INNOCENTS = (
-    Fault("checkpoint", "one rank writes a checkpoint", innocent=True),
-    Fault("evaluation", "one rank evaluates", innocent=True),
-    Fault("warm-up", "all ranks compile before their second step", innocent=True, at_once=True),
-    Fault("compilation", "one rank compiles again", innocent=True),
-    Fault("download", "one rank downloads data from a slow server", innocent=True, place=faults.slow_server),
-    Fault(
-        "debugger",
-        "one rank is in pdb",
-        innocent=True,
-        place=faults.console,
-        outside=lambda run, pid, place: faults.continuing(place),
-    ),
-    Fault(
-        "traced",
-        "one rank was stopped by a debugger from outside",
-        innocent=True,
-        outside=lambda run, pid, place: faults.traced(pid),
-    ),
-    Fault(
-        "machine",
-        "the whole job is frozen, and thawed again",
-        innocent=True,
-        outside=lambda run, pid, place: faults.frozen([process.pid for process in run.processes()]),
-        unavailable=why_no_freezer,
-    ),
-    Fault(
-        "suspended",
-        "the whole job is stopped by SIGSTOP, and continued",
-        innocent=True,
-        outside=lambda run, pid, place: faults.stopped([process.pid for process in run.processes()]),
-    ),
-)
-
-CALMS = (Fault("calm", "trains, with pauses drawn at random", innocent=True, max_turns=1000, script=CALM_SCRIPT),)
-
-BY_NAME = {fault.name: fault for fault in (*FAULTS, *INNOCENTS, *CALMS)}
-
-
-class Key(NamedTuple):
-    """One run of the matrix. `pause` is the seconds of an innocent one, 0 of a hang."""
-
-    fault: str
-    ranks: int
-    turn: int
-    pause: float = 0.0
-
-    @property
-    def draw(self) -> random.Random:
-        """The random numbers of this run."""
-        return random.Random(f"{self.fault} {self.ranks} {self.turn}")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What came of one run. `seconds` from the fault to the report are None if there was none, `code` is why the
-    `named` ranks were named, `function` where the first of them was found. `wrong_reports` came when nothing was
-    wrong: before the fault, or of an innocent job; that lasted for `watched` seconds. `wrong` has their lines.
-    `starved` is the share of the time from the fault to the report in which the launcher could have run and had no
-    processor."""
-
-    fault: str
-    ranks: int
-    turn: int
-    pause: float
-    guilty: int
-    seconds: float | None
-    named: tuple[int, ...]
-    code: str
-    function: str
-    wrong_reports: int
-    watched: float
-    load: float
-    commit: str
-    wrong: tuple[str, ...] = ()
-    starved: float = 0.0
-
-    @property
-    def key(self) -> Key:
-        return Key(self.fault, self.ranks, self.turn, self.pause)
-
-    @property
-    def reported(self) -> str:
-        """Why the rank was named, or that none was."""
-        return NO_REPORT if self.seconds is None else self.code or NO_RANK
-
-    @property
-    def right_rank(self) -> bool:
-        """Whether the guilty rank was named, and no other; of two ranks that wait for each other both may be, and of
-        two nodes without a network between them the ranks of either."""
-        fault = BY_NAME[self.fault]
-        if fault.cuts:
-            return bool(self.named)
-        both = fault.mutual and self.ranks == 2
-        return set(self.named) == {self.guilty} or (both and len(self.named) == 2)
-
-    @property
-    def right_line(self) -> bool:
-        """Whether the line is one of the function in which the guilty rank hangs."""
-        return self.right_rank and self.function in BY_NAME[self.fault].functions
-
-
-def trial_of(
-    key: Key,
-    guilty: int,
-    fault_at: float,
-    events: Sequence[WorkerStalled],
-    watched: float,
-    load: float = 0.0,
-    commit: str = "",
-    starved: float = 0.0,
-) -> Trial:
-    """The outcome of a run from the stalls in its event log; `fault_at` is infinite if nothing was wrong. Pure."""
-    wrong = [event for event in events if event.mono < fault_at]
-    after = [event for event in events if event.mono >= fault_at]
-    first = [event for event in after if event.mono <= after[0].mono + ONE_REPORT]
-    reasons = next((event.reasons for event in first if event.guilty), ())
-    place: Mapping[str, object] = next((one.params for one in reasons if GuiltCode.PLACE.within((one,))), {})
-    here = str(place.get("file", "")).endswith(f"/{SCRIPT}")
-    lines = {round(event.since, 3): "" for event in wrong}
-    for event in wrong:
-        if event.guilty:
-            lines[round(event.since, 3)] = f"rank {event.rank} {render(event.reasons)}"
-    return Trial(
-        *key,
-        guilty=guilty,
-        seconds=first[0].mono - fault_at if first else None,
-        named=tuple(sorted(event.rank for event in first if event.guilty)),
-        code=reasons[0].code.removeprefix("stall.") if reasons else "",
-        function=str(place["function"]) if here else "",
-        wrong_reports=len(lines),
-        watched=watched,
-        load=load,
-        commit=commit,
-        wrong=tuple(lines.values()),
-        starved=round(starved, 2),
-    )
 
 
 def start(key: Key, run: Run, nodes: TwoNetworks | None, options: Sequence[str], environment: dict[str, str]) -> None:
@@ -365,117 +142,6 @@ def queued_seconds(run: Run) -> float:
     """For how long the agents of the run could have run and had no processor, the one that had the fewest."""
     agents = [one for launcher in run.launchers for one in children_of(launcher.pid)]
     return max((figures.queued for pid in agents if (figures := read_process(pid)) is not None), default=0.0)
-
-
-def keys(kinds: Sequence[Fault], names: Collection[str], sizes: Sequence[int], turns: range, pause: float) -> list[Key]:
-    """All runs of these kinds, in an order in which each part of the matrix is even over the kinds."""
-    return [
-        Key(one.name, ranks, turn, pause if one.innocent else 0.0)
-        for turn in turns
-        for one in kinds
-        for ranks in sizes
-        if one.name in names and turn <= one.max_turns and not (one.cuts and ranks % 2)
-    ]
-
-
-HANGS_HEAD = (
-    *("ranks", "the guilty rank", "runs", "reported", "median", "95 %", "greatest"),
-    *("right rank", "another rank", "no rank", "right line", "before the fault"),
-)
-INNOCENTS_HEAD = ("ranks", "what happens", "for", "runs", "runs with a report")
-REASONS_HEAD = ("the guilty rank", "runs")
-RANKS_HEAD = ("ranks", "guilty", "runs")
-
-
-def hang_cells(title: str, ranks: str, trials: Sequence[Trial]) -> list[str]:
-    """One row of the table of hangs."""
-    reported = [one for one in trials if one.seconds is not None]
-    times = [one.seconds for one in reported if one.seconds is not None]
-    figures = [median(times), quantile(times, 0.95), max(times)] if times else []
-    with_line = [one for one in trials if BY_NAME[one.fault].functions]
-    return [
-        ranks,
-        title,
-        str(len(trials)),
-        percent(len(reported), len(trials)),
-        *([f"{figure:.1f} s" for figure in figures] or ["-"] * 3),
-        percent(sum(one.right_rank for one in trials), len(trials)),
-        percent(sum(bool(one.named) and not one.right_rank for one in trials), len(trials)),
-        percent(sum(not one.named for one in trials), len(trials)),
-        percent(sum(one.right_line for one in with_line), len(with_line)),
-        str(sum(one.wrong_reports for one in trials)),
-    ]
-
-
-def reason_rows(hangs: Sequence[Trial], codes: Sequence[str]) -> list[list[str]]:
-    """The confusion matrix: of each kind of hang, how often each reason was reported."""
-    return [
-        [fault.title, str(len(own)), *(str(sum(one.reported == code for one in own) or "") for code in codes)]
-        for fault in FAULTS
-        if (own := [one for one in hangs if one.fault == fault.name])
-    ]
-
-
-def rank_rows(hangs: Sequence[Trial], sizes: Sequence[int]) -> list[list[str]]:
-    """The confusion matrix of ranks: of each guilty rank, how often each rank was named, several, or none."""
-    rows = []
-    for size in sizes:
-        for guilty in range(size):
-            own = [one for one in hangs if (one.ranks, one.guilty) == (size, guilty)]
-            named = Counter(one.named for one in own)
-            several = sum(number for ranks, number in named.items() if len(ranks) > 1)
-            counts = [*(named[rank,] for rank in range(max(sizes))), several, named[()]]
-            if own:
-                rows.append([str(size), str(guilty), str(len(own)), *(str(count or "") for count in counts)])
-    return rows
-
-
-def markdown(stored: Stored[Trial]) -> str:
-    """All tables."""
-    hangs = [one for one in stored.runs if not BY_NAME[one.fault].innocent]
-    innocent = [one for one in stored.runs if BY_NAME[one.fault].innocent]
-    sizes = sorted({one.ranks for one in stored.runs})
-    groups = [
-        (fault, size, [one for one in hangs if (one.fault, one.ranks) == (fault.name, size)])
-        for fault in FAULTS
-        for size in sizes
-    ]
-    rows = [hang_cells(fault.title, str(size), own) for fault, size, own in groups if own]
-    rows += [hang_cells("all", "", hangs)] if hangs else []
-    fed = [one for one in hangs if one.starved <= STARVED]
-    rows += [hang_cells("all whose launcher had a processor", "", fed)] if len(fed) < len(hangs) else []
-    found = {one.reported for one in hangs}
-    codes = [*sorted(found - {NO_RANK, NO_REPORT}), NO_RANK, NO_REPORT]
-    pauses = [
-        [str(size), fault.title, f"{pause:g} s", str(len(own)), str(sum(one.wrong_reports > 0 for one in own))]
-        for fault in (*INNOCENTS, *CALMS)
-        for size in sizes
-        for pause in sorted({one.pause for one in innocent if one.fault == fault.name})
-        if (own := [one for one in innocent if (one.fault, one.ranks, one.pause) == (fault.name, size, pause)])
-    ]
-    watched, wrong = sum(one.watched for one in stored.runs), sum(one.wrong_reports for one in stored.runs)
-    commits = ", ".join(dict.fromkeys(one.commit for one in stored.runs))
-    loads = [one.load for one in stored.runs]
-    measured = f"load {min(loads, default=0):.1f} to {max(loads, default=0):.1f}; commits of the runs: {commits}"
-    named = [f"rank {rank} named" for rank in range(max(sizes, default=0))]
-    lines = ["# Jobs that hang, and jobs that only seem to", ""]
-    lines += ["`benchmarks/README.md` says what is measured and how.", "", f"{stored.machine}; {measured}.", ""]
-    lines += [f"Jobs without a fault, or before it, were watched for {watched:.0f} s ({watched / 3600:.2f} hours): "]
-    lines[-1] += f"{wrong} false reports."
-    lines += ["", "## Hangs", "", *table(HANGS_HEAD, rows, (1,)), ""]
-    lines += ["## Why the rank was named", "", *table((*REASONS_HEAD, *codes), reason_rows(hangs, codes), (0,)), ""]
-    lines += ["## The ranks that were named", ""]
-    lines += [*table((*RANKS_HEAD, *named, "several", "none"), rank_rows(hangs, sizes), ()), ""]
-    lines += ["## Innocent pauses", "", *table(INNOCENTS_HEAD, pauses, (1,)), ""]
-    return "\n".join(lines)
-
-
-def outcome(trial: Trial) -> str:
-    """One line for the console."""
-    named = " ".join(map(str, trial.named)) or "none"
-    at = "no report" if trial.seconds is None else f"{trial.seconds:.1f} s, rank {named}, {trial.code} {trial.function}"
-    wrong = "".join(f"; wrong report: {line or NO_RANK}" for line in trial.wrong)
-    return f"{trial.fault} {trial.ranks} {trial.turn}: guilty {trial.guilty}: {at}{wrong}"
 
 
 def turns(text: str) -> range:

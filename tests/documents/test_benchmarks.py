@@ -50,6 +50,9 @@ from core.steps import (
     training_rate,
 )
 from recovery import NEW_WORLD, OLD_ENDED
+from stall_matrix import kinds
+from stall_matrix import report as stall_report
+from stall_matrix import trial as stall_trial
 from tf_recovery import OF_WORKER
 
 from dlrover_run.events.ledger import Ledger, PlaceTimes
@@ -570,7 +573,7 @@ def stalled(rank: int, mono: float, since: float, *, guilty: bool = False, funct
     return WorkerStalled(round=1, rank=rank, local_rank=rank, since=since, mono=mono, guilty=guilty, reasons=reasons)
 
 
-SPIN = stalls.Key("spin", 2, 1)
+SPIN = kinds.Key("spin", 2, 1)
 
 
 def test_a_hang_is_judged_by_the_first_report_after_it() -> None:
@@ -579,22 +582,22 @@ def test_a_hang_is_judged_by_the_first_report_after_it() -> None:
         *(stalled(rank, 104.0, 99.9, guilty=rank == 1) for rank in (0, 1)),
         *(stalled(rank, 130.0, 120.0, guilty=rank == 0) for rank in (0, 1)),
     ]
-    trial = stalls.trial_of(SPIN, 1, 100.0, events, watched=20.0)
+    trial = stall_trial.trial_of(SPIN, 1, 100.0, events, watched=20.0)
     assert (trial.seconds, trial.named, trial.code, trial.function) == (4.0, (1,), "spinning", "spin")
     assert (trial.right_rank, trial.right_line, trial.wrong_reports, trial.reported) == (True, True, 1, "spinning")
-    assert not stalls.trial_of(SPIN, 0, 100.0, events, watched=20.0).right_rank
-    elsewhere = stalls.trial_of(SPIN, 1, 100.0, [stalled(1, 104.0, 99.9, guilty=True, function="train")], 20.0)
+    assert not stall_trial.trial_of(SPIN, 0, 100.0, events, watched=20.0).right_rank
+    elsewhere = stall_trial.trial_of(SPIN, 1, 100.0, [stalled(1, 104.0, 99.9, guilty=True, function="train")], 20.0)
     assert (elsewhere.right_rank, elsewhere.right_line) == (True, False)
 
 
 def test_an_innocent_job_has_only_wrong_reports_and_a_silent_hang_has_none() -> None:
     events = [stalled(rank, 80.0, 76.0) for rank in (0, 1)]
-    pause = stalls.trial_of(stalls.Key("checkpoint", 2, 1, 60.0), 0, math.inf, events, watched=90.0)
+    pause = stall_trial.trial_of(kinds.Key("checkpoint", 2, 1, 60.0), 0, math.inf, events, watched=90.0)
     assert (pause.seconds, pause.wrong_reports, pause.right_rank) == (None, 1, False)
-    silent = stalls.trial_of(SPIN, 0, 100.0, [], watched=20.0)
-    assert (silent.seconds, silent.reported, silent.wrong_reports) == (None, stalls.NO_REPORT, 0)
-    unnamed = stalls.trial_of(SPIN, 0, 100.0, [stalled(0, 104.0, 99.9)], watched=20.0)
-    assert (unnamed.seconds, unnamed.reported, unnamed.named) == (4.0, stalls.NO_RANK, ())
+    silent = stall_trial.trial_of(SPIN, 0, 100.0, [], watched=20.0)
+    assert (silent.seconds, silent.reported, silent.wrong_reports) == (None, stall_trial.NO_REPORT, 0)
+    unnamed = stall_trial.trial_of(SPIN, 0, 100.0, [stalled(0, 104.0, 99.9)], watched=20.0)
+    assert (unnamed.seconds, unnamed.reported, unnamed.named) == (4.0, stall_trial.NO_RANK, ())
 
 
 @pytest.mark.parametrize(
@@ -612,35 +615,35 @@ def test_of_two_that_wait_for_each_other_both_may_be_named(
     fault: str, ranks: int, named: tuple[int, ...], right: bool
 ) -> None:
     events = [stalled(rank, 104.0, 99.9, guilty=rank in named) for rank in range(ranks)]
-    assert stalls.trial_of(stalls.Key(fault, ranks, 1), 1, 100.0, events, 20.0).right_rank is right
+    assert stall_trial.trial_of(kinds.Key(fault, ranks, 1), 1, 100.0, events, 20.0).right_rank is right
 
 
 def test_the_runs_of_the_matrix_are_even_over_the_kinds_and_drawn_from_their_key() -> None:
-    found = stalls.keys(stalls.FAULTS, [one.name for one in stalls.FAULTS], (2, 4), range(1, 21), 60.0)
-    assert Counter(Counter(key[:2] for key in found).values()) == {20: 2 * len(stalls.FAULTS)}
-    assert {key.fault for key in found[:28]} == {one.name for one in stalls.FAULTS}
+    found = kinds.keys(kinds.FAULTS, [one.name for one in kinds.FAULTS], (2, 4), range(1, 21), 60.0)
+    assert Counter(Counter(key[:2] for key in found).values()) == {20: 2 * len(kinds.FAULTS)}
+    assert {key.fault for key in found[:28]} == {one.name for one in kinds.FAULTS}
     for ranks in (2, 4):
         drawn = {key.draw.randrange(ranks) for key in found if key[:2] == ("spin", ranks)}
         assert drawn == set(range(ranks))
-    pauses = stalls.keys(stalls.INNOCENTS, ["checkpoint"], (2,), stalls.turns("2"), 5.0)
-    assert pauses == [stalls.Key("checkpoint", 2, turn, 5.0) for turn in (1, 2)]
+    pauses = kinds.keys(kinds.INNOCENTS, ["checkpoint"], (2,), stalls.turns("2"), 5.0)
+    assert pauses == [kinds.Key("checkpoint", 2, turn, 5.0) for turn in (1, 2)]
     assert pauses[0].draw.random() == pauses[0]._replace(pause=60.0).draw.random()
-    assert [key.turn for key in stalls.keys(stalls.CALMS, ["calm"], (4,), stalls.turns("11:12"), 900.0)] == [11, 12]
+    assert [key.turn for key in kinds.keys(kinds.CALMS, ["calm"], (4,), stalls.turns("11:12"), 900.0)] == [11, 12]
 
 
 def test_the_confusion_matrices_count_each_run_once(tmp_path: Path) -> None:
     right = [stalled(rank, 104.0, 99.9, guilty=rank == 1) for rank in (0, 1)]
     both = [stalled(rank, 110.0, 99.9, guilty=True) for rank in (0, 1)]
     trials = [
-        stalls.trial_of(SPIN, 1, 100.0, right, watched=20.0),
-        stalls.trial_of(SPIN._replace(turn=2), 1, 100.0, both, watched=20.0),
-        stalls.trial_of(SPIN._replace(turn=3), 0, 100.0, [], watched=20.0),
-        stalls.trial_of(stalls.Key("stopped", 2, 1), 0, 100.0, [stalled(0, 104.0, 99.9)], watched=20.0),
-        stalls.trial_of(stalls.Key("debugger", 2, 1, 60.0), 0, math.inf, right, watched=2520.0),
-        stalls.trial_of(stalls.Key("calm", 2, 1, 900.0), 0, math.inf, [], watched=1000.0),
+        stall_trial.trial_of(SPIN, 1, 100.0, right, watched=20.0),
+        stall_trial.trial_of(SPIN._replace(turn=2), 1, 100.0, both, watched=20.0),
+        stall_trial.trial_of(SPIN._replace(turn=3), 0, 100.0, [], watched=20.0),
+        stall_trial.trial_of(kinds.Key("stopped", 2, 1), 0, 100.0, [stalled(0, 104.0, 99.9)], watched=20.0),
+        stall_trial.trial_of(kinds.Key("debugger", 2, 1, 60.0), 0, math.inf, right, watched=2520.0),
+        stall_trial.trial_of(kinds.Key("calm", 2, 1, 900.0), 0, math.inf, [], watched=1000.0),
     ]
-    kept.write(tmp_path / "stalls.json", kept.Stored(MACHINE, trials), stalls.markdown)
-    assert kept.read(tmp_path / "stalls.json", stalls.Trial) == trials
+    kept.write(tmp_path / "stalls.json", kept.Stored(MACHINE, trials), stall_report.markdown)
+    assert kept.read(tmp_path / "stalls.json", stall_trial.Trial) == trials
     lines = [re.sub(r" +", " ", line) for line in (tmp_path / "stalls.md").read_text().splitlines()]
     spins = "spins in Python"
     assert f"| 2 | {spins} | 3 | 67 % | 7.0 s | 10.0 s | 10.0 s | 33 % | 33 % | 33 % | 33 % | 0 |" in lines
@@ -664,10 +667,10 @@ def test_a_kind_is_chosen_in_its_group(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_each_kind_is_one_of_the_worker_or_is_done_from_outside() -> None:
     worker = (ROOT / "benchmarks/workers/stalling.py").read_text()
-    for kind in (*stalls.FAULTS, *stalls.INNOCENTS):
+    for kind in (*kinds.FAULTS, *kinds.INNOCENTS):
         assert kind.cuts or kind.outside is not None or f'"{kind.name}": ' in worker, kind.name
         assert all(f"def {function}(" in worker for function in kind.functions)
-    assert len(stalls.BY_NAME) == len(stalls.FAULTS) + len(stalls.INNOCENTS) + len(stalls.CALMS)
+    assert len(kinds.BY_NAME) == len(kinds.FAULTS) + len(kinds.INNOCENTS) + len(kinds.CALMS)
 
 
 def test_of_steps_that_sleep_the_cost_is_a_share_of_the_clock() -> None:
