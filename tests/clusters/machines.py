@@ -40,7 +40,8 @@ class Machine:
         """The command line that runs `argv` on the machine; its exit code is that of `argv`."""
         enter = ["nsenter", f"--target={self.pid}", "--net", "--uts", "--pid", "--mount", "--"]
         # A directory that is entered before the mount namespace has no path in it, so `env` changes the directory.
-        assignments = [f"{name}={value}" for name, value in (env or {}).items()]
+        # What a loss of power leaves is removed with the directory of the test.
+        assignments = [f"{name}={value}" for name, value in {"TMPDIR": str(cwd), **(env or {})}.items()]
         return [*enter, "env", f"--chdir={cwd}", *assignments, *map(str, argv)]
 
     def start(
