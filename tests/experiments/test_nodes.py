@@ -33,8 +33,9 @@ def test_preempted(experiment: Experiment) -> None:
     rounds = experiment.finish()
     assert "node 1 was killed by SIGKILL; node 4 takes its place (1 of 3 node restarts)" in experiment.console
     assert after.nodes == {0: 0, 1: 4, 2: 2, 3: 3}
-    assert (rounds[-1].name, rounds[-1].start) == (after.name, 3)
-    # The others may have trained without it until the replacement joined.
+    # The others may have trained without it until the replacement had prepared, past a further checkpoint.
+    assert rounds[-1].name == after.name
+    assert rounds[-1].start in (3, 6)
     assert [set(each.nodes.values()) for each in rounds[1:-1]] in ([], [{0, 2, 3}])
 
 
