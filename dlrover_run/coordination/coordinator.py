@@ -43,7 +43,8 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.recovery import latest_round
-from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed, apply_request
+from dlrover_run.coordination.requested_changes import apply_request
+from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.waiting import wait_status
 from dlrover_run.policies.registry import policy_of

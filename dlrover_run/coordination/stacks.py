@@ -16,7 +16,8 @@ from msgspec import Meta
 from dlrover_run.coordination.bounds import Count, Name, NodeId, Total
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, RankAssignment, rank_assignments
-from dlrover_run.coordination.requests import RequestFailed, StackQuery, find_nodes
+from dlrover_run.coordination.requested_changes import find_nodes
+from dlrover_run.coordination.requests import RequestFailed, StackQuery
 
 SCHEMA = 1
 """The version of the meaning of the fields of `JobStacks`. New fields keep it."""

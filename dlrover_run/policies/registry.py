@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dlrover_run.coordination import combined_records, reasons
-from dlrover_run.coordination.combined_policy import CombinedPolicy
-from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.policy_records import PolicyRecord
 from dlrover_run.coordination.rules import JobRules
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.policy import Policy
 
 POLICIES = {
     "health": "dlrover_run.policies.health",
@@ -36,6 +37,10 @@ reasons.TEXTS.update((name, f"{package}.text") for name, package in POLICIES.ite
 @lru_cache(maxsize=64)
 def policy_of(rules: JobRules) -> Policy:
     """The policy of a job with these rules: its only one, or all of its policies as one, in the order of `POLICIES`."""
+    # Imported by what decides; a node of a job only reads the records.
+    from dlrover_run.coordination.combined_policy import CombinedPolicy
+    from dlrover_run.coordination.policy import Policy
+
     parts = () if rules.policy is None else rules.policy.each()
     has_rounds = all(part.has_rounds for part in parts)
     applied = {part.policy_name for part in parts if part.applies and (has_rounds or not part.needs_rounds)}

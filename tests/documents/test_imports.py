@@ -111,6 +111,15 @@ def test_a_job_imports_no_policy_that_it_does_not_have(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 
+def test_a_node_of_a_master_imports_the_records_and_nothing_that_decides() -> None:
+    """Its start waits for these imports; the decisions are made in the master."""
+    script = "import sys, dlrover_run.rendezvous.master_client; print(*sys.modules)"
+    imported = subprocess.check_output([sys.executable, "-c", script], text=True).split()
+    core = "dlrover_run.coordination."
+    deciding = {"coordinator", "decision", "membership", "policy", "recovery", "requested_changes", "gathering"}
+    assert {name.removeprefix(core) for name in imported if name.startswith(core)} & deciding == set()
+
+
 def edges(root: Path) -> set[tuple[str, str]]:
     """Each import of one module by another."""
     return {(name, each) for name, all_imported in graph(root).items() for each in all_imported}
