@@ -130,14 +130,16 @@ class NodeState:
             self._port = None
 
 
-def build_report(state: NodeState, current: WorkerRound | None, leaving: bool) -> NodeReport:
+def build_report(state: NodeState, current: WorkerRound | None, leaving: bool, preparing: bool = False) -> NodeReport:
     """The report on the round in which this node takes part; `current` is the round whose workers it has started.
 
-    A failure is reported only when its cause is known, a moment after the worker's end.
+    A failure is reported only when its cause is known, a moment after the worker's end. `preparing`: workers that were
+    started now would wait for what is imported for them.
     """
     if current is None or current.key != state.round:
         # The workers of an earlier round may still be ending; they do not count any more.
-        return state.report(NodePhase.LEAVING if leaving else NodePhase.WAITING)
+        report = state.report(NodePhase.LEAVING if leaving else NodePhase.WAITING)
+        return msgspec.structs.replace(report, preparing=True) if preparing and state.ranks is None else report
     if current.group.succeeded:
         # Also when this node leaves: its workers are done, and the other nodes need no round without them.
         return state.report(NodePhase.SUCCEEDED, progressed=True)

@@ -10,8 +10,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from dlrover_run.agent.checkpoint_memory import DRAIN_TIMEOUT, CheckpointMemory
 from dlrover_run.agent.features import Features
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
@@ -145,9 +143,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
                 self._round.cancel()
 
     def report(self, leaving: bool) -> NodeReport:
-        report = build_report(self._node_state, self._round, leaving)
-        if report.ranks is None and self._starter.is_prestarting:
-            report = replace(report, preparing=True)
+        report = build_report(self._node_state, self._round, leaving, self._starter.is_prestarting)
         return self._features.add_to_report(report)
 
     def progress(self) -> Mapping[str, Progress]:

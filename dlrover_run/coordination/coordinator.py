@@ -187,7 +187,10 @@ class Coordinator:
             same = (known.report.phase, known.report.ranks) == (report.phase, report.ranks)
             succeeded = succeeded_round(report, known.succeeded)
             changed = known.changed_at if same else time
-            self._members[report.key] = MemberState(report, known.joined_at, changed, succeeded=succeeded)
+            prepared = time if known.report.preparing and not report.preparing else known.prepared_at
+            self._members[report.key] = MemberState(
+                report, known.joined_at, changed, succeeded=succeeded, prepared_at=prepared
+            )
         return True
 
     def disconnect(self, key: NodeKey, now: float) -> None:

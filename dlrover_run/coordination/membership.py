@@ -17,7 +17,8 @@ class MemberState(msgspec.Struct, frozen=True):
     `joined_at` is when its first report was received, `changed_at` when its phase or ranks last changed.
     `disconnected_at` is when its connection ended, `lost_at` when it is declared lost unless it connects again; both
     are None while it is connected. `succeeded` is the last round of which it reported that all its workers had
-    succeeded, whatever it reported later.
+    succeeded, whatever it reported later. `prepared_at` is when it last reported that it does not prepare any more,
+    None for a node that has not prepared here.
     """
 
     report: NodeReport
@@ -26,6 +27,12 @@ class MemberState(msgspec.Struct, frozen=True):
     disconnected_at: float | None = None
     lost_at: float | None = None
     succeeded: RoundKey | None = None
+    prepared_at: float | None = None
+
+    @property
+    def ready_at(self) -> float:
+        """When a round could have taken it in first."""
+        return self.joined_at if self.prepared_at is None else self.prepared_at
 
     def is_lost(self, now: float) -> bool:
         """Whether it has been without a connection for too long."""

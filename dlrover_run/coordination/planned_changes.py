@@ -54,7 +54,7 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
     if not (((grows or shrinks) and not leaving) or plan.to_drain):
         return Decision(plan if plan.change is None else update_plan(plan, now, change=None))
     if grows and not plan.to_drain:
-        due_at = min(state.joined_at for state in newcomers) + rules.scale_up_delay
+        due_at = min(state.ready_at for state in newcomers) + rules.scale_up_delay
         if size < rules.max_size and now < due_at:
             return Decision(plan, (Deadline(due_at, DeadlineReason.SCALE_UP),))
     if plan.saves and rules.scale_wait:

@@ -163,6 +163,12 @@ def test_newcomers_are_gathered_before_they_wait_for_a_checkpoint() -> None:
     play(job, PAIR + "mark a; come c; mark a; wait 9; come d; mark a; wait 2; round 1 a b; mark a; round 2 a b c d")
 
 
+def test_newcomers_that_prepare_are_gathered_from_the_first_that_is_ready() -> None:
+    job = VirtualJob(rules(1, 5, scale_up_delay=10.0))
+    script = "come_preparing c d; wait 30; prepared c; wait 9; round 1 a b; prepared d; wait 2; round 2 a b c d"
+    play(job, PAIR + script + "; restarts 0")
+
+
 def test_the_newcomer_reads_what_it_waits_for_and_how_long() -> None:
     job = play(VirtualJob(rules(1, 4)), PAIR + "mark a; come c; wait 10")
     assert job.waiting.text == "2 nodes train; this one takes part after the next checkpoint"
