@@ -12,9 +12,9 @@ from simulation.parameter_servers.program import ServersProgram
 from simulation.parameter_servers.scaled import ScaledServersProgram
 from simulation.program import Program
 from simulation.scenario import MasterScenario, Scenario, simulate
-from simulation.survivors.program import SurvivorsProgram
+from simulation.survivors.program import PreparingSurvivorsProgram, SurvivorsProgram
 from simulation.timeline import Broken
-from simulation.torch.program import TorchProgram
+from simulation.torch.program import PreparingProgram, TorchProgram
 
 
 def main() -> int:
@@ -28,12 +28,16 @@ def main() -> int:
     scaled = "run a job with parameter servers that chooses its own numbers"
     parser.add_argument("--scaled-servers", action="store_true", help=scaled)
     parser.add_argument("--survivors", action="store_true", help="run a job whose workers outlive their round")
+    preparing = "let the nodes of a job of torch, or of one with --survivors, prepare before they take part"
+    parser.add_argument("--preparing", action="store_true", help=preparing)
     arguments = parser.parse_args()
     program: type[Program] = ServersProgram if arguments.parameter_servers else TorchProgram
     if arguments.scaled_servers:
         program = ScaledServersProgram
     if arguments.survivors:
         program = SurvivorsProgram
+    if arguments.preparing:
+        program = PreparingSurvivorsProgram if arguments.survivors else PreparingProgram
     kind: type[Scenario] = EtcdScenario if arguments.etcd else MasterScenario
     failed = 0
     phases: Counter[str] = Counter()

@@ -25,7 +25,7 @@ class EtcdFaults(Faults):
 
     def _place(self) -> list[Fault]:
         faults = [
-            self._go_away, self._lag, self._compact, self._etcd.change_leader, self._kill_leader, self._stop_leader,
+            self._go_away, self._lag, self._compact, self._etcd.change_leader, self.lose_coordinator, self._stop_leader,
             self._light_fuse, self._light_fuse, self._deny, self._return,
         ]  # fmt: skip
         return faults if self._etcd_scenario.durable else [*faults, self._lose_everything, self._lose_everything]
@@ -77,7 +77,7 @@ class EtcdFaults(Faults):
 
         self._later(self._random.choice((1.0, 10.0, 30.0)), allow)
 
-    def _kill_leader(self) -> None:
+    def lose_coordinator(self) -> None:
         if (leader := self._leader()) is not None:
             leader.kill(silent=True)
 

@@ -49,6 +49,10 @@ class Faults(ABC):
         return [self._kill_node, self._ask_to_go, self._join, self._return]
 
     @abstractmethod
+    def lose_coordinator(self) -> None:
+        """The process that coordinates the job is killed."""
+
+    @abstractmethod
     def _place(self) -> list[Fault]:
         """The faults of the place of the records."""
 
@@ -141,9 +145,9 @@ class MasterFaults(Faults):
         super().__init__(scenario)
 
     def _place(self) -> list[Fault]:
-        return [self._kill_master, self._blow_fuse, self._stop_master, self._fill_disk]
+        return [self.lose_coordinator, self._blow_fuse, self._stop_master, self._fill_disk]
 
-    def _kill_master(self) -> None:
+    def lose_coordinator(self) -> None:
         if self._masters.current.alive:
             silent = self._random.random() < 0.2
             # Nodes that are not notified of the end find the next master later, and too late for its grace period.

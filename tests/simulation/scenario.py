@@ -19,6 +19,7 @@ from simulation.network import TO_MASTER, TO_NODE, Weather
 from simulation.nodes import Node, NodeClient, Place
 from simulation.program import Outcome, Program
 from simulation.timeline import Broken, Timeline, demand
+from simulation.torch.preparation import SlowTemplate
 from simulation.torch.program import TorchProgram
 
 TROUBLES = ("gentle", "nodes", "network", "place", "all", "all")
@@ -199,7 +200,7 @@ class MasterScenario(Scenario):
 @contextmanager
 def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
     """Patches that replace sockets and disks, and check the laws at every decision."""
-    from dlrover_run.agent import node_state
+    from dlrover_run.agent import node_state, starter
     from dlrover_run.coordination import coordinator, policy
     from dlrover_run.master import jobs
     from dlrover_run.policies.parameter_servers import recovery
@@ -218,6 +219,7 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
     decide, adopt, adopt_cluster = coordinator.decide, policy.recover_plan, recovery.recover_cluster
     with ExitStack() as stack:
         stack.enter_context(patch.object(node_state, "HeldPort", Port))
+        stack.enter_context(patch.object(starter, "Template", SlowTemplate))
         stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
         watched: dict[tuple[Any, str], Callable[..., Any]] = {
             (coordinator, "decide"): lambda *given: scenario_laws().deciding(*given, real=decide),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -71,6 +72,7 @@ class SurvivorNode(TorchNode):
         self.part: SurvivorsAssignment | None = None
         self.store_port = program.new_store_port()
         self.disturbed_at = 0.0
+        self._getting_ready: asyncio.Task[None] | None = None
         self._survivors = program
         super().__init__(program, spec, host, incarnation)
 
@@ -148,7 +150,9 @@ class SurvivorNode(TorchNode):
             self._follow_round(SurvivorsAssignment.find(wanted.policy))
             if wanted.drains:
                 self._begin_to_leave()
-        self.rendezvous.report(self._with_part(build_report(self._state, cast(Any, self.round), self._leaving)))
+        report = build_report(self._state, cast(Any, self.round), self._leaving, self.is_preparing)
+        self._reports_preparing = report.preparing
+        self.rendezvous.report(self._with_part(report))
 
     def _with_part(self, report: NodeReport) -> NodeReport:
         if self.kind == WITHOUT:
@@ -244,7 +248,17 @@ class SurvivorNode(TorchNode):
         process = WorkerProcess(self._survivors.groups, self, local_rank, self.part.store)
         self.slots[local_rank] = Slot(process, WorkerRecord(started=ranks.key, store=self.part.store))
         first = Order(ranks.key, ranks.first_rank + local_rank, ranks.world_size, self.part.timeout)
-        self._survivors.groups.later(self._program.slow_start, lambda: process.begin(first))
+
+        def start() -> None:
+            self._survivors.groups.later(self._program.slow_start, lambda: process.begin(first))
+
+        if self._starter is None:
+            start()
+            return
+        if self._getting_ready is None or self._getting_ready.done():
+            # Once for all workers of the round.
+            self._getting_ready = self.create_task(self._starter.prepare([{}]))
+        self._getting_ready.add_done_callback(lambda _: start())
 
     def _stop(self, slot: Slot) -> None:
         if not slot.stopping:

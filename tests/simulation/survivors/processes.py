@@ -201,7 +201,7 @@ class Groups:
         group = self._by_round.setdefault(order.key, Group(order.key, order.world, in_place=False))
         demand(group.size == order.world and order.rank not in group.members, "two worlds in one round")
         self._join(group, order.rank, process)
-        self._timeline.after(self._workers.patience, lambda: self._fail_to_form(group, process))
+        self._timeline.after(self._workers.start_patience, lambda: self._fail_to_form(group, process))
 
     def leave_unanswered(self, process: WorkerProcess, order: Order) -> None:
         """Note an order to a process that hangs. Only an order to offer or to form in place has a limit in the agent;

@@ -149,3 +149,10 @@ class SurvivorsProgram(TorchProgram):
         node = self._any_node()
         if isinstance(node, SurvivorNode):
             node.end_store()
+
+
+class PreparingSurvivorsProgram(SurvivorsProgram):
+    """The same jobs, whose nodes prepare."""
+
+    flag = " --survivors --preparing"
+    nodes_prepare = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 from policy_parts import check_part, check_rules, check_state
 
 from dlrover_run.coordination.membership import Members, MemberState
@@ -14,6 +13,7 @@ from dlrover_run.coordination.model import (
     Failure,
     NodeKey,
     NodePhase,
+    NodeReport,
     Plan,
     PlannedChange,
     PlanPhase,
@@ -33,6 +33,7 @@ from dlrover_run.rendezvous.client import AskFailed
 from simulation.laws import Laws
 from simulation.timeline import demand
 from simulation.torch.checks import ALLOWED_STATUSES, HOPELESS, Health
+from simulation.torch.newcomer_laws import NewcomerLaws, preparing_newcomers, sized
 
 
 class TorchLaws(Laws):
@@ -42,6 +43,7 @@ class TorchLaws(Laws):
     def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool, health: Health) -> None:
         super().__init__(rules, durable, nodes_stay)
         self.health = health
+        self.newcomers = NewcomerLaws(rules)
         self._charged: set[RoundKey] = set()
         self._charge_times: list[float] = []
         self._taken: dict[RoundKey, tuple[int, int, str, int]] = {}
@@ -70,6 +72,8 @@ class TorchLaws(Laws):
 
     def _check_state(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         self._check_health(plan, after, present, now)
+        checks = bool(check_rules(self._rules).check)
+        self.newcomers.check(plan, after, present, now, is_slow=self.slow_disk, checks=checks)
 
     def _check_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         self._check_budget(plan, after, present)
@@ -265,7 +269,11 @@ class TorchLaws(Laws):
         able = {key for key, p in present.items() if p.is_available} - set(after.draining)
         if check_rules(rules).check:
             able &= {key_of(node_health) for node_health in check_state(after).health if not node_health.dismissed}
-        living = min(len(able), rules.max_nodes)
+        could = able
+        if plan.phase is PlanPhase.TRAINING and Code.SCALED_UP.within(after.reasons):
+            # Only a round that has ended anyway takes in a node that still prepares.
+            could = able - {state.report.key for state in preparing_newcomers(plan, present)}
+        living = min(len(could), rules.max_nodes)
         if plan.wanted_nodes:
             least = -(-rules.min_nodes // rules.node_unit) * rules.node_unit
             living = min(living, max(plan.wanted_nodes, least))
@@ -355,16 +363,14 @@ class TorchLaws(Laws):
         if self._durable and self.over is None:
             demand(self._numbers.setdefault(ranks.key.number, ranks.key) == ranks.key, "two rounds of one number")
 
+    def admitting(self, status: NodeReport, present: Members) -> None:
+        super().admitting(status, present)
+        known = present[status.key].report
+        demand(known.preparing == status.preparing, "a coordinator knows which nodes prepare")
+
     def succeeding(self, key: NodeKey, ranks: RankAssignment) -> None:
         """Note that all workers of a node have really succeeded."""
         self._succeeded.add((ranks.key, key))
-
-
-def sized(rules: JobRules, plan: Plan) -> JobRules:
-    """The rules with the size that an operator has requested."""
-    if plan.desired is None:
-        return rules
-    return msgspec.structs.replace(rules, min_nodes=plan.desired.min_nodes, max_nodes=plan.desired.max_nodes)
 
 
 def dismissed_in(plan: Plan) -> set[NodeKey]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,10 +10,12 @@ from policy_parts import check_part, check_rules
 
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.reconcile import DesiredTask, Start, TaskState, reconcile
+from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.model import OVER, NodeReport, RoundKey
 from dlrover_run.spec import JobSpec
 from simulation.nodes import Node
 from simulation.torch.checks import CheckPart
+from simulation.torch.preparation import LONGEST, REACTION, Draw, start_preparing, watch_report
 from simulation.torch.workers import Group
 
 if TYPE_CHECKING:
@@ -27,6 +30,10 @@ class TorchNode(Node):
         self.group: Group | None = None
         self._epoch = 0
         self._busy = False
+        self.draw: Draw
+        self._starter: Starter | None = None
+        self._starting: tuple[RoundKey, asyncio.Task[None]] | None = None
+        self._reports_preparing = False
         super().__init__(program.scenario.place, spec, host, incarnation)
 
     @property
@@ -38,11 +45,32 @@ class TorchNode(Node):
         """The round in which the node has ranks."""
         return self._state.round
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether workers that were started now would wait for what is imported for them."""
+        return self._starter is not None and self._starter.is_prestarting
+
     def _begin(self, spec: JobSpec) -> None:
         self._check = CheckPart(self, self._program.health, self.address, lambda: self._receive())
+        self._prepare(spec)
         super()._begin(spec)
         if check_rules(spec.rules).check:
             self._check.begin()
+
+    def note_ready(self) -> None:
+        """What its template imports is there, or will never be."""
+        self.note("is ready")
+        self._program.laws.newcomers.note_ready(self.key)
+        watch_report(self, REACTION, lambda: self._reports_preparing, "a node that is ready reports it")
+
+    def _prepare(self, spec: JobSpec) -> None:
+        """Begin to prepare, in a run in which nodes do."""
+        self.preparation = preparation = self._program.preparation
+        if preparation.is_here:
+            self.draw = preparation.draw(self)
+            self._starter = start_preparing(self, spec, self._receive)
+            watch_report(self, LONGEST + REACTION, lambda: self._reports_preparing, "no node prepares for ever")
+            preparation.befall(self, self.draw, lambda: self.is_preparing)
 
     def _receive(self) -> None:
         # Also while workers start or end, an assignment is accepted and reported.
@@ -73,8 +101,12 @@ class TorchNode(Node):
             if wanted.drains:
                 self.note("is drained")
                 self._begin_to_leave()
-        report = self._check.add_to_report(build_report(self._state, cast(Any, self.group), self._leaving))
-        self.rendezvous.report(self._add_to_report(report))
+        if self._starting is not None and (self._ends or self._starting[0] != self._state.round):
+            # As `WorkerRound.cancel`: a template may import for minutes, and a stop does not wait for it.
+            self._starting[1].cancel()
+        report = build_report(self._state, cast(Any, self.group), self._leaving, self.is_preparing)
+        self._reports_preparing = report.preparing
+        self.rendezvous.report(self._add_to_report(self._check.add_to_report(report)))
 
     def _add_to_report(self, report: NodeReport) -> NodeReport:
         """Return the report with what other parts of the agent add."""
@@ -85,7 +117,7 @@ class TorchNode(Node):
             return
         self._report()
         group = self.group
-        ends = self._leaving or self._is_over or self.rendezvous.problem is not None
+        ends = self._ends
         live, wanted = group is not None and group.live, self._state.round
         if ends and not live:
             self._leave()
@@ -100,6 +132,10 @@ class TorchNode(Node):
                 assert group is not None, "only workers can be stopped"
                 random = self.timeline.random
                 self._after(random.uniform(0, self._program.slow_stop) * random.random(), group.stop)
+
+    @property
+    def _ends(self) -> bool:
+        return self._leaving or self._is_over or self.rendezvous.problem is not None
 
     @property
     def _is_over(self) -> bool:
@@ -118,7 +154,23 @@ class TorchNode(Node):
                 self.note(f"starts the workers of round {ranks.key.number}, rank {ranks.node_rank} of {ranks.nodes}")
                 group.start()
 
-        self._after(self.timeline.random.uniform(0.01, self._program.slow_start), start)
+        delay = self.timeline.random.uniform(0.01, self._program.slow_start)
+        if self._starter is None:
+            self._after(delay, start)
+        else:
+            self._busy = True
+            task = self.create_task(self._start_when_ready(self._starter, delay, start))
+            self._starting = ranks.key, task
+            task.add_done_callback(lambda _: self._end_start())
+
+    async def _start_when_ready(self, starter: Starter, delay: float, start: Callable[[], None]) -> None:
+        await starter.prepare([{}])
+        await asyncio.sleep(delay)
+        start()
+
+    def _end_start(self) -> None:
+        self._busy, self._starting = False, None
+        self._wake()
 
     def _after(self, delay: float, act: Callable[[], None]) -> None:
         def go_on() -> None:

@@ -23,6 +23,7 @@ from simulation.torch.checks import CHECK_TIMEOUT, health_of
 from simulation.torch.laws import TorchLaws
 from simulation.torch.nodes import TorchNode
 from simulation.torch.operator import Operator
+from simulation.torch.preparation import Preparation
 from simulation.torch.workers import Workers
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class TorchProgram(Program):
     that workers take at most."""
 
     laws: TorchLaws
+    nodes_prepare = False
+    """Whether nodes import what their workers need before they take part."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         super().__init__(scenario, seed)
@@ -73,6 +76,7 @@ class TorchProgram(Program):
         self._saving = Random(f"marks {seed}")
         self._marks_every = 0.0
         self._operator = Operator(scenario, seed)
+        self.preparation = Preparation(scenario, seed, self.nodes_prepare)
 
     def rules(self, random: Random) -> JobRules:
         rules = replace(
@@ -88,7 +92,7 @@ class TorchProgram(Program):
         if self._saving.random() < SHARE_OF_SAVING_RUNS:
             self._marks_every = self._saving.choice((0.5, 5.0, 20.0))
             rules = replace(rules, scale_wait=self._saving.choice((0.0, 3.0, 10.0)))
-        return rules
+        return self.preparation.rules(rules)
 
     def make_laws(self, durable: bool, nodes_stay: bool) -> TorchLaws:
         self.laws = TorchLaws(self.scenario.rules, durable, nodes_stay, self.health)
@@ -97,8 +101,10 @@ class TorchProgram(Program):
     def furnish(self) -> None:
         random = self.timeline.random
         self.workers = Workers(self.timeline, work=random.uniform(3, 60), patience=HUNG)
+        self.workers.late = self.preparation.longest
         self.workers.marks_every = self._marks_every
         self.laws.marks = self.workers.marks
+        self.laws.newcomers.clock = lambda: self.timeline.now
         self.workers.fixed_store = self.scenario.rules.store is not None
         self.slow_stop = random.choice((0.1, 2.0, 15.0))
         self.slow_start = random.choice((0.1, 3.0))
@@ -141,7 +147,7 @@ class TorchProgram(Program):
         rules = self.scenario.rules
         known = 2 * rules.heartbeat_timeout + rules.lost_after + RETURN_GRACE + self.workers.patience
         formed = rules.last_call_timeout + rules.scale_up_delay + 2 * (self.slow_stop + self.slow_start)
-        bound = self.timeline.now + known + formed + 2 * HUNG
+        bound = self.timeline.now + known + formed + 2 * HUNG + 2 * self.preparation.longest
         if check_rules(rules).check:
             bound += (MAX_ROUNDS + MIN_WITNESSES + 2) * (check_rules(rules).check_timeout + CHECK_MARGIN)
         if self.scenario.is_short:
@@ -163,7 +169,7 @@ class TorchProgram(Program):
     def demand_end(self) -> None:
         """Demand that the job ends, with success or not, and that all nodes of the job are notified."""
         rules = self.scenario.rules
-        bound = self.timeline.now + 3 * self.workers.patience + 600 + rules.join_timeout + rules.pend_timeout
+        bound = self.timeline.now + 3 * self.workers.start_patience + 600 + rules.join_timeout + rules.pend_timeout
         self.timeline.run_until(bound, lambda: not self._living)
         names = ", ".join(node.name for node in self._living)
         demand(not self._living, f"a job without faults ends, and {names} is notified")
@@ -201,3 +207,10 @@ class TorchProgram(Program):
         node = self._any_node()
         if node is not None and node.group is not None:
             node.group.fail(killed=True)
+
+
+class PreparingProgram(TorchProgram):
+    """The same jobs, whose nodes prepare."""
+
+    flag = " --preparing"
+    nodes_prepare = True

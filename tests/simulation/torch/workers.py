@@ -87,8 +87,9 @@ class Workers:
     """The stores of all rounds. A complete round works for `work` seconds and then succeeds, node by node.
 
     Most workers that lose a peer notice it soon, by a broken connection. Some hang until they are stopped, or until
-    their own timeout `patience` expires. It is longer than a node needs to reach the store, because a worker that gives
-    up before that does not fail because of a change of membership. In every complete round rank 0 saves each
+    their own timeout `patience` expires. At the store they wait for `late` seconds more. That is longer than a node
+    needs to reach the store, because a worker that gives up before that does not fail because of a change of
+    membership. In every complete round rank 0 saves each
     `marks_every` seconds, if that is not 0; `marks` counts that. `failed` has the rounds in which a worker failed for a
     reason of its own.
     """
@@ -97,12 +98,18 @@ class Workers:
         self._timeline = timeline
         self._work = work
         self.patience = patience
+        self.late = 0.0
         self._meetings: dict[tuple[str, int, RoundKey | None], Meeting] = {}
         self.fixed_store = False
         self.marks_every = 0.0
         self.marks: dict[RoundKey, int] = {}
         self.failed: set[RoundKey] = set()
         self.completed: list[RoundKey] = []
+
+    @property
+    def start_patience(self) -> float:
+        """The seconds for which workers wait for their peers at the store."""
+        return self.patience + self.late
 
     def meet(self, group: Group) -> None:
         """Connect the workers of a node to the store."""
@@ -125,7 +132,7 @@ class Workers:
                 self._timeline.after(self.marks_every, lambda: self._mark(meeting))
             self._timeline.after(self._work, lambda: self._finish(meeting))
         else:
-            self._timeline.after(self.patience, lambda: None if meeting.complete else group.fail(PEER_WORDS))
+            self._timeline.after(self.start_patience, lambda: None if meeting.complete else group.fail(PEER_WORDS))
 
     def _mark(self, meeting: Meeting) -> None:
         """The workers of rank 0 mark a checkpoint, and again after a while."""
