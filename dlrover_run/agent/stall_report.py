@@ -11,7 +11,7 @@ from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.reasons import render as render_reasons
 from dlrover_run.coordination.text import format_ranks
 from dlrover_run.output.streams import RunDir
-from dlrover_run.stall.detector import Stalled
+from dlrover_run.stall.detector import StallCode, Stalled
 from dlrover_run.stall.stacks import Stack, fold, render
 
 STACKS_FILE = "stacks.txt"
@@ -28,8 +28,8 @@ Names = Callable[[tuple[int, ...]], str]
 class StallReport:
     """A stall, the workers `guilty` that the others wait for, empty if the evidence names none, why, and the stacks of
     the workers of this node. `nodes` are the nodes of the guilty workers, empty in a round of one node. With
-    `--stall-action=restart` the workers `to_restart` are killed, each on its node. `names` is None if the whole round
-    is stalled; else other workers may make progress."""
+    `--stall-action=restart` the workers `to_restart` are killed, each on its node. `names` is None for the ranks of a
+    round."""
 
     stalled: Stalled
     guilty: tuple[int, ...]
@@ -41,6 +41,11 @@ class StallReport:
     names: Names | None = None
 
     @property
+    def is_alone(self) -> bool:
+        """Whether other workers of the round train on."""
+        return self.stalled.code is StallCode.ALONE
+
+    @property
     def line(self) -> str:
         """The line for the console."""
         names = self.names or format_ranks
@@ -48,7 +53,8 @@ class StallReport:
         if self.guilty and self.nodes:
             named += f"on {' and '.join(self.nodes)} "
         stalled = self.stalled.ranks
-        whose = "" if self.names is None or stalled == self.guilty else f" of {names(stalled)}"
+        all_are = self.names is None and not self.is_alone
+        whose = "" if all_are or stalled == self.guilty else f" of {names(stalled)}"
         return f"no progress{whose} for {self.seconds:.0f} s: {named}{render_reasons(self.reasons)}"
 
     @property
@@ -67,7 +73,8 @@ def show_stacks(report: StallReport, title: str, run_dir: RunDir, console: Conso
         except OSError as error:
             console.info(f"the stacks cannot be written to {path} ({error.strerror})")
         else:
-            console.info(f"stacks of all {'ranks' if report.names is None else 'tasks'} in {path}")
+            whose = "all ranks" if report.names is None else "all tasks"
+            console.info(f"stacks of {format_ranks(report.stalled.ranks) if report.is_alone else whose} in {path}")
             return
     for line in report.text.splitlines():
         console.info(line)

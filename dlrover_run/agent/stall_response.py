@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -15,12 +15,15 @@ from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.coordination.text import format_ranks
 from dlrover_run.events.records import WorkerResumed, WorkerStalled
+from dlrover_run.evidence.records import Evidence
 from dlrover_run.evidence.sample import Sampler
-from dlrover_run.policies.stall.model import MAX_SUSPECTS, StallAssignment, StallNodeReport
+from dlrover_run.policies.stall.model import MAX_SUSPECTS, StallAssignment, StallNodeReport, StallQuestion
 from dlrover_run.spec import JobSpec, StallAction
 from dlrover_run.stall.ask import RoundStacks
-from dlrover_run.stall.detector import Detector, Resumed
+from dlrover_run.stall.detector import Resumed
+from dlrover_run.stall.round_detectors import ENOUGH_WITNESSES, RoundDetectors
 
 
 def watch_stalls(workers: WorkerRound, spec: JobSpec, services: AgentServices) -> RoundStalls | None:
@@ -35,37 +38,47 @@ def watch_stalls(workers: WorkerRound, spec: JobSpec, services: AgentServices) -
         return None  # A kernel without sock_diag.
     stacks = RoundStacks(files, {one.spec.rank: (one.spec.local_rank, one.pid) for one in running})
     response = StallResponse(workers, spec.stall_action, services)
-    detector = Detector(spec.stall_timeout, elsewhere=ranks.nodes > 1)
-    stragglers = RoundStragglers(workers, services.events, services.wake)
-    stalls = RoundStalls(workers, services.wake, stragglers)
+    detectors = RoundDetectors(spec.stall_timeout, elsewhere=ranks.nodes > 1)
+    stragglers = RoundStragglers(workers, services.events, services.wake) if ranks.world_size > 1 else None
+    stalls = RoundStalls(workers, services.wake, stragglers, detectors.witnesses)
     on_quiet = stalls.note_quiet if ranks.nodes > 1 else None
     watch = StallWatch(
-        detector,
+        detectors,
         sampling,
         stacks,
         response.on_stall,
         response.on_resume,
         workers.progress.steps,
         on_quiet,
-        stragglers.observe if ranks.world_size > 1 else None,
+        stalls.observe,
     )
     stalls.begin(watch)
     return stalls
 
 
 class RoundStalls:
-    """The watch of one round, and what this node and the coordinator exchange about it. `wake` has a report built."""
+    """The watch of one round, and what this node and the coordinator exchange about it. `wake` has a report built;
+    `witnesses` is that of `RoundDetectors`."""
 
     def __init__(
-        self, workers: WorkerRound, wake: Callable[[], None], stragglers: RoundStragglers | None = None
+        self,
+        workers: WorkerRound,
+        wake: Callable[[], None],
+        stragglers: RoundStragglers | None = None,
+        witnesses: Callable[[float], int] = lambda since: 0,
     ) -> None:
         self._workers = workers
         self._wake = wake
         self._stragglers = stragglers
+        self._witnesses = witnesses
         self._watch: StallWatch | None = None
         self._task: asyncio.Task[None] | None = None
-        self._part: StallNodeReport | None = None
+        self._quiet: StallNodeReport | None = None
         self._confirmed = 0
+        self._confirmed_alone = 0
+        self._question = 0
+        self._asked_at: float | None = None
+        self._found = 0
 
     def begin(self, watch: StallWatch) -> None:
         """Begin to watch."""
@@ -82,10 +95,24 @@ class RoundStalls:
     def note_quiet(self, quiet: QuietNode | None) -> None:
         """Report that the workers of this node make no progress, or that they do again."""
         if quiet is None or len(quiet.suspects) > MAX_SUSPECTS:
-            self._part = None
+            self._quiet = None
         else:
-            self._part = StallNodeReport(quiet.number, quiet.trains, quiet.suspects)
+            self._quiet = StallNodeReport(quiet.number, quiet.trains, quiet.suspects, quiet.partly)
         self._wake()
+
+    def observe(self, samples: Sequence[Evidence]) -> None:
+        """Take the evidence of all workers at one time: answer the question of the coordinator as soon as workers have
+        trained since."""
+        if self._stragglers is not None:
+            self._stragglers.observe(samples)
+        if not self._question or self._found >= ENOUGH_WITNESSES:
+            return
+        if self._asked_at is None:
+            self._asked_at = samples[0].at
+        found = self._witnesses(self._asked_at)
+        if found > self._found:
+            self._found = found
+            self._wake()
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
         """A report of this node together with what the watch has found in the round that it is about."""
@@ -93,22 +120,37 @@ class RoundStalls:
             return report
         if self._stragglers is not None and self._task is not None:
             report = self._stragglers.add_to_report(report)
-        if self._part is None:
+        part = self._quiet
+        if self._found:
+            part = msgspec.structs.replace(part or StallNodeReport(), answered=self._question, witnesses=self._found)
+        if part is None:
             return report
-        return msgspec.structs.replace(report, policy=with_part(report.policy, self._part))
+        return msgspec.structs.replace(report, policy=with_part(report.policy, part))
 
     def follow(self, assignment: Assignment) -> None:
         """Take what the coordinator has found, each finding once."""
         if self._stragglers is not None and self._task is not None:
             self._stragglers.follow(assignment)
-        part = StallAssignment.find(assignment.policy)
-        # Without a part of its own the finding crossed the report that the workers of this node make progress again.
-        if self._watch is None or self._part is None or part is None:
-            return
+        part = StallAssignment.get(assignment.policy)
+        self._take_question(part.question)
         found = part.finding
-        if found.key == self._workers.key and found.number > self._confirmed:
+        # Without a quiet worker the finding crossed the report that the workers of this node make progress again.
+        if self._watch is None or self._quiet is None or found is None or found.key != self._workers.key:
+            return
+        if found.alone and found.number != self._confirmed_alone:
+            self._confirmed_alone = found.number
+        elif not found.alone and found.number > self._confirmed:
             self._confirmed = found.number
-            self._watch.confirm(found.ranks, found.reasons, found.to_restart, found.nodes)
+        else:
+            return
+        self._watch.confirm(found.ranks, found.reasons, found.to_restart, found.nodes, found.alone)
+
+    def _take_question(self, question: StallQuestion | None) -> None:
+        number = 0 if question is None or question.key != self._workers.key else question.number
+        if number != self._question:
+            answered, self._question, self._asked_at, self._found = self._found, number, None, 0
+            if answered:
+                self._wake()
 
     def close(self) -> None:
         """End the watch. Idempotent."""
@@ -116,7 +158,8 @@ class RoundStalls:
             self._task.cancel()
             self._task = None
         self._watch = None
-        self._part = None
+        self._quiet = None
+        self._question = self._found = 0
 
 
 class StallResponse:
@@ -134,11 +177,17 @@ class StallResponse:
             return
         ranks = self._workers.ranks
         codes = [reason.code for reason in report.reasons]
-        self._workers.stalled = {
-            worker.spec.rank: codes[0] if codes and worker.spec.rank in report.guilty else WAITS
+        stalled = [
+            worker
             for worker in self._workers.group.running
-        }
-        for worker in self._workers.group.running:
+            if not report.is_alone or worker.spec.rank in report.stalled.ranks
+        ]
+        marks = {one.spec.rank: codes[0] if codes and one.spec.rank in report.guilty else WAITS for one in stalled}
+        before = self._workers.stalled if report.is_alone else {}
+        self._workers.stalled = {**before, **marks}
+        for worker in stalled:
+            if before.get(worker.spec.rank) == marks[worker.spec.rank]:
+                continue
             guilty = worker.spec.rank in report.guilty
             self._services.events.emit(
                 WorkerStalled(
@@ -150,6 +199,9 @@ class StallResponse:
                     guilty=guilty,
                 )
             )
+        if report.is_alone and all(before.get(rank) == codes[0] for rank in report.guilty if rank in marks):
+            # Another worker waits for them now.
+            return
         self._services.console.info(report.line)
         if self._action in ("dump", "restart"):
             show_stacks(report, f"round {ranks.round}", self._services.run_dir, self._services.console)
@@ -160,10 +212,19 @@ class StallResponse:
                 self._workers.kill(here, "--stall-action=restart, as it made no progress")
 
     def on_resume(self, resumed: Resumed) -> None:
-        """Report that the workers make progress again."""
-        self._workers.stalled = {}
+        """Report that the workers make progress again. With `alone` some were quiet, and perhaps never reported."""
+        before = self._workers.stalled
+        ranks = before.keys() & set(resumed.ranks)
+        if resumed.alone and not ranks:
+            return
+        self._workers.stalled = {rank: code for rank, code in before.items() if resumed.alone and rank not in ranks}
         for worker in self._workers.group.running:
-            self._services.events.emit(
-                WorkerResumed(round=self._workers.ranks.round, rank=worker.spec.rank, local_rank=worker.spec.local_rank)
-            )
-        self._services.console.info(f"the workers make progress again, after {resumed.seconds:.0f} s")
+            if not resumed.alone or worker.spec.rank in ranks:
+                self._services.events.emit(
+                    WorkerResumed(
+                        round=self._workers.ranks.round, rank=worker.spec.rank, local_rank=worker.spec.local_rank
+                    )
+                )
+        whose = format_ranks(tuple(sorted(ranks))) if resumed.alone else "the workers"
+        verb = "makes" if resumed.alone and len(ranks) == 1 else "make"
+        self._services.console.info(f"{whose} {verb} progress again, after {resumed.seconds:.0f} s")

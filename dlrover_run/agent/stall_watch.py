@@ -22,8 +22,9 @@ from dlrover_run.agent.stall_report import Names, StallReport
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.evidence.records import Evidence
 from dlrover_run.stall.ask import gather_stacks
-from dlrover_run.stall.detector import PROBES, AskStacks, Decision, Resumed, StallCode, Stalled
-from dlrover_run.stall.guilt import Finding, find_stall, ranks_to_restart
+from dlrover_run.stall.detector import AskStacks, Decision, Resumed, StallCode, Stalled
+from dlrover_run.stall.guilt import Finding, find_alone, find_stall, ranks_to_restart
+from dlrover_run.stall.spin import PROBES
 from dlrover_run.stall.stacks import Stack
 from dlrover_run.stall.suspects import Suspect, describe_worker
 
@@ -69,7 +70,7 @@ class Stacks(Protocol):
 
 
 class StallDetector(Protocol):
-    """What decides on samples: `stall.detector.Detector`."""
+    """What decides on samples: `stall.round_detectors.RoundDetectors`."""
 
     @property
     def timeout(self) -> float | None: ...
@@ -102,11 +103,12 @@ Find = Callable[[Stalled, Sequence[Suspect], Mapping[int, Stack]], Finding | Non
 class QuietNode:
     """The workers of this node make no progress, for the `number`th time in this round; whether that is a stall depends
     on the other nodes. `trains` is that of `find_stall`. The ages of data count from the last data that the node has
-    exchanged."""
+    exchanged. `partly`: other workers of this node do make progress."""
 
     number: int
     trains: bool
     suspects: tuple[Suspect, ...]
+    partly: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,9 @@ class StallWatch:
         self._ended: list[int] = []
         self._figures: dict[int, list[Evidence]] = defaultdict(list)
         self._sampled_at = 0.0
+        # What all workers showed when they were quiet, and those that are quiet by themselves.
         self._quiet: _Quiet | None = None
+        self._quiet_alone: _Quiet | None = None
         self._quiet_count = 0
         self._is_reported = False
 
@@ -180,12 +184,18 @@ class StallWatch:
         self._sampling.forget(rank)
 
     def confirm(
-        self, guilty: tuple[int, ...], reasons: Reasons, to_restart: tuple[int, ...], nodes: tuple[str, ...]
+        self,
+        guilty: tuple[int, ...],
+        reasons: Reasons,
+        to_restart: tuple[int, ...],
+        nodes: tuple[str, ...],
+        alone: bool = False,
     ) -> None:
-        """No node of the round makes progress, and these workers are guilty. Nothing follows if the workers of this
-        node make progress again."""
-        if self._quiet is not None:
-            self._report(self._quiet, guilty, reasons, to_restart, nodes)
+        """No node of the round makes progress, or with `alone` some do, and these workers are guilty. Nothing follows
+        if the workers of this node make progress again."""
+        quiet = self._quiet_alone if alone else self._quiet
+        if quiet is not None:
+            self._report(quiet, guilty, reasons, to_restart, nodes)
 
     async def step(self) -> None:
         """Take one sample, and carry out what the detector decides."""
@@ -217,24 +227,16 @@ class StallWatch:
 
     async def _on_no_progress(self, stalled: Stalled, samples: Sequence[Evidence]) -> None:
         stopped = {one.rank for one in samples if one.figures is not None and one.figures.own.state in "TD"}
-        stacks = await self._ask(self._ranks, stopped)
+        partly = stalled.code is StallCode.ALONE and self._quiet is None
+        stacks = await self._ask(stalled.ranks if partly else self._ranks, stopped)
         if any(stack.in_debugger for stack in stacks.values()):
             # A person looks at it already.
             self._detector.withdraw()
             return
-        late = stalled.ranks if stalled.code is StallCode.START else ()
-        suspects = [
-            *(
-                describe_worker(one.rank, one, stacks.get(one.rank), self._share(one.rank), late=one.rank in late)
-                for one in samples
-            ),
-            *(Suspect(rank, ended=True) for rank in self._ended),
-        ]
+        suspects = self._suspects(stalled, samples, stacks)
         quiet = _Quiet(stalled, stacks)
         if self._on_quiet is not None:
-            self._quiet = quiet
-            self._quiet_count += 1
-            self._on_quiet(QuietNode(self._quiet_count, self._trains, tuple(map(self._with_common_age, suspects))))
+            self._note_quiet(quiet, suspects)
             return
         finding = self._find(stalled, suspects, stacks)
         if finding is None:
@@ -244,6 +246,41 @@ class StallWatch:
         else:
             self._report(quiet, finding.ranks, finding.reasons, ranks_to_restart(finding, suspects), ())
 
+    def _suspects(self, stalled: Stalled, samples: Sequence[Evidence], stacks: Mapping[int, Stack]) -> list[Suspect]:
+        """What is known of each worker, and those that have ended."""
+        counting = self._steps()
+        alone = stalled.ranks if stalled.code is StallCode.ALONE else ()
+        if self._quiet_alone is not None:
+            alone = alone or self._quiet_alone.stalled.ranks
+        suspects = []
+        for one in samples:
+            suspect = describe_worker(
+                one.rank,
+                one,
+                stacks.get(one.rank),
+                self._share(one.rank),
+                late=stalled.code is StallCode.START and one.rank in stalled.ranks,
+            )
+            if one.rank in alone:
+                counts = one.rank in counting or self._detector.timeout is not None
+                suspect = msgspec.structs.replace(suspect, alone=True, counts=counts)
+            suspects.append(suspect)
+        return suspects + [Suspect(rank, ended=True) for rank in self._ended]
+
+    def _note_quiet(self, quiet: _Quiet, suspects: Sequence[Suspect]) -> None:
+        """Have this node report what it has found; whether it is a stall comes back by `confirm`."""
+        assert self._on_quiet is not None
+        partly = False
+        if quiet.stalled.code is StallCode.ALONE:
+            self._quiet_alone = quiet
+            partly = self._quiet is None
+        else:
+            self._quiet = quiet
+        if partly or self._quiet is quiet:
+            self._quiet_count += 1
+        here = suspects if not partly else [one for one in suspects if one.alone]
+        self._on_quiet(QuietNode(self._quiet_count, self._trains, tuple(map(self._with_common_age, here)), partly))
+
     @property
     def _trains(self) -> bool:
         return bool(self._steps()) or self._detector.timeout is not None
@@ -251,6 +288,8 @@ class StallWatch:
     def _find_in_round(
         self, stalled: Stalled, suspects: Sequence[Suspect], stacks: Mapping[int, Stack]
     ) -> Finding | None:
+        if stalled.code is StallCode.ALONE:
+            return find_alone(suspects)
         return find_stall(suspects, trains=self._trains)
 
     def _with_common_age(self, suspect: Suspect) -> Suspect:
@@ -276,7 +315,7 @@ class StallWatch:
 
     def _resume(self, resumed: Resumed) -> None:
         if self._on_quiet is not None:
-            self._quiet = None
+            self._quiet = self._quiet_alone = None
             self._on_quiet(None)
             if not self._is_reported:
                 return

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dlrover_run.evidence.records import Evidence
+from dlrover_run.stall.spin import moves, stays
 
 MIN_LIMIT = 3.0
 """Seconds without progress that are never a stall."""
@@ -58,21 +59,8 @@ CHILD_SHARE = 0.05
 MEASURED = 2
 """Samples in a row that must show no progress of any process: an agent that has no processor takes few of them."""
 
-PROBES = 60
-"""Stacks of a busy worker that must stay within one function before it is stalled. One that evaluates a model is in one
-of its layers nine times out of ten."""
-
 PROBING = 3.0
 """Seconds for which it is asked at least: a single operation may take that long."""
-
-LOOP_PROBES = 600
-"""The same within a function and another one that it calls, which is where a small model is nearly always."""
-
-MAX_SPIN_LINES = 4
-"""Innermost lines among which a worker may move and still spin."""
-
-MAX_SPIN_FUNCTIONS = 2
-"""Innermost functions among which a worker may move and still spin: a loop, and what it calls."""
 
 
 class StallCode(enum.Enum):
@@ -84,12 +72,14 @@ class StallCode(enum.Enum):
     """No worker makes progress."""
     BUSY = "busy"
     """A worker uses its processor, in one place, and no worker makes progress."""
+    ALONE = "alone"
+    """Workers make no progress while others train (`round_detectors`)."""
 
 
 @dataclass(frozen=True)
 class Stalled:
     """The workers have made no progress since `since`, for longer than `limit` seconds. With START, `ranks` are the
-    workers that have not reached the store; otherwise all."""
+    workers that have not reached the store, with ALONE those that make no progress; otherwise all."""
 
     code: StallCode
     ranks: tuple[int, ...]
@@ -106,10 +96,12 @@ class AskStacks:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The workers `ranks` make progress again, after a stall of this many seconds was reported."""
+    """The workers `ranks` make progress again, after a stall of this many seconds was reported. With `alone` the others
+    were not stalled."""
 
     seconds: float
     ranks: tuple[int, ...]
+    alone: bool = False
 
 
 Decision = Stalled | AskStacks | Resumed | None
@@ -128,11 +120,13 @@ class _Change(NamedTuple):
 class Detector:
     """The detector of one round. `timeout` is the limit that the user has set (`--stall-timeout`), None to learn it.
     `elsewhere`: the round has workers on other nodes too, for which those of this node may wait. `trains`: the workers
-    are known to train when the detector begins, and have no store to reach."""
+    are known to train when the detector begins, and have no store to reach. A limit that is learned is at least
+    `min_limit`."""
 
     timeout: float | None = None
     elsewhere: bool = False
     trains: bool = False
+    min_limit: float = MIN_LIMIT
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
     _last: dict[int, Evidence] = field(default_factory=dict)
     _figures: dict[int, Evidence] = field(default_factory=dict)
@@ -159,12 +153,22 @@ class Detector:
             return self.timeout
         if not self.knows_limit:
             return UNLEARNED_LIMIT
-        return max(MIN_LIMIT, PAUSE_FACTOR * max(self._pauses))
+        return max(self.min_limit, PAUSE_FACTOR * max(self._pauses))
 
     @property
     def knows_limit(self) -> bool:
         """Whether the user has set the limit, or it follows from the pauses of this round."""
-        return self.timeout is not None or len(self._pauses) >= PAUSES_TO_LEARN
+        return self.timeout is not None or self.has_rhythm
+
+    @property
+    def has_rhythm(self) -> bool:
+        """Whether the pauses of this round are known."""
+        return len(self._pauses) >= PAUSES_TO_LEARN
+
+    @property
+    def stalled(self) -> Stalled | None:
+        """The stall that was decided last, None if there is none."""
+        return self._reported
 
     @property
     def exchanged_at(self) -> float | None:
@@ -262,14 +266,14 @@ class Detector:
         if now - since < max(self.limit, self._patience) or not self._is_learned or self._measured < MEASURED:
             return None
         if busy:
-            if any(_moves(self._stacks.get(rank, ())) for rank in busy):
+            if any(moves(self._stacks.get(rank, ())) for rank in busy):
                 # No pause of the rhythm: the next one is recognized by its stacks as well.
                 self._progress_at = now
                 self._stacks.clear()
                 return None
             if not self._stacks:
                 self._probed_since = now
-            if now - self._probed_since < PROBING or any(not _stays(self._stacks.get(rank, ())) for rank in busy):
+            if now - self._probed_since < PROBING or any(not stays(self._stacks.get(rank, ())) for rank in busy):
                 return AskStacks(busy)
         code = StallCode.BUSY if busy else StallCode.TRAINING
         self._reported = Stalled(code, ranks, self._progress_at, self.limit)
@@ -374,18 +378,3 @@ def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:
         if child.runs or child.ready - earlier.ready >= CHILD_SHARE * seconds:
             return True
     return False
-
-
-def _moves(stacks: Sequence[tuple[str, ...]]) -> bool:
-    """Whether the innermost frames of these stacks are those of a worker that works."""
-    lines = {stack[0] for stack in stacks}
-    return len(lines) > MAX_SPIN_LINES or len(_functions(stacks)) > MAX_SPIN_FUNCTIONS
-
-
-def _stays(stacks: Sequence[tuple[str, ...]]) -> bool:
-    """Whether these stacks, none of which is elsewhere, are enough to say that the worker spins."""
-    return len(stacks) >= (PROBES if len(_functions(stacks)) <= 1 else LOOP_PROBES)
-
-
-def _functions(stacks: Sequence[tuple[str, ...]]) -> set[str]:
-    return {stack[0].rpartition(":")[2] for stack in stacks}

@@ -42,6 +42,8 @@ class GuiltCode(ReasonCode):
     OUTSIDE = "waits outside of TensorFlow"
     BEHIND = "waits in TensorFlow while other tasks make progress"
     UNNAMED = "the evidence names no task"
+    IDLE = "makes no progress"
+    OTHERS_GO_ON = " while the others go on"
     LATE = "has not connected to the store long after the first worker"
     PLACE = ", at {file}:{line} in {function}"
     OTHER_PLACE = ", and at {file}:{line} in {function}"
@@ -54,7 +56,8 @@ register(GuiltCode, "stall.")
 class Finding:
     """The workers that the others wait for, why, the user's line where the first of them is, and the evidence: codes
     of the rules that agree, and figures. Of workers that wait for each other, `other_line` is where those are that wait
-    at another line. It is good evidence only after `patience` seconds without progress."""
+    at another line. It is good evidence only after `patience` seconds without progress. `others_go_on`: no other worker
+    waits for these, or only some do."""
 
     code: GuiltCode
     ranks: tuple[int, ...] = ()
@@ -63,13 +66,15 @@ class Finding:
     seconds: float = 0.0
     patience: float = 0.0
     other_line: Frame | None = None
+    others_go_on: bool = False
 
     @property
     def reasons(self) -> Reasons:
         """Why, and where, as reasons that continue the name of a worker."""
+        why = (self.code(), GuiltCode.OTHERS_GO_ON()) if self.others_go_on else (self.code(),)
         if self.line is None:
-            return (self.code(),)
-        reasons = (self.code(), GuiltCode.PLACE(**self.line._asdict()))
+            return why
+        reasons = (*why, GuiltCode.PLACE(**self.line._asdict()))
         return reasons if self.other_line is None else (*reasons, GuiltCode.OTHER_PLACE(**self.other_line._asdict()))
 
 
@@ -91,6 +96,23 @@ def find_stall(suspects: Sequence[Suspect], *, trains: bool, age_margin: float =
     finding = find_guilty(suspects if waits else running, age_margin)
     trains = trains and len(running) == len(suspects)
     return finding if waits or trains or finding.code in CERTAIN else None
+
+
+def find_alone(suspects: Sequence[Suspect]) -> Finding | None:
+    """The workers that hang by themselves, of those that make no progress while others train. None if each of these may
+    wait for one that works: it is in a collective, or nothing shows that it trains."""
+    quiet = sorted((one for one in suspects if one.alone and not one.ended), key=lambda one: one.rank)
+    waits = any(map(_waits, quiet))
+    guilty = [one for one in quiet if _is_alone(one, waits)]
+    ranks = tuple(one.rank for one in guilty)
+    code = next((code for code, holds in _ALONE.items() if guilty and all(map(holds, guilty))), GuiltCode.IDLE)
+    return Finding(code, ranks, _line(guilty, ranks), others_go_on=True) if guilty else None
+
+
+def _is_alone(one: Suspect, waits: bool) -> bool:
+    if one.state in ("T", "D"):
+        return True
+    return one.place in (Place.LOCK, Place.ELSEWHERE) and (waits or one.counts)
 
 
 def ranks_to_restart(finding: Finding, suspects: Sequence[Suspect]) -> tuple[int, ...]:
@@ -166,6 +188,13 @@ _KINDS: Mapping[GuiltCode, Callable[[Suspect], bool]] = {
     GuiltCode.CHILD_LOST: lambda one: one.lost_child,
     GuiltCode.SPINNING: lambda one: one.busy,
     GuiltCode.LOCKED: lambda one: one.place is Place.LOCK,
+}
+
+
+_ALONE: Mapping[GuiltCode, Callable[[Suspect], bool]] = {
+    GuiltCode.STOPPED: lambda one: one.state == "T",
+    GuiltCode.BLOCKED_IN_KERNEL: lambda one: one.state == "D",
+    **_KINDS,
 }
 
 

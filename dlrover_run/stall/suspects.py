@@ -43,8 +43,9 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     `state` is the letter in /proc/PID/stat, empty if unknown. `busy`: it used its processor during the stall.
     `lost_child`: it waits for a child that is stopped or dead. `unsent`: the number of its connections on which it has
     sent data that is not acknowledged. `sent_age` are the seconds since it last sent data, None if unknown. `late`: it
-    has not reached the store long after the first worker. `ended`: it has exited with 0. `file`, `line` and `function`
-    are the innermost call in a file of the user, empty if unknown.
+    has not reached the store long after the first worker. `ended`: it has exited with 0. `alone`: it has been quiet for
+    longer than its own limit (`round_detectors`). `counts`: it has counted steps, or the user has set the limit.
+    `file`, `line` and `function` are the innermost call in a file of the user, empty if unknown.
     """
 
     rank: Total
@@ -56,6 +57,8 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sent_age: Seconds | None = None
     late: bool = False
     ended: bool = False
+    alone: bool = False
+    counts: bool = False
     file: File = ""
     line: Count = 0
     function: Function = ""

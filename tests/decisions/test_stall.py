@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stall_traces import HARMLESS, INTERVAL, PROBED, Trace, Worker, evaluation, idle, spin, spin_overloaded
 
 from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
 from dlrover_run.evidence.records import Evidence, Traffic
 from dlrover_run.stall.detector import (
     MIN_LIMIT,
     PAUSE_FACTOR,
-    PROBES,
     PROBING,
     STARTUP_LIMIT,
     UNLEARNED_LIMIT,
-    AskStacks,
     Decision,
     Detector,
     Resumed,
@@ -28,97 +26,9 @@ from dlrover_run.stall.detector import (
     Stalled,
 )
 from dlrover_run.stall.guilt import Finding, GuiltCode, find_guilty, find_stall, ranks_to_restart
+from dlrover_run.stall.spin import PROBES
 from dlrover_run.stall.stacks import Frame, Stack, Thread, fold, is_complete, parse, render
 from dlrover_run.stall.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, describe_worker
-
-INTERVAL = 0.5
-
-PROBED = 20
-"""Stacks that a busy worker gives after each sample."""
-
-
-@dataclass
-class Worker:
-    """A worker of a generated trace: what it does in each second."""
-
-    rank: int
-    bytes: int = 0
-    cpu: float = 0.0
-    faults: int = 0
-    written: int = 0
-    read: int = 0
-    state: str = "S"
-    traced: bool = False
-    at_store: bool = True
-    dumped: int = 0
-    data_age: float | None = None
-    queued: float = 0.0
-    children: dict[int, ProcessFigures] = field(default_factory=dict)
-    stack: Callable[[float], tuple[str, ...]] = lambda _: ("train.py:1:wait",)
-
-    def evidence(self, at: float, full: bool = True) -> Evidence:
-        figures_of = (self.cpu, self.faults, self.read, self.written, self.queued)
-        own = ProcessFigures(self.rank + 100, "python", self.state, 1, *figures_of)
-        figures = WorkerFigures(own, tuple(self.children.values()), "", self.traced) if full else None
-        traffic = Traffic(self.bytes, self.bytes, at_store=self.at_store, data_age=self.data_age)
-        return Evidence(self.rank, at, traffic, figures, self.dumped)
-
-
-class Trace:
-    """Drives a detector as the agent does, in time of its own."""
-
-    def __init__(self, ranks: int = 2, detector: Detector | None = None) -> None:
-        self.workers = [Worker(rank) for rank in range(ranks)]
-        self.detector = detector or Detector()
-        self.now = 0.0
-
-    def run(self, seconds: float, each: Callable[[Sequence[Worker], float], None]) -> Stalled | None:
-        """Run for a time; the first stall that was reported."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now += INTERVAL
-            each(self.workers, INTERVAL)
-            decision = self.sample()
-            if isinstance(decision, AskStacks):
-                for rank in decision.ranks:
-                    self.workers[rank].dumped += PROBED * 400
-                    self.workers[rank].written += PROBED * 400
-                moments = [self.now + 0.01 * number for number in range(PROBED)]
-                stacks = {rank: [self.workers[rank].stack(at) for at in moments] for rank in decision.ranks}
-                self.detector.note_stacks(stacks)
-            elif isinstance(decision, Stalled):
-                return decision
-        return None
-
-    def sample(self) -> Decision:
-        return self.detector.observe([one.evidence(self.now) for one in self.workers])
-
-    def train(self, seconds: float = 20, period: float = 0.5) -> None:
-        """Steps, each followed by an all-reduce."""
-        due = self.now + period
-
-        def step(workers: Sequence[Worker], _: float) -> None:
-            nonlocal due
-            if self.now >= due:
-                due += period
-                for one in workers:
-                    one.bytes += 1_000_000
-                    one.cpu += 0.2
-
-        assert self.run(seconds, step) is None
-
-
-def idle(_: Sequence[Worker], __: float) -> None: ...
-
-
-def spin(workers: Sequence[Worker], seconds: float) -> None:
-    workers[1].cpu += seconds
-
-
-def spin_overloaded(workers: Sequence[Worker], seconds: float) -> None:
-    workers[1].cpu += 0.05 * seconds
-    workers[1].queued += 0.95 * seconds
-
 
 HANGS = {
     "stopped": (idle, StallCode.TRAINING),
@@ -260,90 +170,6 @@ def test_the_only_worker_of_a_node_is_watched_if_other_nodes_train() -> None:
     assert found is not None
     assert found.limit < UNLEARNED_LIMIT
     assert trace.detector.exchanged_at == exchanged_at
-
-
-def checkpoint(workers: Sequence[Worker], _: float) -> None:
-    workers[0].written += 10_000_000
-
-
-def evaluation(workers: Sequence[Worker], seconds: float) -> None:
-    workers[0].cpu += seconds
-    workers[0].stack = lambda now: (f"model.py:{int(now * 50) % 7}:layer{int(now * 50) % 7}", "train.py:9:evaluate")
-
-
-def small_evaluation(workers: Sequence[Worker], seconds: float) -> None:
-    """Nearly always in one layer or in the loop around it."""
-    workers[0].cpu += seconds
-
-    def stack(now: float) -> tuple[str, ...]:
-        moment = round(now * 100) % 50
-        return ("relu.py:3:relu" if moment == 7 else "linear.py:4:forward" if moment % 3 else "train.py:9:evaluate",)
-
-    workers[0].stack = stack
-
-
-def long_operations(workers: Sequence[Worker], seconds: float) -> None:
-    """It is in one place for two seconds, and then in another one."""
-    workers[0].cpu += seconds
-    workers[0].stack = lambda now: (f"train.py:{int(now / 2) % 9}:part{int(now / 2) % 9}",)
-
-
-def compilation(workers: Sequence[Worker], seconds: float) -> None:
-    for one in workers:
-        one.cpu += seconds
-        one.faults += 5000
-
-
-def compiler_processes(workers: Sequence[Worker], seconds: float) -> None:
-    child = workers[0].children.get(500, ProcessFigures(500, "cc1plus", "S", 100, 0, 0, 0, 0))
-    workers[0].children[500] = child._replace(cpu=child.cpu + seconds)
-
-
-def download(workers: Sequence[Worker], _: float) -> None:
-    workers[1].bytes += 5000
-
-
-def debugger(workers: Sequence[Worker], _: float) -> None:
-    workers[1].traced = True
-
-
-def overloaded(workers: Sequence[Worker], seconds: float) -> None:
-    evaluation(workers, 0.05 * seconds)
-    workers[0].queued += 0.95 * seconds
-
-
-def starved(workers: Sequence[Worker], _: float) -> None:
-    """It waits for a processor all the time, and then does a little."""
-    evaluation(workers, 0.0)
-    workers[0].state = "R"
-
-
-def overloaded_compilation(workers: Sequence[Worker], seconds: float) -> None:
-    for one in workers:
-        one.cpu += 0.05 * seconds
-        one.queued += 0.95 * seconds
-        one.faults += 20
-
-
-def overloaded_loader(workers: Sequence[Worker], seconds: float) -> None:
-    child = workers[0].children.get(500, ProcessFigures(500, "python", "S", 100, 0, 0, 0, 0))
-    workers[0].children[500] = child._replace(cpu=child.cpu + 0.01 * seconds, queued=child.queued + 0.9 * seconds)
-
-
-HARMLESS = [
-    small_evaluation,
-    long_operations,
-    overloaded,
-    starved,
-    overloaded_compilation,
-    overloaded_loader,
-    checkpoint,
-    evaluation,
-    compilation,
-    compiler_processes,
-    download,
-    debugger,
-]
 
 
 @pytest.mark.parametrize("each", HARMLESS)

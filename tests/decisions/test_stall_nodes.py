@@ -26,9 +26,11 @@ from dlrover_run.coordination.model import (
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import validate_report
+from dlrover_run.evidence.records import Evidence, Traffic
 from dlrover_run.policies.registry import decode_part, policy_of
-from dlrover_run.policies.stall.model import StallAssignment, StallFinding, StallNodeReport, StallState
-from dlrover_run.policies.stall.policy import StallPolicy, find
+from dlrover_run.policies.stall.model import StallAssignment, StallFinding, StallNodeReport, StallQuestion, StallState
+from dlrover_run.policies.stall.policy import StallPolicy
+from dlrover_run.policies.stall.policy import find as find_state
 from dlrover_run.policies.stall.rules import StallRules
 from dlrover_run.stall.guilt import NODES_AGE_MARGIN, GuiltCode
 from dlrover_run.stall.suspects import Place, Suspect
@@ -69,6 +71,10 @@ def report(place: int, part: StallNodeReport | None, phase: NodePhase = NodePhas
 def members(*parts: StallNodeReport | None, **changes: Any) -> dict[NodeKey, MemberState]:
     reports = [report(place, part) for place, part in enumerate(parts)]
     return {one.key: MemberState(one, 0.0, 0.0, **changes) for one in reports}
+
+
+def find(plan: Plan, state: dict[NodeKey, MemberState]) -> StallFinding | None:
+    return find_state(plan, state).finding
 
 
 ELSEWHERE = Suspect(5, Place.ELSEWHERE, file="/u/train.py", line=10, function="load")
@@ -145,12 +151,158 @@ def test_a_node_may_report_its_own_ranks_only() -> None:
     assert found is None or 0 not in found.ranks
 
 
+# Some workers hang, and others train.
+
+ALONE = Suspect(5, Place.ELSEWHERE, alone=True, counts=True, file="/u/train.py", line=10, function="load")
+PARTLY = StallNodeReport(3, True, (ALONE,), partly=True)
+
+
+def trains(part: StallNodeReport | None, witnesses: int, number: int) -> StallNodeReport:
+    """The report of a node whose workers have trained since a question."""
+    return msgspec.structs.replace(part or StallNodeReport(), answered=number, witnesses=witnesses)
+
+
+@pytest.mark.parametrize(
+    "part", [PARTLY, quiet(2, ALONE, number=3), quiet(2, ALONE, Suspect(4, Place.UNKNOWN), number=3)]
+)
+def test_nodes_are_asked_before_a_worker_counts_as_one_that_hangs_while_others_train(part: StallNodeReport) -> None:
+    asked = find_state(PLAN, members(None, None, part))
+    assert asked == StallState(question=StallQuestion(KEY, 3))
+    found = find_state(PLAN, members(trains(None, 2, 3), None, part))
+    assert found.question == asked.question
+    assert found.finding is not None
+    assert (found.finding.ranks, found.finding.nodes, found.finding.to_restart) == ((5,), ("node-2",), (5,))
+    assert found.finding.alone
+    assert found.finding.number == 3
+    assert GuiltCode.OTHERS_GO_ON.within(found.finding.reasons)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_found"),
+    [
+        (None, None, False),
+        (trains(None, 1, 3), None, False),
+        (trains(None, 1, 3), trains(None, 1, 3), True),
+        (trains(None, 2, 2), trains(None, 2, 4), False),
+    ],
+)
+def test_two_workers_must_train_since_this_question(
+    first: StallNodeReport | None, second: StallNodeReport | None, is_found: bool
+) -> None:
+    assert (find(PLAN, members(first, second, PARTLY)) is not None) == is_found
+    own = trains(PARTLY, 2, 3)
+    assert find(PLAN, members(None, None, own)) is not None, "workers of the same node"
+
+
+def test_no_question_is_asked_about_workers_that_may_wait_for_one_that_works() -> None:
+    waiting = [
+        quiet(place, *(Suspect(2 * place + each, Place.COLLECTIVE, alone=True, counts=True) for each in (0, 1)))
+        for place in (1, 2)
+    ]
+    assert find_state(PLAN, members(None, *waiting)) == StallState()
+    partly = [msgspec.structs.replace(part, partly=True) for part in waiting]
+    assert find_state(PLAN, members(None, *partly)) == StallState()
+    assert find_state(PLAN, members(None, None, ALL[2])) == StallState(), "quiet for a short time"
+
+
+def test_a_worker_of_another_node_that_waits_for_it_shows_that_it_trains() -> None:
+    hangs = msgspec.structs.replace(PARTLY, suspects=(msgspec.structs.replace(ALONE, counts=False),))
+    waits = StallNodeReport(1, False, (Suspect(0, Place.COLLECTIVE, alone=True),), partly=True)
+    assert find_state(PLAN, members(None, None, hangs)) == StallState()
+    assert find_state(PLAN, members(waits, None, hangs)) == StallState(question=StallQuestion(KEY, 4))
+    found = find(PLAN, members(waits, trains(None, 2, 4), hangs))
+    assert found is not None
+    assert found.ranks == (5,)
+
+
+def test_if_the_others_stop_too_it_is_a_stall_of_the_round() -> None:
+    found = find(PLAN, members(trains(ALL[0], 2, 3), ALL[1], quiet(2, ALONE, number=3)))
+    assert found is not None
+    assert not found.alone
+    assert found.ranks == (5,)
+
+
+def test_the_question_is_sent_to_all_nodes_until_the_worker_makes_progress() -> None:
+    policy = policy_of(RULES)
+    asking = decide(policy, PLAN, members(None, None, PARTLY), 10.0).plan
+    sent = policy.tasks(asking, rank_assignments(asking))
+    assert set(sent) == {member.key for member in PLAN.members}
+    assert set(sent.values()) == {StallAssignment(question=StallQuestion(KEY, 3))}
+    assert decide(policy, asking, members(None, None, PARTLY), 11.0).plan is asking
+    going_on = decide(policy, asking, members(None, None, None), 12.0).plan
+    assert policy.tasks(going_on, rank_assignments(going_on)) == {}
+    assert StallState.get(policy.end_round(asking).policy) == StallState()
+
+
+def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlrover_run.agent.stall_response.asyncio.ensure_future", lambda running: running.close())
+    woken: list[None] = []
+    since: list[float] = []
+    workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
+    found = {"witnesses": 0}
+
+    def witnesses(asked_at: float) -> int:
+        since.append(asked_at)
+        return found["witnesses"]
+
+    stalls = RoundStalls(workers, lambda: woken.append(None), None, witnesses)
+    stalls.begin(Watch())  # type: ignore[arg-type]
+
+    def part() -> StallNodeReport | None:
+        return StallNodeReport.find(stalls.add_to_report(report(0, None)).policy)
+
+    def sample(at: float) -> None:
+        stalls.observe([Evidence(0, at, Traffic())])
+
+    def asked(number: int) -> Assignment:
+        question = StallAssignment(question=StallQuestion(KEY, number)) if number else None
+        return Assignment(epoch=5, phase=PlanPhase.TRAINING, key=KEY, policy=question)
+
+    sample(10.0)
+    stalls.follow(asked(3))
+    sample(11.0)
+    sample(12.0)
+    assert (since, part()) == ([11.0, 11.0], None)
+    found["witnesses"] = 2
+    sample(13.0)
+    assert part() == StallNodeReport(answered=3, witnesses=2)
+    stalls.note_quiet(QuietNode(1, False, ALL[0].suspects))
+    assert part() == trains(ALL[0], 2, 3)
+    stalls.note_quiet(None)
+    found["witnesses"] = 0
+    stalls.follow(asked(4))
+    assert part() is None, "another question"
+    sample(20.0)
+    found["witnesses"] = 1
+    sample(21.0)
+    assert part() == StallNodeReport(answered=4, witnesses=1)
+    assert since[-2:] == [20.0, 20.0]
+    stalls.follow(asked(0))
+    assert part() is None
+    assert len(woken) == 6
+
+
+def test_a_node_acts_on_a_worker_that_hangs_alone_once_for_each_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlrover_run.agent.stall_response.asyncio.ensure_future", lambda running: running.close())
+    workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
+    stalls = RoundStalls(workers, lambda: None)
+    watch: Any = Watch()
+    stalls.begin(watch)
+    stalls.note_quiet(QuietNode(3, True, (ALONE,), partly=True))
+    assert StallNodeReport.find(stalls.add_to_report(report(2, None)).policy) == PARTLY
+    for number in (3, 3, 2):
+        finding = StallFinding(KEY, number, (5,), ("node-2",), (GuiltCode.IDLE(),), (5,), alone=True)
+        stalls.follow(Assignment(epoch=5, phase=PlanPhase.TRAINING, key=KEY, policy=StallAssignment(finding)))
+    assert [found[-1] for found in watch.confirmed] == [True, True]
+
+
 def test_the_records_survive_encoding() -> None:
-    sent = report(2, ALL[2])
-    assert msgspec.json.decode(msgspec.json.encode(sent), type=NodeReport, dec_hook=decode_part) == sent
+    for part in (ALL[2], PARTLY, trains(None, 2, 3)):
+        sent = report(2, part)
+        assert msgspec.json.decode(msgspec.json.encode(sent), type=NodeReport, dec_hook=decode_part) == sent
     found = find(PLAN, members(*ALL))
     assert found is not None
-    plan = msgspec.structs.replace(PLAN, policy=StallState(found))
+    plan = msgspec.structs.replace(PLAN, policy=StallState(found, StallQuestion(KEY, 3)))
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part) == plan
 
 
@@ -161,6 +313,7 @@ def test_the_records_survive_encoding() -> None:
         {"type": "stall", "suspects": [{"rank": 1, "file": "x" * 141}]},
         {"type": "stall", "suspects": [{"rank": 1, "function": "a\nb"}]},
         {"type": "stall", "suspects": [{"rank": 1, "state": "TT"}]},
+        {"type": "stall", "witnesses": -1},
     ],
 )
 def test_a_part_out_of_bounds_is_refused(part: dict[str, Any]) -> None:
@@ -221,7 +374,7 @@ def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet(monkeypatch
     stalls.follow(assigned(1, RoundKey(5, 1)))
     stalls.follow(assigned(2))
     stalls.follow(assigned(2))
-    assert watch.confirmed == [((5,), (GuiltCode.LOCKED(),), (5,), ("node-2",))]
+    assert watch.confirmed == [((5,), (GuiltCode.LOCKED(),), (5,), ("node-2",), False)]
     stalls.note_quiet(None)
     stalls.follow(assigned(3))
     stalls.note_quiet(QuietNode(2, False, ALL[0].suspects))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.agent.stall_report import STACKS_FILE, StallReport
+from dlrover_run.agent.stall_report import STACKS_FILE, WAITS, StallReport
 from dlrover_run.agent.stall_response import StallResponse
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.failures.causes import describe_exit
@@ -32,6 +32,7 @@ class Round:
         self.group = SimpleNamespace(running=workers)
         self.ranks = SimpleNamespace(round=3)
         self.killed: list[int] = []
+        self.stalled: dict[int, str] = {}
 
     def kill(self, ranks: tuple[int, ...], why: str) -> None:
         self.killed += ranks
@@ -51,17 +52,21 @@ def report(*guilty: int) -> StallReport:
     return StallReport(stalled, guilty, finding.reasons, 4.0, STACKS, guilty or (4,))
 
 
+def services_of(lines: list[str], events: Kept, directory: Path | None = None, stopping: bool = False) -> Any:
+    return SimpleNamespace(
+        lines=lines,
+        events=events,
+        console=SimpleNamespace(info=lines.append),
+        run_dir=SimpleNamespace(path=str(directory), keep=directory is not None),
+        shutdown=SimpleNamespace(wanted=stopping),
+    )
+
+
 def respond(
     action: StallAction, stall: StallReport, directory: Path | None = None, stopping: bool = False
 ) -> tuple[Round, Kept, list[str]]:
     workers, events, lines = Round(), Kept(), list[str]()
-    run_dir = SimpleNamespace(path=str(directory), keep=directory is not None)
-    services: Any = SimpleNamespace(
-        events=events,
-        console=SimpleNamespace(info=lines.append),
-        run_dir=run_dir,
-        shutdown=SimpleNamespace(wanted=stopping),
-    )
+    services = services_of(lines, events, directory, stopping)
     response = StallResponse(workers, action, services)  # type: ignore[arg-type]
     response.on_stall(stall)
     response.on_resume(Resumed(5.0, (4, 5)))
@@ -81,6 +86,34 @@ def test_a_stall_is_reported_with_its_events() -> None:
     ]
     assert [reason.code for reason in stalled[1].reasons] == ["stall.locked", "stall.place"]
     assert [event.rank for event in kept.events if isinstance(event, WorkerResumed)] == [4, 5]
+
+
+def alone(*guilty: int, ranks: tuple[int, ...] = ()) -> StallReport:
+    """A stall of some workers, while others train."""
+    finding = Finding(GuiltCode.IDLE, guilty, LINE, others_go_on=True)
+    stalled = Stalled(StallCode.ALONE, ranks or guilty, 100.0, 15.0)
+    return StallReport(stalled, guilty, finding.reasons, 16.0, STACKS, guilty)
+
+
+def test_a_worker_that_hangs_while_others_train_is_the_only_one_that_is_stalled() -> None:
+    workers, services = Round(), services_of([], Kept())
+    response = StallResponse(workers, "restart", services)  # type: ignore[arg-type]
+    response.on_stall(alone(5))
+    assert workers.stalled == {5: GuiltCode.IDLE.code}
+    # The other one waits for it now.
+    response.on_stall(alone(5, ranks=(4, 5)))
+    assert workers.stalled == {4: WAITS, 5: GuiltCode.IDLE.code}
+    stalled = [(event.rank, event.guilty) for event in services.events.events if isinstance(event, WorkerStalled)]
+    assert stalled == [(5, True), (4, False)]
+    lines = services.lines
+    assert workers.killed == [5]
+    assert sum("no progress for" in line for line in lines) == 1
+    response.on_resume(Resumed(30.0, (4,), alone=True))
+    response.on_resume(Resumed(30.0, (4,), alone=True))
+    assert workers.stalled == {5: GuiltCode.IDLE.code}
+    assert [event.rank for event in services.events.events if isinstance(event, WorkerResumed)] == [4]
+    response.on_resume(Resumed(30.0, (4, 5)))
+    assert workers.stalled == {}
 
 
 def test_the_stacks_are_written_to_the_log_directory_or_to_the_console(tmp_path: Path) -> None:

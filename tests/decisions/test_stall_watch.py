@@ -15,8 +15,10 @@ from dlrover_run.agent.stall_watch import QUIET_INTERVAL, TRAINING_INTERVAL, Qui
 from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
 from dlrover_run.evidence.records import Evidence, Traffic
 from dlrover_run.stall.ask import STACKS_TIMEOUT, gather_stacks
-from dlrover_run.stall.detector import PAUSES_TO_LEARN, PROBES, Detector, Resumed
+from dlrover_run.stall.detector import PAUSES_TO_LEARN, Detector, Resumed
 from dlrover_run.stall.guilt import GuiltCode
+from dlrover_run.stall.round_detectors import RoundDetectors
+from dlrover_run.stall.spin import PROBES
 from dlrover_run.stall.stacks import Frame, Stack, Thread
 
 
@@ -199,6 +201,129 @@ def test_one_of_several_nodes_reports_its_stall_and_waits_for_the_finding() -> N
     assert len(reports) == len(resumed) == 1
     assert "rank 7 on node-b" in reports[0].line
     assert set(reports[0].stacks) == {0, 1}, "those of this node"
+
+
+class Independent(Workers):
+    """Three workers that count steps and exchange nothing; rank 1 sleeps from `hung` on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = True
+        self.ranks = [0, 1, 2]
+        self.stacks = {0: IDLES, 1: SPINS, 2: IDLES}
+        self.steps = dict.fromkeys(self.ranks, 0)
+
+    def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]:
+        found = super().sample(full, dumped)
+        for rank in self.ranks:
+            self.steps[rank] += not (self.hung and rank == 1)
+        return [one._replace(traffic=Traffic()) for one in found]
+
+
+def test_a_worker_that_hangs_while_the_others_train_is_named_with_its_own_stacks() -> None:
+    workers = Independent()
+    reports: list[StallReport] = []
+    resumed: list[Resumed] = []
+    watch = StallWatch(RoundDetectors(), workers, workers, reports.append, resumed.append, lambda: dict(workers.steps))
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await watch.step()
+        workers.hung = True
+        for _ in range(200):
+            await watch.step()
+        workers.hung = False
+        await watch.step()
+
+    run_virtually(scenario())
+    (report,) = reports
+    assert report.guilty == report.to_restart == report.stalled.ranks == (1,)
+    assert GuiltCode.IDLE.within(report.reasons)
+    assert GuiltCode.OTHERS_GO_ON.within(report.reasons)
+    assert report.is_alone
+    assert report.line.endswith("rank 1 makes no progress while the others go on, at /u/train.py:10 in next_batch")
+    assert workers.requests == [1]
+    assert report.text.startswith("rank 1:")
+    assert [(one.ranks, one.alone) for one in resumed] == [((1,), True)]
+
+
+@pytest.mark.parametrize(("stack", "requests"), [(WAITS, 2), (DEBUGS, 2)])
+def test_a_worker_that_may_wait_for_one_that_works_is_not_reported(stack: Stack, requests: int) -> None:
+    """It is asked for its stack again after twice the time."""
+    workers = Independent()
+    workers.stacks[1] = stack
+    reports: list[StallReport] = []
+    watch = StallWatch(RoundDetectors(), workers, workers, reports.append, lambda _: None, lambda: dict(workers.steps))
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await watch.step()
+        workers.hung = True
+        for _ in range(100):
+            await watch.step()
+
+    run_virtually(scenario())
+    assert reports == []
+    assert workers.requests == [1] * requests
+
+
+def test_one_of_several_nodes_reports_the_workers_that_hang_alone_and_waits_for_the_finding() -> None:
+    workers = Independent()
+    quiet: list[QuietNode | None] = []
+    reports: list[StallReport] = []
+    watch = StallWatch(
+        RoundDetectors(elsewhere=True),
+        workers,
+        workers,
+        reports.append,
+        lambda _: None,
+        lambda: dict(workers.steps),
+        quiet.append,
+    )
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await watch.step()
+        workers.hung = True
+        for _ in range(100):
+            await watch.step()
+        watch.confirm((1,), (GuiltCode.IDLE(),), (1,), ("node-a",))
+        assert reports == [], "the round is not stalled"
+        watch.confirm((1,), (GuiltCode.IDLE(),), (1,), ("node-a",), alone=True)
+        workers.hung = False
+        await watch.step()
+
+    run_virtually(scenario())
+    first, last = quiet
+    assert first is not None
+    assert last is None
+    assert (first.number, first.partly) == (1, True)
+    assert [(one.rank, one.alone, one.counts) for one in first.suspects] == [(1, True, True)]
+    (report,) = reports
+    assert report.stalled.ranks == (1,)
+    assert "rank 1 on node-a" in report.line
+
+
+def test_a_node_of_which_all_workers_are_quiet_says_later_which_are_so_for_longer_than_their_own_limits() -> None:
+    workers = Workers()
+    workers.idle = True
+    quiet: list[QuietNode | None] = []
+    watch = StallWatch(
+        RoundDetectors(elsewhere=True), workers, workers, lambda _: None, lambda _: None, on_quiet=quiet.append
+    )
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await watch.step()
+        workers.hung = True
+        for _ in range(100):
+            await watch.step()
+
+    run_virtually(scenario())
+    assert [(one.number, one.partly, [each.alone for each in one.suspects]) for one in quiet if one is not None] == [
+        (1, False, [False, False]),
+        (1, False, [True, True]),
+    ], "the same stall"
 
 
 def test_samples_are_taken_often_until_the_rhythm_is_known() -> None:

@@ -83,3 +83,45 @@ def test_two_nodes_name_the_worker_and_its_node(mailbox: Mailbox, guilty: int) -
     assert sorted(event.rank for event in stalls) == [0, 1], "each node about its own worker"
     assert [event.rank for event in stalls if event.guilty] == [guilty]
     assert ended.err.count(f"rank {guilty} on ") >= 2
+
+
+ALONE_SCRIPT = """
+import os, time
+from dlrover_run import training
+
+rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def hang():
+    while True:
+        time.sleep(1)
+
+for step in range(400):
+    if restart == 0 and step == 40 and rank == int(sys.argv[1]):
+        hang()
+    if restart == 1 and step == 40:
+        break
+    training.report(samples=1)
+    time.sleep(0.2)
+post(done=True)
+"""
+
+
+@pytest.mark.parametrize(("nodes", "workers"), [(1, 3), (2, 1)])
+def test_a_worker_that_hangs_while_the_others_train_on_is_named_and_restarted(
+    mailbox: Mailbox, nodes: int, workers: int
+) -> None:
+    script = mailbox.script("alone.py", ALONE_SCRIPT)
+    journal = mailbox.directory / "journal"
+    flags = [f"--nproc-per-node={workers}", "--max-restarts=1", f"--journal={journal}", "--stall-action=restart"]
+    if nodes > 1:
+        flags.append(f"--local-nodes={nodes}")
+    ended = finish(launch(mailbox, *flags, script, "1"))
+    assert ended.code == 0, ended.err
+    ranks = nodes * workers
+    assert [(m["restart"], m["rank"]) for m in mailbox.gather(ranks)] == [(1, rank) for rank in range(ranks)]
+    (stall,) = [entry.event for entry in merged(read_logs(journal)) if isinstance(entry.event, WorkerStalled)]
+    assert (stall.rank, stall.guilty) == (1, True), "the others are not stalled"
+    why, others, place = stall.reasons
+    assert GuiltCode.IDLE.within((why,))
+    assert GuiltCode.OTHERS_GO_ON.within((others,))
+    assert (place.params["file"], place.params["function"]) == (str(script), "hang")

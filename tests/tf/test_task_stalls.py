@@ -7,8 +7,9 @@ import pytest
 from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
 from dlrover_run.evidence.records import Evidence, Traffic
 from dlrover_run.policies.parameter_servers.model import Role
-from dlrover_run.stall.detector import MIN_LIMIT, PROBES, AskStacks, Decision, Resumed, Stalled
+from dlrover_run.stall.detector import MIN_LIMIT, AskStacks, Decision, Resumed, Stalled
 from dlrover_run.stall.guilt import GuiltCode
+from dlrover_run.stall.spin import PROBES
 from dlrover_run.stall.stacks import Frame, Stack, Thread
 from dlrover_run.stall.suspects import Place, Suspect
 from tf_ps_runner.agent.task_stalls import (

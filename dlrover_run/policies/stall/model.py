@@ -25,13 +25,32 @@ MAX_GUILTY = 64
 Ranks = Annotated[tuple[Total, ...], Meta(max_length=MAX_GUILTY)]
 
 
-class StallNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, tag="stall"):
-    """The workers of the node make no progress, for the `number`th time in the round that the report is about. `trains`
-    is that of `stall.guilt.find_stall`. A node whose workers make progress has no such part."""
+class StallQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Do other workers of the round `key` train, while some are quiet? A node answers for the time since it received
+    the question, so that clocks of nodes are not compared: the workers were quiet before."""
+
+    key: RoundKey
+    number: Total
+
+
+class StallNodeReport(
+    msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="stall"
+):
+    """The workers of the node make no progress, for the `number`th time in the round that the report is about; with
+    `partly` only the `suspects`. `trains` is that of `stall.guilt.find_stall`. A node whose workers make progress has
+    such a part only to answer the question `answered`: `witnesses` of its workers train."""
 
     number: Count = 0
     trains: bool = False
     suspects: Annotated[tuple[Suspect, ...], Meta(max_length=MAX_SUSPECTS)] = ()
+    partly: bool = False
+    answered: Total = 0
+    witnesses: Count = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no worker of the node makes progress."""
+        return bool(self.suspects) and not self.partly
 
     def problem(self, report: NodeReport, plan: Plan) -> str | None:
         ranks = [one.rank for one in self.suspects]
@@ -42,9 +61,10 @@ class StallNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_
 
 class StallFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No worker of the round `key` makes progress. The others wait for the workers `ranks`, on the nodes `nodes`, both
-    empty if the evidence names none; `reasons` continues their names. A restart kills the workers `to_restart`.
+    empty if the evidence names none; `reasons` continues their names. A restart kills the workers `to_restart`. With
+    `alone` other workers train, and `number` is that of the question that showed it.
 
-    `number` grows with each stall of the round, so that a node acts on each once.
+    Otherwise `number` grows with each stall of the round, so that a node acts on each once.
     """
 
     key: RoundKey
@@ -53,15 +73,18 @@ class StallFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: Annotated[tuple[Name, ...], Meta(max_length=MAX_GUILTY)]
     reasons: BoundedReasons
     to_restart: Ranks
+    alone: bool = False
 
 
 class StallState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="stall"):
-    """The stall of the round that runs, None while there is none."""
+    """The stall of the round that runs, None while there is none, and what nodes are asked about it."""
 
     finding: StallFinding | None = None
+    question: StallQuestion | None = None
 
 
 class StallAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="stall"):
-    """The stall of the round in which the node has ranks."""
+    """The stall of the round in which the node has ranks, and the question that it is to answer."""
 
-    finding: StallFinding
+    finding: StallFinding | None = None
+    question: StallQuestion | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dlrover_run.coordination.decision import Decision, update_plan
 from dlrover_run.coordination.membership import Members
@@ -15,9 +15,11 @@ from dlrover_run.policies.stall.model import (
     StallAssignment,
     StallFinding,
     StallNodeReport,
+    StallQuestion,
     StallState,
 )
-from dlrover_run.stall.guilt import NODES_AGE_MARGIN, find_stall, ranks_to_restart
+from dlrover_run.stall.guilt import NODES_AGE_MARGIN, Finding, find_alone, find_stall, ranks_to_restart
+from dlrover_run.stall.round_detectors import ENOUGH_WITNESSES
 from dlrover_run.stall.suspects import Suspect
 
 
@@ -25,28 +27,35 @@ class StallPolicy(Policy):
     """Finds out for which worker of which node all others of a round wait."""
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
-        found = find(plan, members)
-        if found == StallState.get(plan.policy).finding:
+        state, before = find(plan, members), StallState.get(plan.policy)
+        if state == before:
             return Decision(plan)
-        lines = () if found is None else (_log_line(found),)
-        return Decision(update_plan(plan, now, policy=StallState(found)), log_lines=lines)
+        is_new = state.finding is not None and state.finding != before.finding
+        lines = (_log_line(state.finding),) if is_new and state.finding is not None else ()
+        return Decision(update_plan(plan, now, policy=state), log_lines=lines)
 
     def end_round(self, plan: Plan) -> Plan:
-        if StallState.get(plan.policy).finding is None:
+        if StallState.get(plan.policy) == StallState():
             return plan
         return update_plan(plan, plan.clock, policy=StallState())
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, StallAssignment]:
-        """The finding, for each node of the round."""
-        found = StallState.get(plan.policy).finding
-        return {} if found is None else dict.fromkeys(ranks, StallAssignment(found))
+        """The finding and the question, for each node of the round."""
+        state = StallState.get(plan.policy)
+        if state == StallState():
+            return {}
+        return dict.fromkeys(ranks, StallAssignment(state.finding, state.question))
 
 
-def find(plan: Plan, members: Members) -> StallFinding | None:
-    """The stall of the round that runs. None as long as the workers of one node make progress, or a node is away: its
-    workers may."""
+def find(plan: Plan, members: Members) -> StallState:
+    """The stall of the round that runs, or what nodes are to be asked. Neither while a node is away: its workers may
+    make progress.
+
+    If all workers of some nodes, or some workers of a node, are quiet for longer than their own limits while others
+    make progress, these may only save or evaluate, and the quiet ones wait for that. So all nodes are asked whether
+    their workers train."""
     if plan.phase is not PlanPhase.TRAINING:
-        return None
+        return StallState()
     parts: dict[NodeKey, StallNodeReport] = {}
     ended: set[NodeKey] = set()
     for member in plan.members:
@@ -55,11 +64,8 @@ def find(plan: Plan, members: Members) -> StallFinding | None:
             ended.add(member.key)
             continue
         if state is None or not state.connected or not state.report.in_round(plan.key):
-            return None
-        part = StallNodeReport.find(state.report.policy)
-        if part is None:
-            return None
-        parts[member.key] = part
+            return StallState()
+        parts[member.key] = StallNodeReport.find(state.report.policy) or StallNodeReport()
     suspects: list[Suspect] = []
     hosts: dict[int, str] = {}
     assigned = rank_assignments(plan)
@@ -72,24 +78,40 @@ def find(plan: Plan, members: Members) -> StallFinding | None:
             here = [one for one in parts[member.key].suspects if ranks.has_rank(one.rank)]
         suspects += here
         hosts |= {one.rank: member.host for one in here}
-    trains = any(part.trains for part in parts.values())
-    finding = find_stall(suspects, trains=trains, age_margin=NODES_AGE_MARGIN)
+    number = sum(part.number for part in parts.values() if part.suspects)
+    if all(part.is_quiet for part in parts.values()):
+        trains = any(part.trains for part in parts.values())
+        finding = find_stall(suspects, trains=trains, age_margin=NODES_AGE_MARGIN)
+        return StallState(None if finding is None else _name(plan, finding, suspects, hosts, number))
+    finding = find_alone(suspects)
     if finding is None:
-        return None
+        return StallState()
+    question = StallQuestion(plan.key, number)
+    witnesses = sum(part.witnesses for part in parts.values() if part.answered == number)
+    if witnesses < ENOUGH_WITNESSES:
+        return StallState(question=question)
+    return StallState(_name(plan, finding, suspects, hosts, number), question)
+
+
+def _name(
+    plan: Plan, finding: Finding, suspects: Sequence[Suspect], hosts: Mapping[int, str], number: int
+) -> StallFinding:
     guilty = finding.ranks[:MAX_GUILTY]
     return StallFinding(
         key=plan.key,
-        number=sum(part.number for part in parts.values()),
+        number=number,
         ranks=guilty,
         nodes=tuple(dict.fromkeys(hosts[rank] for rank in guilty)),
         reasons=finding.reasons,
         to_restart=ranks_to_restart(finding, suspects)[:MAX_GUILTY],
+        alone=finding.others_go_on,
     )
 
 
 def _log_line(found: StallFinding) -> str:
     named = f"{format_ranks(found.ranks)} on {' and '.join(found.nodes)} " if found.ranks else ""
-    return f"no worker of the round makes progress: {named}{render(found.reasons)}"
+    whose = "some workers of the round make no" if found.alone else "no worker of the round makes"
+    return f"{whose} progress: {named}{render(found.reasons)}"
 
 
 POLICY = StallPolicy
