@@ -3,6 +3,8 @@ without."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from random import Random
 
 import pytest
@@ -11,11 +13,16 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.stall import policy
 from dlrover_run.policies.stall.rules import StallRules
 from dlrover_run.policies.straggler.rules import StragglerRules
+from dlrover_run.stall import guilt
+from dlrover_run.stall.round_detectors import RoundDetectors
 from simulation.program import Outcome, Program
 from simulation.scenario import simulate
-from simulation.seeds import PLACES
+from simulation.seeds import PLACES, patched
+from simulation.stall_world import World, play
+from simulation.timeline import Broken
 from simulation.torch.program import TorchProgram
 
 
@@ -41,3 +48,57 @@ def run(seed: int, place: str, program: type[Program]) -> tuple[Outcome, list[st
 def test_a_job_that_does_not_stall_decides_the_same(place: str, seed: int) -> None:
     without, with_policy = (run(seed, place, program) for program in (TorchProgram, WatchedProgram))
     assert with_policy == without
+
+
+# Rounds whose workers hang, or only seem to.
+
+
+def answers_at_once() -> AbstractContextManager[None]:
+    """A node says that its workers train as soon as they ever did, before the question too."""
+    witnesses = RoundDetectors.witnesses
+    return patched((RoundDetectors, "witnesses"), by=lambda self, since: witnesses(self, 0.0))()
+
+
+def asks_no_node() -> AbstractContextManager[None]:
+    """A node that reports no quiet worker counts as one that trains."""
+    return patched((policy, "ENOUGH_WITNESSES"), by=0)()
+
+
+def names_in_collectives() -> AbstractContextManager[None]:
+    """A worker that waits in a collective counts as one that hangs."""
+    return patched((guilt, "_is_alone"), by=lambda one, waits: one.counts)()
+
+
+def finds_only_rounds() -> AbstractContextManager[None]:
+    """A stall is one of all workers."""
+    return patched((policy, "find_alone"), by=lambda suspects: None)()
+
+
+DEFECTS = (answers_at_once, asks_no_node, names_in_collectives, finds_only_rounds)
+
+
+@pytest.mark.parametrize("seed", [*range(12), *only_long(*range(12, 300))])
+def test_only_a_worker_that_hangs_is_named_and_it_is_named(seed: int) -> None:
+    play(seed)
+
+
+def test_the_worlds_have_workers_that_hang_and_workers_that_look_for_a_file() -> None:
+    worlds = [World.drawn(seed) for seed in range(12)]
+    assert any(world.hangs is not None for world in worlds)
+    assert {len(world.groups) for world in worlds} == {1, 2, 6}
+    assert any(world.polls for world in worlds)
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_planted_defect_breaks_a_law(defect: Callable[[], AbstractContextManager[None]]) -> None:
+    with defect():
+        broken = [seed for seed in range(12) if _breaks(seed)]
+    assert broken, f"no seed finds that {defect.__doc__}"
+
+
+def _breaks(seed: int) -> bool:
+    try:
+        play(seed)
+    except Broken:
+        return True
+    return False
