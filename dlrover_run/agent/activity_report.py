@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 import msgspec
 
 from dlrover_run.agent.progress_sampler import Activities
-from dlrover_run.coordination.activity import MAX_TASKS, MemoryUse, NodeActivity, TaskActivity
+from dlrover_run.coordination.activity import MAX_TASKS, MemoryUse, NodeActivity, PhaseTimes, TaskActivity
 from dlrover_run.coordination.model import NodeReport
 
 MIN_INTERVAL = 1.0
@@ -24,8 +24,10 @@ WAIT_CHANGE = 0.2
 """The change of the share of waiting that is one of meaning."""
 
 
-def with_activity(report: NodeReport, activity: NodeActivity | None) -> NodeReport:
-    """The report with what the tasks do."""
+def with_activity(report: NodeReport, activity: NodeActivity | None, times: PhaseTimes | None = None) -> NodeReport:
+    """The report with what the tasks do, and where their time went."""
+    if times is not None:
+        activity = msgspec.structs.replace(activity or NodeActivity(()), times=times)
     return report if activity is None else msgspec.structs.replace(report, activity=activity)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dlrover_run.agent.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
 from dlrover_run.agent.environment import requeue_count
-from dlrover_run.agent.event_log import AssignmentEvents, event_log_path
+from dlrover_run.agent.event_log import AssignmentEvents, event_log_path, log_opened
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.progress_sampler import ProgressSampler
@@ -28,6 +28,7 @@ from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
 from dlrover_run.coordination.policy_records import PROGRAM
+from dlrover_run.events.live import LiveLedger
 from dlrover_run.events.records import NO_EVENTS, AgentEnded, Events, StopRequested
 from dlrover_run.operate.agent_socket import AgentSocket
 from dlrover_run.output.relay_client import RelayClient
@@ -39,6 +40,7 @@ from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
+    from dlrover_run.coordination.activity import PhaseTimes
     from dlrover_run.operate.protocol import AgentInfo, TaskProgress
 
 OpenClient = Callable[[OnChange, Callable[[str], None]], RendezvousClient]
@@ -59,6 +61,10 @@ class Agent:
         make_adapter: AdapterFactory,
         events: Events = NO_EVENTS,
     ) -> None:
+        self._ledger: LiveLedger | None = None
+        if job.backend in REFRESH_INTERVAL:
+            events = self._ledger = LiveLedger(log_opened(job), events)
+        self._times: PhaseTimes | None = None
         self._job = job
         self._relay = relay
         self._parent_pipes = parent_pipes
@@ -134,7 +140,10 @@ class Agent:
             report = adapter.report(leaving)
             if self._activity is not None:
                 self._activity.follow_round(self._node_state.round, adapter.running)
-                report = with_activity(report, self._activity.current)
+                if self._times is not None:
+                    # Once there are any: the first ones take an import, for which no report waits.
+                    self._follow_phases()
+                report = with_activity(report, self._activity.current, self._times)
             self._client.report(report)
             self._progress.follow(self._node_state.round, adapter.running)
             if (over or leaving) and adapter.idle:
@@ -181,8 +190,16 @@ class Agent:
             self._adapter.log_progress()
         if self._activity is not None:
             activities, stalled = self._progress.sample(), self._adapter.stalled()
-            if self._activity.take(activities, stalled, time.monotonic(), self._adapter.checkpoint_memory):
+            is_news = self._activity.take(activities, stalled, time.monotonic(), self._adapter.checkpoint_memory)
+            if self._follow_phases(is_news) or is_news:
                 self._wake.set()
+
+    def _follow_phases(self, at_once: bool = False) -> bool:
+        """Have the next report say where the time went if a phase may have begun, or `at_once`."""
+        if self._ledger is None or not (self._ledger.is_behind or at_once):
+            return False
+        self._times = self._ledger.times()
+        return True
 
     @property
     def _is_over(self) -> bool:
@@ -196,7 +213,7 @@ class Agent:
         self._console.clear_waiting()
         # The other nodes form their next round after this report; what follows may wait for the console.
         if (last := self._adapter.leave_report(error)) is not None:
-            self._client.report(last)
+            self._client.report(with_activity(last, None, self._times))
         # The console may block (a pager), so draining it has no timeout. Orphans of the tasks are killed meanwhile;
         # usually `tree.end_children` after this function finds them sooner.
         kill_orphans = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, self._orphans.kill_orphans)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dlrover_run.agent.host import display_name
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase
+from dlrover_run.coordination.policy_records import PROGRAM
 from dlrover_run.coordination.reasons import codes
 from dlrover_run.events.records import (
     FILE_NAME,
@@ -41,12 +42,17 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
         return NO_EVENTS
     from dlrover_run.events.writer import EventFile, EventWriter
 
+    return EventWriter(EventFile(path, log_opened(job, program)), warn)
+
+
+def log_opened(job: JobSpec, program: str = PROGRAM) -> LogOpened:
+    """The first line of the log of this agent."""
     policy = job.rules.policy
     has_rounds = policy is None or policy.has_rounds
     now = time.monotonic()
     # The launcher had read the command line before it forked this process.
     began = tree.start_of(os.getppid())
-    opened = LogOpened(
+    return LogOpened(
         time=datetime.now(UTC),
         mono=round(now, 6),
         schema=SCHEMA,
@@ -59,7 +65,6 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
         program=program,
         stages=() if has_rounds else TASK_STAGES,
     )
-    return EventWriter(EventFile(path, opened), warn)
 
 
 def event_log_path(job: JobSpec, run_dir: RunDir) -> Path | None:

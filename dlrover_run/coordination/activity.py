@@ -6,13 +6,14 @@ and no write, and an answer of the coordinator costs as much as that to a heartb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Name, Total
+from dlrover_run.coordination.bounds import Count, Name, Total
 
 MAX_TASKS = 256
 """Tasks of one node whose activity is reported; of more the first."""
@@ -44,11 +45,25 @@ class MemoryUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waiting_bytes: Total
 
 
-class NodeActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the tasks of one node do. `memory` is what their checkpoints take, None if none was held in memory."""
+PhaseName = Annotated[str, Meta(pattern=r"\A[a-z]{1,16}\Z")]
+MAX_PHASES = 32
+
+
+class PhaseTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the time of the workers of a node went, when this was written: their seconds in each phase of the ledger,
+    and how many of them are in each phase from then on."""
+
+    seconds: Annotated[dict[PhaseName, Seconds], Meta(max_length=MAX_PHASES)]
+    places: Annotated[dict[PhaseName, Count], Meta(max_length=MAX_PHASES)]
+
+
+class NodeActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the tasks of one node do. `memory` is what their checkpoints take, None if none was held in memory, and
+    `times` where their time went, None if that is not known yet."""
 
     tasks: Annotated[tuple[TaskActivity, ...], Meta(max_length=MAX_TASKS)]
     memory: MemoryUse | None = None
+    times: PhaseTimes | None = None
 
 
 class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +83,20 @@ class Received(NamedTuple):
 
     activity: NodeActivity
     at: float
+
+
+def job_times(received: Iterable[tuple[PhaseTimes, float]]) -> tuple[dict[str, float], dict[str, int]]:
+    """The seconds of the workers of a job by phase, and how many are in each phase now, from the times of nodes and for
+    how long each of these goes on since it was received."""
+    seconds: dict[str, float] = defaultdict(float)
+    places: dict[str, int] = defaultdict(int)
+    for times, age in received:
+        for phase, spent in times.seconds.items():
+            seconds[phase] += spent
+        for phase, number in times.places.items():
+            seconds[phase] += number * age
+            places[phase] += number
+    return {phase: round(spent, 3) for phase, spent in seconds.items()}, dict(places)
 
 
 def node_progress(tasks: Sequence[TaskActivity], age: float | None) -> NodeProgress | None:

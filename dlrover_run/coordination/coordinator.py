@@ -99,6 +99,8 @@ class Coordinator:
         self._processes: dict[str, list[NodeKey]] = {}
         self._views = node_views(self.policy, self.plan)
         self._activities: dict[NodeKey, Received] = {}
+        # Of nodes that are gone.
+        self._past_times: dict[str, float] = {}
         self._lines: list[str] = []
         self._requests: list[OperatorRequest] = []
         # Store the plan on the first `advance` even if it does not change, before it is sent to any node.
@@ -290,8 +292,10 @@ class Coordinator:
         time = self._job_time(now)
         views = {key: self.view(key) for key in self._members}
         waiting = None if self.plan.phase in OVER else self.waiting(now)
-        activities = self._activities
-        return job_status(JobView(name, self.rules, self.plan, self.members, views, waiting, time, aged, activities))
+        activities, past = self._activities, self._past_times
+        return job_status(
+            JobView(name, self.rules, self.plan, self.members, views, waiting, time, aged, activities, past)
+        )
 
     def _take_activity(self, key: NodeKey, activity: NodeActivity | None, time: float) -> None:
         known = self._activities.get(key)
@@ -375,7 +379,10 @@ class Coordinator:
         for key in lost_or_left:
             if key not in needed:
                 del self._members[key]
-                self._activities.pop(key, None)
+                known = self._activities.pop(key, None)
+                if known is not None and known.activity.times is not None:
+                    for phase, spent in known.activity.times.seconds.items():
+                        self._past_times[phase] = self._past_times.get(phase, 0.0) + spent
                 self._processes[key.node_id].remove(key)
                 if not self._processes[key.node_id]:
                     del self._processes[key.node_id]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dlrover_run.coordination.activity import MemoryUse, NodeProgress, Received, node_progress
+from dlrover_run.coordination.activity import MemoryUse, NodeProgress, PhaseTimes, Received, job_times, node_progress
 from dlrover_run.coordination.assignment import EMPTY_VIEW
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
@@ -102,7 +102,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     `change_waits` says that a planned change waits for the next checkpoint, `change_seconds` at most from now.
     `size_choice` is what a policy that chooses the number of nodes wants, None in a job without one.
     `node_counts` counts all nodes by their state, also the `nodes_omitted`. `answer` says what the job does because of
-    the request for which the status was sent, empty without one or where the other fields say it."""
+    the request for which the status was sent, empty without one or where the other fields say it. `times` are the
+    seconds of all workers so far in each phase of the ledger, and `time_places` how many workers are in each now."""
 
     schema: int = SCHEMA
     job: str
@@ -134,12 +135,15 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeStatus, ...]
     nodes_omitted: int = 0
     answer: str = ""
+    times: Mapping[str, float] = {}
+    time_places: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
 class JobView:
     """What a status is made of: the state of a coordinator at job time `now`. `aged` is False where the times in it are
-    those of a reader that has just read the records of the job."""
+    those of a reader that has just read the records of the job. `past_times` are the seconds of nodes that are gone, by
+    phase."""
 
     name: str
     rules: JobRules
@@ -150,6 +154,7 @@ class JobView:
     now: float
     aged: bool = True
     activities: Mapping[NodeKey, Received] = field(default_factory=dict)
+    past_times: Mapping[str, float] = field(default_factory=dict)
 
 
 def job_status(view: JobView) -> JobStatus:
@@ -160,6 +165,7 @@ def job_status(view: JobView) -> JobStatus:
     used = len(plan.restart_times) if rules.restart_window else plan.restart_count
     desired, change = plan.desired, plan.change
     latest = None if change is None or not view.aged else change.since + rules.scale_wait
+    times, places = _times(view)
     waiting = view.waiting if plan.phase is not PlanPhase.TRAINING or not has_rounds else None
     return JobStatus(
         job=view.name,
@@ -192,7 +198,23 @@ def job_status(view: JobView) -> JobStatus:
         node_counts=dict(sorted(Counter(each.state.value for each in nodes).items())),
         nodes=shown,
         nodes_omitted=len(nodes) - len(shown),
+        times=times,
+        time_places=places,
     )
+
+
+def _times(view: JobView) -> tuple[dict[str, float], dict[str, int]]:
+    found = [(PhaseTimes(dict(view.past_times), {}), 0.0)]
+    for key, known in view.activities.items():
+        times, member = known.activity.times, view.members.get(key)
+        if times is None:
+            continue
+        if view.aged and member is not None and member.connected:
+            found.append((times, max(0.0, view.now - known.at)))
+        else:
+            # What its workers do since then is not known.
+            found.append((PhaseTimes(times.seconds, {}), 0.0))
+    return job_times(found)
 
 
 def _size_choice(plan: Plan) -> SizeChoice | None:

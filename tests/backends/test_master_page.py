@@ -17,9 +17,10 @@ from harness import WAIT
 from master_node import Bed, serving
 from test_master_web import TOKEN, ask, body, with_web
 
-from dlrover_run.coordination.activity import MemoryUse
+from dlrover_run.coordination.activity import MemoryUse, NodeActivity, PhaseTimes
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice, WantedServers
+from dlrover_run.events.timeline import TimePhase
 from dlrover_run.operate import web
 from dlrover_run.operate.web import PAGE, WebServer
 
@@ -58,6 +59,14 @@ def test_the_page_reads_fields_that_a_choice_of_the_size_has() -> None:
         used = set(re.findall(rf"\b{name}\.([a-z_]+)", page)) - {"length"}
         # What renders it for `status` has them too; a sentence needs no codes.
         assert used == set(record.__struct_fields__) - {"reasons"}
+
+
+def test_the_page_knows_each_phase_of_the_ledger() -> None:
+    page = PAGE.read_text()
+    (names,) = re.findall(r"const phases = \[(.*?)\];", page)
+    assert sorted(re.findall(r'"([a-z]+)"', names)) == sorted(TimePhase)
+    (colors,) = re.findall(r":root \{\n  color-scheme.*?\n\}", page, re.DOTALL)
+    assert set(re.findall(r"--([a-z]+):", colors)) >= {*TimePhase} - {TimePhase.UNKNOWN}
 
 
 def in_browser(test: Callable[[Bed, Browser], Awaitable[None]], directory: Path, token: str = TOKEN) -> None:
@@ -99,6 +108,24 @@ class TestInABrowser:
             rows = await asyncio.to_thread(browser.evaluate, "document.querySelectorAll('#changes tr').length")
             assert rows >= 2
             assert await asyncio.to_thread(browser.evaluate, "document.getElementById('choice').hidden")
+            legend = "document.getElementById('legend').innerText"
+            assert "known" in await asyncio.to_thread(browser.evaluate, legend)
+            times = PhaseTimes({"start": 30.0, "train": 60.0, "lost": 10.0}, {"train": 1})
+            await a.report(activity=NodeActivity((), times=times))
+            await asyncio.to_thread(browser.until, f"{legend}.includes('start 30 s')")
+            text = await asyncio.to_thread(browser.evaluate, legend)
+            assert [word for word in ("start 30 s", "train 1 m", "lost 10 s", "%") if word not in text] == []
+            titles = "[...document.querySelectorAll('#bar span')].map((one) => one.title).join()"
+            order = re.findall(r"(\w+) for", await asyncio.to_thread(browser.evaluate, titles))
+            assert order == ["start", "train", "lost"]
+            share = "parseFloat(document.querySelector('#bar span').style.flexGrow)"
+            before = await asyncio.to_thread(browser.evaluate, share)
+            # The phase that holds grows without a message.
+            await asyncio.to_thread(browser.until, f"{share} < {before}")
+            await a.report(
+                activity=NodeActivity((), times=PhaseTimes({"start": 30.0, "restart": 30.0}, {"restart": 1}))
+            )
+            await asyncio.to_thread(browser.until, f"{legend}.includes('restart') && !{legend}.includes('lost')")
             choice = msgspec.json.encode(CHOICE).decode()
             shown = f"status.size_choice = {choice}; drawChoice(); document.getElementById('choice').innerText"
             text = await asyncio.to_thread(browser.evaluate, shown)

@@ -8,7 +8,14 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.agent.activity_report import MIN_INTERVAL, ActivityReport, with_activity
 from dlrover_run.agent.progress_sampler import Activities, Activity, Period
-from dlrover_run.coordination.activity import MAX_TASKS, NodeActivity, NodeProgress, TaskActivity, node_progress
+from dlrover_run.coordination.activity import (
+    MAX_TASKS,
+    NodeActivity,
+    NodeProgress,
+    PhaseTimes,
+    TaskActivity,
+    node_progress,
+)
 from dlrover_run.coordination.model import NodePhase, NodeReport
 from dlrover_run.coordination.status import JobStatus, NodeStatus
 from dlrover_run.operate.protocol import TaskProgress
@@ -219,3 +226,42 @@ class TestText:
 
 def test_a_node_without_a_task_has_no_progress() -> None:
     assert node_progress((), 0.0) is None
+
+
+def times(**seconds: float) -> PhaseTimes:
+    """Two workers that train now."""
+    return PhaseTimes(seconds, {"train": 2})
+
+
+def test_the_times_of_a_job_are_those_of_all_its_workers_and_go_on() -> None:
+    job = duo()
+    send(job, "a", with_times(activity(1), times(start=4.0, train=10.0)))
+    send(job, "b", with_times(activity(1), PhaseTimes({"import": 3.0}, {"import": 1})))
+    job.wait(2)
+    shown = job.coordinator.status("job", job.now)
+    assert shown.times == pytest.approx({"start": 4.0, "train": 14.0, "import": 5.0})
+    assert shown.time_places == {"train": 2, "import": 1}
+    read = job.coordinator.status("job", job.now, aged=False)
+    assert read.times == {"start": 4.0, "train": 10.0, "import": 3.0}, "a reader of records knows no age"
+
+
+def test_the_times_of_a_node_that_is_gone_stay_and_do_not_go_on() -> None:
+    job = duo(lost_after=4.0)
+    send(job, "a", with_times(activity(1), times(train=10.0)))
+    send(job, "c", with_times(activity(1), times(spare=20.0)))
+    job.lose("c")
+    assert job.coordinator.status("job", job.now).time_places == {"train": 2}
+    job.wait(10)
+    shown = job.coordinator.status("job", job.now)
+    assert "c" not in [node.node_id for node in shown.nodes]
+    assert (shown.times["spare"], shown.time_places) == (20.0, {"train": 2})
+
+
+def with_times(what: NodeActivity, spent: PhaseTimes) -> NodeActivity:
+    return msgspec.structs.replace(what, times=spent)
+
+
+@pytest.mark.parametrize("bad", [{"seconds": {"Train": 1.0}, "places": {}}, {"seconds": {"train": -1.0}, "places": {}}])
+def test_times_out_of_bounds_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="Expected"):
+        msgspec.json.decode(msgspec.json.encode({"tasks": [], "times": bad}), type=NodeActivity)

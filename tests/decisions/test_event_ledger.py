@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.events.ledger import Ledger, build_ledger
+from dlrover_run.events.live import MAX_CHECKPOINTS, LiveLedger
 from dlrover_run.events.reader import AgentLog, parse_log
 from dlrover_run.events.records import (
     AgentEnded,
@@ -20,6 +21,7 @@ from dlrover_run.events.records import (
     CheckpointSeen,
     CheckStarted,
     Event,
+    Events,
     JobEnded,
     LogGap,
     LogOpened,
@@ -390,3 +392,49 @@ def test_they_add_up_with_damaged_lines(log: tuple[LogOpened, list[Event]], dama
     assert found.events == tuple(events)
     assert found.unread == 1
     assert_law(build_ledger([found]), head)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, run in RUNS.items() if not any(isinstance(event, LogGap) for event in run[1])]
+)
+def test_the_ledger_of_a_running_agent_is_that_of_its_log(name: str) -> None:
+    """After each event, and some time later."""
+    head, events, _ = RUNS[name]
+    now = [head.mono]
+    written: list[Event] = []
+    log = Events()
+    log.emit = written.append  # type: ignore[method-assign]
+    live = LiveLedger(head, log, lambda: now[0])
+    for place, event in enumerate(events):
+        now[0] = max(now[0], event.mono)
+        live.emit(event)
+        assert live.is_behind == (not isinstance(event, WorkerProgress))
+        for later in (0.0, 5.0):
+            now[0] += later
+            until = AgentLog(head, (*events[: place + 1], Event(mono=now[0] + 1e-6)))
+            known = build_ledger([until], running=True)
+            found = live.times()
+            assert found.seconds == {
+                phase.value: round(spent / 1e6, 3) for phase, spent in known.totals().items() if spent >= 1000
+            }
+            assert sum(found.places.values()) == sum(bool(one.segments) for one in known.places)
+            live.is_behind = False
+        now[0] -= 5.0
+    assert written == events, "they go on to the log"
+
+
+def test_of_many_checkpoints_the_last_ones_are_kept() -> None:
+    now = [100.0]
+    live = LiveLedger(opened(), Events(), lambda: now[0])
+    for event in (formed(1), started(), ready("step")):
+        live.emit(event)
+    for _ in range(10 * MAX_CHECKPOINTS):
+        now[0] += 1
+        live.emit(CheckpointSeen())
+    now[0] += 3
+    live.emit(RoundClosed(round=1, epoch=1, failed=True))
+    assert live.times().seconds == {"train": 10.0 * MAX_CHECKPOINTS, "lost": 3.0}
+    assert live.times().places == {"restart": 1}
+    now[0] += 2
+    assert live.times().seconds["restart"] == 2.0
+    assert not live.is_behind
