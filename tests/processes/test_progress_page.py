@@ -28,6 +28,27 @@ while True:
     writer.add(page.StepSource.REPORT, 1, 1, 1.0)
 """
 
+WRITES = 50_000
+
+BOUNDED = f"""
+import mmap, os, sys
+from dlrover_run.progress import page
+
+class Words(mmap.mmap):
+    # A whole record is copied before another process looks, nearly always: here each word is a store of its own.
+    def __setitem__(self, where, stored):
+        for first in range(where.start, where.stop, 8):
+            mmap.mmap.__setitem__(self, slice(first, min(first + 8, where.stop)), stored[:8])
+            stored = stored[8:]
+
+fd = os.open(os.environ[page.VARIABLE], os.O_RDWR)
+writer = page.Writer(Words(fd, page.PAGE_BYTES), page.Area.WORKER)
+print(flush=True)
+sys.stdin.readline()
+for step in range(1, {WRITES} + 1):
+    writer.add(page.StepSource.REPORT, 1, 0x0101_0101_0101, 3.0, step * step)
+"""
+
 
 @pytest.fixture
 def pages() -> Iterator[ProgressPages]:
@@ -81,6 +102,29 @@ def test_a_reader_never_sees_a_torn_record(pages: ProgressPages) -> None:
                 assert found.steps == found.samples == found.waited >= seen
                 seen = found.steps
     assert pages.read(1) is None
+
+
+def test_each_record_that_is_read_while_a_process_writes_at_full_speed_is_one_of_its_records(
+    pages: ProgressPages,
+) -> None:
+    with running(BOUNDED, pages.path(0)) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        seen = 0
+        while writer.poll() is None or seen < WRITES:
+            assert not writer.returncode
+            found = pages.read(0)
+            if found is None:
+                continue
+            steps = found.steps
+            assert found[:3] == (steps, 0x0101_0101_0101 * steps, 3.0 * steps)
+            assert found.left == steps * steps
+            assert seen <= steps <= WRITES
+            seen = steps
+    assert seen == WRITES
 
 
 def test_the_last_record_of_a_stopped_and_of_a_killed_writer_is_read(pages: ProgressPages) -> None:
