@@ -140,9 +140,6 @@ class Agent:
             report = adapter.report(leaving)
             if self._activity is not None:
                 self._activity.follow_round(self._node_state.round, adapter.running)
-                if self._times is not None:
-                    # Once there are any: the first ones take an import, for which no report waits.
-                    self._follow_phases()
                 report = with_activity(report, self._activity.current, self._times)
             self._client.report(report)
             self._progress.follow(self._node_state.round, adapter.running)
@@ -195,7 +192,8 @@ class Agent:
                 self._wake.set()
 
     def _follow_phases(self, at_once: bool = False) -> bool:
-        """Have the next report say where the time went if a phase may have begun, or `at_once`."""
+        """Have the next report say where the time went if a phase may have begun, or `at_once`. Not after each event:
+        no report and no message of a failure waits for it, and between two rounds the last figures go on."""
         if self._ledger is None or not (self._ledger.is_behind or at_once):
             return False
         self._times = self._ledger.times()
@@ -213,6 +211,8 @@ class Agent:
         self._console.clear_waiting()
         # The other nodes form their next round after this report; what follows may wait for the console.
         if (last := self._adapter.leave_report(error)) is not None:
+            if self._times is not None:
+                self._follow_phases()
             self._client.report(with_activity(last, None, self._times))
         # The console may block (a pager), so draining it has no timeout. Orphans of the tasks are killed meanwhile;
         # usually `tree.end_children` after this function finds them sooner.

@@ -220,7 +220,8 @@ class TestFailures:
         agent.on(is_lost, lambda: release(directory))
         own = Failure(1, "here", "exited with code 3")
         agent_run = agent.on(is_own, over(PlanPhase.FAILED, failure=own)).run()
-        assert [f.rank for s in agent_run.statuses if (f := s.failure)] == [0, 1]
+        # A report may come again, as where the time went is news too.
+        assert list(dict.fromkeys(f.rank for s in agent_run.statuses if (f := s.failure))) == [0, 1]
         assert agent_run.result.exit_code == 3
 
     def test_what_is_too_long_is_clipped_to_what_may_travel(self, directory: Path) -> None:
