@@ -177,7 +177,7 @@ TABLE: tuple[Key, ...] = (
         "Seconds from the end of a node's connection (1) or lease (0) until the node is declared lost",
         scope="nodes"),
     Key("scale_up_delay", _time,
-        "Seconds from the arrival of a new node until the job includes it and those that came meanwhile",
+        "Seconds from when a new node is ready until the job includes it and those that came meanwhile",
         scope="nodes"),
     Key("scale_wait", _time,
         "Seconds for which new nodes and drains wait at most for the next checkpoint of a job that marks them",
