@@ -7,14 +7,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dlrover_run.coordination.activity import PhaseTimes
-from dlrover_run.events.records import CheckpointSeen, Event, Events, LogOpened, WorkerProgress
+from dlrover_run.events.records import (
+    CheckpointSeen,
+    Event,
+    Events,
+    LogOpened,
+    RoundClosed,
+    RoundFormed,
+    WorkerProgress,
+    WorkerReady,
+)
+
+if TYPE_CHECKING:
+    from dlrover_run.events.ledger import PlaceTimes
+    from dlrover_run.events.timeline import TimePhase
 
 MAX_CHECKPOINTS = 64
 """Checkpoints that are kept: a worker that goes back to an earlier one has its work from there on counted as done."""
+
+MAX_EVENTS = 2000
+"""Events that are kept: with more, the rounds before a new one are added up and forgotten."""
 
 
 class LiveLedger(Events):
@@ -28,11 +45,14 @@ class LiveLedger(Events):
         self._clock = clock
         self._events: list[Event] = []
         self._checkpoints = 0
+        self._past: dict[TimePhase, int] = {}
 
     def emit(self, event: Event) -> None:
         self._log.emit(event)
         if isinstance(event, WorkerProgress):
             return
+        if isinstance(event, RoundFormed) and len(self._events) >= MAX_EVENTS:
+            self._add_up()
         self._events.append(msgspec.structs.replace(event, mono=self._clock()))
         self.is_behind = True
         if isinstance(event, CheckpointSeen):
@@ -47,16 +67,41 @@ class LiveLedger(Events):
 
     def times(self) -> PhaseTimes:
         """Where the time of the workers of this node went, until now."""
-        from dlrover_run.events.ledger import Ledger, agent_times
-        from dlrover_run.events.reader import AgentLog
-
         self.is_behind = False
-        # An event without a meaning: the phases that hold now reach up to it. A microsecond shows one that begins now.
-        log = AgentLog(self._opened, (*self._events, Event(mono=self._clock() + 1e-6)))
-        places = agent_times(log, running=True)
+        places = self._places()
         now = [place.segments[-1].phase for place in places if place.segments]
-        totals = Ledger(tuple(places)).totals()
+        totals = self._totals(places)
         return PhaseTimes(
             seconds={phase.value: round(total / 1e6, 3) for phase, total in totals.items() if total >= 1000},
             places={phase.value: now.count(phase) for phase in dict.fromkeys(now)},
         )
+
+    def _places(self) -> list[PlaceTimes]:
+        from dlrover_run.events.ledger import agent_times
+        from dlrover_run.events.reader import AgentLog
+
+        # An event without a meaning: the phases that hold now reach up to it. A microsecond shows one that begins now.
+        log = AgentLog(self._opened, (*self._events, Event(mono=self._clock() + 1e-6)))
+        return agent_times(log, running=True)
+
+    def _totals(self, places: list[PlaceTimes]) -> dict[TimePhase, int]:
+        """Microseconds in each phase, those of the rounds that were added up included."""
+        from dlrover_run.events.ledger import Ledger
+
+        return {phase: spent + self._past.get(phase, 0) for phase, spent in Ledger(tuple(places)).totals().items()}
+
+    def _add_up(self) -> None:
+        """Keep of all rounds until now the time of each phase, the last checkpoint, and that there were rounds."""
+        self._past = self._totals(self._places())
+        now = self._clock()
+        stages = {event.stage for event in self._events if isinstance(event, WorkerReady)}
+        stages.update(self._opened.stages)
+        self._opened = msgspec.structs.replace(self._opened, began=now, stages=tuple(sorted(stages)))
+        kept = [event for event in self._events if isinstance(event, CheckpointSeen)][-1:]
+        formed = next((event for event in reversed(self._events) if isinstance(event, RoundFormed)), None)
+        if formed is not None:
+            closed = RoundClosed(round=formed.round, epoch=formed.epoch, failed=False, mono=now)
+            self._events = [msgspec.structs.replace(formed, mono=now), closed, *kept]
+        else:
+            self._events = [*kept]
+        self._checkpoints = len(kept)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlrover_run.events import live
 from dlrover_run.events.ledger import Ledger, build_ledger
 from dlrover_run.events.live import MAX_CHECKPOINTS, LiveLedger
 from dlrover_run.events.reader import AgentLog, parse_log
@@ -404,37 +405,57 @@ def test_the_ledger_of_a_running_agent_is_that_of_its_log(name: str) -> None:
     written: list[Event] = []
     log = Events()
     log.emit = written.append  # type: ignore[method-assign]
-    live = LiveLedger(head, log, lambda: now[0])
+    ledger = LiveLedger(head, log, lambda: now[0])
     for place, event in enumerate(events):
         now[0] = max(now[0], event.mono)
-        live.emit(event)
-        assert live.is_behind == (not isinstance(event, WorkerProgress))
+        ledger.emit(event)
+        assert ledger.is_behind == (not isinstance(event, WorkerProgress))
         for later in (0.0, 5.0):
             now[0] += later
             until = AgentLog(head, (*events[: place + 1], Event(mono=now[0] + 1e-6)))
             known = build_ledger([until], running=True)
-            found = live.times()
+            found = ledger.times()
             assert found.seconds == {
                 phase.value: round(spent / 1e6, 3) for phase, spent in known.totals().items() if spent >= 1000
             }
             assert sum(found.places.values()) == sum(bool(one.segments) for one in known.places)
-            live.is_behind = False
+            ledger.is_behind = False
         now[0] -= 5.0
     assert written == events, "they go on to the log"
 
 
 def test_of_many_checkpoints_the_last_ones_are_kept() -> None:
     now = [100.0]
-    live = LiveLedger(opened(), Events(), lambda: now[0])
+    ledger = LiveLedger(opened(), Events(), lambda: now[0])
     for event in (formed(1), started(), ready("step")):
-        live.emit(event)
+        ledger.emit(event)
     for _ in range(10 * MAX_CHECKPOINTS):
         now[0] += 1
-        live.emit(CheckpointSeen())
+        ledger.emit(CheckpointSeen())
     now[0] += 3
-    live.emit(RoundClosed(round=1, epoch=1, failed=True))
-    assert live.times().seconds == {"train": 10.0 * MAX_CHECKPOINTS, "lost": 3.0}
-    assert live.times().places == {"restart": 1}
+    ledger.emit(RoundClosed(round=1, epoch=1, failed=True))
+    assert ledger.times().seconds == {"train": 10.0 * MAX_CHECKPOINTS, "lost": 3.0}
+    assert ledger.times().places == {"restart": 1}
     now[0] += 2
-    assert live.times().seconds["restart"] == 2.0
-    assert not live.is_behind
+    assert ledger.times().seconds["restart"] == 2.0
+    assert not ledger.is_behind
+
+
+def test_of_many_rounds_only_the_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    whole = LiveLedger(opened(), Events(), lambda: now[0])
+    short = LiveLedger(opened(), Events(), lambda: now[0])
+    for number in range(1, 50):
+        closed = RoundClosed(round=number, epoch=1, failed=True)
+        for seconds_later, event in (
+            (1, formed(number)), (1, started(0, number)), (2, ready("store", 0, number)), (1, ready("step", 0, number)),
+            (5, CheckpointSeen()), (3, exited(1, 0, number)), (0, closed),
+        ):  # fmt: skip
+            now[0] += seconds_later
+            monkeypatch.setattr(live, "MAX_EVENTS", 10)
+            short.emit(event)
+            monkeypatch.setattr(live, "MAX_EVENTS", 10_000)
+            whole.emit(event)
+        assert short.times() == whole.times()
+    assert short.times().seconds["lost"] == 49 * 3.0
+    assert len(short._events) < 20
