@@ -241,8 +241,8 @@ class StallWatch:
         finding = self._find(stalled, suspects, stacks)
         if finding is None:
             self._detector.withdraw()
-        elif self._sampled_at - stalled.since < finding.patience:
-            self._detector.postpone(finding.patience)
+        elif self._sampled_at - stalled.since < finding.min_quiet:
+            self._detector.postpone(finding.min_quiet)
         else:
             self._report(quiet, finding.ranks, finding.reasons, ranks_to_restart(finding, suspects), ())
 

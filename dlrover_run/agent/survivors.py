@@ -152,7 +152,7 @@ class Survivors:
                 forms = due.step is Step.FORM
                 self._listener.send_latest(local_rank, line.order_line(ranks, local_rank, part, forms))
                 if forms and part.formation is not None:
-                    record = record.note_told(part.formation, now)
+                    record = record.note_informed(part.formation, now)
                 else:
                     record = record.note_asked(part.key, now)
                 self._records[local_rank] = record
@@ -231,7 +231,7 @@ class Survivors:
             self._records[local_rank] = replace(
                 record,
                 asked_at=record.asked_at + late,
-                told_at=record.told_at + late,
+                informed_at=record.informed_at + late,
                 lost_at=record.lost_at + late,
             )
 

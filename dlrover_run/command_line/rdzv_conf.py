@@ -158,7 +158,7 @@ _AUTOSCALE_KEYS: tuple[tuple[str, Callable[[str, str], Any], str], ...] = (
     ("max_batch", _share_or_more, "How many times the batch of the smallest size the job's may be; 0 for no limit"),
     ("block", _time_above_zero, "Seconds of one block of a measurement, of which there are at least 6"),
     ("warm_up", _time, "Seconds at the begin of a round that are not measured"),
-    ("patience", _time, "Seconds for which the job waits for nodes that are not here"),
+    ("node_timeout", _time, "Seconds for which the job waits for nodes that are not here"),
     ("retry", _time_above_zero, "Seconds until it waits for them again, and then twice as many"),
     ("command_timeout", _time_above_zero, "Seconds after which --scale-command is stopped"),
 )

@@ -50,7 +50,7 @@ RESULT_RETENTION = 20.0
 """Seconds for which the result of a job is kept for nodes whose connection was broken when it ended.
 
 One that comes later finds no job and begins a new one, which fails after `join_timeout` unless others come too. It is
-shorter than `ID_IN_USE_PATIENCE`, after which a newcomer that is refused gives up: until then a node of the next job of
+shorter than `ID_IN_USE_TIMEOUT`, after which a newcomer that is refused gives up: until then a node of the next job of
 that name is refused because of the result of this one.
 """
 

@@ -143,7 +143,7 @@ class Detector:
     _trains: bool = False
     _has_trained: bool = False
     _reported: Stalled | None = None
-    _patience: float = 0.0
+    _min_quiet: float = 0.0
     _stacks: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
 
     @property
@@ -251,7 +251,7 @@ class Detector:
     def postpone(self, seconds: float) -> None:
         """Take back the stall that was decided last, as the evidence is good enough only after `seconds` without
         progress. They count from the last progress."""
-        self._patience = seconds
+        self._min_quiet = seconds
         self._reported = None
         self._stacks.clear()
 
@@ -263,7 +263,7 @@ class Detector:
         since = self._progress_at if busy else max(self._progress_at, self._busy_at)
         if busy:
             self._busy_at = now
-        if now - since < max(self.limit, self._patience) or not self._is_learned or self._measured < MEASURED:
+        if now - since < max(self.limit, self._min_quiet) or not self._is_learned or self._measured < MEASURED:
             return None
         if busy:
             if any(moves(self._stacks.get(rank, ())) for rank in busy):
@@ -316,7 +316,7 @@ class Detector:
             self._has_trained = self._has_trained or self._trains
         self._progress_at = at
         self._reported = None
-        self._patience = 0.0
+        self._min_quiet = 0.0
         self._stacks.clear()
         return decision
 

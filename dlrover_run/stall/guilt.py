@@ -56,15 +56,15 @@ register(GuiltCode, "stall.")
 class Finding:
     """The workers that the others wait for, why, the user's line where the first of them is, and the evidence: codes
     of the rules that agree, and figures. Of workers that wait for each other, `other_line` is where those are that wait
-    at another line. It is good evidence only after `patience` seconds without progress. `others_go_on`: no other worker
-    waits for these, or only some do."""
+    at another line. It is good evidence only after `min_quiet` seconds without progress. `others_go_on`: no other
+    worker waits for these, or only some do."""
 
     code: GuiltCode
     ranks: tuple[int, ...] = ()
     line: Frame | None = None
     agree: tuple[GuiltCode, ...] = ()
     seconds: float = 0.0
-    patience: float = 0.0
+    min_quiet: float = 0.0
     other_line: Frame | None = None
     others_go_on: bool = False
 

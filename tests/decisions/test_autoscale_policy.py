@@ -93,7 +93,7 @@ def test_newcomers_wait_from_the_first_round_on_until_its_size_was_measured() ->
 def test_newcomers_do_not_wait_for_long_in_a_job_that_counts_no_steps() -> None:
     job = begun(LINEAR, "a")
     job.come("b")
-    job.wait(LIMITS.patience - 5)
+    job.wait(LIMITS.node_timeout - 5)
     assert job.ranks == ["a"]
     job.wait(5)
     assert len(job.ranks) == 2
@@ -195,7 +195,7 @@ class TestShortage:
         wish = job.coordinator.status("resnet", job.now).size_choice
         assert wish is not None
         assert wish.wanted_nodes == 2
-        job.train(LIMITS.patience + 30)
+        job.train(LIMITS.node_timeout + 30)
         assert (job.state.condition, job.state.target) == (Condition.STOP, 1)
         job.come("b")
         job.train(60)

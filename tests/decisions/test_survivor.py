@@ -285,10 +285,10 @@ def test_what_an_agent_knows_of_a_worker_follows_from_its_messages() -> None:
     asked = replace(worker, able=True).note_asked(key, 1.0)
     offered = after_message(asked, Offer((5, 2), "h"), 2.0)
     assert (offered.offered, offered.handle) == (key, "h")
-    told = offered.note_told(Formation(key, 7, ("h",)), 3.0)
-    assert after_message(told, Formed((5, 2)), 4.0).formed == key
-    assert after_message(told, Lost((5, 2)), 5.0).lost_at == 5.0
-    assert after_message(told, Formed((5, 1)), 4.0) == told
+    informed = offered.note_informed(Formation(key, 7, ("h",)), 3.0)
+    assert after_message(informed, Formed((5, 2)), 4.0).formed == key
+    assert after_message(informed, Lost((5, 2)), 5.0).lost_at == 5.0
+    assert after_message(informed, Formed((5, 1)), 4.0) == informed
 
 
 @pytest.mark.parametrize(

@@ -255,11 +255,11 @@ ELSEWHERE = replace(STORE, port=7001)
 PART = SurvivorsAssignment(TWO, STORE, None, 10.0, 600.0)
 IN_PLACE = replace(PART, formation=Formation(TWO, 7, ("x", "y")))
 AS_TODAY = replace(PART, formation=Formation(TWO))
-OLD = WorkerRecord(started=ONE, store=STORE, able=True, asked=ONE, offered=ONE, handle="w", told=ONE, formed=ONE)
+OLD = WorkerRecord(started=ONE, store=STORE, able=True, asked=ONE, offered=ONE, handle="w", informed=ONE, formed=ONE)
 NEW = WorkerRecord(started=TWO, store=STORE)
 ASKED = OLD.note_asked(TWO, 100.0)
 OFFERED = ASKED.note_offer(TWO, "x")
-TOLD = OFFERED.note_told(Formation(TWO, 7, ("x", "y")), 105.0)
+TOLD = OFFERED.note_informed(Formation(TWO, 7, ("x", "y")), 105.0)
 
 STEPS: dict[str, tuple[WorkerRecord, SurvivorsAssignment, float, Step]] = {
     "a survivor is asked": (OLD, PART, 100, Step.ASK),
@@ -286,7 +286,7 @@ STEPS: dict[str, tuple[WorkerRecord, SurvivorsAssignment, float, Step]] = {
     "a new worker does not answer": (replace(NEW, able=True).note_asked(TWO, 100), PART, 110, Step.FAIL),
     "a new worker cannot": (replace(NEW, unable=OLDER), PART, 100, Step.WAIT),
     "a new worker forms as today": (replace(NEW, unable=OLDER), AS_TODAY, 100, Step.FORM),
-    "it has formed as today": (NEW.note_told(Formation(TWO), 1), AS_TODAY, 1e6, Step.WAIT),
+    "it has formed as today": (NEW.note_informed(Formation(TWO), 1), AS_TODAY, 1e6, Step.WAIT),
 }
 
 
@@ -300,7 +300,7 @@ def test_a_survivor_that_ends_before_its_next_group_is_replaced() -> None:
 def test_a_worker_that_connects_after_its_group_was_decided_cannot_keep_its_process() -> None:
     new = replace(NEW, able=False)
     assert new.note_hello().able
-    late = new.note_told(Formation(TWO), 1).note_hello()
+    late = new.note_informed(Formation(TWO), 1).note_hello()
     assert not late.able
     assert next_step(late, replace(PART, key=RoundKey(5, 3)), 2).step is Step.REPLACE
 
@@ -322,7 +322,7 @@ def test_a_further_round_does_not_extend_the_time_of_a_worker_that_does_not_answ
 
 
 def test_a_worker_of_a_group_of_today_does_not_survive_it() -> None:
-    worker = replace(NEW, able=True).note_told(Formation(TWO), 100.0)
+    worker = replace(NEW, able=True).note_informed(Formation(TWO), 100.0)
     assert next_step(worker, replace(PART, key=RoundKey(5, 3)), 101.0).step is Step.REPLACE
 
 
@@ -333,6 +333,6 @@ def test_a_node_reports_all_of_its_handles_or_none() -> None:
     found = node_part([OFFERED, other.note_offer(TWO, "y")], 2, PART, 7000)
     assert found == SurvivorsReport(TWO, ("x", "y"), kept=1, port=7000, store=STORE)
     assert node_part([OFFERED, replace(other, unable=OLDER)], 2, PART, 0).unable == OLDER
-    formed = [replace(one, told=TWO, formed=TWO) for one in (OFFERED, other)]
+    formed = [replace(one, informed=TWO, formed=TWO) for one in (OFFERED, other)]
     assert node_part(formed, 2, PART, 0).formed
     assert not node_part([*formed[:1], other], 2, PART, 0).formed

@@ -32,7 +32,7 @@ while not pathlib.Path(sys.argv[2]).exists():
     report()
 """
 
-CONF = "autoscale_block=0.8,autoscale_warm_up=0.5,autoscale_tolerance=0.1,autoscale_patience=3"
+CONF = "autoscale_block=0.8,autoscale_warm_up=0.5,autoscale_tolerance=0.1,autoscale_node_timeout=3"
 
 SEARCH_TIMEOUT = 3 * WAIT
 """Seconds until the search of a job on a busy machine has ended."""

@@ -22,7 +22,7 @@ CONF = {
     "autoscale_block": 0.8,
     "autoscale_warm_up": 0.5,
     "autoscale_tolerance": 0.1,
-    "autoscale_patience": 1,
+    "autoscale_node_timeout": 1,
 }
 
 RESIZE = """

@@ -13,8 +13,8 @@ from dlrover_run.stall.spin import PROBES
 from dlrover_run.stall.stacks import Frame, Stack, Thread
 from dlrover_run.stall.suspects import Place, Suspect
 from tf_ps_runner.agent.task_stalls import (
-    SCRIPT_PATIENCE,
-    WAITING_PATIENCE,
+    SCRIPT_MIN_QUIET,
+    WAITING_MIN_QUIET,
     TaskDetectors,
     Where,
     find_task_stall,
@@ -127,11 +127,11 @@ def test_a_finding_that_needs_patience_comes_again_when_it_has_lasted() -> None:
     trace = Trace()
     trace.run(20)
     ((first, _),) = trace.run(10, moving=(CHIEF, OTHER, PS))
-    trace.detectors.postpone(WAITING_PATIENCE)
+    trace.detectors.postpone(WAITING_MIN_QUIET)
     ((second, stalled),) = trace.run(80, moving=(CHIEF, OTHER, PS))
     assert isinstance(stalled, Stalled)
-    assert first < SCRIPT_PATIENCE
-    assert WAITING_PATIENCE <= second + 10 <= WAITING_PATIENCE + 2 * INTERVAL
+    assert first < SCRIPT_MIN_QUIET
+    assert WAITING_MIN_QUIET <= second + 10 <= WAITING_MIN_QUIET + 2 * INTERVAL
 
 
 def test_a_task_that_has_ended_is_forgotten() -> None:
@@ -222,10 +222,10 @@ def test_which_task_is_the_cause(
     assert found is not None
     assert (found.code, found.ranks) == (code, guilty)
     assert (found.line == SCRIPT) == (guilty == (task,))
-    assert (found.patience > 0) == (code not in (GuiltCode.STOPPED, GuiltCode.BLOCKED_IN_KERNEL, GuiltCode.CHILD_LOST))
-    impatient = find_task_stall(task, suspects, ROLES, where, others_progress=go_on, patient=False)
+    assert (found.min_quiet > 0) == (code not in (GuiltCode.STOPPED, GuiltCode.BLOCKED_IN_KERNEL, GuiltCode.CHILD_LOST))
+    impatient = find_task_stall(task, suspects, ROLES, where, others_progress=go_on, is_learned=False)
     assert impatient is not None
-    assert impatient.patience == 0
+    assert impatient.min_quiet == 0
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ from dlrover_run.stall.guilt import Finding, GuiltCode
 from dlrover_run.stall.stacks import Stack
 from dlrover_run.stall.suspects import Place, Suspect
 
-SCRIPT_PATIENCE = 15.0
+SCRIPT_MIN_QUIET = 15.0
 """Seconds without progress before a task is named that is not in a call of TensorFlow, or whose data is not
 acknowledged: no other task confirms it. A server that does not answer is ended by its agent earlier than that."""
 
-WAITING_PATIENCE = 60.0
+WAITING_MIN_QUIET = 60.0
 """The same for a task that waits in TensorFlow: others may save or begin."""
 
 
@@ -184,19 +184,19 @@ def find_task_stall(
     where: Where,
     *,
     others_progress: bool,
-    patient: bool = True,
+    is_learned: bool = True,
 ) -> Finding | None:
     """Which task of this node is the cause that `task` makes no progress; None if that is no stall.
 
     `suspects` and `roles` are of all tasks of this node, `where` is where the main thread of `task` is. Without
-    `patient` a finding needs no patience, because the user has set the limit.
+    `is_learned` a finding needs no longer time, because the user has set the limit.
     """
     found = _find(task, suspects, roles, where, others_progress)
     if found is None:
         return None
     code, guilty = found
-    patience = _PATIENCE.get(code, 0.0) if patient else 0.0
-    return Finding(code, guilty, suspects[task].user_line if guilty == (task,) else None, patience=patience)
+    min_quiet = _MIN_QUIET.get(code, 0.0) if is_learned else 0.0
+    return Finding(code, guilty, suspects[task].user_line if guilty == (task,) else None, min_quiet=min_quiet)
 
 
 def _find(
@@ -238,7 +238,7 @@ def _code_in_script(own: Suspect) -> GuiltCode:
     return GuiltCode.LOCKED if own.place is Place.LOCK else GuiltCode.OUTSIDE
 
 
-_PATIENCE = {
-    **dict.fromkeys((GuiltCode.SPINNING, GuiltCode.LOCKED, GuiltCode.OUTSIDE, GuiltCode.NETWORK), SCRIPT_PATIENCE),
-    **dict.fromkeys((GuiltCode.BEHIND, GuiltCode.UNNAMED), WAITING_PATIENCE),
+_MIN_QUIET = {
+    **dict.fromkeys((GuiltCode.SPINNING, GuiltCode.LOCKED, GuiltCode.OUTSIDE, GuiltCode.NETWORK), SCRIPT_MIN_QUIET),
+    **dict.fromkeys((GuiltCode.BEHIND, GuiltCode.UNNAMED), WAITING_MIN_QUIET),
 }

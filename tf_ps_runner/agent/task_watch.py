@@ -157,7 +157,7 @@ class TaskWatch:
             {each: self._tasks[each].key.role for each in here},
             locate(stacks.get(number)),
             others_progress=self._detectors.others_progress(number),
-            patient=self._job.stall_timeout is None,
+            is_learned=self._job.stall_timeout is None,
         )
 
     def _is_leaving(self, number: int) -> bool:

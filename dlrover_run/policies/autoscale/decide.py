@@ -107,7 +107,7 @@ def spares_until(rules: AutoscaleRules, state: AutoscaleState) -> float | None:
         or any(one.blocks for one in state.table)
     ):
         return None
-    return state.paused_at + rules.patience
+    return state.paused_at + rules.node_timeout
 
 
 def find_record(state: AutoscaleState, size: int) -> SizeRecord | None:
@@ -209,7 +209,7 @@ def _wait_for_nodes(
     if view.present >= state.target and not flaps:
         # The nodes are here, and the next round will have them.
         return replace(state, short_since=None)
-    if (now - since < rules.patience and not flaps) or view.size not in sizes:
+    if (now - since < rules.node_timeout and not flaps) or view.size not in sizes:
         return replace(state, short_since=since)
     before = state.ceiling
     span = _doubled(rules.retry, before.refusals)

@@ -15,7 +15,7 @@ OFF, WEAK, STRONG = 0, 1, 2
 """Whether each worker keeps its batch when the job grows (weak), or the batch of the job is divided (strong)."""
 
 
-TUNABLE = ("efficiency", "tolerance", "max_batch", "block", "warm_up", "patience", "retry", "command_timeout")
+TUNABLE = ("efficiency", "tolerance", "max_batch", "block", "warm_up", "node_timeout", "retry", "command_timeout")
 """The rules that a key of `--rdzv-conf` sets, whose names begin with `autoscale_`."""
 
 
@@ -31,8 +31,8 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
     size, 0 for no limit.
 
     A size is measured in blocks of at least `block` seconds, without its first `warm_up` seconds, for at most
-    `max_measure` seconds. Nodes that have not come after `patience` seconds are given up for `retry` seconds, and for
-    twice as long each further time. `command` is 1 if the nodes have a command that starts and ends nodes, which is
+    `max_measure` seconds. Nodes that have not come after `node_timeout` seconds are given up for `retry` seconds, and
+    for twice as long each further time. `command` is 1 if the nodes have a command that starts and ends nodes, which is
     stopped after `command_timeout` seconds. A change of the throughput by more than `drift` begins another search.
     `horizon` is for how many seconds a job trains at least, as far as is known.
     """
@@ -44,7 +44,7 @@ class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fi
     block: float = 10.0
     warm_up: float = 10.0
     max_measure: float = 1800.0
-    patience: float = 60.0
+    node_timeout: float = 60.0
     retry: float = 1800.0
     command: int = 0
     command_timeout: float = 30.0

@@ -3,7 +3,7 @@
 The agent knows each worker by its `WorkerRecord`, asks `next_step` what is due, carries it out, and notes it in the
 record. Times are seconds of the agent's own monotonic clock. A worker that keeps its process takes these steps:
 
-  asked to offer -> offered a handle -> told the handles of all -> in the group -> (a peer is lost) -> asked to offer
+  asked to offer -> offered a handle -> informed of all handles -> in the group -> (a peer is lost) -> asked to offer
 
 A worker that does not answer in time is ended, so the round never waits for it any longer. In the place of one of an
 earlier round that does not leave its last group, another one starts in the same round: the round has begun because of a
@@ -67,9 +67,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One running worker as its agent knows it.
 
     It was started for the round `started` with the store `store`. `able` is set once it has connected and can take part
-    in a group that is formed in place; `unable` says why it cannot. `plain`: it was told to form its group as any
+    in a group that is formed in place; `unable` says why it cannot. `plain`: it forms its group as any
     script does, and such a group cannot be changed later. The other fields name the latest round for which something
-    holds: it was `asked` for a handle, has `offered` the handle `handle`, was `told` how to form, is or was in the
+    holds: it was `asked` for a handle, has `offered` the handle `handle`, was `informed` how to form, is or was in the
     group that has `formed`, and has `lost` it. `asked_at` is when it was first asked without an answer since.
     """
 
@@ -82,8 +82,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: float = 0.0
     offered: RoundKey = NO_ROUND
     handle: str = ""
-    told: RoundKey = NO_ROUND
-    told_at: float = 0.0
+    informed: RoundKey = NO_ROUND
+    informed_at: float = 0.0
     formed: RoundKey = NO_ROUND
     lost: RoundKey = NO_ROUND
     lost_at: float = 0.0
@@ -101,17 +101,17 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
         """The record after an offer; an offer for a round that it was not asked for is too late, and is ignored."""
         return replace(self, offered=key, handle=handle) if key == self.asked else self
 
-    def note_told(self, formation: Formation, now: float) -> WorkerRecord:
-        """The record after it was told how its group is formed. In a `plain` group it ends with its round."""
+    def note_informed(self, formation: Formation, now: float) -> WorkerRecord:
+        """The record after it was informed how its group is formed. In a `plain` group it ends with its round."""
         plain = self.plain or not formation.in_place
-        return replace(self, told=formation.key, told_at=now, plain=plain, able=self.able and not plain)
+        return replace(self, informed=formation.key, informed_at=now, plain=plain, able=self.able and not plain)
 
     def note_formed(self, key: RoundKey) -> WorkerRecord:
-        return replace(self, formed=key) if key == self.told else self
+        return replace(self, formed=key) if key == self.informed else self
 
     def note_lost(self, key: RoundKey, now: float) -> WorkerRecord:
         """The record after a report that the group of that round was lost, or could not be formed."""
-        return replace(self, lost=key, lost_at=now) if key == self.told else self
+        return replace(self, lost=key, lost_at=now) if key == self.informed else self
 
 
 def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Due:
@@ -120,7 +120,7 @@ def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Du
     if worker.lost == key:
         # A peer has ended, so another round is about to begin. If it does not, no other worker reports this. A group
         # that has never formed gets no more time than one whose workers do not answer.
-        since = worker.lost_at if worker.formed == key else worker.told_at
+        since = worker.lost_at if worker.formed == key else worker.informed_at
         return _within(since, part.timeout + PEER_MARGIN, now, Step.FAIL)
     if worker.formed == key:
         return Due(Step.WAIT)
@@ -128,9 +128,9 @@ def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Du
         return _before_offers_are_complete(worker, part, now)
     if not formation.in_place and worker.started != key:
         return Due(Step.REPLACE)
-    if worker.told != key:
+    if worker.informed != key:
         return Due(Step.FORM)
-    return _within(worker.told_at, part.timeout, now, Step.FAIL) if formation.in_place else Due(Step.WAIT)
+    return _within(worker.informed_at, part.timeout, now, Step.FAIL) if formation.in_place else Due(Step.WAIT)
 
 
 def _before_offers_are_complete(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Due:

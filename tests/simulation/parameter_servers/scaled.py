@@ -159,7 +159,7 @@ class ScaledServersProgram(ServersProgram):
 
     def rules(self, random: Random) -> JobRules:
         rules = super().rules(random)
-        limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, patience=5.0, retry=60.0)
+        limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, node_timeout=5.0, retry=60.0)
         return replace(rules, policy=with_part(rules.policy, limits))
 
     def make_laws(self, durable: bool, nodes_stay: bool) -> ScaledServersLaws:

@@ -215,7 +215,7 @@ class SurvivorNode(TorchNode):
             self._send(slot, ranks, None)
         elif due.step is Step.FORM:
             assert self.part.formation is not None, "it is known how the group forms"
-            slot.record = slot.record.note_told(self.part.formation, self.time())
+            slot.record = slot.record.note_informed(self.part.formation, self.time())
             self._send(slot, ranks, self.part.formation)
         elif due.step is Step.REPLACE:
             self._survivors.laws.replacing(process, self.part)

@@ -58,8 +58,8 @@ class SurvivorsLaws(TorchLaws):
             if node.round is not None and node.round.failure is not None:
                 return
             if order.formation is None:
-                # One that was told to form as in any script does not answer any more.
-                answered = slot.record.offered != record.offered or slot.record.told == order.key
+                # One that forms its group as in any script does not answer any more.
+                answered = slot.record.offered != record.offered or slot.record.informed == order.key
                 demand(answered, "a round waits for no worker longer than the limit")
             elif order.formation.in_place and slot.record.asked == order.key:
                 done = slot.record.formed == order.key or slot.record.lost == order.key

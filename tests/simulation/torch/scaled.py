@@ -147,7 +147,7 @@ class ScaledProgram(TorchProgram):
         rules = super().rules(random)
         drawn = Random(f"throughput {self._seed}")
         self._knee = drawn.uniform(1, 8)
-        limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, patience=5.0, retry=RETRY)
+        limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, node_timeout=5.0, retry=RETRY)
         limits = replace(limits, command=1, command_timeout=5.0)
         return replace(rules, policy=with_part(rules.policy, limits))
 
