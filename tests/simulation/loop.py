@@ -136,8 +136,13 @@ class LoopProcess(Process):
                         break
 
     def _run(self, kind: int, callback: Callable[[], None]) -> None:
-        with self._running():
+        # As `_running`, for each event of a run.
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self._as_loop)
+        try:
             super()._run(kind, callback)
+        finally:
+            asyncio._set_running_loop(before)
 
     @property
     def _as_loop(self) -> Any:

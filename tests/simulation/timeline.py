@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -36,14 +36,13 @@ class Killed(BaseException):
     """The running process is killed at this point. No code under test may catch this."""
 
 
-@dataclass(order=True)
+@dataclass(slots=True)
 class Event:
     """A scheduled event, which can be cancelled."""
 
     time: float
-    order: int
-    run: Callable[[], None] = field(compare=False)
-    cancelled: bool = field(default=False, compare=False)
+    run: Callable[[], None]
+    cancelled: bool = False
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -56,15 +55,16 @@ class Timeline:
         self.random = Random(seed)
         self.now = 0.0
         self._log = log
-        self._events: list[Event] = []
+        self._events: list[tuple[float, int, Event]] = []
         self._order = itertools.count()
         self._count = 0
         self._broken: Broken | None = None
 
     def at(self, time: float, run: Callable[[], None]) -> Event:
         """Schedule a call at a time, or at once if that has passed."""
-        event = Event(max(time, self.now) + GRAIN, next(self._order), run)
-        heapq.heappush(self._events, event)
+        event = Event((time if time > self.now else self.now) + GRAIN, run)
+        # Tuples are compared without a call of Python, and no two have the same number.
+        heapq.heappush(self._events, (event.time, next(self._order), event))
         return event
 
     def after(self, delay: float, run: Callable[[], None]) -> Event:
@@ -72,8 +72,8 @@ class Timeline:
 
     def run_until(self, time: float, done: Callable[[], bool]) -> None:
         """Run all events until that time, or until `done`."""
-        while self._events and self._events[0].time <= time and not done():
-            event = heapq.heappop(self._events)
+        while self._events and self._events[0][0] <= time and not done():
+            event = heapq.heappop(self._events)[2]
             self.now = event.time
             if not event.cancelled:
                 self._count += 1
