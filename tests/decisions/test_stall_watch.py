@@ -71,6 +71,15 @@ class Workers:
         return 0
 
 
+async def hang(watch: StallWatch, workers: Workers, samples: int) -> None:
+    """Take 20 samples of workers that train, and then as many of workers that hang."""
+    for _ in range(20):
+        await watch.step()
+    workers.hung = True
+    for _ in range(samples):
+        await watch.step()
+
+
 def test_a_stall_is_reported_once_with_rank_and_line_and_then_its_end() -> None:
     workers = Workers()
     reports: list[StallReport] = []
@@ -78,11 +87,7 @@ def test_a_stall_is_reported_once_with_rank_and_line_and_then_its_end() -> None:
     watch = StallWatch(Detector(), workers, workers, reports.append, resumed.append)
 
     async def scenario() -> None:
-        for _ in range(20):
-            await watch.step()
-        workers.hung = True
-        for _ in range(30):
-            await watch.step()
+        await hang(watch, workers, 30)
         workers.hung = False
         await watch.step()
 
@@ -135,14 +140,7 @@ def test_workers_that_are_idle_on_purpose_are_not_reported(
     reports: list[StallReport] = []
     watch = StallWatch(Detector(), workers, workers, reports.append, lambda _: None, lambda: steps)
 
-    async def scenario() -> None:
-        for _ in range(20):
-            await watch.step()
-        workers.hung = True
-        for _ in range(30):
-            await watch.step()
-
-    asyncio.run(scenario())
+    asyncio.run(hang(watch, workers, 30))
     assert bool(reports) == reported
 
 
@@ -227,11 +225,7 @@ def test_a_worker_that_hangs_while_the_others_train_is_named_with_its_own_stacks
     watch = StallWatch(RoundDetectors(), workers, workers, reports.append, resumed.append, lambda: dict(workers.steps))
 
     async def scenario() -> None:
-        for _ in range(20):
-            await watch.step()
-        workers.hung = True
-        for _ in range(200):
-            await watch.step()
+        await hang(watch, workers, 200)
         workers.hung = False
         await watch.step()
 
@@ -255,14 +249,7 @@ def test_a_worker_that_may_wait_for_one_that_works_is_not_reported(stack: Stack,
     reports: list[StallReport] = []
     watch = StallWatch(RoundDetectors(), workers, workers, reports.append, lambda _: None, lambda: dict(workers.steps))
 
-    async def scenario() -> None:
-        for _ in range(20):
-            await watch.step()
-        workers.hung = True
-        for _ in range(100):
-            await watch.step()
-
-    run_virtually(scenario())
+    run_virtually(hang(watch, workers, 100))
     assert reports == []
     assert workers.requests == [1] * requests
 
@@ -282,11 +269,7 @@ def test_one_of_several_nodes_reports_the_workers_that_hang_alone_and_waits_for_
     )
 
     async def scenario() -> None:
-        for _ in range(20):
-            await watch.step()
-        workers.hung = True
-        for _ in range(100):
-            await watch.step()
+        await hang(watch, workers, 100)
         watch.confirm((1,), (GuiltCode.IDLE(),), (1,), ("node-a",))
         assert reports == [], "the round is not stalled"
         watch.confirm((1,), (GuiltCode.IDLE(),), (1,), ("node-a",), alone=True)
@@ -312,14 +295,7 @@ def test_a_node_of_which_all_workers_are_quiet_says_later_which_are_so_for_longe
         RoundDetectors(elsewhere=True), workers, workers, lambda _: None, lambda _: None, on_quiet=quiet.append
     )
 
-    async def scenario() -> None:
-        for _ in range(20):
-            await watch.step()
-        workers.hung = True
-        for _ in range(100):
-            await watch.step()
-
-    run_virtually(scenario())
+    run_virtually(hang(watch, workers, 100))
     assert [(one.number, one.partly, [each.alone for each in one.suspects]) for one in quiet if one is not None] == [
         (1, False, [False, False]),
         (1, False, [True, True]),
