@@ -81,6 +81,22 @@ class NumberedTask(asyncio.Task[Any]):
         return self.number
 
 
+class Running:
+    """A loop is the running one within the block. A generator would take as long as many of the events."""
+
+    __slots__ = ("_before", "_loop")
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+
+    def __enter__(self) -> None:
+        self._before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self._loop)
+
+    def __exit__(self, *_: object) -> None:
+        asyncio._set_running_loop(self._before)
+
+
 class LoopProcess(Process):
     """A process that is the running event loop of its callbacks, and can run tasks.
 
@@ -136,26 +152,15 @@ class LoopProcess(Process):
                         break
 
     def _run(self, kind: int, callback: Callable[[], None]) -> None:
-        # As `_running`, for each event of a run.
-        before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self._as_loop)
-        try:
+        with self._running():
             super()._run(kind, callback)
-        finally:
-            asyncio._set_running_loop(before)
 
     @property
     def _as_loop(self) -> Any:
         return self
 
-    @contextlib.contextmanager
-    def _running(self) -> Generator[None, None, None]:
-        before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self._as_loop)
-        try:
-            yield
-        finally:
-            asyncio._set_running_loop(before)
+    def _running(self) -> Running:
+        return Running(self._as_loop)
 
     def _note_kill(self) -> asyncio.Future[Any]:
         self.note("is killed")
