@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from dlrover_run.agent.checkpoint_marks import CheckpointMarks
 from dlrover_run.coordination.model import RankAssignment
+from dlrover_run.supervisor.ports import until_listens
 
 STARTUP_SECONDS = 60.0
 """Seconds after which a round counts as having trained in any case.
@@ -32,9 +32,7 @@ LONG_STORE_TIMEOUT = 0.5
 only late because an old worker takes its time to end."""
 
 STORE_INTERVAL = 0.005
-"""Seconds between two attempts to connect to it: no kernel tells when another machine begins to listen."""
-
-_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+"""Seconds between two attempts to connect to it."""
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
@@ -62,7 +60,7 @@ class StartupProbe:
         was refused. The node of a worker that has failed begins the next round before the others. In the first round
         each node begins when its template has imported, which differs by more than this wait.
         """
-        ranks, loop = self._ranks, asyncio.get_running_loop()
+        ranks = self._ranks
         if ranks.node_rank == 0 or ranks.round == 1:
             return timeout
         try:
@@ -72,15 +70,8 @@ class StartupProbe:
         family = socket.AF_INET if version == 4 else socket.AF_INET6
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while True:
-                    with contextlib.suppress(OSError):
-                        with socket.socket(family, socket.SOCK_STREAM) as probe:
-                            probe.setblocking(False)
-                            # It leaves nothing in the kernel's table, which is where clients of the store are counted.
-                            probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
-                            await loop.sock_connect(probe, (ranks.store_address, ranks.store_port))
-                        return LONG_STORE_TIMEOUT
-                    await asyncio.sleep(STORE_INTERVAL)
+                await until_listens(family, (ranks.store_address, ranks.store_port), STORE_INTERVAL)
+                return LONG_STORE_TIMEOUT
         return STORE_TIMEOUT
 
     def note_trained(self) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from dlrover_run.agent.group_store import GroupStore
+from dlrover_run.agent.plain_script_probe import PlainScriptProbe
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, RankAssignment, RoundKey
+from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.policies.survivors import line
 from dlrover_run.policies.survivors.line import Formed, WorkerHello
 from dlrover_run.policies.survivors.model import SurvivorsAssignment, SurvivorsReport
@@ -26,6 +28,7 @@ from dlrover_run.policies.survivors.node import (
     next_step,
     node_part,
 )
+from dlrover_run.policies.survivors.text import SurvivorsCode
 from dlrover_run.supervisor.line_connection import LineConnection
 from dlrover_run.supervisor.line_listener import LineListener
 from dlrover_run.training.agent_line import LINE_VARIABLE, TOKEN_VARIABLE
@@ -55,6 +58,8 @@ class Survivors:
         self._listener: LineListener[int] = LineListener("dlrover-run", line.MAX_LINE, self)
         self._listener.open()
         self._store = GroupStore(python, self._note_store_end)
+        self._probe = PlainScriptProbe(self._note_plain_script)
+        self._no_block: Reasons = ()
         self._records: dict[int, WorkerRecord] = {}
         self._part: SurvivorsAssignment | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -79,8 +84,11 @@ class Survivors:
         if ranks is None:
             self._part = None
             self._set_timer(None)
+            self._probe.stop()
         else:
-            self._part = follow(self._part, SurvivorsAssignment.find(assignment.policy), ranks.key)
+            before, self._part = self._part, follow(self._part, SurvivorsAssignment.find(assignment.policy), ranks.key)
+            if before is None or before.key != ranks.key:
+                self._no_block = ()
 
     def choose(self, current: WorkerRound, ranks: RankAssignment, stop_with: StopWith) -> bool:
         """Send the workers that run the orders that are due for the round `ranks`, and stop those that cannot take part
@@ -89,6 +97,7 @@ class Survivors:
         is_same = current.key == ranks.key
         if is_same and current.has_failed:
             self._set_timer(None)
+            self._probe.stop()
             return False
         steps = self._advance(ranks)
         late = f"within {self._timeout:g} s"
@@ -144,6 +153,8 @@ class Survivors:
         if part is None or part.key != ranks.key:
             return {}
         self._allow_for_stall(now)
+        # Before an order to rank 0: it may have to host the store.
+        self._look_for_plain_script(part, ranks)
         found: dict[int, Step] = {}
         times: list[float] = []
         for local_rank, record in sorted(self._records.items()):
@@ -170,13 +181,13 @@ class Survivors:
         if part is None:
             return replace(report, policy=with_part(report.policy, SurvivorsReport(port=self._store.port)))
         records = [record for _, record in sorted(self._records.items())]
-        return replace(
-            report, policy=with_part(report.policy, node_part(records, report.workers, part, self._store.port))
-        )
+        own = node_part(records, report.workers, part, self._store.port)
+        return replace(report, policy=with_part(report.policy, replace(own, unable=self._no_block or own.unable)))
 
     async def close(self) -> None:
         """End the lines and the store."""
         self._set_timer(None)
+        self._probe.stop()
         self._listener.close()
         await self._store.close()
 
@@ -234,6 +245,19 @@ class Survivors:
                 informed_at=record.informed_at + late,
                 lost_at=record.lost_at + late,
             )
+
+    def _look_for_plain_script(self, part: SurvivorsAssignment, ranks: RankAssignment) -> None:
+        """The node of rank 0 looks for a worker without a block until it is known how the group forms."""
+        rank_0 = self._records.get(0)
+        is_known = part.formation is not None and part.formation.key == part.key
+        if ranks.first_rank or rank_0 is None or part.store is None or is_known or self._no_block:
+            self._probe.stop()
+        else:
+            self._probe.watch(ranks.store_port, rank_0.able)
+
+    def _note_plain_script(self, worker: str) -> None:
+        self._no_block = (SurvivorsCode.NO_BLOCK(worker=worker),)
+        self._wake()
 
     def _note_store_end(self, sentence: str) -> None:
         self._log(sentence)

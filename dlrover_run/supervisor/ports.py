@@ -1,9 +1,12 @@
-"""TCP ports that are reserved for a process until it binds them."""
+"""TCP ports: reserved for a process until it binds them, and observed until it listens there."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import socket
+import struct
 from collections.abc import Container, Hashable
 from typing import Generic, TypeVar
 
@@ -11,6 +14,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.EPERM})
 """The errors of a kernel that has IPv6 compiled in but disabled, and of a sandbox that forbids it."""
+
+
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 class HeldPort:
@@ -56,6 +62,20 @@ class PortPool(Generic[Key]):
             for port in ports:
                 port.release()
         self._held.clear()
+
+
+async def until_listens(family: socket.AddressFamily, address: tuple[str, int], interval: float) -> None:
+    """Wait until a process listens at the address, with an attempt to connect every `interval` seconds: no kernel tells
+    when another process, or another machine, begins to listen."""
+    loop = asyncio.get_running_loop()
+    while True:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            # It leaves nothing in the kernel's table, which is where clients of a store are counted.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+            await loop.sock_connect(probe, address)
+            return
+        await asyncio.sleep(interval)
 
 
 def bind_everywhere(port: int) -> socket.socket:

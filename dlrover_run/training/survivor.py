@@ -39,8 +39,8 @@ class Survivor:
     the state and the change of the number of steps, or a rank whose collective fails there has half a step.
 
     In a process that `dlrover-run` has not started for this, and with a torch older than 2.14, there is one round, with
-    the group of `init_process_group`, and a failure restarts the worker. All scripts of a job have such a block, or
-    none.
+    the group of `init_process_group`, and a failure restarts the worker. So it is if a worker of the job has no such
+    block.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Survivor:
         following = line.wait(lambda other: other.round != order.round or other.uuid is not None, order.start_timeout)
         if following is None:
             raise RuntimeError(
-                f"other workers of round {order.round[1]} have entered no block of Survivor within "
-                f"{order.start_timeout:g} s: use it in all scripts of the job, or in none"
+                f"the other workers of round {order.round[1]} have not come to their groups within "
+                f"{order.start_timeout:g} s: see what they do by dlrover-run stacks"
             )
         return following
 

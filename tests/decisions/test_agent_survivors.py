@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,9 +17,11 @@ import pytest
 from msgspec.structs import replace
 from virtual_loop import run_virtually
 
+from dlrover_run.agent.plain_script_probe import STORE_CLIENT
 from dlrover_run.agent.survivors import Survivors
 from dlrover_run.coordination.model import Assignment, NodeReport, RankAssignment, RoundKey
 from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssignment, SurvivorsReport
+from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.training.agent_line import LINE_VARIABLE, TOKEN_VARIABLE
 
 STORE = Store("a", "1", "127.0.0.1", 7000)
@@ -70,12 +73,14 @@ class Node:
 
     # What happens.
 
-    def assign(self, number: int, formation: Formation | None = None, store: Store | None = STORE) -> RankAssignment:
+    def assign(
+        self, number: int, formation: Formation | None = None, store: Store | None = STORE, port: int = 0
+    ) -> RankAssignment:
         """The node has ranks in that round."""
-        counts = ("restart_count", "node_rank", "first_rank", "role_first_rank", "store_port")
+        counts = ("restart_count", "node_rank", "first_rank", "role_first_rank")
         ranks = RankAssignment(
-            key=RoundKey(5, number), nodes=1, workers=2, world_size=2, role_world_size=2, store_address="",
-            **dict.fromkeys(counts, 0),
+            key=RoundKey(5, number), nodes=1, workers=2, world_size=2, role_world_size=2,
+            store_address="", store_port=port, **dict.fromkeys(counts, 0),
         )  # fmt: skip
         part = SurvivorsAssignment(ranks.key, store, formation, 10.0, 600.0)
         self.survivors.follow(Assignment(policy=part), ranks)
@@ -258,5 +263,58 @@ def test_what_is_no_message_ends_the_line_of_a_worker() -> None:
             assert await here.choose(here.assign(2))
             assert len(here.lines) == 1
             assert stopped(here) == [signal.SIGTERM, None]
+
+    run_virtually(run())
+
+
+# A worker without a block, at the store of the round.
+
+
+def unable(node: Node) -> tuple[str, ...]:
+    """The codes of what this node reports against a group that is formed in place."""
+    part = SurvivorsReport.find(node.survivors.add_to_report(REPORT).policy)
+    return () if part is None else tuple(reason.code for reason in part.unable)
+
+
+async def settle(node: Node, ranks: RankAssignment) -> None:
+    """Let the kernel's connections of this process, which need real time, reach the agent."""
+    for _ in range(20):
+        time.sleep(0.005)
+        await node.choose(ranks)
+
+
+@pytest.mark.parametrize("client", [True, False])
+def test_a_client_of_the_store_that_rank_0_does_not_host_is_a_worker_without_a_block(client: bool) -> None:
+    async def run() -> None:
+        async with node() as here:
+            held = HeldPort()
+            ranks = here.assign(2, port=held.number)
+            await here.choose(ranks)
+            with socket.create_connection(("127.0.0.1", held.number)) as connected:
+                connected.sendall(STORE_CLIENT if client else b"GET / HTTP/1.1\r\n\r\n")
+                await settle(here, ranks)
+            assert unable(here) == (("survivors.no_block",) if client else ())
+            here.assign(2, Formation(ranks.key), port=held.number)
+            await here.choose(ranks)
+            # It is left to rank 0, which hosts the store now.
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", held.number))
+            assert unable(here) == (("survivors.no_block",) if client else ())
+            here.assign(3)
+            assert unable(here) == (), "another round may have no such worker"
+            held.release()
+
+    run_virtually(run())
+
+
+def test_a_rank_0_that_has_no_line_and_listens_has_no_block() -> None:
+    async def run() -> None:
+        async with node() as here:
+            here.survivors.note_end(here.workers[0])
+            here.survivors.variables(RoundKey(5, 2), 0)
+            with socket.create_server(("127.0.0.1", 0)) as store:
+                ranks = here.assign(2, port=store.getsockname()[1])
+                await settle(here, ranks)
+            assert unable(here) == ("survivors.no_block",)
 
     run_virtually(run())

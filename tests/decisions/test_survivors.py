@@ -31,6 +31,7 @@ from dlrover_run.policies.survivors.text import SurvivorsCode
 
 RULES = rules(2, 4, policy=SurvivorsRules(reconfigure_timeout=10.0), last_call_timeout=1.0)
 OLDER = (SurvivorsCode.OLDER_TORCH(version="2.13.0"),)
+UNABLE = {"older torch": OLDER, "no block": (SurvivorsCode.NO_BLOCK(worker="rank 0"),)}
 
 
 class SurvivingJob(VirtualJob):
@@ -158,7 +159,7 @@ def test_the_store_stays_until_its_node_is_lost_or_offers_another_port() -> None
     assert job.part("b").store == Store("c", "1", "c.net", 7009)
 
 
-@pytest.mark.parametrize("case", ["older torch", "without", "no store"])
+@pytest.mark.parametrize("case", ["older torch", "no block", "without", "no store"])
 def test_one_worker_that_cannot_makes_it_a_round_of_today_and_one_line_says_why(case: str) -> None:
     job = SurvivingJob()
     job.join("a")
@@ -170,15 +171,20 @@ def test_one_worker_that_cannot_makes_it_a_round_of_today_and_one_line_says_why(
         for name in ("a", "b"):
             job.say(name, port=0)
     job.wait(2)
-    if case == "older torch":
-        job.say("b", unable=OLDER)
+    if case in UNABLE:
+        job.say("b", unable=UNABLE[case])
     assert job.formation == Formation(job.plan.key)
     state = SurvivorsState.get(job.plan.policy)
-    expected = {"older torch": "survivors.unable", "without": "survivors.without", "no store": "survivors.no_store"}
+    expected = {
+        "older torch": "survivors.unable",
+        "no block": "survivors.no_block",
+        "without": "survivors.without",
+        "no store": "survivors.no_store",
+    }
     assert codes(state.why_not)[0] == expected[case]
     play(job, "fail a; number 2")
-    if case == "older torch":
-        job.say("b", unable=OLDER)
+    if case in UNABLE:
+        job.say("b", unable=UNABLE[case])
     if case != "no store":
         assert job.formation == Formation(job.plan.key)
         assert len(job.lines) == 1, "it is said once"

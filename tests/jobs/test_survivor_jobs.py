@@ -137,6 +137,23 @@ def test_workers_whose_scripts_have_no_block_restart_as_in_any_job(mailbox: Mail
         assert not set(pids(group)) & set(pids(after))
 
 
+@pytest.mark.parametrize("plain", [0, 1])
+def test_a_worker_without_a_block_lets_all_restart_and_the_job_says_so(mailbox: Mailbox, plain: int) -> None:
+    with job(mailbox, script=WORKERS / "survive_mixed.py") as started:
+        group = started.round()
+        (mailbox.directory / "plain").write_text(str(plain))
+        for killed in (plain, 2):
+            # First the newcomer has no block, then it is a survivor that fails.
+            os.kill(group[killed]["pid"], signal.SIGKILL)
+            before, group = group, started.round()
+            assert [one["rank"] for one in group] == [0, 1, 2]
+            assert not set(pids(before)) & set(pids(group))
+        ended = started.end()
+    assert ended.code == 0
+    assert ended.err.count("; restart ") == 2
+    assert ended.err.count("without a block of Survivor") == 1
+
+
 def test_an_older_torch_restarts_all_and_says_why_once(mailbox: Mailbox) -> None:
     with job(mailbox, workers=2, TEST_TORCH="2.13.0") as started:
         group = started.round()

@@ -27,11 +27,11 @@ pytestmark = [
 
 
 @contextlib.contextmanager
-def job(mailbox: Mailbox, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """A job of `survive_torch.py`, which is ended in any case."""
+def job(mailbox: Mailbox, *flags: str, script: str = "survive_torch.py") -> Iterator[subprocess.Popen[str]]:
+    """A job of that script, which is ended in any case."""
     (mailbox.directory / "stop").unlink(missing_ok=True)
     command = ("--survivors=keep", "--start-method=forkserver", "--max-restarts=1000", *flags)
-    started = launch(mailbox, *command, WORKERS / "survive_torch.py")
+    started = launch(mailbox, *command, WORKERS / script)
     try:
         yield started
     finally:
@@ -101,3 +101,19 @@ def test_a_worker_that_is_stopped_is_replaced_in_time(mailbox: Mailbox) -> None:
         ended = end(mailbox, started, after[0]["step"] + 5)
     assert ended.code == 0
     assert ended.err.count("; restart ") == 1
+
+
+@pytest.mark.parametrize("plain", [0, 1])
+def test_workers_with_and_without_a_block_are_in_one_job_and_all_restart(mailbox: Mailbox, plain: int) -> None:
+    with job(mailbox, "--nproc-per-node=3", script="survive_torch_mixed.py") as started:
+        group = round_of(mailbox, 3)
+        (mailbox.directory / "plain").write_text(str(plain))
+        for killed in (plain, 2):
+            # First the newcomer has no block, then it is a survivor that fails.
+            os.kill(group[killed]["pid"], signal.SIGKILL)
+            before, group = group, round_of(mailbox, 3)
+            assert not {one["pid"] for one in before} & {one["pid"] for one in group}
+        ended = end(mailbox, started, 0)
+    assert ended.code == 0
+    assert ended.err.count("; restart ") == 2
+    assert ended.err.count("without a block of Survivor") == 1

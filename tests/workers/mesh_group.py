@@ -6,6 +6,7 @@ import os
 import socket
 import time
 
+from dlrover_run.agent.plain_script_probe import STORE_CLIENT
 from dlrover_run.training.reconfigurable_group import ReconfigurableGroup
 
 
@@ -27,9 +28,16 @@ class MeshGroup(ReconfigurableGroup):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
             listener.listen()
-            self._meet(listener, world, "plain")
-        else:
-            self._join(port, "plain")
+            self._meet(listener, world, "plain", STORE_CLIENT)
+            self.of_all("all are here")
+            return
+        while True:
+            # As torch's client, which tries again if the store has ended.
+            with contextlib.suppress(OSError, RuntimeError):
+                self._join(port, "plain", first=STORE_CLIENT)
+                self.of_all("all are here")
+                return
+            time.sleep(0.1)
 
     def handle(self, address, port, rank, world_size):
         # As torch, which reads and writes there.
@@ -75,20 +83,30 @@ class MeshGroup(ReconfigurableGroup):
     def of_rank(self, value, source):
         return self.of_all(value)[source]
 
-    def _meet(self, listener, world, name):
+    def _meet(self, listener, world, name, first=b""):
         places = {}
         while len(places) < world - 1:
             accepted, _ = listener.accept()
             accepted.settimeout(None)
             peer = (accepted, accepted.makefile("rb"))
+            if first and not self._begins_with(peer, first):
+                continue
             theirs, rank = self._receive(peer)
             if theirs == name:
                 places[rank] = peer
         self._peers = [places[rank] for rank in sorted(places)]
 
-    def _join(self, port, name, timeout=60.0):
+    @staticmethod
+    def _begins_with(peer, first):
+        # A probe that only looks whether this listens sends nothing, and ends with a reset.
+        with contextlib.suppress(OSError):
+            return peer[1].read(len(first)) == first
+        return False
+
+    def _join(self, port, name, timeout=60.0, first=b""):
         connected = self._wait_for("127.0.0.1", port, timeout)
         self._peers = [(connected, connected.makefile("rb"))]
+        connected.sendall(first)
         self._send(self._peers[0], (name, self.rank))
 
     @staticmethod
