@@ -48,7 +48,11 @@ class ReconfigurableGroup:
         return all(hasattr(_c10d(), name) for name in _NEEDED)
 
     def open_as_in_any_script(self) -> None:
-        """Join the others by the variables of the environment. The group stays as it is until the worker ends."""
+        """Join the others by the variables of the environment. The group stays as it is until the worker ends. One that
+        was opened for a handle, and has no members yet, is given up."""
+        if self._is_open:
+            _distributed().destroy_process_group()
+            self._is_open = False
         _distributed().init_process_group(self._backend)
 
     def handle(self, address: str, port: int, rank: int, world_size: int) -> str:

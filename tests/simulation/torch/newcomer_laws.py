@@ -24,7 +24,7 @@ class NewcomerLaws:
         self._rules = rules
         self._prepared: set[NodeKey] = set()
         self._ready_at: dict[NodeKey, float] = {}
-        self._joinable_since: dict[tuple[RoundKey, NodeKey], float] = {}
+        self._joinable_since: dict[int, dict[tuple[RoundKey, NodeKey], float]] = {}
         self.joined_ready = 0
         self.clock: Callable[[], float] = lambda: 0.0
         """Returns the time of the run."""
@@ -44,10 +44,11 @@ class NewcomerLaws:
         self._check_gathering(after, present, now)
         joinable = [state.report.key for state in self._joinable(after, present)]
         latest = self._rules.scale_up_delay + (self._rules.scale_wait if after.saves else 0.0) + REACTION
-        for (_, key), since in self._joinable_since.items():
-            demand(is_slow or now < since + latest, f"{key.node_id} is ready, and is taken in by its deadline")
-        before = self._joinable_since
-        self._joinable_since = {(after.key, key): before.get((after.key, key), now) for key in joinable}
+        # Another master may decide for the same job meanwhile: what it knows says nothing of this one.
+        since = self._joinable_since.setdefault(plan.epoch, {})
+        for (_, key), at in since.items():
+            demand(is_slow or now < at + latest, f"{key.node_id} is ready, and is taken in by its deadline")
+        self._joinable_since[after.epoch] = {(after.key, key): since.get((after.key, key), now) for key in joinable}
 
     def _check_growth(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         """A round that has not ended otherwise is interrupted by newcomers that are ready."""
