@@ -276,6 +276,15 @@ def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
     )
 
 
+def test_a_round_that_a_node_knows_of_an_earlier_job_is_not_that_of_the_cluster() -> None:
+    earlier = status("c", policy=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=RoundKey(99, 8), epoch=99)
+    plan, made = recovered(repeating(PLAN, "a"), earlier, repeating(PLAN, "b"))
+    assert (plan.key, plan.key.number) == (PLAN.key, made.version)
+    of_others = [repeating(PLAN, name, known_round=RoundKey(99, 8)) for name in "ab"]
+    plan, made = recovered(*of_others)
+    assert plan.key == RoundKey(99, made.version)
+
+
 def test_a_node_that_has_not_reported_is_waited_for_and_then_its_servers_are_lost() -> None:
     assert recover_cluster(Plan(epoch=9), [repeating(PLAN, "b")], False, 100.0) is None
     plan, made = recovered(repeating(PLAN, "b"), grace_over=True)

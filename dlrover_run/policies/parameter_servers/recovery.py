@@ -59,7 +59,8 @@ def recover_cluster(empty_plan: Plan, statuses: Sequence[NodeReport], grace_over
     has reported are assigned to nodes that do not exist, so that they count as lost. Servers of a next version are
     started anew.
     """
-    latest = max((latest_round(status) for status in statuses), default=RoundKey())
+    known = [latest_round(status) for status in statuses]
+    latest = max(known, default=RoundKey())
     nodes = [
         _Repeated(status, part.hint, {one.key: one for one in part.tasks})
         for status in statuses
@@ -86,9 +87,11 @@ def recover_cluster(empty_plan: Plan, statuses: Sequence[NodeReport], grace_over
         memory_limits=tuple(MemoryLimit(task.role, task.rank, task.memory_mib) for task in tasks if task.memory_mib),
     )
     members = {NodeKey(task.node_id, task.incarnation): task.host for task in tasks}
+    # A node may know rounds of an earlier job of this name. The number of a round is that of its version.
+    key = max((one for one in known if one.number == hint.version), default=RoundKey(latest.epoch, hint.version))
     return msgspec.structs.replace(
         empty_plan,
-        key=latest,
+        key=key,
         phase=PlanPhase.TRAINING if tasks else PlanPhase.GATHERING,
         members=tuple(Member(*key, host, 0) for key, host in members.items()),
         reasons=(Code.RECOVERED(),),
