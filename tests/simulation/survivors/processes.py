@@ -209,7 +209,13 @@ class Groups:
         self.unanswered.add(order.key)
         if order.formation is not None and not order.formation.in_place:
             process.in_place = False
-            self._timeline.after(self._workers.patience, lambda: process.end(1, PEER_WORDS))
+            self._timeline.after(self._workers.patience, lambda: self._end_hung(process, order))
+
+    def _end_hung(self, process: WorkerProcess, order: Order) -> None:
+        if process.alive:
+            # As in `_fail_to_form`: a failure of its own.
+            self._workers.failed.add(order.key)
+            process.end(1, PEER_WORDS)
 
     def leave(self, process: WorkerProcess) -> None:
         """Close the connections of a process; the others notice it, most of them soon."""
