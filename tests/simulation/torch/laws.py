@@ -204,9 +204,9 @@ class TorchLaws(Laws):
         if after.change is not None:
             self._marked_before.setdefault(after.change, self.marks.get(plan.key, 0))
         resized = Code.SCALED_UP.within(after.reasons) or Code.SCALED_DOWN.within(after.reasons)
-        # The drain of a node that is lost interrupts nothing.
+        # The drain of a node that is lost interrupts nothing, nor does one in a round that ends meanwhile.
         drained = (
-            plan.phase is PlanPhase.TRAINING
+            plan.phase is after.phase is PlanPhase.TRAINING
             and after.key == plan.key
             and any(
                 key in present and not present[key].is_lost(now) for key in set(after.draining) ^ set(plan.draining)
