@@ -13,7 +13,7 @@ from core.cases import Limits
 from core.launchers import Launcher
 from core.ratios import Lost, Measured
 from core.run import NANOSECOND, Report, Run
-from core.steps import effective_share, pauses, read_steps, repeated_steps, step_rate
+from core.steps import effective_share, pauses, read_steps, repeated_steps, step_rate, training_rate
 from core.two_nodes import train, two_nodes
 
 STORM_RESTARTS = 1000
@@ -93,6 +93,9 @@ def effective_time(storm: Storm) -> Callable[[Launcher, Run, Limits], Measured]:
         repeated = repeated_steps(steps, lived.began_ns, lived.ended_ns)
         number = len(lived.kills)
         figures = [f"{number} kills, {lived.undisturbed:.1f} steps/s undisturbed"]
+        if own := training_rate(steps, lived.kills, lived.began_ns, lived.ended_ns):
+            at_own_rate = effective_share(steps, lived.kills, lived.began_ns, lived.ended_ns, own)
+            figures.append(f"{at_own_rate:.1f} % at the {own:.1f} steps/s of the storm")
         if number:
             figures.append(f"{repeated / number:.1f} steps repeated per kill")
         if waited := pauses(steps, lived.kills):
