@@ -74,28 +74,27 @@ class RendezvousClient(Protocol):
 class AssignmentTracker:
     """Decides which assignment is in force when coordinators replace each other and messages arrive late. Pure.
 
-    `epoch` is that of the coordinator that this node follows, and `memory` what the node must report to a coordinator
-    that has lost its records.
+    `assignment` names the coordinator that this node follows, by its epoch, and `memory` is what the node must report to
+    a coordinator that has lost its records.
     """
 
     def __init__(self) -> None:
         self.assignment = Assignment()
-        self.epoch = 0
         self.memory = Memories()
 
     def take(self, assignment: Assignment) -> bool:
         """Take a received assignment; return whether it changes what this node has to do."""
-        if assignment.epoch < self.epoch:
+        if assignment.epoch < self.assignment.epoch:
             # From a coordinator that has been replaced and has not noticed yet.
             return False
-        self.epoch = assignment.epoch
+        if assignment.key < self.assignment.key and assignment.phase not in OVER:
+            # From a coordinator that restarted and does not know the latest round yet, whose workers keep running. Until
+            # it does, this node follows the one before, as its reports say.
+            return False
         if assignment.policy is not None:
             part = assignment.policy.after(self.assignment.policy)
             if part is not assignment.policy:
                 assignment = msgspec.structs.replace(assignment, policy=part)
-        if assignment.key < self.assignment.key and assignment.phase not in OVER:
-            # From a coordinator that restarted and does not know the latest round yet, whose workers keep running.
-            return False
         if assignment == self.assignment:
             return False
         self.assignment = assignment

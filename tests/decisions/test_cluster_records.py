@@ -350,6 +350,19 @@ def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
     assert len(memory.hint.assigned) == 3
 
 
+def test_a_node_follows_a_coordinator_once_it_knows_the_latest_round() -> None:
+    orders = AssignmentTracker()
+    (latest,) = assignments_of(PLAN, B)
+    assert orders.take(latest)
+    later = msgspec.structs.replace(latest, epoch=latest.epoch + 1)
+    assert not orders.take(msgspec.structs.replace(later, key=RoundKey(latest.key.epoch, latest.key.number - 1)))
+    # Its reports name the one before, so that has to be heard until the later one knows the round.
+    assert orders.assignment.epoch == latest.epoch
+    assert orders.take(msgspec.structs.replace(latest, phase=PlanPhase.FINISHED))
+    assert orders.take(later)
+    assert not orders.take(latest)
+
+
 def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> None:
     coordinator = Coordinator(RULES, 0.0, 9)
     report = status("c", policy=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=PLAN.key, epoch=5)

@@ -214,7 +214,7 @@ class WatchedClient(RemoteClient):
         super().__init__(*given, **more)
 
     def _take(self, assignment: Assignment) -> None:
-        if assignment.epoch >= self._assignments.epoch:
+        if assignment.epoch >= self._assignments.assignment.epoch:
             self._node.place.laws.receiving(self._node.key, assignment)
         super()._take(assignment)
 

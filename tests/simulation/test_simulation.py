@@ -113,7 +113,7 @@ real_take = NodeState.accept
 
 
 def take_whatever_is_new(self: AssignmentTracker, wanted: Assignment) -> bool:
-    self.epoch = 0
+    self.assignment = msgspec.structs.replace(self.assignment, epoch=0)
     return real_take_word(self, wanted)
 
 
