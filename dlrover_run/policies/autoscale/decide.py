@@ -70,7 +70,11 @@ def _step(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobV
         to = sizes.below(state.target)
         state = _change(state, view, to, Condition.CONTINUE, AutoscaleCode.ALLOWED(size=state.target, to=to))
         return replace(state, changes=0)
-    if state.ceiling.until > now and view.present > state.ceiling.size and state.ceiling.is_lifted_by_nodes:
+    if (
+        state.ceiling.until > now
+        and sizes.below(view.present) > state.ceiling.size
+        and state.ceiling.is_lifted_by_nodes
+    ):
         state = replace(state, ceiling=replace(state.ceiling, until=now))
     if state.target and view.size < state.target:
         return _wait_for_nodes(rules, sizes, state, view, now)
@@ -181,7 +185,9 @@ def _leave_failing(
     """Go back from a size at which workers fail."""
     if state.target not in _failing(state, now):
         return state
-    known = [one for one in state.table if one.blocks and one.size in sizes and one.size <= _highest(sizes, state, now)]
+    known = [
+        one for one in state.table if one.blocks and one.size in sizes and one.size <= _highest(sizes, state, view, now)
+    ]
     if not known:
         return state
     to = search.best_size(known, rules.efficiency, rules.tolerance).size
@@ -195,9 +201,12 @@ def _failing(state: AutoscaleState, now: float) -> list[int]:
 # Nodes that do not come.
 
 
-def _highest(sizes: Sizes, state: AutoscaleState, now: float) -> int:
-    """The largest size that can be had."""
-    return min(sizes.most, state.ceiling.size) if now < state.ceiling.until else sizes.most
+def _highest(sizes: Sizes, state: AutoscaleState, view: JobView, now: float) -> int:
+    """The largest size that can be had. While nodes are missing, a job trains with those that are here, so it asks for
+    none as long as workers fail at that size."""
+    highest = min(sizes.most, state.ceiling.size) if now < state.ceiling.until else sizes.most
+    meanwhile = sizes.below(view.present)
+    return min(highest, sizes.below(meanwhile - sizes.unit)) if meanwhile in _failing(state, now) else highest
 
 
 def _wait_for_nodes(
@@ -281,11 +290,11 @@ def _drifted(rules: AutoscaleRules, state: AutoscaleState, record: SizeRecord, n
 
 def _choose(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
     """Choose among the sizes that can be had, and note what would be chosen if nodes came."""
-    after = _choose_size(rules, sizes, state, view, now)
+    highest = _highest(sizes, state, view, now)
+    after = _choose_size(rules, sizes, state, view, now, highest)
     wish = 0
-    if _highest(sizes, state, now) < sizes.most and state.ceiling.is_lifted_by_nodes:
-        unlimited = replace(state, ceiling=Ceiling())
-        wish = _choose_size(rules, sizes, unlimited, view, now).target
+    if highest < sizes.most and state.ceiling.is_lifted_by_nodes:
+        wish = _choose_size(rules, sizes, state, view, now, sizes.most).target
     if wish <= after.target:
         return replace(after, wish=0)
     if after.condition is Condition.STOP:
@@ -294,11 +303,10 @@ def _choose(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: Jo
 
 
 def _choose_size(
-    rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float
+    rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float, highest: int
 ) -> AutoscaleState:
-    """Try another size, go to the best one, or stay with it."""
+    """Try another size, go to the best one, or stay with it, of those up to `highest`."""
     here = view.size
-    highest = _highest(sizes, state, now)
     measured = [one for one in state.table if one.blocks and one.size in sizes]
     best = search.best_size(
         [one for one in measured if one.size <= max(here, highest)], rules.efficiency, rules.tolerance
