@@ -209,6 +209,10 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ((Code.RESTARTS_OF_WINDOW_USED(most=3, window=60.0),), "all 3 restarts of 60 s were used"),
     ((SurvivorsCode.KEPT(round=2, kept=3, of=4),), "3 of 4 workers keep their processes in round 2"),
     (
+        (SurvivorsCode.NO_BLOCK(worker="rank 0"),),
+        "rank 0 forms its group without a block of Survivor, so all workers restart with each round",
+    ),
+    (
         (SurvivorsCode.UNABLE(node="node 1 (b)"), SurvivorsCode.OLDER_TORCH(version="2.13.0")),
         "a worker on node 1 (b) cannot keep its process, so all workers restart with each round: torch 2.13.0 cannot "
         "form a process group in place; 2.14 and later can",
