@@ -74,8 +74,8 @@ class RendezvousClient(Protocol):
 class AssignmentTracker:
     """Decides which assignment is in force when coordinators replace each other and messages arrive late. Pure.
 
-    `assignment` names the coordinator that this node follows, by its epoch, and `memory` is what the node must report to
-    a coordinator that has lost its records.
+    `assignment` names the coordinator that this node follows, by its epoch, and `memory` is what the node must report
+    to a coordinator that has lost its records.
     """
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class AssignmentTracker:
             # From a coordinator that has been replaced and has not noticed yet.
             return False
         if assignment.key < self.assignment.key and assignment.phase not in OVER:
-            # From a coordinator that restarted and does not know the latest round yet, whose workers keep running. Until
-            # it does, this node follows the one before, as its reports say.
+            # From a coordinator that restarted and does not know the latest round yet, whose workers keep running.
+            # Until it does, this node follows the one before, as its reports say.
             return False
         if assignment.policy is not None:
             part = assignment.policy.after(self.assignment.policy)
