@@ -51,6 +51,7 @@ class HeldMemory:
         self._changed = threading.Condition()
         self._files = HeldFiles(limit)
         self._fds: dict[Number, int] = {}
+        self._left: list[int] = []
         self._writing: HeldFile | None = None
         self._ends = False
         self._refused = ""
@@ -103,16 +104,25 @@ class HeldMemory:
 
     def add(self, held: HeldFile, local_ranks: int) -> bool:
         """Hold a file that its writer has sealed; whether all ranks of this node, as many as given, hold its step now.
-        Raises ValueError if it is not sealed or has another size."""
+        The memory of what leaves for it is given back by `free_left`. Raises ValueError if it is not sealed or has
+        another size."""
         with self._changed:
             fd = self._fds[held.number]
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size != held.size:
                 raise ValueError("the memory of a checkpoint is not sealed, or has another size than was said")
             leaving = self._files.add(held)
-            self._close([number for number in leaving if number != held.number])
+            self._leave([number for number in leaving if number != held.number])
             whole = self._files.is_whole_here(held, local_ranks)
             self._note_change()
         return whole
+
+    def free_left(self) -> None:
+        """Give the memory back of what has left. The kernel takes as long for that as for a copy, so no worker should
+        wait for it."""
+        with self._changed:
+            left, self._left = self._left, []
+        for fd in left:
+            os.close(fd)
 
     def reserve_copy(self, size: int) -> tuple[Number, int] | None:
         """As `reserve`, for a copy of another node's file, which makes nothing leave."""
@@ -230,9 +240,10 @@ class HeldMemory:
             if problem:
                 self._files.postpone(held.number)
             else:
-                self._close(self._files.note_written(held.number))
+                self._leave(self._files.note_written(held.number))
             is_new, self._refused = problem != self._refused, problem
             self._note_change()
+        self.free_left()
         return is_new and bool(problem)
 
     def drain(self) -> list[HeldFile]:
@@ -261,6 +272,9 @@ class HeldMemory:
             return False
         self._fds[number] = os.memfd_create("dlrover-run checkpoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         return True
+
+    def _leave(self, numbers: Collection[Number]) -> None:
+        self._left += [fd for number in numbers if (fd := self._fds.pop(number, None)) is not None]
 
     def _close(self, numbers: Collection[Number]) -> None:
         for number in numbers:

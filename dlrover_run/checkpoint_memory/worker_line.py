@@ -135,7 +135,10 @@ class WorkerLine:
         held = HeldFile(number, directory, file, size, message["keep"], damaged)
         whole = self._memory.add(held, message["local_ranks"])
         room = self._reserved.pop(number)
-        self._send({"whole": whole})
+        try:
+            self._send({"whole": whole})
+        finally:
+            self._memory.free_left()
         # The worker computes its next step meanwhile.
         spare = self._memory.prepare_spare(room, self._has_request)
         self._spare = None if spare is None else (spare, room)
