@@ -11,7 +11,7 @@ from typing import Any
 from core.ratios import Row
 from core.report import MEBIBYTE, Result, figure, ratio_text
 
-OURS = ("dlrover-run", "tf-ps-run", "with the check", "added by the check")
+OURS = ("dlrover-run", "forkserver", "survivors", "tf-ps-run", "with the check", "added by the check")
 LEFT, RIGHT = 0.01, 20_000.0
 """Seconds at the ends of a logarithmic axis, the same in all panels; the labels need what is right of the bars."""
 
