@@ -43,6 +43,7 @@ def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> 
     everyone = psutil.Process(watchdog.pid).children(recursive=True)
     family = [pid for message in workers for pid in message["family"]]
     doomed = {child.pid for child in everyone} | set(family)
+    segments = [Path("/dev/shm", message["segment"].lstrip("/")) for message in workers]
     target = {"watchdog": watchdog.pid, "agent": agent_of(watchdog).pid, "worker": workers[0]["pid"]}[victim]
     with watched(*doomed) as pidfds:
         try:
@@ -55,9 +56,12 @@ def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> 
             print(f"all {len(pidfds)} processes gone {took:.2f} s after SIGKILL of the {victim}")
             ended = finish(watchdog)
         finally:
+            left = [path for path in segments if path.exists()]
             kill_leftovers(pidfds)
+            for path in left:
+                path.unlink(missing_ok=True)
     assert ended.code == (-signal.SIGKILL if victim == "watchdog" else 128 + signal.SIGKILL)
-    assert not [m["segment"] for m in workers if Path("/dev/shm", m["segment"].lstrip("/")).exists()]
+    assert left == []
     assert [p.name for p in mailbox.directory.iterdir()] == []
 
 
