@@ -6,8 +6,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dlrover_run.coordination.model import Assignment, NodeReport, NodeView, Plan
-from dlrover_run.coordination.policy_records import PolicyRecord
+from dlrover_run.coordination.model import (
+    Assignment,
+    Member,
+    NodePhase,
+    NodeReport,
+    NodeView,
+    Plan,
+    rank_assignments,
+)
+from dlrover_run.coordination.policy_records import PolicyRecord, PolicyReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import HealthAssignment, HealthReport, HealthState
 from dlrover_run.policies.health.rules import HealthRules
@@ -17,6 +25,24 @@ from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def running_report(plan: Plan, member: Member, part: PolicyReport | None = None, **changes: Any) -> NodeReport:
+    """Return what a member of the round of the plan reports while its workers run, with the part of a policy."""
+    report = NodeReport(
+        node_id=member.node_id,
+        incarnation=member.incarnation,
+        host=member.host,
+        address="",
+        port=0,
+        workers=member.workers,
+        phase=NodePhase.RUNNING,
+        ranks=rank_assignments(plan)[member.key],
+        known_round=plan.key,
+        epoch=plan.epoch,
+        policy=part,
+    )
+    return msgspec.structs.replace(report, **changes)
 
 
 def check_state(plan: Plan) -> HealthState:

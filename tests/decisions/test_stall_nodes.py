@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from policy_parts import running_report
 
 from dlrover_run.agent.stall_response import RoundStalls
 from dlrover_run.agent.stall_watch import QuietNode
@@ -52,20 +53,7 @@ def quiet(place: int, *suspects: Suspect, number: int = 1, trains: bool = False)
 
 
 def report(place: int, part: StallNodeReport | None, phase: NodePhase = NodePhase.RUNNING) -> NodeReport:
-    member = PLAN.members[place]
-    return NodeReport(
-        node_id=member.node_id,
-        incarnation=member.incarnation,
-        host=member.host,
-        address="",
-        port=0,
-        workers=member.workers,
-        phase=phase,
-        ranks=rank_assignments(PLAN)[member.key],
-        known_round=KEY,
-        epoch=5,
-        policy=part,
-    )
+    return running_report(PLAN, PLAN.members[place], part, phase=phase)
 
 
 def members(*parts: StallNodeReport | None, **changes: Any) -> dict[NodeKey, MemberState]:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from policy_parts import running_report
 
 from dlrover_run.agent.round_stragglers import RoundStragglers
 from dlrover_run.agent.stall_watch import TRAINING_INTERVAL
@@ -20,7 +21,6 @@ from dlrover_run.coordination.model import (
     Assignment,
     Member,
     NodeKey,
-    NodePhase,
     NodeReport,
     Plan,
     PlanPhase,
@@ -310,21 +310,7 @@ def part(place: int, *shares: Shares) -> StragglerNodeReport:
 
 
 def report(place: int, of: StragglerNodeReport | None, **changes: Any) -> NodeReport:
-    member = PLAN.members[place]
-    made = NodeReport(
-        node_id=member.node_id,
-        incarnation=member.incarnation,
-        host=member.host,
-        address="",
-        port=0,
-        workers=member.workers,
-        phase=NodePhase.RUNNING,
-        ranks=rank_assignments(PLAN)[member.key],
-        known_round=KEY,
-        epoch=5,
-        policy=of,
-    )
-    return replace(made, **changes)
+    return running_report(PLAN, PLAN.members[place], of, **changes)
 
 
 def members(*parts: StragglerNodeReport | None) -> dict[NodeKey, MemberState]:

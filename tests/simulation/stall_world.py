@@ -14,6 +14,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from policy_parts import running_report
 from virtual_loop import run_virtually
 
 from dlrover_run.agent.stall_report import StallReport
@@ -23,7 +24,6 @@ from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import (
     Assignment,
     Member,
-    NodePhase,
     NodeReport,
     Plan,
     PlanPhase,
@@ -139,20 +139,7 @@ class Node:
 
     def report(self) -> None:
         """Send a report."""
-        member = self._member
-        report = NodeReport(
-            node_id=member.node_id,
-            incarnation=member.incarnation,
-            host=member.host,
-            address="",
-            port=0,
-            workers=member.workers,
-            phase=NodePhase.RUNNING,
-            ranks=rank_assignments(PLAN)[member.key],
-            known_round=KEY,
-            epoch=1,
-        )
-        self._deliver(self.stalls.add_to_report(report))
+        self._deliver(self.stalls.add_to_report(running_report(PLAN, self._member)))
 
     def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]:
         now = asyncio.get_running_loop().time()
