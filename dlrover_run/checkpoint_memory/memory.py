@@ -111,7 +111,7 @@ class HeldMemory:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size != held.size:
                 raise ValueError("the memory of a checkpoint is not sealed, or has another size than was said")
             leaving = self._files.add(held)
-            self._leave([number for number in leaving if number != held.number])
+            self._left += self._take_out([number for number in leaving if number != held.number])
             whole = self._files.is_whole_here(held, local_ranks)
             self._note_change()
         return whole
@@ -240,7 +240,7 @@ class HeldMemory:
             if problem:
                 self._files.postpone(held.number)
             else:
-                self._leave(self._files.note_written(held.number))
+                self._left += self._take_out(self._files.note_written(held.number))
             is_new, self._refused = problem != self._refused, problem
             self._note_change()
         self.free_left()
@@ -273,10 +273,9 @@ class HeldMemory:
         self._fds[number] = os.memfd_create("dlrover-run checkpoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         return True
 
-    def _leave(self, numbers: Collection[Number]) -> None:
-        self._left += [fd for number in numbers if (fd := self._fds.pop(number, None)) is not None]
+    def _take_out(self, numbers: Collection[Number]) -> list[int]:
+        return [fd for number in numbers if (fd := self._fds.pop(number, None)) is not None]
 
     def _close(self, numbers: Collection[Number]) -> None:
-        for number in numbers:
-            if (fd := self._fds.pop(number, None)) is not None:
-                os.close(fd)
+        for fd in self._take_out(numbers):
+            os.close(fd)

@@ -115,10 +115,10 @@ def reasons_against(plan: Plan, members: Members) -> Reasons:
         name, part = node_name(member.host, rank), SurvivorsReport.find(state.report.policy)
         if part is None:
             return (SurvivorsCode.WITHOUT(node=name),)
-        if part.key == plan.key and SurvivorsCode.NO_BLOCK.within(part.unable):
-            return part.unable
         if part.key == plan.key and part.unable:
-            return (SurvivorsCode.UNABLE(node=name), *part.unable)
+            # The one without a block is named itself, and need not be on this node.
+            is_named = SurvivorsCode.NO_BLOCK.within(part.unable)
+            return part.unable if is_named else (SurvivorsCode.UNABLE(node=name), *part.unable)
     return ()
 
 
