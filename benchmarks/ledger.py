@@ -20,7 +20,7 @@ from core.launchers import FORKSERVER, OURS, SPAWN, Job, Launcher
 from core.ratios import Lost
 from core.report import Machine, table
 from core.run import NANOSECOND, Run
-from core.steps import effective_share, read_steps, training_rate
+from core.steps import read_steps
 from core.storms import Storm, survive
 from core.truth import PHASES, Note, Pair, Plan, compare, delays, plan_of, read_notes, truth_of
 
@@ -130,9 +130,7 @@ def weather(key: Key, machine: Machine, storm: Storm) -> Outcome:
             raise Lost(lived.note)
         steps = read_steps(run.directory)
         ledger = build_ledger(read_logs(journal), until=datetime.now(UTC), running=True)
-    whole = lived.kills, lived.began_ns, lived.ended_ns
-    share = effective_share(steps, *whole, lived.undisturbed)
-    at_own_rate = effective_share(steps, *whole, training_rate(steps, *whole))
+    share, at_own_rate = lived.share(steps, lived.undisturbed), lived.share(steps, lived.rate(steps))
     ours = share_between(ledger, lived.began_ns * NANOSECOND, lived.ended_ns * NANOSECOND)
     figures = {"ettr": Pair(ours, share), "ettr at its own rate": Pair(ours, at_own_rate)}
     return Outcome(*key, len(lived.kills), figures, {}, machine.load_average[0], machine.commit)

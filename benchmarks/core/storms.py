@@ -13,7 +13,7 @@ from core.cases import Limits
 from core.launchers import Launcher
 from core.ratios import Lost, Measured
 from core.run import NANOSECOND, Report, Run
-from core.steps import effective_share, pauses, read_steps, repeated_steps, step_rate, training_rate
+from core.steps import Step, effective_share, pauses, read_steps, repeated_steps, step_rate, training_rate
 from core.two_nodes import train, two_nodes
 
 STORM_RESTARTS = 1000
@@ -49,6 +49,14 @@ class Survived:
     kills: Sequence[int]
     undisturbed: float
     note: str = ""
+
+    def share(self, steps: Sequence[Step], rate: float) -> float:
+        """The effective training time ratio in percent, each step worth the time that it takes at that rate."""
+        return effective_share(steps, self.kills, self.began_ns, self.ended_ns, rate)
+
+    def rate(self, steps: Sequence[Step]) -> float:
+        """Steps per second of the storm; 0 if it has left none."""
+        return training_rate(steps, self.kills, self.began_ns, self.ended_ns)
 
 
 def survive(storm: Storm, rival: Launcher, run: Run, limits: Limits) -> Survived:
@@ -89,13 +97,12 @@ def effective_time(storm: Storm) -> Callable[[Launcher, Run, Limits], Measured]:
     def measure(rival: Launcher, run: Run, limits: Limits) -> Measured:
         lived = survive(storm, rival, run, limits)
         steps = read_steps(run.directory)
-        share = effective_share(steps, lived.kills, lived.began_ns, lived.ended_ns, lived.undisturbed)
+        share = lived.share(steps, lived.undisturbed)
         repeated = repeated_steps(steps, lived.began_ns, lived.ended_ns)
         number = len(lived.kills)
         figures = [f"{number} kills, {lived.undisturbed:.1f} steps/s undisturbed"]
-        if own := training_rate(steps, lived.kills, lived.began_ns, lived.ended_ns):
-            at_own_rate = effective_share(steps, lived.kills, lived.began_ns, lived.ended_ns, own)
-            figures.append(f"{at_own_rate:.1f} % at the {own:.1f} steps/s of the storm")
+        if own := lived.rate(steps):
+            figures.append(f"{lived.share(steps, own):.1f} % at the {own:.1f} steps/s of the storm")
         if number:
             figures.append(f"{repeated / number:.1f} steps repeated per kill")
         if waited := pauses(steps, lived.kills):

@@ -249,8 +249,7 @@ class Survivors:
     def _look_for_plain_script(self, part: SurvivorsAssignment, ranks: RankAssignment) -> None:
         """The node of rank 0 looks for a worker without a block until it is known how the group forms."""
         rank_0 = self._records.get(0)
-        is_known = part.formation is not None and part.formation.key == part.key
-        if ranks.first_rank or rank_0 is None or part.store is None or is_known or self._no_block:
+        if ranks.first_rank or rank_0 is None or part.store is None or part.own_formation or self._no_block:
             self._probe.stop()
         else:
             self._probe.watch(ranks.store_port, rank_0.able)

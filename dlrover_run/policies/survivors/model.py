@@ -113,6 +113,11 @@ class SurvivorsAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_
     timeout: Seconds = 0.0
     start_timeout: Seconds = 0.0
 
+    @property
+    def own_formation(self) -> Formation | None:
+        """How the group of this round is formed, None while that is not known: one of another round is no news."""
+        return self.formation if self.formation is not None and self.formation.key == self.key else None
+
     def split(self) -> tuple[SurvivorsAssignment, SurvivorsAssignment]:
         return self, SurvivorsAssignment()
 

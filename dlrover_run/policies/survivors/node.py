@@ -116,7 +116,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Due:
     """What is due for the worker in the round of that assignment, which is the round in which the node has ranks."""
-    key, formation = part.key, part.formation
+    key, formation = part.key, part.own_formation
     if worker.lost == key:
         # A peer has ended, so another round is about to begin. If it does not, no other worker reports this. A group
         # that has never formed gets no more time than one whose workers do not answer.
@@ -124,7 +124,7 @@ def next_step(worker: WorkerRecord, part: SurvivorsAssignment, now: float) -> Du
         return _within(since, part.timeout + PEER_MARGIN, now, Step.FAIL)
     if worker.formed == key:
         return Due(Step.WAIT)
-    if formation is None or formation.key != key:
+    if formation is None:
         return _before_offers_are_complete(worker, part, now)
     if not formation.in_place and worker.started != key:
         return Due(Step.REPLACE)
