@@ -125,6 +125,19 @@ def test_a_change_must_pay_for_its_pause_in_the_time_that_is_left(remaining: flo
     assert ("autoscale.pause" in codes(job.state.reasons)) == (trained == [1])
 
 
+def declining(most: int) -> dict[int, float]:
+    return {size: size / (1 + 0.04 * (size - 1) + 0.018 * size * (size - 1)) for size in range(1, most + 1)}
+
+
+def test_a_search_that_waited_until_a_change_pays_goes_on_counting_its_changes() -> None:
+    job = Steady(declining(6), Sizes(1, 6), 4)
+    job.pause = 200.0
+    job.pass_time(12 * 3600)
+    assert "autoscale.pause" in job.seen
+    assert job.state.condition is Condition.BEST
+    assert job.state.changes == len(job.trained) - 1
+
+
 def test_what_is_left_is_known_in_seconds_once_the_size_was_measured() -> None:
     done = Progress(100, 10.0, left=1000)
     assert remaining_seconds(RULES, AutoscaleState(), 2, done) is None
@@ -189,10 +202,12 @@ def test_nodes_that_do_not_come_stay_wished_for_and_are_tried_whenever_they_come
     assert (job.size, job.state.wish) == (8, 0)
 
 
-def test_nodes_that_do_not_stay_are_not_wished_for() -> None:
+@pytest.mark.parametrize("pause", [0.0, 400.0], ids=["they have trained", "they leave before the first step"])
+def test_nodes_that_do_not_stay_are_not_wished_for(pause: float) -> None:
     job = Steady(linear(4), Sizes(1, 4), 2)
     job.present = 2
     job.pass_time(600)
+    job.pause = pause
     for _ in range(2):
         job.present = 4
         job.pass_time(300)

@@ -150,7 +150,8 @@ def _follow(rules: AutoscaleRules, state: AutoscaleState, view: JobView, now: fl
         state = replace(state, paused_at=now)
     if not view.size:
         return _note_failure(rules, state, view, now)
-    if trained and view.size < state.target <= measurement.size:
+    # Nodes that leave before the first step have not stayed either.
+    if measurement.round != view.round and view.size < state.target <= measurement.size:
         state = replace(state, losses=(*state.losses, now)[-MAX_LOSSES:])
     progress = view.progress
     if progress is not None and progress.steps > 0 and (measurement.round != view.round or not trained):
@@ -316,22 +317,25 @@ def _choose_size(
     failing = _failing(state, now)
     candidate = search.next_size(sizes, highest, measured, failing, rules.efficiency, best)
     waits = highest < sizes.most or any(one.crashes == 1 and one.size in failing for one in state.table)
-    if state.condition is Condition.STOP and 0 < state.quiet_until <= now:
+    if state.condition is Condition.STOP and 0 < state.quiet_until <= now and not _waits_for_time(state):
         # Sizes that could not be had are tried again, as another search.
         state = replace(state, changes=0)
     # One change is kept for the way back.
     may_try = state.changes + 2 <= sizes.max_changes
-    if candidate is not None and candidate.gain > rules.tolerance and may_try:
+    if candidate is not None and candidate.gain <= rules.tolerance:
+        candidate = None
+    too_long: Reason | None = None
+    if candidate is not None and may_try:
         # What is learnt about a size pays from the end of its measurement on.
         learns = 0.0 if view.remaining is None else pause + rules.warm_up + MIN_BLOCKS * rules.block
         if candidate.gain * (horizon - learns) >= 2 * pause:
             reason = AutoscaleCode.TRYING(size=here, to=candidate.size)
             again = replace(state, quiet_until=0.0)
             return _change(again, view, candidate.size, Condition.CONTINUE, reason)
-        waits = True
-    elif candidate is not None and candidate.gain > rules.tolerance and state.condition is Condition.STOP:
+        too_long = AutoscaleCode.PAUSE(to=candidate.size, pause=round(pause, 1), horizon=float(f"{horizon:.1g}"))
+    elif candidate is not None and state.condition is Condition.STOP:
         # It is tried as soon as another search may begin.
-        waits = True
+        waits = waits or not _waits_for_time(state)
     record = find_record(state, here)
     assert record is not None, "only a size that was measured is compared"
     gain = search.utility(best, rules.efficiency) - search.utility(record, rules.efficiency)
@@ -345,15 +349,18 @@ def _choose_size(
             floor=rules.efficiency,
         )
         return _change(state, view, best.size, Condition.CONTINUE, reason)
-    if waits:
-        reason = state.reasons[0] if state.condition is Condition.STOP and state.reasons else _best_reason(state, here)
-        if candidate is not None and candidate.gain > rules.tolerance:
-            reason = AutoscaleCode.PAUSE(to=candidate.size, pause=round(pause, 1), horizon=float(f"{horizon:.1g}"))
-        return _with(_settle(rules, state, here, now), reason, target=here, condition=Condition.STOP)
+    if waits or too_long is not None:
+        known = state.reasons[0] if state.condition is Condition.STOP and state.reasons else _best_reason(state, here)
+        return _with(_settle(rules, state, here, now), too_long or known, target=here, condition=Condition.STOP)
     is_largest = here == sizes.most
     reason = AutoscaleCode.LARGEST(size=here) if is_largest else _best_reason(state, here)
     condition = Condition.LARGEST if is_largest else Condition.BEST
     return _with(_settle(rules, state, here, now), reason, target=here, condition=condition)
+
+
+def _waits_for_time(state: AutoscaleState) -> bool:
+    """Whether the search goes on once the job has trained for long enough that a change pays."""
+    return state.condition is Condition.STOP and codes(state.reasons) == (AutoscaleCode.PAUSE.code,)
 
 
 def _settle(rules: AutoscaleRules, state: AutoscaleState, size: int, now: float) -> AutoscaleState:

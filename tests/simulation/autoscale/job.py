@@ -121,10 +121,11 @@ class Ours:
         return self.rules.block * BLOCKS_PER_REPORT if is_known else TICK
 
     def _count(self, before: AutoscaleState) -> None:
-        """Count the changes of a search, by what is wanted and not by what the autoscaler has counted itself."""
+        """Count the changes of a search, by what is wanted and not by what the autoscaler has counted itself. That no
+        size is wanted changes none: all nodes that are here train then."""
         if before.condition.is_quiet and not self.state.condition.is_quiet:
             self._changes = 0
-        if before.target and self.state.target != before.target:
+        if before.target and self.state.target not in (0, before.target):
             self._changes += 1
         self.most_changes = max(self.most_changes, self._changes)
 
