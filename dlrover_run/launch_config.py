@@ -53,7 +53,7 @@ class LaunchConfig:
     straggler_threshold: float | None = None
     progress: str = "auto"
     progress_regex: str = ""
-    stall_action: str = "off"
+    stall_action: str = "report"
     stall_timeout: float | None = None
     checkpoint_memory: str | None = None
 
@@ -86,7 +86,7 @@ class LaunchConfig:
             "cluster": "none",
             "progress": self.progress if self.progress != "auto" else None,
             "progress-regex": self.progress_regex or None,
-            "stall-action": self.stall_action if self.stall_action != "off" else None,
+            "stall-action": self.stall_action if self.stall_action != "report" else None,
             "stall-timeout": self.stall_timeout,
             "checkpoint-memory": self.checkpoint_memory,
             "spares": self.spares or None,

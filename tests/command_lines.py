@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
 from dlrover_run.cluster_environment import MARKERS
+from dlrover_run.coordination.combined_records import CombinedRules
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.stall.rules import StallRules
+from dlrover_run.policies.straggler.rules import StragglerRules
 from dlrover_run.spec import JobSpec, SpecError
 
 LIMIT = 60.0
@@ -78,6 +83,13 @@ def job(line: str, **environ: str) -> JobSpec:
     spec, warnings = parsed(line, **environ)
     assert warnings == []
     return spec
+
+
+def watched(rules: JobRules) -> JobRules:
+    """Return these rules with what a job has by default: stragglers are looked for, and stalls of several nodes."""
+    parts = (rules.policy, StallRules(watched=1) if rules.max_nodes > 1 else None, StragglerRules(watched=1))
+    found = tuple(part for part in parts if part is not None)
+    return replace(rules, policy=found[0] if len(found) == 1 else CombinedRules(found))
 
 
 def error(line: str, **environ: str) -> str:

@@ -54,16 +54,17 @@ def _requires(what: str, scope: str) -> str:
 def stall_warnings(flags: FlagValues, spec: JobSpec) -> Iterator[str]:
     """Warnings about a limit for stalls that are not looked for."""
     if spec.stall_timeout is not None and spec.stall_action == "off":
-        yield f"{flags.get('stall_timeout').source} has no effect without --stall-action."
+        yield f"{flags.get('stall_timeout').source} has no effect with --stall-action=off."
 
 
 def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Mapping[str, str]) -> Iterator[str]:
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
     if spec.progress == "optimizer" and spec.entrypoint.kind == "program":
         yield f"{flags.get('progress').source} optimizer has no effect with --no-python."
-    if spec.stall_action != "off" and spec.backend == "static" and spec.rules.max_nodes > 1:
+    asked = flags.explicit("stall_action") if spec.stall_action != "off" else None
+    if asked is not None and spec.backend == "static" and spec.rules.max_nodes > 1:
         yield (
-            f"{flags.get('stall_action').source} has no effect with static rendezvous and more than one node, where "
+            f"{asked.source} has no effect with static rendezvous and more than one node, where "
             "nodes do not communicate."
         )
     yield from stall_warnings(flags, spec)

@@ -247,7 +247,7 @@ TABLE: tuple[Flag, ...] = (
     Flag("stall-action", PROGRESS,
         "When the workers of a node make no progress: nothing ([b]off[/]), [b]report[/] which rank they wait for, and "
         "where, [b]dump[/] all stacks too, or [b]restart[/] the workers too, which costs one restart.",
-        "ACTION", "off", extension=True, choices=STALL_ACTIONS),
+        "ACTION", "report", extension=True, choices=STALL_ACTIONS),
     Flag("stall-timeout", PROGRESS,
         "Time without progress that is a stall [dim](else three times the longest pause, at least 3 s)[/].",
         "SECONDS", extension=True),

@@ -155,7 +155,7 @@ def _progress_families(jobs: Sequence[JobFigures], now: float) -> Iterable[tuple
     yield (
         "dlrover_stalled_workers",
         "gauge",
-        "Workers of a node that make no progress, with --stall-action.",
+        "Workers of a node that make no progress.",
         each(lambda done: float(len(done.stalled))),
     )
 
@@ -167,7 +167,7 @@ def _straggler_families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, 
     yield (
         "dlrover_stragglers",
         "gauge",
-        "Workers for which the others wait in each step, by what they do meanwhile, with --stall-action.",
+        "Workers for which the others wait in each step, by what they do meanwhile.",
         [({"job": job, "cause": cause}, float(found[cause])) for job, found in counts for cause in finding.CAUSES],
     )
 

@@ -264,7 +264,7 @@ PROBLEMS = {
     StackProblem.STOPPED: "no stack: stopped by a signal, or by a debugger",
     StackProblem.BLOCKED: "no stack: blocked in the kernel (state D), for example by a disk or a network file system",
     StackProblem.NOT_ASKED: "no stack: it has only just begun, or runs another program than Python now",
-    StackProblem.NOT_REGISTERED: "no stack: only Python workers of a job with --stall-action=report can be asked",
+    StackProblem.NOT_REGISTERED: "no stack: only Python workers of a job without --stall-action=off can be asked",
     StackProblem.NO_ANSWER: "no stack: it did not answer in time",
     StackProblem.ENDED: "no stack: it has ended",
     StackProblem.NO_ROOM: "its stack is left out, because there are too many different ones: use --rank or --node",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from command_lines import AT_NODE0, isolate, job, parsed
+from command_lines import AT_NODE0, isolate, job, parsed, watched
 from msgspec.structs import fields
 from policy_parts import check_rules
 
@@ -64,7 +64,7 @@ def test_a_single_node_is_checked_too(line: str) -> None:
 
 
 def test_the_check_and_its_rules_are_off_by_default() -> None:
-    assert job(f"--nnodes=2 {AT_NODE0}").rules == JobRules(min_nodes=2, max_nodes=2)
+    assert job(f"--nnodes=2 {AT_NODE0}").rules == watched(JobRules(min_nodes=2, max_nodes=2))
 
 
 def test_the_word_after_the_flag_is_always_the_script() -> None:
@@ -107,7 +107,7 @@ def test_options_of_the_check_have_no_effect_without_it() -> None:
 def test_auto_config_uses_the_number_of_nodes_of_the_cluster(environ: dict[str, str], nodes: int, mode: int) -> None:
     spec = job(f"--auto_config {AT_NODE0}", **environ)
     assert spec.workers_per_node == 8
-    assert spec.rules == JobRules(nodes, nodes, policy=HealthRules(check=mode) if mode else None)
+    assert spec.rules == watched(JobRules(nodes, nodes, policy=HealthRules(check=mode) if mode else None))
 
 
 @pytest.mark.parametrize(("line", "environ"), [("", {"NODE_NUM": "1"}), ("--standalone", {})])

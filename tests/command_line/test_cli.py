@@ -20,6 +20,7 @@ from dlrover_run.command_line import options
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.parser import DLROVER_RUN, UsageError, parse_argv
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.straggler.rules import StragglerRules
 from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, PreemptionNotice, SpecError, Std, StreamMap
 
 
@@ -33,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_bare_script_is_one_worker_with_torchruns_defaults() -> None:
     spec = parse(["train.py"], {})
     assert (spec.workers_per_node, spec.backend, spec.node_rank, spec.master) == (1, "memory", None, None)
-    assert spec.rules == JobRules(lost_after=0.0)
+    assert spec.rules == JobRules(lost_after=0.0, policy=StragglerRules(watched=1))
     assert (spec.role, spec.start_method, spec.signals, spec.shutdown_timeout) == (
         "default",
         "spawn",
@@ -162,16 +163,15 @@ STATIC = ("--master-addr=node0", "--node-rank=0")
 @pytest.mark.parametrize(
     ("words", "policies"),
     [
-        ((), set()),
         (("--stall-action=off",), set()),
-        (("--stall-action=report",), {"straggler"}),
-        (("--stall-action=report", "--nnodes=2", *MASTER), {"stall", "straggler"}),
-        (("--stall-action=report", "--nnodes=2", *STATIC), set()),
-        (("--survivors=keep",), {"survivors"}),
-        (("--survivors=restart", "--reconfigure-timeout=5"), set()),
-        (("--survivors=keep", "--nnodes=2", *MASTER), {"survivors"}),
-        (("--survivors=keep", "--nnodes=2", *STATIC), set()),
-        (("--nnodes=2", *MASTER), set()),
+        ((), {"straggler"}),
+        (("--nnodes=2", *MASTER), {"stall", "straggler"}),
+        (("--nnodes=2", *STATIC), set()),
+        (("--stall-action=off", "--survivors=keep"), {"survivors"}),
+        (("--stall-action=off", "--survivors=restart", "--reconfigure-timeout=5"), set()),
+        (("--stall-action=off", "--survivors=keep", "--nnodes=2", *MASTER), {"survivors"}),
+        (("--stall-action=off", "--survivors=keep", "--nnodes=2", *STATIC), set()),
+        (("--stall-action=off", "--nnodes=2", *MASTER), set()),
     ],
 )
 def test_stalls_stragglers_and_survivors_have_policies_where_the_nodes_communicate(

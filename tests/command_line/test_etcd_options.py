@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
-from command_lines import fake_etcd3, isolate, job, launched, run_python, write_pems
+from command_lines import fake_etcd3, isolate, job, launched, run_python, watched, write_pems
 
 import dlrover_run
 from dlrover_run.cli import parse
@@ -61,13 +61,13 @@ def test_blanks_between_members_and_in_a_prefix_are_kept_apart() -> None:
 def test_a_single_node_needs_no_rendezvous_and_no_package(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "etcd3", None)
     spec = job(f"--rdzv-backend=etcd {line}", DLROVER_ETCD_PASSWORD="")
-    assert (spec.backend, spec.etcd, spec.rules) == ("memory", None, JobRules(lost_after=0.0))
+    assert (spec.backend, spec.etcd, spec.rules) == ("memory", None, watched(JobRules(lost_after=0.0)))
 
 
 def test_ranks_names_and_rules_are_those_of_a_job_with_a_master() -> None:
     """Except that a node is lost when its lease expires, not after a timeout, unless `lost_after` is given."""
     spec = job(f"{AT_A} --spares=1 --node-unit=2", NODE_RANK="3", NODE_ID="pod-1", DLROVER_MASTER_ADDR="m:x")
-    assert spec.rules == JobRules(min_nodes=2, max_nodes=2, spares=1, node_unit=2, lost_after=0.0)
+    assert spec.rules == watched(JobRules(min_nodes=2, max_nodes=2, spares=1, node_unit=2, lost_after=0.0))
     assert (spec.node_rank, spec.node_id, spec.run_id, spec.etcd) == (3, "pod-1", "none", EtcdSpec(A))
 
 
@@ -146,7 +146,7 @@ def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatc
         spares=1,
     )
     spec = launched(config, monkeypatch)
-    assert spec.rules == JobRules(min_nodes=1, max_nodes=4, spares=1, max_restarts=3, lost_after=0.0)
+    assert spec.rules == watched(JobRules(min_nodes=1, max_nodes=4, spares=1, max_restarts=3, lost_after=0.0))
     members = (("a", 2379), ("b", 1))
     assert spec.etcd == EtcdSpec(members, "/dlrover-run", "root", "open-sesame", TlsSpec(ca=pems["ca"]))
     assert (spec.backend, spec.run_id, spec.node_rank, spec.workers_per_node) == ("etcd", "none", 1, 2)

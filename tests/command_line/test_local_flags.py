@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_lines import fake_etcd3, isolate, job, parsed
+from command_lines import fake_etcd3, isolate, job, parsed, watched
 from msgspec.structs import replace
 from policy_parts import check_rules, fold
 
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rules(least: int, most: int, **others: int) -> JobRules:
     """The rules of a job on this machine with only these flags."""
     times = {"last_call_timeout": job_size.LOCAL_LAST_CALL_TIMEOUT, "cut_off_timeout": job_size.LOCAL_CUT_OFF_TIMEOUT}
-    return JobRules(least, most, **times, **fold(HealthRules, others))
+    return watched(JobRules(least, most, **times, **fold(HealthRules, others)))
 
 
 @pytest.mark.parametrize(

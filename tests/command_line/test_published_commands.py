@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_lines import count, fake_etcd3, isolate
+from command_lines import count, fake_etcd3, isolate, watched
 from msgspec.structs import replace
 from published_commands import (
     CHAOS_ARTICLE,
@@ -39,7 +39,9 @@ BLOCKS = {f"{document}: {name}": text for document, blocks in DOCUMENTS.items() 
 
 every_block = pytest.mark.parametrize("text", BLOCKS.values(), ids=BLOCKS)
 
-RULES = JobRules(3, 4, max_restarts=3, pend_timeout=600, policy=HealthRules(check=CHECK_ONCE, exclude_stragglers=1))
+RULES = watched(
+    JobRules(3, 4, max_restarts=3, pend_timeout=600, policy=HealthRules(check=CHECK_ONCE, exclude_stragglers=1))
+)
 """The rules that all blocks of both documents give."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from command_lines import AT_NODE0, error, fake_etcd3, isolate, job, launched, parsed, run_python, write_pems
+from command_lines import AT_NODE0, error, fake_etcd3, isolate, job, launched, parsed, run_python, watched, write_pems
 
 from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
@@ -50,7 +50,7 @@ def at_master(line: str, **environ: str) -> MasterSpec:
 @pytest.mark.parametrize(("nodes", "least", "most"), [("2", 2, 2), ("1:2", 1, 2)])
 def test_several_nodes_use_the_master_of_the_endpoint(nodes: str, least: int, most: int) -> None:
     spec = job(f"--nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=node0")
-    assert spec.rules == JobRules(min_nodes=least, max_nodes=most)
+    assert spec.rules == watched(JobRules(min_nodes=least, max_nodes=most))
     assert spec.master == MasterSpec("node0", 29400)
     assert (spec.backend, spec.run_id, spec.node_rank, spec.node_id) == ("master", "none", None, "")
 
@@ -59,7 +59,7 @@ def test_several_nodes_use_the_master_of_the_endpoint(nodes: str, least: int, mo
 def test_a_single_node_needs_no_rendezvous(line: str) -> None:
     spec = job(line, DLROVER_MASTER_ADDR="node0:4000", NODE_RANK="3", NODE_ID="no/name", DLROVER_RDZV_TOKEN="")
     assert (spec.backend, spec.master, spec.node_rank, spec.node_id) == ("memory", None, None, "")
-    assert spec.rules == JobRules(lost_after=0.0)
+    assert spec.rules == watched(JobRules(lost_after=0.0))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_single_node_needs_no_rendezvous(line: str) -> None:
 )
 def test_one_node_with_a_spare_needs_a_rendezvous(backend: str, rules: JobRules) -> None:
     spec = job(f"--spares=1 --rdzv-backend={backend} --rdzv-endpoint=node0")
-    assert (spec.backend, spec.rules) == (backend, rules)
+    assert (spec.backend, spec.rules) == (backend, watched(rules))
 
 
 def test_static_nodes_have_ranks_a_store_and_no_master() -> None:
@@ -79,7 +79,7 @@ def test_static_nodes_have_ranks_a_store_and_no_master() -> None:
 
 def test_spares_units_and_restarts_are_rules_of_the_job() -> None:
     spec = job(f"--nnodes=2:5 --spares=1 --node-unit=2 --max-restarts=3 {AT_NODE0}")
-    assert spec.rules == JobRules(min_nodes=2, max_nodes=5, spares=1, node_unit=2, max_restarts=3)
+    assert spec.rules == watched(JobRules(min_nodes=2, max_nodes=5, spares=1, node_unit=2, max_restarts=3))
     by_variable = job(f"--nnodes=2:5 {AT_NODE0}", PET_SPARES="1", PET_NODE_UNIT="2", PET_MAX_RESTARTS="3")
     assert by_variable.rules == spec.rules
 
@@ -174,8 +174,8 @@ def test_keys_of_rdzv_conf_become_rules() -> None:
     conf = ",".join(f"{key}={value}" for key, value in KEYS.items())
     line = f"--nnodes=2 --rdzv-endpoint=a --rdzv-conf={conf},keep_alive_max_attempt=6,check_timeout=7.5"
     for backend in ("c10d", "etcd"):
-        assert parsed(f"{line} --rdzv-backend={backend}")[0].rules == JobRules(
-            min_nodes=2, max_nodes=2, keep_alive_attempts=6, policy=HealthRules(check_timeout=7.5), **KEYS
+        assert parsed(f"{line} --rdzv-backend={backend}")[0].rules == watched(
+            JobRules(min_nodes=2, max_nodes=2, keep_alive_attempts=6, policy=HealthRules(check_timeout=7.5), **KEYS)
         )
 
 
@@ -200,7 +200,7 @@ def test_bind_state_dir_and_is_host_reach_the_master(here: Path) -> None:
 def test_keys_of_torchrun_without_meaning_here_have_no_effect() -> None:
     conf = "timeout=5,close_timeout=5,heartbeat_timeout=5,read_timeout=5,store_type=file,rank=3,etcd_prefix=/x"
     spec = job(f"{SEVERAL} --rdzv-conf={conf}")
-    assert (spec.rules, spec.node_rank) == (JobRules(min_nodes=2, max_nodes=2), None)
+    assert (spec.rules, spec.node_rank) == (watched(JobRules(min_nodes=2, max_nodes=2)), None)
 
 
 def test_tls_files_become_absolute_paths(here: Path) -> None:
@@ -359,14 +359,16 @@ def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatc
         straggler_threshold=1.5,
     )
     spec = launched(config, monkeypatch)
-    assert spec.rules == JobRules(
-        min_nodes=2,
-        max_nodes=4,
-        spares=1,
-        node_unit=2,
-        max_restarts=3,
-        join_timeout=60,
-        policy=HealthRules(check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.5),
+    assert spec.rules == watched(
+        JobRules(
+            min_nodes=2,
+            max_nodes=4,
+            spares=1,
+            node_unit=2,
+            max_restarts=3,
+            join_timeout=60,
+            policy=HealthRules(check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.5),
+        )
     )
     assert spec.master == MasterSpec("node0", 4000, is_host=True, token=SECRET)
     assert (spec.run_id, spec.node_rank, spec.workers_per_node) == ("none", 1, 2)

@@ -178,12 +178,12 @@ def test_every_timeout_and_limit_reaches_the_rules_of_the_job() -> None:
     assert (spec.job.entrypoint.kind, spec.job.entrypoint.target) == ("module", "json.tool")
 
 
-def test_stalls_are_looked_for_on_request() -> None:
-    assert job_of("train.py").job.stall_action == "off"
+def test_stalls_are_looked_for_unless_they_are_not_wanted() -> None:
+    assert job_of("train.py").job.stall_action == "report"
     job = job_of("--stall-action=restart --stall-timeout=9 train.py").job
     assert (job.stall_action, job.stall_timeout) == ("restart", 9)
     warnings: list[str] = []
-    parse(["--stall-timeout=9", "train.py"], {}, warn=warnings.append)
+    parse(["--stall-action=off", "--stall-timeout=9", "train.py"], {}, warn=warnings.append)
     (warning,) = warnings
     assert "--stall-timeout" in warning
 

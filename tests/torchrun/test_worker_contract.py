@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, environment, finish, launch, only_long, run
 
+from dlrover_run.stall.register import MIN_DESCRIPTOR
+
 pytestmark = pytest.mark.torchrun
 OBSERVE = WORKERS / "observe.py"
 
@@ -177,7 +179,16 @@ def test_arguments_interpreter_and_process_state(
             assert our["orig_argv"] == their["orig_argv"]
             assert our["path0"] == their["path0"]
             assert our["dispositions"] == their["dispositions"]
-            assert our["fds"] == their["fds"]
+            # The file of the worker's stacks, as long as stalls are looked for.
+            stacks = [] if "--no-python" in args else [MIN_DESCRIPTOR]
+            assert our["fds"] == [*their["fds"], *stacks]
+
+
+def test_a_worker_that_is_not_watched_has_no_descriptor_of_ours(answers: Answers) -> None:
+    env = {"PYTHONPATH": str(WORKERS)}
+    args = ["--nproc-per-node=2", "--", OBSERVE, "x"]
+    theirs, ours = answers.theirs("double-dash", args, env=env), answers.ours(["--stall-action=off", *args], env=env)
+    assert [one["fds"] for one in ours] == [one["fds"] for one in theirs]
 
 
 def test_python_exec_replaces_the_interpreter(launcher: Launcher, mailbox: Mailbox, tmp_path: Path) -> None:
