@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -265,14 +266,16 @@ def test_a_launcher_that_an_unlisted_signal_ends_reports_it_and_lets_workers_sav
 STATE = """
 import json, os
 fields = [line.split() for line in open('/proc/self/status') if line.startswith(('SigBlk', 'SigIgn', 'SigCgt'))]
-open(os.environ['STATE'] + os.environ.get('RANK', ''), 'w').write(json.dumps(fields))
+masks = {name[:-1]: int(mask, 16) for name, mask in fields}
+open(os.environ['STATE'] + os.environ.get('RANK', ''), 'w').write(json.dumps(masks))
 """
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("ignored", [(signal.SIGHUP, signal.SIGUSR2), *only_long(((),))], ids=["two", "none"])
+@pytest.mark.parametrize(("action", "handled"), [("report", 2), ("off", 0)])
 def test_workers_inherit_the_signal_state_of_a_program_without_a_launcher(
-    mailbox: Mailbox, method: str, ignored: Sequence[signal.Signals]
+    mailbox: Mailbox, method: str, ignored: Sequence[signal.Signals], action: str, handled: int
 ) -> None:
     (mailbox.directory / "state.py").write_text(STATE)
     state = str(mailbox.directory / "state")
@@ -288,9 +291,14 @@ def test_workers_inherit_the_signal_state_of_a_program_without_a_launcher(
         preexec_fn=ignore,
         check=True,
     )
-    launcher = launch(mailbox, f"--start-method={method}", "state.py", env={"STATE": state}, preexec_fn=ignore)
+    flags = (f"--start-method={method}", f"--stall-action={action}")
+    launcher = launch(mailbox, *flags, "state.py", env={"STATE": state}, preexec_fn=ignore)
     assert finish(launcher).code == 0
-    assert Path(f"{state}0").read_text() == Path(state).read_text()
+    plain, ours = json.loads(Path(state).read_text()), json.loads(Path(f"{state}0").read_text())
+    # The two real-time signals at which a worker writes its stacks.
+    stacks = ours["SigCgt"] ^ plain["SigCgt"]
+    assert (stacks.bit_count(), stacks & (1 << signal.SIGRTMIN) - 1) == (handled, 0)
+    assert {**ours, "SigCgt": 0} == {**plain, "SigCgt": 0}
 
 
 @pytest.mark.parametrize(
