@@ -28,8 +28,8 @@ class Line(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Use:
-    """`rounds` have trained, and `repeated` steps were made again after a restore. `wrong` epochs lack a sample or have
-    used one twice, and `epochs` is how many there were."""
+    """`rounds` have trained, and `repeated` steps, which all ranks had begun, were made again after a restore. `wrong`
+    epochs lack a sample or have used one twice, and `epochs` is how many there were."""
 
     rounds: int
     repeated: int
@@ -46,10 +46,12 @@ def read(texts: Iterable[bytes]) -> list[Line]:
 def use_of(lines: Sequence[Line], size: int) -> Use:
     """How the samples of a data set of that size were used."""
     starts: dict[int, int] = {}
+    ranks: dict[int, set[int]] = defaultdict(set)
     shares: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         if line.what == "resumed":
             starts.setdefault(line.port, line.step)
+            ranks[line.port].add(line.rank)
         else:
             shares[line.port][line.step].append(line)
     keep = max((line.step for line in lines if line.what == "step"), default=-1) + 1
@@ -58,7 +60,8 @@ def use_of(lines: Sequence[Line], size: int) -> Use:
     for port, start in reversed(starts.items()):
         for step, own in shares[port].items():
             if step >= keep:
-                repeated += 1
+                # A step that has not begun on all ranks is complete on none.
+                repeated += {line.rank for line in own} == ranks[port]
                 continue
             for line in own:
                 used[line.epoch].update(line.samples)

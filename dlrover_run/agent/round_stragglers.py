@@ -25,7 +25,7 @@ class RoundStragglers:
         workers: WorkerRound,
         events: Events,
         wake: Callable[[], None],
-        read: Callable[[int], MainThread | None] = read_main_thread,
+        read: Callable[[int, bool], MainThread | None] = read_main_thread,
     ) -> None:
         self._workers = workers
         self._events = events
@@ -36,11 +36,13 @@ class RoundStragglers:
 
     def observe(self, samples: Sequence[Evidence]) -> None:
         """Take the evidence of all workers at one time, and look at their main threads."""
-        waited = self._workers.progress.waited()
+        at = samples[0].at
+        is_boundary = self._shares.is_boundary(at)
+        waited = self._workers.progress.waited() if is_boundary else {}
         pids = {one.spec.rank: one.pid for one in self._workers.group.running}
         found = []
         for one in samples:
-            thread = self._read(pids[one.rank]) if one.rank in pids else None
+            thread = self._read(pids[one.rank], is_boundary) if one.rank in pids else None
             if thread is not None:
                 traffic = one.traffic
                 exchanged = traffic.acked + traffic.received
@@ -49,7 +51,7 @@ class RoundStragglers:
                         one.rank, thread.waits, thread.queued, waited.get(one.rank, 0.0), exchanged, traffic.unsent
                     )
                 )
-        if self._shares.add(found, samples[0].at):
+        if self._shares.add(found, at):
             self._wake()
 
     def add_to_report(self, report: NodeReport) -> NodeReport:

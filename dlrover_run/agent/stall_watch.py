@@ -45,6 +45,16 @@ BURST_TIMEOUT = 1.0
 SILENT_PROBES = PROBES // 6
 """Stacks in one place for which it counts that a worker gives none."""
 
+LOOK_EVERY = 4
+"""As long as each worker counts steps between two samples, connections are looked at in one sample of so many: that
+takes most of the time of a sample, and says nothing more of a stall."""
+
+STEADY = 3
+"""Samples in succession in which each worker has counted steps, before its connections are looked at less often."""
+
+SUSPECT_SAMPLES = 2
+"""Samples with all evidence, soon after each other, once not all workers have counted steps any more."""
+
 VARIATION = 0.25
 """The part of an interval by which it varies: samples at the same moment of each step would show nothing else."""
 
@@ -53,6 +63,8 @@ class Sampling(Protocol):
     """What takes samples: `evidence.sample.Sampler`."""
 
     def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]: ...
+
+    def repeat(self) -> list[Evidence]: ...
 
     def forget(self, rank: int) -> None: ...
 
@@ -158,6 +170,10 @@ class StallWatch:
         self._ended: list[int] = []
         self._figures: dict[int, list[Evidence]] = defaultdict(list)
         self._sampled_at = 0.0
+        self._counts: Mapping[int, int] = {}
+        # Samples in succession in which each worker has counted steps, and how many are still to be taken soon.
+        self._steady = 0
+        self._suspect = 0
         # What all workers showed when they were quiet, and those that are quiet by themselves.
         self._quiet: _Quiet | None = None
         self._quiet_alone: _Quiet | None = None
@@ -175,7 +191,7 @@ class StallWatch:
     async def _watch(self) -> None:
         while True:
             await self.step()
-            soon = self._detector.needs_figures or not self._detector.knows_limit
+            soon = self._suspect > 0 or self._detector.needs_figures or not self._detector.knows_limit
             await asyncio.sleep(self._vary(QUIET_INTERVAL if soon else TRAINING_INTERVAL))
 
     def note_end(self, rank: int) -> None:
@@ -199,8 +215,8 @@ class StallWatch:
 
     async def step(self) -> None:
         """Take one sample, and carry out what the detector decides."""
-        full = self._detector.needs_figures
-        samples = self._sampling.sample(full, {rank: self._stacks.dumped(rank) for rank in self._ranks})
+        steps = self._steps()
+        samples, full = self._sample(steps)
         if not samples:
             return
         if self._on_sample is not None:
@@ -213,7 +229,7 @@ class StallWatch:
             if one.figures is not None:
                 # The first sample and the last are enough for the share of a processor.
                 self._figures[one.rank][1:] = [one]
-        decision: Decision = self._detector.observe(samples, self._steps())
+        decision: Decision = self._detector.observe(samples, steps)
         for one in samples:
             if one.figures is not None and self._detector.has_progressed(one.rank):
                 # What it used before belongs to no stall.
@@ -224,6 +240,20 @@ class StallWatch:
             await self._on_no_progress(decision, samples)
         elif isinstance(decision, Resumed):
             self._resume(decision)
+
+    def _sample(self, steps: Mapping[int, int]) -> tuple[list[Evidence], bool]:
+        """The evidence of all workers, and whether it has the figures of their processes."""
+        before, self._counts = self._counts, steps
+        if self._ranks and all(rank in before and steps.get(rank, -1) > before[rank] for rank in self._ranks):
+            self._steady += 1
+        else:
+            self._suspect = SUSPECT_SAMPLES if self._steady > STEADY else self._suspect
+            self._steady = 0
+        full = self._suspect > 0 or self._detector.needs_figures
+        if self._steady > STEADY and self._steady % LOOK_EVERY and self._detector.knows_limit and not full:
+            return self._sampling.repeat(), False
+        self._suspect = max(0, self._suspect - 1)
+        return self._sampling.sample(full, {rank: self._stacks.dumped(rank) for rank in self._ranks if full}), full
 
     async def _on_no_progress(self, stalled: Stalled, samples: Sequence[Evidence]) -> None:
         stopped = {one.rank for one in samples if one.figures is not None and one.figures.own.state in "TD"}

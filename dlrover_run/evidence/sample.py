@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from dlrover_run.evidence import processes
-from dlrover_run.evidence.records import Evidence, summarize
+from dlrover_run.evidence.records import Evidence, Traffic, summarize
 from dlrover_run.evidence.sock_diag import SockDiag, SocketCounters
 
 
@@ -24,6 +24,7 @@ class Sampler:
         self._store_port = store_port
         self._diag = SockDiag()
         self._holders: dict[int, int | None] = {}
+        self._traffic: dict[int, Traffic] = {}
 
     def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]:
         """The evidence of each worker that runs; without `full` that of the connections alone. `dumped` are the bytes
@@ -35,9 +36,14 @@ class Sampler:
             figures = processes.read_worker(pid) if full else None
             if full and figures is None:
                 continue
-            traffic = summarize(by_rank.get(rank, []), self._store_port)
-            found.append(Evidence(rank, at, traffic, figures, (dumped or {}).get(rank, 0)))
+            self._traffic[rank] = summarize(by_rank.get(rank, []), self._store_port)
+            found.append(Evidence(rank, at, self._traffic[rank], figures, (dumped or {}).get(rank, 0)))
         return found
+
+    def repeat(self) -> list[Evidence]:
+        """The connections as the last sample found them, for each worker that was in it: nothing is read."""
+        at = time.monotonic()
+        return [Evidence(rank, at, self._traffic[rank], repeated=True) for rank in self._pids if rank in self._traffic]
 
     def watch(self, rank: int, pid: int) -> None:
         """Sample another worker too."""
@@ -46,6 +52,7 @@ class Sampler:
     def forget(self, rank: int) -> None:
         """Leave out a worker that has ended."""
         self._pids.pop(rank, None)
+        self._traffic.pop(rank, None)
 
     def close(self) -> None:
         self._diag.close()

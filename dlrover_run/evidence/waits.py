@@ -30,6 +30,9 @@ class Waits(enum.StrEnum):
     """It runs, or may run as soon as a processor is free."""
 
 
+_INTERRUPTIBLE = ("futex", "nanosleep")
+"""Parts of functions in which a thread sleeps so that a signal ends it: its state, which costs more, is known then."""
+
 _FILES = ("request_wait_answer", "rpc_wait_bit", "nfs", "fuse", "ceph", "lustre", "folio_wait", "io_schedule")
 
 
@@ -41,23 +44,30 @@ class MainThread(NamedTuple):
     queued: float = 0.0
 
 
-def read_main_thread(pid: int, proc: str = "/proc") -> MainThread | None:
-    """The main thread of a worker; None if the worker has ended."""
-    try:
-        _, fields = read_stat(pid, proc)
-    except OSError:
-        return None
-    state = fields[0].decode()
-    if state in "ZX":
-        return None
+def read_main_thread(pid: int, with_queued: bool = True, proc: str = "/proc") -> MainThread | None:
+    """The main thread of a worker; None if the worker has ended. Without `with_queued` that figure is 0."""
     function = ""
-    queued = 0.0
     with contextlib.suppress(OSError):
         function = _read(f"{proc}/{pid}/wchan")
+    state = "S"
+    if not any(name in function for name in _INTERRUPTIBLE):
+        try:
+            _, fields = read_stat(pid, proc)
+        except OSError:
+            return None
+        state = fields[0].decode()
+        if state in "ZX":
+            return None
+    return MainThread(
+        classify(state, "" if function == "0" else function), _read_queued(pid, proc) if with_queued else 0.0
+    )
+
+
+def _read_queued(pid: int, proc: str) -> float:
     # Of the thread whose id is that of the process. A kernel without the figures writes zeros, or has no such file.
     with contextlib.suppress(OSError, ValueError, IndexError):
-        queued = int(_read(f"{proc}/{pid}/schedstat").split()[1]) / NANOSECONDS
-    return MainThread(classify(state, "" if function == "0" else function), queued)
+        return int(_read(f"{proc}/{pid}/schedstat").split()[1]) / NANOSECONDS
+    return 0.0
 
 
 def classify(state: str, function: str) -> Waits | None:

@@ -208,8 +208,9 @@ class Detector:
             self._thaw(now - before)
             before = now
         moved = [one for one in samples if one.rank in self._last and _has_exchanged(self._last[one.rank], one)]
+        data_age = min((age for one in moved if (age := one.traffic.data_age) is not None), default=None)
         if moved:
-            self._exchanged_at = now
+            self._exchanged_at = now if data_age is None or before is None else max(before, now - data_age)
         changes = {one.rank: self._change(one, samples, (steps or {}).get(one.rank)) for one in samples}
         if self._first_at_store is None and any(one.traffic.at_store for one in samples):
             self._first_at_store = now
@@ -221,7 +222,8 @@ class Detector:
         self._measured = self._measured + 1 if is_measured else 0
         if self._progressed:
             by_data = all(change.trained for change in changes.values() if change.progress)
-            data_age = min((age for one in moved if (age := one.traffic.data_age) is not None), default=None)
+            if all(one.repeated for one in samples):
+                data_age = 0.0
             if by_data and data_age is not None and before is not None:
                 # Of a rhythm that is faster than the samples, the last one has shown how long a pause was until then.
                 pause = None if was_quiet or self._progress_at is None else before - self._progress_at

@@ -104,6 +104,46 @@ def test_a_stall_is_reported_once_with_rank_and_line_and_then_its_end() -> None:
     assert len(resumed) == 1
 
 
+class Counting(Workers):
+    """Workers that count steps as well. `looks` says of each sample what was looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: list[str] = []
+
+    def steps(self) -> dict[int, int]:
+        return dict.fromkeys(self.ranks, self.bytes)
+
+    def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]:
+        self.looks.append("processes" if full else "connections")
+        return super().sample(full, dumped)
+
+    def repeat(self) -> list[Evidence]:
+        self.looks.append("steps")
+        before = self.bytes
+        return [one._replace(traffic=Traffic(before, before), repeated=True) for one in super().sample(False)]
+
+
+def test_while_each_worker_counts_steps_their_connections_are_looked_at_less_often() -> None:
+    workers, others = Counting(), Workers()
+    reports: list[StallReport] = []
+    watch = StallWatch(RoundDetectors(), workers, workers, reports.append, lambda _: None, workers.steps)
+    silent = StallWatch(RoundDetectors(), others, others, reports.append, lambda _: None)
+
+    async def scenario() -> None:
+        await hang(watch, workers, 0)
+        assert workers.looks[-8:] == ["connections", "steps", "steps", "steps"] * 2
+        await hang(watch, workers, 30)
+        await hang(silent, others, 30)
+
+    run_virtually(scenario())
+    # As soon as one counts none, all that is known of a worker.
+    assert workers.looks[-30] == "processes"
+    assert [report.guilty for report in reports] == [(1,), (1,)]
+    counting, without = reports
+    assert counting.seconds <= without.seconds
+
+
 def test_sampling_ends_with_the_watch() -> None:
     workers = Workers()
     watch = StallWatch(Detector(), workers, workers, lambda _: None, lambda _: None)
@@ -217,6 +257,9 @@ class Independent(Workers):
             self.steps[rank] += not (self.hung and rank == 1)
         return [one._replace(traffic=Traffic()) for one in found]
 
+    def repeat(self) -> list[Evidence]:
+        return [one._replace(repeated=True) for one in self.sample(False)]
+
 
 def test_a_worker_that_hangs_while_the_others_train_is_named_with_its_own_stacks() -> None:
     workers = Independent()
@@ -227,6 +270,7 @@ def test_a_worker_that_hangs_while_the_others_train_is_named_with_its_own_stacks
     async def scenario() -> None:
         await hang(watch, workers, 200)
         workers.hung = False
+        await watch.step()
         await watch.step()
 
     run_virtually(scenario())
@@ -274,6 +318,7 @@ def test_one_of_several_nodes_reports_the_workers_that_hang_alone_and_waits_for_
         assert reports == [], "the round is not stalled"
         watch.confirm((1,), (GuiltCode.IDLE(),), (1,), ("node-a",), alone=True)
         workers.hung = False
+        await watch.step()
         await watch.step()
 
     run_virtually(scenario())

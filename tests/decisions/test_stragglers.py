@@ -418,7 +418,7 @@ class Kept(Events):
         self.events.append(event)
 
 
-def watched(threads: Callable[[int], MainThread | None]) -> tuple[RoundStragglers, Kept, list[int]]:
+def watched(threads: Callable[[int, bool], MainThread | None]) -> tuple[RoundStragglers, Kept, list[int]]:
     """What node 2 sees of its workers 4 and 5, whose pids are 104 and 105."""
     kept = Kept()
     woken: list[int] = []
@@ -439,7 +439,7 @@ def evidence() -> Iterator[list[Evidence]]:
 
 class TestTheAgent:
     def test_the_shares_are_reported_when_they_are_known(self) -> None:
-        stragglers, _, woken = watched(lambda pid: MainThread(DATA if pid == 105 else PEERS))
+        stragglers, _, woken = watched(lambda pid, _: MainThread(DATA if pid == 105 else PEERS))
         for samples in itertools.islice(evidence(), int(LONG)):
             stragglers.observe(samples)
             if not woken:
@@ -450,13 +450,13 @@ class TestTheAgent:
         assert validate_report(stragglers.add_to_report(report(2, None)), PLAN) is None
 
     def test_a_worker_that_ends_between_two_samples_is_left_out(self) -> None:
-        stragglers, _, _ = watched(lambda pid: None)
+        stragglers, _, _ = watched(lambda pid, _: None)
         for samples in itertools.islice(evidence(), int(LONG)):
             stragglers.observe(samples)
         assert stragglers.add_to_report(report(2, None)).policy is None
 
     def test_what_is_found_is_an_event_once_and_its_end_is_one(self) -> None:
-        stragglers, kept, _ = watched(lambda pid: None)
+        stragglers, kept, _ = watched(lambda pid, _: None)
         plan = decide(policy_of(RULES), PLAN, members(*ALL), 1.0).plan
         view = node_views(policy_of(RULES), plan)[PLAN.members[2].key]
         found = build_assignment(plan, view, None)
@@ -469,7 +469,7 @@ class TestTheAgent:
         assert [reason.code for reason in begun.reasons] == ["straggler.data", "straggler.waits"]
 
     def test_what_is_found_of_another_round_is_no_event(self) -> None:
-        stragglers, kept, _ = watched(lambda pid: None)
+        stragglers, kept, _ = watched(lambda pid, _: None)
         part = StragglerAssignment(RoundKey(5, 9), (Straggler(5, "data", 0.9, 0.0, 0.7),))
         own = rank_assignments(PLAN)[PLAN.members[2].key]
         stragglers.follow(Assignment(ranks=own, key=KEY, policy=part))

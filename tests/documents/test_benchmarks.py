@@ -712,7 +712,8 @@ def note(what: Literal["resumed", "step"], port: int, step: int, rank: int = 0, 
 
 def test_samples_of_steps_that_a_restore_has_undone_do_not_count() -> None:
     first = [
-        note("resumed", 1, 0),
+        note("resumed", 1, 0, 0),
+        note("resumed", 1, 0, 1),
         *(note("step", 1, step, rank, 2 * (step % 2) + rank) for step in (0, 1) for rank in (0, 1)),
     ]
     assert indices.use_of(first, 4) == indices.Use(rounds=1, repeated=0, epochs=1, wrong=0)
@@ -723,6 +724,7 @@ def test_samples_of_steps_that_a_restore_has_undone_do_not_count() -> None:
         note("step", 2, 3, 0, 2, 3),
     ]
     assert indices.use_of([*first, *again], 4) == indices.Use(rounds=2, repeated=1, epochs=2, wrong=0)
+    assert indices.use_of([*first[:-1], *again], 4) == indices.Use(rounds=2, repeated=0, epochs=2, wrong=0)
     # Without the restore's step one epoch has used two samples twice; without a rank's share one lacks a sample.
     doubled = [note("resumed", 2, 2), *again[1:]]
     assert indices.use_of([*first, *doubled], 4).wrong == 1

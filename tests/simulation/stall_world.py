@@ -142,12 +142,22 @@ class Node:
         self._deliver(self.stalls.add_to_report(running_report(PLAN, self._member)))
 
     def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]:
+        now = self._advance()
+        found = [self._evidence(rank, now, full) for rank in self._ranks]
+        self._traffic = {one.rank: one.traffic for one in found}
+        return found
+
+    def repeat(self) -> list[Evidence]:
+        now = self._advance()
+        return [Evidence(rank, now, self._traffic[rank], repeated=True) for rank in self._ranks]
+
+    def _advance(self) -> float:
         now = asyncio.get_running_loop().time()
         for rank in self._ranks:
             if self._world.trains(rank, now):
                 self._done[rank] += now - self._at
         self._at = now
-        return [self._evidence(rank, now, full) for rank in self._ranks]
+        return now
 
     def _evidence(self, rank: int, now: float, full: bool) -> Evidence:
         sent = 0 if len(self._world.groups) == RANKS else int(1000 * self._done[rank])
@@ -170,6 +180,7 @@ class Node:
         return 0
 
     def _steps(self) -> Mapping[int, int]:
+        self._advance()
         return {rank: int(2 * done) for rank, done in self._done.items()} if self._world.counts else {}
 
     def _on_stall(self, report: StallReport) -> None:

@@ -83,6 +83,10 @@ class NodeShares:
         self.current: tuple[Shares, ...] = ()
         """The shares of each worker, rounded; empty as long as they are not known."""
 
+    def is_boundary(self, at: float) -> bool:
+        """Whether a sample at this time begins or ends a window. Of the others `waited` and `queued` do not matter."""
+        return self._began is None or at - self._began >= WINDOW
+
     def add(self, samples: Iterable[WorkerSample], at: float) -> bool:
         """Take a sample of all workers, at a time in seconds. Whether `current` has changed so much that it is to be
         reported."""
