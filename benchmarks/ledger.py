@@ -17,12 +17,13 @@ from typing import NamedTuple
 from core.cases import Limits
 from core.kept import Series, Stored, quantile, share_within
 from core.launchers import FORKSERVER, OURS, SPAWN, Job, Launcher
+from core.process_events import process_events, why_absent
 from core.ratios import Lost
 from core.report import Machine, table
 from core.run import NANOSECOND, Run
 from core.steps import read_steps
 from core.storms import Storm, survive
-from core.truth import PHASES, Note, Pair, Plan, compare, delays, plan_of, read_notes, truth_of
+from core.truth import PHASES, Note, Pair, Plan, compare, delays, plan_of, read_notes, truth_of, with_kernel_times
 
 from dlrover_run.events.ledger import Ledger, build_ledger
 from dlrover_run.events.reader import AgentLog, NoEventLog, read_logs
@@ -90,8 +91,9 @@ def chaos(key: Key, machine: Machine) -> Outcome:
     """Run the job of a seed, and compare. Raises Lost if it does not succeed."""
     plan = plan_of(key.number, key.scale)
     rounds = len(plan.rounds)
-    with Run() as run:
+    with process_events() as lives, Run() as run:
         logs, notes, began = run_plan(run, plan)
+        notes = with_kernel_times(notes, lives())
     (log,) = logs
     if log.ended is None:
         raise Lost("the event log has no end")
@@ -241,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measure=lambda key, machine: chaos(key, machine) if key.case == CHAOS else weather(key, machine, storm),
         markdown=markdown,
         line=line,
+        absent=lambda key: why_absent() if key.case == CHAOS else None,
     )
     return series.run(parser, options, keys)
 

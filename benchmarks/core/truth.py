@@ -1,4 +1,4 @@
-"""What the ranks of a job did by their own logs, and how far the ledger of the event log is from it. Pure."""
+"""What the ranks of a job did by their own logs and the kernel's, and how far the event log's ledger is off. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from core.process_events import Life, moment
 from dlrover_run.events.ledger import Ledger
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import CheckpointSeen, WorkerExited, WorkerReady
@@ -48,6 +49,7 @@ class Note(NamedTuple):
     round: int
     what: str
     at: float
+    pid: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,18 @@ def plan_of(seed: int, scale: int = 1) -> Plan:
 def read_notes(folder: Path, workers: int) -> list[Note]:
     """The logs of all ranks."""
     return [
-        Note(rank, note["round"], note["what"], note["at"])
+        Note(rank, note["round"], note["what"], note["at"], note["pid"])
         for rank in range(workers)
         for note in map(json.loads, (folder / f"truth.{rank}").read_text().splitlines())
+    ]
+
+
+def with_kernel_times(notes: Sequence[Note], lives: Mapping[int, Life]) -> list[Note]:
+    """The notes with the times at which the kernel began and ended the process of a rank that begins or fails. Raises
+    Lost if it has not said so."""
+    events = {"begins": "began", "fails": "ended"}
+    return [
+        note._replace(at=moment(lives, note.pid, events[note.what])) if note.what in events else note for note in notes
     ]
 
 

@@ -24,7 +24,7 @@ PACE = 0.02
 
 
 def note(what: str, at: float) -> None:
-    os.write(own, json.dumps({"round": round_, "what": what, "at": at}).encode() + b"\n")
+    os.write(own, json.dumps({"round": round_, "what": what, "at": at, "pid": os.getpid()}).encode() + b"\n")
 
 
 age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

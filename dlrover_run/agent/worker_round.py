@@ -185,6 +185,7 @@ class WorkerRound:
 
     async def _start_workers(self, starter: Starter, until: asyncio.Future[float] | None) -> None:
         async def start_one(spec: WorkerSpec) -> int:
+            asked = time.monotonic()
             pid = await starter.start(spec, until=until)
             self._events.emit(
                 WorkerStarted(
@@ -192,7 +193,7 @@ class WorkerRound:
                     rank=spec.rank,
                     local_rank=spec.local_rank,
                     pid=pid,
-                    since=tree.start_of(pid),
+                    since=tree.start_of(pid, after=asked),
                 )
             )
             return pid

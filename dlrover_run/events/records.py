@@ -127,7 +127,7 @@ class WorkerEvent(Event, frozen=True, kw_only=True):
 
 
 class WorkerStarted(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.started"):
-    """The process of a worker runs, `since` a time as `mono`, to 10 ms. One that does not train the model, as an
+    """The process of a worker runs, `since` a time as `mono`, to 5 ms. One that does not train the model, as an
     evaluator, loses no work with it."""
 
     pid: int

@@ -145,15 +145,35 @@ def ancestors(limit: int) -> list[int]:
     return found
 
 
-def start_of(pid: int) -> float | None:
-    """When a process began, on this host's monotonic clock, to 10 ms; None for one that has been reaped."""
+_forked_at = 0.0
+
+
+def _note_fork() -> None:
+    global _forked_at
+    _forked_at = time.monotonic()
+
+
+os.register_at_fork(after_in_parent=_note_fork)
+
+
+def start_of(pid: int, after: float = 0.0) -> float | None:
+    """When a process began, on this host's monotonic clock; None for one that has been reaped. `after` is a time at
+    which the caller was about to have it started: if this process has forked since, it was then.
+
+    Else it is the middle of the time in which it can have been: the kernel shows it rounded down to a tick, 10 ms.
+    """
     try:
         ticks = int(read_stat(pid)[1][19])
     except OSError:
         return None
+    if 0 < after <= _forked_at:
+        return _forked_at
+    tick = 1 / os.sysconf("SC_CLK_TCK")
     # The kernel's clock of processes, unlike the monotonic one, goes on while the machine is suspended.
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.monotonic() - max(0.0, age)
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks * tick
+    now = time.monotonic()
+    earliest = max(after, now - max(0.0, age))
+    return (earliest + max(earliest, min(now, now - age + tick))) / 2
 
 
 def kill(processes: Iterable[ProcessInfo], spared: Iterable[int]) -> None:

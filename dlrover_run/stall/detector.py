@@ -133,6 +133,8 @@ class Detector:
     _steps: dict[int, int] = field(default_factory=dict)
     _began: float | None = None
     _sampled: float | None = None
+    _looked: float | None = None
+    _repeated_since: float | None = None
     _exchanged_at: float | None = None
     _progress_at: float | None = None
     _progressed: bool = False
@@ -210,11 +212,17 @@ class Detector:
         moved = [one for one in samples if one.rank in self._last and _has_exchanged(self._last[one.rank], one)]
         data_age = min((age for one in moved if (age := one.traffic.data_age) is not None), default=None)
         if moved:
-            self._exchanged_at = now if data_age is None or before is None else max(before, now - data_age)
+            self._exchanged_at = now if data_age is None or self._looked is None else max(self._looked, now - data_age)
+        earliest = before
+        if self._repeated_since is not None and not self._count(samples, steps or {}):
+            # The data that have moved may have done so before the last sample, which did not look at them.
+            earliest = self._repeated_since
         changes = {one.rank: self._change(one, samples, (steps or {}).get(one.rank)) for one in samples}
         if self._first_at_store is None and any(one.traffic.at_store for one in samples):
             self._first_at_store = now
         self._sampled = now
+        is_repeated = all(one.repeated for one in samples)
+        self._looked, self._repeated_since = (self._looked, before) if is_repeated else (now, None)
         self._trains = any(change.trained for change in changes.values())
         was_quiet = not self._progressed
         self._progressed = self._progress_at is None or any(change.progress for change in changes.values())
@@ -222,12 +230,12 @@ class Detector:
         self._measured = self._measured + 1 if is_measured else 0
         if self._progressed:
             by_data = all(change.trained for change in changes.values() if change.progress)
-            if all(one.repeated for one in samples):
+            if is_repeated:
                 data_age = 0.0
-            if by_data and data_age is not None and before is not None:
+            if by_data and data_age is not None and before is not None and earliest is not None:
                 # Of a rhythm that is faster than the samples, the last one has shown how long a pause was until then.
                 pause = None if was_quiet or self._progress_at is None else before - self._progress_at
-                return self._note_progress(max(before, now - data_age), pause)
+                return self._note_progress(max(earliest, now - data_age), pause)
             return self._note_progress(now)
         if self._reported is not None:
             return None
@@ -331,10 +339,17 @@ class Detector:
             self._began += gap
         if self._exchanged_at is not None:
             self._exchanged_at += gap
+        if self._looked is not None:
+            self._looked += gap
+        self._repeated_since = None
         if self._first_at_store is not None:
             self._first_at_store += gap
         # The processor time of the freeze means nothing.
         self._figures.clear()
+
+    def _count(self, samples: Sequence[Evidence], steps: Mapping[int, int]) -> bool:
+        """Whether any worker has counted steps since the sample before."""
+        return any(steps.get(one.rank, -1) > self._steps.get(one.rank, -1) for one in samples)
 
     def _change(self, one: Evidence, samples: Sequence[Evidence], steps: int | None) -> _Change:
         before = self._last.get(one.rank)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,8 @@ from harness import (
     still_alive,
     watched,
 )
+
+from dlrover_run.process_tree import tree
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,22 @@ from dlrover_run.supervisor.process import ProcessSpec, spawn
 print(spawn(ProcessSpec(name="worker", argv=("sleep", "1000"), environment=os.environ)), flush=True)
 signal.pause()
 """
+
+
+@pytest.mark.parametrize("prepare", [None, os.getpid], ids=["vfork", "fork"])
+def test_a_process_began_between_the_moments_before_and_after_it_was_started(prepare: Callable[[], int] | None) -> None:
+    before = time.monotonic()
+    with subprocess.Popen(["sleep", "60"], preexec_fn=prepare) as process:
+        try:
+            after = time.monotonic()
+            found = tree.start_of(process.pid, after=before)
+        finally:
+            process.kill()
+    assert found is not None
+    # With a function to call, Python forks; else the kernel's figure is known to ten milliseconds.
+    assert before <= found
+    assert found <= after or prepare is None
+    assert tree.start_of(process.pid) is None
 
 
 def test_a_process_exits_with_its_parent() -> None:
