@@ -43,7 +43,7 @@ MAX_FIRST_STEPS = 2**32 - 1
 
 STORE_INTERVAL = 20_000_000
 """Nanoseconds between two records of a worker: the counts of a step that follows sooner are stored with a later one, or
-at the end of the process. To store takes longer than to count, and nothing reads a page two hundred times a second."""
+at the end of the process. To store takes longer than to count, and nothing reads a page fifty times a second."""
 
 UNKNOWN = 2**64 - 1
 """Stands in a record for an amount of work that is left and is not known."""
