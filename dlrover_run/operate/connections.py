@@ -8,10 +8,14 @@ from collections.abc import Awaitable, Callable
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+CLOSE_TIMEOUT = 5.0
+"""Seconds that a peer has to take what was sent to it. Then the connection is reset, so that it takes no slot."""
+
 
 class ConnectionServer:
     """Calls `serve` for each connection; beyond `limit` they are closed at once. `accept` is the callback of the
-    functions of asyncio that start a server, whose result belongs in `server`."""
+    functions of asyncio that start a server, whose result belongs in `server`. An exception of `serve` that is none of
+    the connection goes on to the event loop, which reports it; the connection is closed in any case."""
 
     def __init__(self, serve: Serve, limit: int) -> None:
         self.server: asyncio.Server | None = None
@@ -33,11 +37,11 @@ class ConnectionServer:
             # By `close`. The server of asyncio would report it as an error of the connection.
             pass
         finally:
-            writer.close()
-        # A connection that broke has an error, which the loop reports if it is collected without having been awaited.
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            await writer.wait_closed()
-        self._serving.discard(serving)
+            # Whatever ended it, it must not count as open for ever: `limit` of those would close the server.
+            try:
+                await _close(writer)
+            finally:
+                self._serving.discard(serving)
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
@@ -45,3 +49,14 @@ class ConnectionServer:
             self.server.close()
         for serving in self._serving:
             serving.cancel()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    # A connection that broke has an error, which the loop reports if it is collected without having been awaited.
+    with contextlib.suppress(OSError, asyncio.CancelledError):
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await writer.wait_closed()
+        except TimeoutError:
+            writer.transport.abort()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import hashlib
 import hmac
@@ -97,13 +96,13 @@ def parse_head(data: bytes) -> HttpRequest:
         method, target, protocol = first.split(" ")
         url = urlsplit(target)
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        query = {name: texts[-1] for name, texts in parse_qs(url.query).items()}
     except ValueError:
         raise HttpError("400 Bad Request", "not a request") from None
     if not protocol.startswith("HTTP/1."):
         raise HttpError("505 HTTP Version Not Supported", "only HTTP/1.1 is served")
     if method != "GET":
         raise HttpError("405 Method Not Allowed", "only GET is answered")
-    query = {name: texts[-1] for name, texts in parse_qs(url.query).items()}
     return HttpRequest(method, url.path, query, headers)
 
 
@@ -119,7 +118,8 @@ def check_access(request: HttpRequest, token: str) -> None:
     if kind.lower() == "basic":
         try:
             given = base64.b64decode(given, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
+            # No base64, no ASCII, or no UTF-8 in it.
             given = ""
     elif kind.lower() != "bearer":
         given = ""
@@ -166,6 +166,12 @@ class WebServer:
             text = f"{error}\n".encode()
             await _send(writer, _head(error.status, TEXT, len(text), more) + text)
             return
+        except (OSError, EOFError):
+            raise
+        except Exception as error:
+            text = f"internal error: {error!r}"[:MAX_HEAD].encode(errors="replace") + b"\n"
+            await _send(writer, _head("500 Internal Server Error", TEXT, len(text)) + text)
+            raise
         await _send(writer, _head("200 OK", kind, len(body), more) + body)
 
     def _body(self, request: HttpRequest) -> tuple[str, bytes, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import itertools
 import json
 import re
@@ -165,7 +166,10 @@ def test_the_token_may_be_a_bearer_token_or_a_password(authorization: str) -> No
     check_access(HttpRequest("GET", "/", {}, {"authorization": authorization}), TOKEN)
 
 
-@pytest.mark.parametrize("authorization", ["", TOKEN, "Basic ???", "Basic " + base64.b64encode(b"any:x").decode()])
+@pytest.mark.parametrize(
+    "authorization",
+    ["", TOKEN, "Basic ???", "Basic \xe9", "Bearer \xe9", "Basic " + base64.b64encode(b"any:x").decode()],
+)
 def test_anything_else_is_refused(authorization: str) -> None:
     with pytest.raises(HttpError):
         check_access(HttpRequest("GET", "/", {}, {"authorization": authorization}), TOKEN)
@@ -188,6 +192,40 @@ def test_a_client_that_sends_nothing_or_too_much_is_cut_off(monkeypatch: pytest.
                 assert await reader.read() == b""
             writer.close()
         assert (await ask(port, "/v1/jobs")).startswith("HTTP/1.1 200 ")
+
+    with_web(look)
+
+
+def test_requests_without_the_token_leave_the_server_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MAX_CONNECTIONS", 3)
+
+    async def look(bed: Bed, port: int) -> None:
+        head = "GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Basic \xe9\r\n\r\n".encode("latin-1")
+        for _ in range(2 * web.MAX_CONNECTIONS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head)
+            assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+            writer.close()
+        assert (await ask(port, "/metrics")).startswith("HTTP/1.1 200 ")
+
+    with_web(look)
+
+
+def test_an_error_of_our_own_is_answered_reported_and_takes_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MAX_CONNECTIONS", 3)
+
+    async def look(bed: Bed, port: int) -> None:
+        reported: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context.get("exception")))
+        with monkeypatch.context() as broken:
+            broken.setattr(bed.server.jobs, "names", lambda: {}["planted"])
+            for _ in range(2 * web.MAX_CONNECTIONS):
+                answer = await ask(port, "/v1/jobs")
+                assert answer.startswith("HTTP/1.1 500 ")
+                assert answer.endswith("internal error: KeyError('planted')\n")
+        assert (await ask(port, "/v1/jobs")).startswith("HTTP/1.1 200 ")
+        gc.collect()
+        assert [type(each) for each in reported] == [KeyError] * 2 * web.MAX_CONNECTIONS
 
     with_web(look)
 
