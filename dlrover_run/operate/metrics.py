@@ -16,6 +16,10 @@ from dlrover_run.coordination.history import CAUSES
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 from dlrover_run.policies.straggler import finding
 
+JOB = "dlrover_job"
+"""The label with the name of a job. Not `job`: Prometheus sets that label of a target, and renames ours, so that rules
+by it would mix all jobs. OpenTelemetry's attribute `dlrover.job` has this name in Prometheus, too."""
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -46,25 +50,25 @@ def _families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[
     statuses = [each.status for each in jobs]
 
     def each(field: str) -> list[Sample]:
-        return [({"job": status.job}, float(getattr(status, field))) for status in statuses]
+        return [({JOB: status.job}, float(getattr(status, field))) for status in statuses]
 
     yield (
         "dlrover_job_info",
         "gauge",
         "The program and the version of a job.",
-        [({"job": s.job, "program": s.program, "version": version("dlrover-run")}, 1.0) for s in statuses],
+        [({JOB: s.job, "program": s.program, "version": version("dlrover-run")}, 1.0) for s in statuses],
     )
     yield (
         "dlrover_job_state",
         "gauge",
         "1 for the state that a job is in.",
-        [({"job": s.job, "state": state}, float(s.state is state)) for s in statuses for state in JobState],
+        [({JOB: s.job, "state": state}, float(s.state is state)) for s in statuses for state in JobState],
     )
     yield (
         "dlrover_job_nodes",
         "gauge",
         "Nodes of a job by their state.",
-        [({"job": s.job, "state": c}, float(s.node_counts.get(c, 0))) for s in statuses for c in NodeCondition],
+        [({JOB: s.job, "state": c}, float(s.node_counts.get(c, 0))) for s in statuses for c in NodeCondition],
     )
     yield "dlrover_job_min_nodes", "gauge", "The fewest nodes of a round.", each("min_nodes")
     yield "dlrover_job_max_nodes", "gauge", "The most nodes of a round.", each("max_nodes")
@@ -72,19 +76,15 @@ def _families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[
     yield (
         "dlrover_job_wanted_nodes",
         "gauge",
-        "Nodes that --autoscale wants a round to have, also while fewer are here.",
-        [
-            ({"job": s.job}, float(s.size_choice.wanted_nodes or s.round_nodes))
-            for s in statuses
-            if s.size_choice is not None and not s.size_choice.paused and s.size_choice.noun == "node"
-        ],
+        "Nodes that a round is wanted to have, also while fewer are here: by --autoscale, by an operator, or the most.",
+        [({JOB: s.job}, float(wanted)) for s in statuses if (wanted := wanted_nodes(s)) is not None],
     )
     yield (
         "dlrover_job_wanted_tasks",
         "gauge",
         "Tasks of a role that --autoscale wants a job with parameter servers to have, also while there is no room.",
         [
-            ({"job": s.job, "role": role}, float(number))
+            ({JOB: s.job, "role": role}, float(number))
             for s in statuses
             if s.size_choice is not None and (servers := s.size_choice.servers) is not None
             for role, number, left_out in (
@@ -101,14 +101,14 @@ def _families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[
         "dlrover_restarts_left",
         "gauge",
         "Restarts that are left.",
-        [({"job": s.job}, float(s.restarts_left)) for s in statuses if s.restarts_left is not None],
+        [({JOB: s.job}, float(s.restarts_left)) for s in statuses if s.restarts_left is not None],
     )
     yield (
         "dlrover_rounds_total",
         "counter",
         "Rounds by their cause, since the master began.",
         [
-            ({"job": status.job, "reason": cause}, float(rounds.get(cause, 0)))
+            ({JOB: status.job, "reason": cause}, float(rounds.get(cause, 0)))
             for status, rounds in jobs
             for cause in CAUSES
         ],
@@ -117,8 +117,20 @@ def _families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[
         "dlrover_job_state_seconds",
         "gauge",
         "Seconds for which a job is in its state.",
-        [({"job": s.job}, s.seconds) for s in statuses if s.seconds is not None],
+        [({JOB: s.job}, s.seconds) for s in statuses if s.seconds is not None],
     )
+
+
+def wanted_nodes(status: JobStatus) -> int | None:
+    """The number of nodes that a round of this job is wanted to have: what `--autoscale` chose, else what an operator
+    has asked for, else as many as the job takes. None where `--autoscale` chooses tasks and not nodes."""
+    choice = status.size_choice
+    if choice is not None and choice.noun != "node":
+        return None
+    if choice is not None and not choice.paused:
+        return choice.wanted_nodes or status.round_nodes
+    # N or MIN:MAX.
+    return int(status.desired_nodes.rpartition(":")[2]) if status.desired_nodes else status.max_nodes
 
 
 def _progress_families(jobs: Sequence[JobFigures], now: float) -> Iterable[tuple[str, str, str, list[Sample]]]:
@@ -168,14 +180,14 @@ def _straggler_families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, 
         "dlrover_stragglers",
         "gauge",
         "Workers for which the others wait in each step, by what they do meanwhile.",
-        [({"job": job, "cause": cause}, float(found[cause])) for job, found in counts for cause in finding.CAUSES],
+        [({JOB: job, "cause": cause}, float(found[cause])) for job, found in counts for cause in finding.CAUSES],
     )
 
 
 def _memory_families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[Sample]]]:
     """What the checkpoints take that a node holds in memory."""
     known = [
-        ({"job": job.status.job, "node": str(node.node)}, node.memory)
+        ({JOB: job.status.job, "node": str(node.node)}, node.memory)
         for job in jobs
         for node in job.status.nodes
         if node.node is not None and node.memory is not None
@@ -199,9 +211,9 @@ def _progress(status: JobStatus) -> list[tuple[Mapping[str, str], NodeProgress]]
     of the node with the most is that of the job."""
     if status.max_restarts is None:
         known = [node.progress for node in status.nodes if node.progress is not None]
-        return [({"job": status.job}, max(known, key=lambda done: done.steps))] if known else []
+        return [({JOB: status.job}, max(known, key=lambda done: done.steps))] if known else []
     return [
-        ({"job": status.job, "node": str(node.node)}, node.progress)
+        ({JOB: status.job, "node": str(node.node)}, node.progress)
         for node in status.nodes
         if node.node is not None and node.progress is not None
     ]

@@ -89,10 +89,10 @@ def test_the_status_and_the_metrics_of_a_job() -> None:
         status = json.loads(body(await ask(port, "/v1/status?job=job")))
         assert (status["state"], status["round_nodes"]) == ("training", 2)
         metrics = parse_metrics(body(await ask(port, "/metrics")))
-        assert metrics["dlrover_job_state"]['job="job",state="training"'] == 1
+        assert metrics["dlrover_job_state"]['dlrover_job="job",state="training"'] == 1
         assert sum(metrics["dlrover_job_state"].values()) == 1
         assert sum(metrics["dlrover_job_nodes"].values()) == 2
-        assert metrics["dlrover_rounds_total"]['job="job",reason="start"'] == 1
+        assert metrics["dlrover_rounds_total"]['dlrover_job="job",reason="start"'] == 1
 
     with_web(look)
 
@@ -265,11 +265,11 @@ def metrics_of(name: str, activity: NodeActivity | None = ACTIVITY) -> str:
 def test_a_parser_of_prometheus_reads_each_metric() -> None:
     name = 'a "job"\n\\'
     families = {family.name: family for family in text_string_to_metric_families(metrics_of(name))}
-    assert all(sample.labels["job"] == name for family in families.values() for sample in family.samples)
+    assert all(sample.labels["dlrover_job"] == name for family in families.values() for sample in family.samples)
 
     def value(family: str) -> float:
         (sample,) = families[family].samples
-        assert sample.labels == {"job": name, "node": "0"}
+        assert sample.labels == {"dlrover_job": name, "node": "0"}
         return float(sample.value)
 
     assert value("dlrover_steps") == 11
@@ -282,18 +282,28 @@ def test_a_parser_of_prometheus_reads_each_metric() -> None:
     assert value("dlrover_checkpoint_unwritten_bytes") == 1000
 
 
+def test_no_label_is_one_that_prometheus_sets_for_a_target() -> None:
+    """It would rename ours, so that a rule by `job` mixes all jobs of a scrape configuration."""
+    families = text_string_to_metric_families(metrics_of("job"))
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
+    assert "dlrover_job" in labels
+    # The first two by itself, the others by the Prometheus Operator's PodMonitor.
+    assert not labels & {"job", "instance", "namespace", "pod", "container", "endpoint"}
+
+
 def test_the_content_type_is_the_one_of_that_parser() -> None:
     """Prometheus chooses the parser by it; OpenMetrics, for example, names counters in another way."""
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4;")
 
 
 def test_the_alert_rules_and_the_dashboard_ask_for_metrics_that_exist() -> None:
-    names = set(parse_metrics(metrics_of("job")))
+    # The label that names a job, too.
+    names = {*parse_metrics(metrics_of("job")), "dlrover_job"}
     rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
     dashboard = json.loads((MONITORING / "grafana.json").read_text())
     asked = [rule["expr"] for rule in rules]
     asked += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    assert len(rules) == 4
+    assert len(rules) == 6
     for expression in asked:
         used = set(re.findall(r"dlrover_[a-z_]+", expression))
         assert used, expression

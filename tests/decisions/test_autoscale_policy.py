@@ -376,7 +376,7 @@ def test_a_wish_below_a_new_range_is_not_followed() -> None:
     assert rules(2, 4, node_unit=2).resized(None, 3).size(4) == 2
 
 
-def test_the_metric_has_the_wanted_size_unless_an_operator_has_fixed_it() -> None:
+def test_the_metric_has_the_wanted_size_or_the_one_that_an_operator_has_asked_for() -> None:
     job = begun(FLAT)
     job.settle_search()
 
@@ -384,9 +384,9 @@ def test_the_metric_has_the_wanted_size_unless_an_operator_has_fixed_it() -> Non
         text = render_metrics([JobFigures(job.coordinator.status("resnet", job.now), {})], 0.0)
         return [line for line in text.splitlines() if line.startswith("dlrover_job_wanted_nodes")]
 
-    assert shown() == ['dlrover_job_wanted_nodes{job="resnet"} 1']
+    assert shown() == ['dlrover_job_wanted_nodes{dlrover_job="resnet"} 1']
     job.scale("3")
-    assert shown() == []
+    assert shown() == ['dlrover_job_wanted_nodes{dlrover_job="resnet"} 3']
 
 
 def test_the_key_in_etcd_has_the_wanted_size_or_the_one_that_an_operator_has_fixed() -> None:

@@ -326,8 +326,8 @@ def test_the_status_and_the_metrics_show_both_numbers_and_why() -> None:
     assert "servers: 3 parameter servers wanted" in shown
     assert re.search(r"\n7  <  +80 ", shown)
     metrics = render_metrics([JobFigures(found, {})], 0.0)
-    assert 'dlrover_job_wanted_tasks{job="ads",role="worker"} 7' in metrics
-    assert 'dlrover_job_wanted_tasks{job="ads",role="ps"} 3' in metrics
+    assert 'dlrover_job_wanted_tasks{dlrover_job="ads",role="worker"} 7' in metrics
+    assert 'dlrover_job_wanted_tasks{dlrover_job="ads",role="ps"} 3' in metrics
     assert "dlrover_job_wanted_nodes{" not in metrics
     job.scale(workers=2)
     shown = render_status(job.coordinator.status("ads", job.now))

@@ -42,4 +42,4 @@ def test_each_alert_has_its_own_name_and_brackets_that_match() -> None:
         for opens, closes in ("()", "{}", "[]"):
             assert text.count(opens) == text.count(closes), rule["alert"]
         for annotation in rule["annotations"].values():
-            assert set(re.findall(r"{{ *([^}]*?) *}}", annotation)) <= {"$labels.job"}
+            assert set(re.findall(r"{{ *([^}]*?) *}}", annotation)) <= {"$labels.dlrover_job", "$value"}
