@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, end_job, update_plan
-from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import Member, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.membership import Members, MemberState, all_have_left
+from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import assign_ranks, display_names
 from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
@@ -20,7 +20,7 @@ RoundMembers = Sequence[tuple[Member, MemberState | None]]
 
 def gather(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
     """What follows while the job has no round that runs."""
-    if _all_have_left(members, now):
+    if all_have_left(members, now):
         # Nodes that are started later belong to another job, with a budget of its own.
         unheld = _is_first(policy, plan)
         reasons = (Code.EVERY_NODE_LEFT(),) if unheld else chain(plan.reasons, Code.NO_NODE_LEFT())
@@ -87,32 +87,6 @@ def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision 
 def _is_first(policy: Policy, plan: Plan) -> bool:
     """Whether the job has had no round, and the policy has held none."""
     return plan.key.number == 0 and not policy.has_started(plan)
-
-
-def _all_have_left(members: Members, now: float) -> bool:
-    """Whether the last nodes that were here have left by request, so that no node is expected back.
-
-    A node that was not yet declared lost when the last of them left was lost at the same time. It is waited for, as it
-    would be if it had been lost just after the others left: the result of the job must not depend on the order.
-    """
-    left: list[MemberState] = []
-    lost: list[MemberState] = []
-    for state in members.values():
-        if state.has_left:
-            left.append(state)
-        elif state.is_lost(now):
-            lost.append(state)
-        else:
-            return False
-    if not left:
-        return False
-    last_left = max(
-        state.changed_at
-        if state.disconnected_at is None or state.report.phase is NodePhase.LEFT
-        else state.disconnected_at
-        for state in left
-    )
-    return all(state.lost_at is not None and state.lost_at <= last_left for state in lost)
 
 
 def form_round(rules: JobRules, plan: Plan, ranked: list[MemberState], now: float, reasons: Reasons) -> Plan:

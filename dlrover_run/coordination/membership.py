@@ -66,6 +66,32 @@ class MemberState(msgspec.Struct, frozen=True):
 Members = Mapping[NodeKey, MemberState]
 
 
+def all_have_left(members: Members, now: float) -> bool:
+    """Whether the last nodes that were here have left by request, so that no node is expected back.
+
+    A node that was not yet declared lost when the last of them left was lost at the same time. It is waited for, as it
+    would be if it had been lost just after the others left: the result of the job must not depend on the order.
+    """
+    left: list[MemberState] = []
+    lost: list[MemberState] = []
+    for state in members.values():
+        if state.has_left:
+            left.append(state)
+        elif state.is_lost(now):
+            lost.append(state)
+        else:
+            return False
+    if not left:
+        return False
+    last_left = max(
+        state.changed_at
+        if state.disconnected_at is None or state.report.phase is NodePhase.LEFT
+        else state.disconnected_at
+        for state in left
+    )
+    return all(state.lost_at is not None and state.lost_at <= last_left for state in lost)
+
+
 def succeeded_round(report: NodeReport, before: RoundKey | None) -> RoundKey | None:
     """The last round in which all workers of a node have succeeded; `before` is what was known of that."""
     return report.ranks.key if report.phase is NodePhase.SUCCEEDED and report.ranks is not None else before

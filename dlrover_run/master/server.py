@@ -85,7 +85,11 @@ class ConnectionLimiter:
 
     def left(self, peer: str) -> None:
         """Record that a stream that had joined has ended."""
-        self._joined -= Counter([_parse_peer(peer)])
+        # Not by subtracting a Counter, which would copy all of it for each of thousands of nodes that leave.
+        key = _parse_peer(peer)
+        self._joined[key] -= 1
+        if self._joined[key] <= 0:
+            del self._joined[key]
 
     def _on_connection(self) -> None:
         assert self._poll is not None, "it is read while it is watched"

@@ -17,6 +17,7 @@ from dlrover_run.policies.parameter_servers.model import DesiredReplicas, Role, 
 from dlrover_run.policies.parameter_servers.placement import spread
 from dlrover_run.policies.parameter_servers.rules import RESTARTS
 from dlrover_run.policies.parameter_servers.text import training
+from dlrover_run.policies.parameter_servers.view import ClusterView
 
 
 def running(ps: int = 2, workers: int = 2, restored: int = 0, **changes: object) -> VirtualCluster:
@@ -34,6 +35,9 @@ RUN = "come a workers=4 ps=4 evaluator=1; wait 30.1; train;"
 
 APART = "come a ps=0; come b chief=0 workers=0 ps=1; come c chief=0 workers=0 ps=1; come d ps=1; train;"
 """A job that trains on four nodes: the chief and two workers on `a`, a server on `b` and on `c`, nothing on `d`."""
+
+TWO_NODES = "come a workers=1 ps=1; come b chief=0 workers=1 ps=1; train;"
+"""A job that trains on two nodes, each with a server and a worker; the chief is on `a`."""
 
 PAUSE = RUN + "ps ps-0 ps-1 ps-2; scale ps=2; obey; ready ps-3 ps-4; stage pausing;"
 """A job that goes from three servers to two, whose workers have to leave."""
@@ -142,6 +146,13 @@ SCENARIOS = {
         rules(1, 0, max_ps=3), RUN + "scale ps=2; succeed chief-0; phase finished",
     ),
     "the job fails when every node has left": (rules(), RUN + "gone a; phase failed"),
+    # The same two departures in either order, as for rounds of workers.
+    "a node that is lost while the last one leaves is waited for": (
+        rules(), TWO_NODES + "lose b; wait 0.5; leaving a; gone a; lose a; wait 5; phase gathering"
+    ),
+    "a node that is lost after the last one has left is waited for": (
+        rules(), TWO_NODES + "leaving a; gone a; lose a; wait 0.1; lose b; wait 5; phase gathering"
+    ),
     "a successor decides on the end of a server": (rules(), RUN + "successor; end ps-0; version 2"),
     "a successor decides on the end of a worker": (
         rules(), RUN + "successor; end worker-0; version 1; worker worker-2 worker-1",
@@ -675,3 +686,29 @@ def test_placing_fills_the_lowest_ranks_and_no_room_twice(
     assert sorted(places) == list(range(min(ranks, sum(free.values()))))
     hosted = list(places.values())
     assert all(hosted.count(node) <= free[node] for node in hosted)
+
+
+def test_a_decision_on_workers_that_end_together_looks_at_each_of_them_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Workers leave in one network failure. A decision that looked at all of them for each of them kept
+    the master from reading heartbeats for 8 s where there were 800, and for 57 s where there were 1,600."""
+    number = 200
+    job = VirtualCluster(rules(ps=1, workers=number))
+    job.come("a", chief=1, workers=number, ps=1)
+    job.train()
+    looks = 0
+    loss_of = ClusterView.loss_of
+
+    def counted(view: ClusterView, *args: object) -> object:
+        nonlocal looks
+        looks += 1
+        return loss_of(view, *args)
+
+    monkeypatch.setattr(ClusterView, "loss_of", counted)
+    job.end_together(*(f"worker-{index}" for index in range(number)), how=LEFT)
+    job.wait(0.1)
+    assert not any(task.key.id < number for task in job.cluster.tasks if task.key.role is Role.WORKER), (
+        "all are replaced"
+    )
+    assert looks < number * 20

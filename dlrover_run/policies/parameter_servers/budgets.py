@@ -87,8 +87,9 @@ def _use_restart(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndC
 def _count_exit(cluster: Cluster, loss: LostTask) -> tuple[Cluster, EndCause]:
     """What the end counts as. Nothing ordered a task to leave that is charged here, whatever its exit code."""
     task, cause = loss.task, loss.end.cause
-    others = tuple(one for one in cluster.unexpected_exits if (one.role, one.rank) != (task.role, task.rank))
-    times = sum(one.times for one in cluster.unexpected_exits if one not in others)
+    place = (task.role, task.rank)
+    others = tuple(exits for exits in cluster.unexpected_exits if (exits.role, exits.rank) != place)
+    times = sum(exits.times for exits in cluster.unexpected_exits if (exits.role, exits.rank) == place)
     if cause is EndCause.RESHAPED:
         times += 1
         counts = (*others, UnexpectedExits(task.role, task.rank, times))

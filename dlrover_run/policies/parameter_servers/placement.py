@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from dlrover_run.coordination.model import NodeKey
@@ -97,10 +98,8 @@ def find_node(view: ClusterView, cluster: Cluster, role: Role, before: NodeKey |
     """A node with a slot for one more task of that role: `before` if it has one, else the node that hosts the
     fewest."""
     free = slots(view, role)
-    hosted = dict.fromkeys(free, 0)
-    for task in tasks_of(cluster, role):
-        if host_of(task) in free:
-            hosted[host_of(task)] += 1
+    # Pairs, not keys: this loop runs for each of thousands of workers that end together.
+    hosted = Counter((task.node_id, task.incarnation) for task in cluster.tasks if task.role is role)
     able = [node for node, number in free.items() if hosted[node] < number]
     return before if before in able else min(able, key=lambda node: hosted[node], default=None)
 

@@ -47,9 +47,9 @@ from dlrover_run.policies.parameter_servers.versions import (
 )
 from dlrover_run.policies.parameter_servers.view import ClusterView, host_of
 
-MAX_STEPS = 10_000
-"""Steps of one decision: each handles something that happened to one task, so there are never more. What is left after
-that is decided at once in the next decision."""
+MAX_STEPS = 500
+"""Steps of one decision: each handles something that happened to one task, and looks at all tasks. What is left after
+that is decided at once in the next decision, so that heartbeats are read in between when thousands of tasks end."""
 
 Step = Callable[[ClusterView, Plan, Cluster], Plan | None]
 """One rule: the plan that follows, the same plan to wait and to take no later step, None when it does not apply."""

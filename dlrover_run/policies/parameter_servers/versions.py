@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
+from dlrover_run.coordination.membership import all_have_left
 from dlrover_run.coordination.model import Failure, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.policies.parameter_servers import text
@@ -28,7 +29,7 @@ from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, h
 
 def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan that follows while no version runs; None when nothing changes now."""
-    if view.all_have_left:
+    if all_have_left(view.members, view.now):
         gone = (*plan.reasons, Code.NO_NODE_LEFT()) if cluster.version else (Code.EVERY_NODE_LEFT(),)
         return fail(view, plan, Cluster.find(plan.policy), gone)
     if _is_empty(view, plan):

@@ -100,12 +100,6 @@ class ClusterView:
         times = (self.members[m.key].lost_at for m in plan.members if not self.is_lost(m.key))
         return max((time for time in times if time is not None), default=None)
 
-    @property
-    def all_have_left(self) -> bool:
-        """Whether the last nodes left on purpose, so that none is expected back."""
-        nodes = self.members.values()
-        return any(p.has_left for p in nodes) and all(p.has_left or p.is_lost(self.now) for p in nodes)
-
     def status_of(self, task: PlannedTask) -> TaskStatus | None:
         return self._statuses.get((host_of(task), task.key))
 
