@@ -118,6 +118,8 @@ def _job(
         etcd=backend.etcd,
         node_rank=rendezvous.node_rank,
         node_id=rendezvous.node_id,
+        name=rendezvous.name,
+        endpoint=rendezvous.endpoint,
         local_addr=values.host(*local_addr) if local_addr.text else None,
         role=values.shared_name(*flags.get("role"), empty_allowed=True)
         if rendezvous.coordinated

@@ -62,7 +62,7 @@ def launch(
         return supervise(spec, parent_pipe, result_fd)
     tree.become_subreaper()
     awaited = watchdog.block_signals(spec.handled_signals)
-    run_dir = create_run_dir(spec.logs, spec.run_id)
+    run_dir = create_run_dir(spec.logs, spec.display_name)
     try:
         watchdog_end, agent_end = os.pipe()
         # The agent holds only the reading end, so it reads the end of file when the watchdog dies.

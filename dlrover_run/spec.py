@@ -201,6 +201,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     none. `scale_command` are the words of the command that starts and ends nodes, empty without one. `local` starts all
     nodes of the job on this machine; this spec is then what they have in common.
     `console_name` is the name of this node on a console that it shares with other nodes, empty if it has its own.
+    `name` is what the user calls a job of one node, whose `run_id` is a fresh one as under torchrun, and `endpoint` the
+    endpoint that was given for it in vain; both are empty for other jobs.
     """
 
     entrypoint: Entrypoint
@@ -235,6 +237,13 @@ class JobSpec(msgspec.Struct, frozen=True):
     scale_command: tuple[str, ...] = ()
     local: LocalSpec | None = None
     console_name: str = ""
+    name: str = ""
+    endpoint: str = ""
+
+    @property
+    def display_name(self) -> str:
+        """What status, logs and messages call the job."""
+        return self.name or self.run_id
 
     @property
     def handled_signals(self) -> tuple[signal.Signals, ...]:

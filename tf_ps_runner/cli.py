@@ -122,6 +122,8 @@ def _job(
         master=backend.master,
         etcd=backend.etcd,
         node_id=rendezvous.node_id,
+        name=rendezvous.name,
+        endpoint=rendezvous.endpoint,
         local_addr=values.host(*local_addr) if local_addr.text else None,
         role=role.value if role else DEFAULT_ROLE,
         start_method=cast("Literal['spawn', 'forkserver']", flags.choice("start_method")),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dlrover_run.agent.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
 from dlrover_run.agent.environment import requeue_count
-from dlrover_run.agent.event_log import AssignmentEvents, event_log_path, log_opened
+from dlrover_run.agent.event_log import AssignmentEvents, log_opened
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.progress_sampler import ProgressSampler
@@ -27,7 +27,6 @@ from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
-from dlrover_run.coordination.policy_records import PROGRAM
 from dlrover_run.events.live import LiveLedger
 from dlrover_run.events.records import NO_EVENTS, AgentEnded, Events, StopRequested
 from dlrover_run.operate.agent_socket import AgentSocket
@@ -65,6 +64,7 @@ class Agent:
         if job.backend in REFRESH_INTERVAL:
             events = self._ledger = LiveLedger(log_opened(job), events)
         self._times: PhaseTimes | None = None
+        self._began = time.monotonic()
         self._job = job
         self._relay = relay
         self._parent_pipes = parent_pipes
@@ -109,7 +109,9 @@ class Agent:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
         self._shutdown.listen(self._parent_pipes)
         if requeues := requeue_count(os.environ):
-            self._console.info(f"attempt {requeues + 1} of job {self._job.run_id}: its scheduler has started it again")
+            self._console.info(
+                f"attempt {requeues + 1} of job {self._job.display_name}: its scheduler has started it again"
+            )
         try:
             await self._listen_to_operators()
             await self._adapter.open()
@@ -155,18 +157,9 @@ class Agent:
             self._console.info(f"warning: `status` does not find this node from here: {error.strerror or error}")
 
     def _info(self, run_dir: RunDir) -> AgentInfo:
-        from dlrover_run.operate.protocol import AgentInfo
+        from dlrover_run.agent.agent_info import agent_info
 
-        job, log = self._job, event_log_path(self._job, run_dir)
-        return AgentInfo(
-            job=job.run_id,
-            program=PROGRAM if job.rules.policy is None else job.rules.policy.program,
-            backend=job.backend,
-            host=self._node_state.host,
-            node_id=self._node_state.node_id,
-            pid=os.getpid(),
-            log="" if log is None else str(log),
-        )
+        return agent_info(self._job, self._node_state, run_dir, self._began)
 
     def _task_progress(self) -> Sequence[TaskProgress]:
         from dlrover_run.operate.protocol import TaskProgress

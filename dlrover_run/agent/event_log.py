@@ -56,7 +56,7 @@ def log_opened(job: JobSpec, program: str = PROGRAM) -> LogOpened:
         time=datetime.now(UTC),
         mono=round(now, 6),
         schema=SCHEMA,
-        job=job.run_id,
+        job=job.display_name,
         host=display_name(job),
         node_id=job.node_id or str(os.getpid()),
         pid=os.getpid(),
@@ -74,7 +74,7 @@ def event_log_path(job: JobSpec, run_dir: RunDir) -> Path | None:
         return None
     if job.journal is not None:
         # A run id may be any text, but a file's name is one path component.
-        name = re.sub(r"[^\w.-]", "_", f"{job.run_id}.{display_name(job)}.{os.getpid()}")
+        name = re.sub(r"[^\w.-]", "_", f"{job.display_name}.{display_name(job)}.{os.getpid()}")
         return Path(job.journal, f"{name[:200]}.{FILE_NAME}")
     if job.logs.log_dir and run_dir.keep and run_dir.path is not None:
         return Path(run_dir.path, FILE_NAME)

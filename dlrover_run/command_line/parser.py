@@ -85,6 +85,7 @@ class Program:
 OPERATOR_COMMANDS = {
     name: Subcommand(f"dlrover_run.operate.commands:{name}", summary)
     for name, summary in (
+        ("jobs", "List the jobs on this machine: yours, and for root those of all users."),
         ("status", "Show the state of a running job and of each of its nodes."),
         (
             "top",

@@ -106,6 +106,8 @@ class Rendezvous(NamedTuple):
     node_rank: int | None = None
     node_id: str = ""
     warnings: tuple[str, ...] = ()
+    name: str = ""
+    endpoint: str = ""
 
     @property
     def coordinated(self) -> bool:
@@ -236,10 +238,15 @@ def _first_set(environ: Mapping[str, str], names: tuple[str, ...]) -> FlagValue 
 
 
 def _single_node(args: RendezvousArgs, run_id: str) -> Rendezvous:
-    if not args.rank:
-        return Rendezvous("memory", run_id)
     ignored = f"--node-rank {args.rank} has no effect, since this job has one node and no static rendezvous."
-    return Rendezvous("memory", run_id, warnings=(ignored,))
+    warnings = (ignored,) if args.rank else ()
+    return Rendezvous("memory", run_id, warnings=warnings, name=_name(args), endpoint=args.endpoint.text.strip())
+
+
+def _name(args: RendezvousArgs) -> str:
+    """What the user calls a job that nobody has to find by its name; empty without a name. torchrun takes any text."""
+    given = args.run_id.text
+    return given if given != UNNAMED and given.isprintable() and len(given) <= values.MAX_NAME_LENGTH else ""
 
 
 def _static(args: RendezvousArgs, nodes: int, fresh_id: str) -> Rendezvous:

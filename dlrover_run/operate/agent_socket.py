@@ -76,7 +76,7 @@ class AgentSocket:
         self._connections.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if unix_sockets.peer_of(writer.get_extra_info("socket")).uid not in (os.geteuid(), 0):
+        if not _may_ask(writer.get_extra_info("socket")):
             return
         try:
             reply = await self._reply(await asyncio.wait_for(reader.readline(), READ_TIMEOUT))
@@ -113,3 +113,8 @@ class AgentSocket:
         except TimeoutError:
             problem = f"the coordinator has not answered within {ASK_TIMEOUT:g} s"
             return replace(reply, problem=problem, no_job=True)
+
+
+def _may_ask(connection: socket.socket) -> bool:
+    """Whether the program at the other end is of this agent's user, or of root."""
+    return unix_sockets.peer_of(connection).uid in (os.geteuid(), 0)

@@ -17,7 +17,7 @@ from dlrover_run.command_line import options, values
 from dlrover_run.command_line.application import flag_option, with_parameters
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.options import OTHER
-from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
+from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
 from dlrover_run.console.text import sanitize
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.stacks import JobStacks
@@ -39,11 +39,16 @@ FLAGS: dict[str, Any] = {
     for dest, help in (
         ("rdzv_backend", "How the nodes of the job meet, if it is elsewhere: [b]c10d[/] or [b]etcd[/]."),
         ("rdzv_endpoint", "Where the nodes meet, if the job is elsewhere."),
-        ("rdzv_id", "Name of the job."),
+        ("rdzv_id", "Id of the job, or as much of it as tells it from others here; also the pid of its launcher."),
         ("rdzv_conf", options.BY_DEST["rdzv_conf"].help),
     )
 }
 """The flags of the launch command line that find a job, by their names in code."""
+
+_Job = Annotated[
+    str | None,
+    typer.Argument(metavar="[JOB]", help="The same as --rdzv-id; see the list of [b]jobs[/].", show_default=False),
+]
 
 _Timeout = Annotated[
     str, typer.Option(metavar="SECONDS", help="Time until the job must have answered.", rich_help_panel=OTHER)
@@ -59,8 +64,19 @@ class Asker:
         self.program = program
         self.name = f"{program.name} {command}"
         self.timeout = values.seconds("--timeout", timeout, zero_allowed=False)
-        line = CommandLine({dest: [text] for dest, text in given.items() if text is not None})
-        self.flags = FlagValues(line, os.environ, program)
+        self._given = given
+        self.flags = self._flags()
+
+    def _flags(self) -> FlagValues:
+        line = CommandLine({dest: [text] for dest, text in self._given.items() if text is not None})
+        return FlagValues(line, os.environ, self.program)
+
+    def name_job(self, word: str) -> None:
+        """Ask the job that a word on the command line means. Raises UsageError if --rdzv-id names another."""
+        if self._given.get("rdzv_id") not in (None, word):
+            raise UsageError(f"Give the job once: {word!r}, or --rdzv-id={self._given['rdzv_id']}.")
+        self._given["rdzv_id"] = word
+        self.flags = self._flags()
 
     async def find(self) -> FoundJob:
         """The job. Raises SpecError and AskFailed."""
@@ -88,7 +104,9 @@ class Asker:
         this job. Raises SpecError and AskFailed."""
         from dlrover_run.operate.logs import named_logs, running_logs
 
-        if place is not None:
+        if place is not None and _is_job(place):
+            self.name_job(place)
+        elif place is not None:
             return named_logs(place), None
         try:
             job = await self.find()
@@ -96,6 +114,11 @@ class Asker:
             hint = "of a job that is over name the event logs, for example logs/latest"
             raise AskFailed(f"{failed}; {hint}", failed.no_job) from None
         return running_logs(job.agents), job
+
+
+def _is_job(place: str) -> bool:
+    """Whether a word that may name event logs can only mean a job."""
+    return not os.path.lexists(place) and os.path.basename(place) == place
 
 
 _Work = Callable[..., Coroutine[Any, Any, int]]
@@ -112,7 +135,10 @@ def operator_command(
         def run(context: typer.Context, **given: Any) -> int:
             program = context.find_root().obj
             by_flag = {dest: given.pop(dest) for dest in flags}
+            job = given.pop("job", None)
             asker = Asker(program, work.__name__, given.pop("timeout"), by_flag)
+            if job is not None:
+                asker.name_job(job)
             try:
                 return asyncio.run(work(asker, **given))
             except AskFailed as failed:
@@ -120,9 +146,12 @@ def operator_command(
                 return no_job if failed.no_job else refused
 
         own = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
+        # `why` and `events` have a word already, which names a job too.
+        takes_job = "rdzv_endpoint" in flags
         parameters = [
             Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
             *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own),
+            *([Parameter("job", Parameter.KEYWORD_ONLY, default=None, annotation=_Job)] * takes_job),
             *(Parameter(dest, Parameter.KEYWORD_ONLY, default=None, annotation=FLAGS[dest]) for dest in flags),
             Parameter("timeout", Parameter.KEYWORD_ONLY, default=timeout, annotation=_Timeout),
         ]

@@ -1,4 +1,4 @@
-"""The subcommands for operators: `status`, `top`, `why`, `events`, `stacks`, `drain` and `stop`.
+"""The subcommands for operators: `jobs`, `status`, `top`, `logs`, `why`, `events`, `stacks`, `drain` and `stop`.
 
 Each finds its job (`find`), asks it once or reads its event logs, and prints plain lines. Their exit codes are for
 scripts.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from datetime import UTC, datetime
@@ -28,7 +29,8 @@ from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, 
 from dlrover_run.coordination.text import counted
 from dlrover_run.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.operate.drain import drain_problem, named
-from dlrover_run.operate.find import FoundJob
+from dlrover_run.operate.find import FoundJob, survey_here
+from dlrover_run.operate.survey import group
 from dlrover_run.operate.text import render_stacks, render_status, table
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import SpecError
@@ -77,6 +79,26 @@ async def status(asker: Asker, as_json: Json = False) -> int:
     else:
         print(await _text(job, found), flush=True)
     return _STATES.get(found.state, exit_codes.SUCCESS)
+
+
+@operator_command()
+async def jobs(asker: Asker, as_json: Json = False) -> int:
+    """List the jobs on this machine: yours, and for root those of all users.
+
+    The PID is that of the launcher. Every other command takes it, an id, or the beginning of an id that no other job
+    has: [b]dlrover-run status 3f2[/]
+    """
+    from dlrover_run.operate.job_table import job_rows, render_jobs
+
+    everyone = await survey_here()
+    rows = await job_rows(group(everyone.found), everyone.silent)
+    if as_json:
+        print(msgspec.json.encode(rows).decode(), flush=True)
+    elif rows:
+        print(render_jobs(rows), flush=True)
+    else:
+        report(asker.name, "no job runs here" if os.geteuid() == 0 else "no job of yours runs here")
+    return exit_codes.SUCCESS
 
 
 async def _text(job: FoundJob, found: JobStatus) -> str:

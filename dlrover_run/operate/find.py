@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from dlrover_run.command_line import backend_spec, credentials, rdzv_conf, rendezvous_options
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
 from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, RendezvousArgs
@@ -22,24 +20,21 @@ from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.operate import protocol
+from dlrover_run.operate.job_table import job_rows, render_jobs
 from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, TaskProgress
+from dlrover_run.operate.survey import FoundAgent, Survey, ask_agent, choose, group, survey
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
-from dlrover_run.supervisor import unix_sockets
 
 if TYPE_CHECKING:
     from dlrover_run.etcd.store import EtcdStore
     from dlrover_run.rendezvous.etcd_records import Keys
 
-SURVEY_TIMEOUT = 3.0
-"""Seconds that the agents of this machine have to name themselves. A stopped one is left out."""
-
 
 class JobHere:
     """A job with agents on this machine. The first that answers asks the coordinator."""
 
-    def __init__(self, found: Sequence[tuple[str, AgentInfo]]) -> None:
+    def __init__(self, found: Sequence[FoundAgent]) -> None:
         self.agents = tuple(agent for _, agent in found)
         self.name = self.agents[0].job
         self._sockets = [socket for socket, _ in found]
@@ -58,7 +53,7 @@ class JobHere:
 
     async def _first_reply(self, request: AgentRequest) -> AgentReply:
         for socket in self._sockets:
-            reply = await _ask_agent(socket, request)
+            reply = await ask_agent(socket, request)
             if reply is not None and reply.problem:
                 raise AskFailed(reply.problem, reply.no_job)
             if reply is not None:
@@ -75,7 +70,7 @@ class JobHere:
         return {reply.agent.node_id: reply.memory for reply in await self._replies() if reply.memory is not None}
 
     async def _replies(self) -> list[AgentReply]:
-        replies = await asyncio.gather(*(_ask_agent(socket, AgentRequest(progress=True)) for socket in self._sockets))
+        replies = await asyncio.gather(*(ask_agent(socket, AgentRequest(progress=True)) for socket in self._sockets))
         return [reply for reply in replies if reply is not None]
 
 
@@ -137,64 +132,52 @@ FoundJob = JobHere | JobElsewhere
 
 async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Program) -> FoundJob:
     """The job that these flags and variables mean. Raises SpecError for invalid flags, and AskFailed without a job."""
-    named = flags.explicit("rdzv_id")
+    given = flags.explicit("rdzv_id")
+    word = given.text if given else ""
+    endpoint = flags.get("rdzv_endpoint").text.strip()
     by_flag = flags.explicit("rdzv_backend") or flags.explicit("rdzv_endpoint")
-    if not by_flag:
-        jobs = group(await survey(os.geteuid()), named.text if named and named.text else None)
-        if len(jobs) == 1:
-            return JobHere(jobs[0])
-        if jobs:
-            names = ", ".join(sorted({agents[0][1].job for agents in jobs})[:10])
-            raise SpecError(f"several jobs of yours run here: give --rdzv-id, one of {names}.")
+    everyone = await survey_here()
+    jobs = _wanted(group(everyone.found), word, endpoint if by_flag else None)
+    if len(jobs) == 1:
+        return JobHere(jobs[0])
+    if jobs:
+        raise SpecError(await several(jobs, everyone, word))
     spec = job_elsewhere(flags, environ, program)
     credentials.scrub_environment()
     if spec is not None:
         return JobElsewhere(spec)
-    which = f" named {named.text!r}" if named else ""
+    which = f" with the id or the pid {word!r}" if word else ""
+    whose = "" if os.geteuid() == 0 else " of yours"
+    there = f", but others do: `{program.name} jobs` lists them" if everyone.found else ""
     raise AskFailed(
-        f"no job{which} of yours runs on this machine; for a job elsewhere give --rdzv-endpoint (and --rdzv-backend) "
-        "and --rdzv-id",
+        f"no job{which}{whose} runs on this machine{there}; for a job elsewhere give --rdzv-endpoint (and "
+        "--rdzv-backend) and --rdzv-id",
         no_job=True,
     )
 
 
-async def survey(uid: int) -> list[tuple[str, AgentInfo]]:
-    """The sockets of the agents of this user here that answer, each with its agent."""
-    prefix = unix_sockets.socket_prefix(uid)
-    names = sorted(prefix + rest for rest in unix_sockets.socket_names(prefix))
-    replies = await asyncio.gather(*(_ask_agent(name, AgentRequest()) for name in names))
-    return [(name, reply.agent) for name, reply in zip(names, replies, strict=True) if reply is not None]
+async def survey_here() -> Survey:
+    """The agents here that this user may ask: root those of all users."""
+    return await survey(None if os.geteuid() == 0 else os.geteuid())
 
 
-def group(found: Sequence[tuple[str, AgentInfo]], name: str | None) -> list[list[tuple[str, AgentInfo]]]:
-    """The agents of each job, of that name if one is given. Only with a master or an etcd agents are of one job when
-    its name is the same."""
-    jobs: dict[tuple[str, str, int], list[tuple[str, AgentInfo]]] = {}
-    for each in found:
-        agent = each[1]
-        if name is None or agent.job == name:
-            alone = agent.pid if agent.backend in ("memory", "static") else 0
-            jobs.setdefault((agent.job, agent.backend, alone), []).append(each)
-    return list(jobs.values())
+def _wanted(jobs: list[list[FoundAgent]], word: str, endpoint: str | None) -> list[list[FoundAgent]]:
+    """The jobs here that flags can mean. With an `endpoint` that is a job of one node, which has been started with the
+    same flags and needs no endpoint: all others are found at the endpoint itself."""
+    if endpoint is not None:
+        alone = [job for job in jobs if job[0][1].backend == "memory" and job[0][1].endpoint == endpoint]
+        return [job for job in alone if (job[0][1].job == word if word else endpoint)]
+    if word:
+        return choose(jobs, word)
+    # What root has started itself comes before the jobs of others.
+    return [job for job in jobs if job[0][1].uid == os.geteuid()] or jobs
 
 
-async def _ask_agent(name: str, request: AgentRequest) -> AgentReply | None:
-    """The reply of the agent with that socket; None if it does not answer, or belongs to another user."""
-    writer: asyncio.StreamWriter | None = None
-    try:
-        async with asyncio.timeout(None if request.waits else SURVEY_TIMEOUT):
-            reader, writer = await asyncio.open_unix_connection(f"\0{name}", limit=protocol.MAX_REPLY)
-            if unix_sockets.peer_of(writer.get_extra_info("socket")).uid not in (os.geteuid(), 0):
-                return None
-            writer.write(msgspec.json.encode(request) + b"\n")
-            return msgspec.json.decode(await reader.readline(), type=AgentReply)
-    except (OSError, TimeoutError, ValueError):
-        return None
-    finally:
-        if writer is not None:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+async def several(jobs: list[list[FoundAgent]], everyone: Survey, word: str) -> str:
+    """What is said where several jobs can be meant: a sentence, and the table of them."""
+    which = f"several jobs here are called {word!r}, or begin so" if word else "several jobs run here"
+    rows = await job_rows(jobs, () if word else everyone.silent)
+    return f"{which}: name one by its PID or by the beginning of its JOB.\n{render_jobs(rows)}"
 
 
 def job_elsewhere(flags: FlagValues, environ: Mapping[str, str], program: Program) -> JobSpec | None:

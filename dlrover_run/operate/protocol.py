@@ -34,8 +34,14 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.status or self.request is not None or self.stacks is not None
 
 
+MAX_SCRIPT = 500
+"""Characters of a script with its arguments."""
+
+
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent. `log` is its event log, empty if it keeps none."""
+    """One agent. `launcher` is the pid of the command that started the job here, `script` what its workers run, and
+    `seconds` the age of the agent. `endpoint` is what was given for a job of one node, which has none. `log` is its
+    event log, empty if it keeps none. `uid` is its user, as the kernel knows it: what the agent sends is ignored."""
 
     job: str
     program: str
@@ -43,7 +49,12 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     node_id: str
     pid: int
+    launcher: int = 0
+    script: str = ""
+    seconds: float = 0.0
+    endpoint: str = ""
     log: str = ""
+    uid: int = -1
 
 
 class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):

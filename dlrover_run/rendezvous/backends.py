@@ -29,4 +29,4 @@ def open_client(spec: JobSpec, on_change: OnChange, log: Callable[[str], None]) 
     from dlrover_run.rendezvous.local import LocalClient
 
     node_rank = spec.node_rank if spec.backend == "static" else None
-    return LocalClient(spec.rules, node_rank, on_change, log, spec.run_id)
+    return LocalClient(spec.rules, node_rank, on_change, log, spec.display_name)

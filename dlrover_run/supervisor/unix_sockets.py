@@ -19,9 +19,13 @@ from typing import NamedTuple
 _CREDENTIALS = struct.Struct("3i")
 
 
+PREFIX = "dlrover-run-"
+"""How the socket names of the agents of all users begin."""
+
+
 def socket_prefix(uid: int) -> str:
     """How the socket names of all agents of one user begin, without the byte that makes them abstract."""
-    return f"dlrover-run-{uid}-"
+    return f"{PREFIX}{uid}-"
 
 
 def new_socket_name() -> str:

@@ -16,9 +16,10 @@ from dlrover_run.coordination.reasons import Code, codes
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
 from dlrover_run.operate.drain import drain_problem
-from dlrover_run.operate.find import group
+from dlrover_run.operate.job_table import short_ids
 from dlrover_run.operate.logs import parse_since
 from dlrover_run.operate.protocol import AgentInfo, TaskProgress
+from dlrover_run.operate.survey import choose, group
 from dlrover_run.operate.text import render_status
 from dlrover_run.policies.health.rules import CHECK_ONCE
 from dlrover_run.spec import SpecError
@@ -229,18 +230,50 @@ class TestDrainOfTooFew:
 
 
 def agent(pid: int, job: str = "resnet", backend: str = "master") -> tuple[str, AgentInfo]:
-    return f"s{pid}", AgentInfo(job=job, program="dlrover-run", backend=backend, host="vm", node_id="a", pid=pid)
+    info = AgentInfo(
+        job=job, program="dlrover-run", backend=backend, host="vm", node_id="a", pid=pid, launcher=1000 + pid
+    )
+    return f"s{pid}", info
 
 
 class TestWhichJob:
     def test_agents_are_grouped_by_job(self) -> None:
-        assert len(group([agent(1), agent(2)], None)) == 1
-        assert len(group([agent(1, backend="static"), agent(2, backend="static")], None)) == 2
-        assert len(group([agent(1), agent(2, job="other")], None)) == 2
+        assert len(group([agent(1), agent(2)])) == 1
+        assert len(group([agent(1, backend="static"), agent(2, backend="static")])) == 2
+        assert len(group([agent(1), agent(2, job="other")])) == 2
 
-    def test_a_job_is_chosen_by_its_name(self) -> None:
-        ((only,),) = group([agent(1), agent(2, job="other")], "other")
-        assert only[1].pid == 2
+    @pytest.mark.parametrize(
+        ("word", "pids"),
+        [
+            ("resnet", [1]),
+            ("res", [1, 2]),
+            ("resnet-2", [2]),
+            ("12", [12]),
+            ("12f", [3]),
+            ("1012", [12]),
+            ("none", [4, 5]),
+            ("5", [5]),
+            ("x", []),
+        ],
+    )
+    def test_a_job_is_chosen_by_its_name_a_pid_or_the_beginning_of_its_name(self, word: str, pids: list[int]) -> None:
+        """A name comes first, so that a pid never hides it."""
+        jobs = group(
+            [
+                agent(1),
+                agent(2, job="resnet-2"),
+                agent(3, job="12f0"),
+                agent(12, job="y"),
+                agent(4, job="none", backend="static"),
+                agent(5, job="none", backend="static"),
+            ]
+        )
+        assert [job[0][1].pid for job in choose(jobs, word)] == pids
+
+    def test_ids_that_nobody_has_chosen_are_shown_as_far_as_they_differ(self) -> None:
+        one, other = "0123abcd-0000-4000-8000-000000000000", "0123abcd-0001-4000-8000-000000000000"
+        assert short_ids([one, "resnet"]) == {one: "0123abcd", "resnet": "resnet"}
+        assert short_ids([one, other]) == {one: one[:13], other: other[:13]}
 
 
 class TestSince:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -19,9 +20,11 @@ from virtual_job import VirtualJob, rules
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.operate import agent_socket
+from dlrover_run.operate import survey as survey_module
 from dlrover_run.operate.agent_socket import AgentSocket
-from dlrover_run.operate.find import JobHere, survey
+from dlrover_run.operate.find import JobHere
 from dlrover_run.operate.protocol import AgentInfo, AgentRequest
+from dlrover_run.operate.survey import SilentAgent, survey
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.supervisor import unix_sockets
 
@@ -48,7 +51,7 @@ class Bed:
 
 async def own_names() -> list[str]:
     """The sockets of the agents of this test."""
-    return [name for name, agent in await survey(os.geteuid()) if agent.job == INFO.job]
+    return [name for name, agent in (await survey(os.geteuid())).found if agent.job == INFO.job]
 
 
 def bounded(work: object) -> None:
@@ -68,6 +71,51 @@ def test_it_is_found_answers_and_leaves_no_name() -> None:
         assert bed.asked == [None, OperatorRequest(Action.DRAIN, "7")]
         bed.socket.close()
         assert await own_names() == []
+
+    bounded(work())
+
+
+def test_each_of_64_agents_is_found() -> None:
+    async def work() -> None:
+        beds = [Bed() for _ in range(64)]
+        for bed in beds:
+            await bed.socket.open()
+        assert len(await own_names()) == 64
+        for bed in beds:
+            bed.socket.close()
+
+    bounded(work())
+
+
+@pytest.mark.parametrize(("own", "agents", "found"), [(0, 4321, True), (4321, 4321, True), (1234, 4321, False)])
+def test_root_is_answered_by_the_agents_of_all_users(
+    own: int, agents: int, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says who is at each end of a connection; here that is stated."""
+
+    async def work() -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: agents)
+        bed = Bed()
+        await bed.socket.open()
+        monkeypatch.setattr(survey_module, "peer_uid", lambda connection: agents)
+        monkeypatch.setattr(os, "geteuid", lambda: own)
+        everyone = await survey(None)
+        monkeypatch.setattr(os, "geteuid", lambda: agents)
+        assert [agent.uid for _, agent in everyone.found if agent.job == INFO.job] == [agents] * found
+        bed.socket.close()
+
+    monkeypatch.setattr(agent_socket, "_may_ask", lambda connection: True)
+    bounded(work())
+
+
+def test_an_agent_that_is_stopped_is_named_by_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "SURVEY_TIMEOUT", 0.05)
+
+    async def work() -> None:
+        with socket.socket(socket.AF_UNIX) as stopped:
+            stopped.bind(f"\0{unix_sockets.new_socket_name()}")
+            stopped.listen()
+            assert SilentAgent(os.getpid(), os.geteuid()) in (await survey(os.geteuid())).silent
 
     bounded(work())
 

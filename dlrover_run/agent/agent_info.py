@@ -1,0 +1,40 @@
+"""What an agent says of itself to an operator's command on its machine. Imported with the first question."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+
+from dlrover_run.agent.event_log import event_log_path
+from dlrover_run.agent.node_state import NodeState
+from dlrover_run.coordination.policy_records import PROGRAM
+from dlrover_run.local_cluster.nodes import CLUSTER_VARIABLE
+from dlrover_run.operate.protocol import MAX_SCRIPT, AgentInfo
+from dlrover_run.output.streams import RunDir
+from dlrover_run.spec import JobSpec
+
+
+def agent_info(job: JobSpec, node: NodeState, run_dir: RunDir, began: float) -> AgentInfo:
+    """The agent of this process, which began at that time of the monotonic clock."""
+    log = event_log_path(job, run_dir)
+    return AgentInfo(
+        job=job.display_name,
+        program=PROGRAM if job.rules.policy is None else job.rules.policy.program,
+        backend=job.backend,
+        host=node.host,
+        node_id=node.node_id,
+        pid=os.getpid(),
+        # A node with a name on its console is one of several that one launcher has started here.
+        launcher=int(os.environ.get(CLUSTER_VARIABLE, "0") if job.console_name else os.getppid()),
+        script=_script(job),
+        seconds=round(time.monotonic() - began, 3),
+        endpoint=job.endpoint,
+        log="" if log is None else str(log),
+    )
+
+
+def _script(job: JobSpec) -> str:
+    """What the workers run, as it was typed, without the directory of the script."""
+    program = job.entrypoint
+    return shlex.join((os.path.basename(program.target) or program.target, *program.args))[:MAX_SCRIPT]
