@@ -21,22 +21,22 @@ from dlrover_run.evidence.records import Evidence
 from dlrover_run.evidence.sample import Sampler
 from dlrover_run.policies.stall.model import MAX_SUSPECTS, StallAssignment, StallNodeReport, StallQuestion
 from dlrover_run.spec import JobSpec, StallAction
-from dlrover_run.stall.ask import RoundStacks
 from dlrover_run.stall.detector import Resumed
+from dlrover_run.stall.read import RoundStacks
 from dlrover_run.stall.round_detectors import ENOUGH_WITNESSES, RoundDetectors
 
 
 def watch_stalls(workers: WorkerRound, spec: JobSpec, services: AgentServices) -> RoundStalls | None:
     """Watch the workers of a round for stalls, until `close`; None where they cannot be watched."""
-    files, running, ranks = workers.stacks, workers.group.running, workers.ranks
-    if files is None or workers.group.ended or (ranks.nodes > 1 and spec.backend == "static"):
+    running, ranks = workers.group.running, workers.ranks
+    if workers.group.ended or (ranks.nodes > 1 and spec.backend == "static"):
         # Static nodes do not communicate, and the rank that one of them names could be wrong.
         return None
     try:
         sampling = Sampler({one.spec.rank: one.pid for one in running}, ranks.store_port)
     except OSError:
         return None  # A kernel without sock_diag.
-    stacks = RoundStacks(files, {one.spec.rank: (one.spec.local_rank, one.pid) for one in running})
+    stacks = RoundStacks(lambda: {one.spec.rank: one.pid for one in workers.group.running})
     response = StallResponse(workers, spec.stall_action, services)
     detectors = RoundDetectors(spec.stall_timeout, elsewhere=ranks.nodes > 1)
     stragglers = RoundStragglers(workers, services.events, services.wake) if ranks.world_size > 1 else None

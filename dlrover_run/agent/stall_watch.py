@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import uniform
 from typing import Protocol
 
@@ -21,10 +20,9 @@ import msgspec
 from dlrover_run.agent.stall_report import Names, StallReport
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.evidence.records import Evidence
-from dlrover_run.stall.ask import gather_stacks
 from dlrover_run.stall.detector import AskStacks, Decision, Resumed, StallCode, Stalled
 from dlrover_run.stall.guilt import Finding, find_alone, find_stall, ranks_to_restart
-from dlrover_run.stall.spin import PROBES
+from dlrover_run.stall.spin import PROBES, moves
 from dlrover_run.stall.stacks import Stack
 from dlrover_run.stall.suspects import Suspect, describe_worker
 
@@ -37,13 +35,10 @@ are learned earlier."""
 
 
 BURST = PROBES // 3
-"""Stacks for which a busy worker is asked, one after the other, after a sample."""
-
-BURST_TIMEOUT = 1.0
-"""Seconds after which it has given enough of them: without a processor it answers late."""
+"""Stacks of a busy worker that are read, one after the other, after a sample, unless fewer show that it works."""
 
 SILENT_PROBES = PROBES // 6
-"""Stacks in one place for which it counts that a worker gives none."""
+"""Stacks in one place for which it counts that a worker has none."""
 
 LOOK_EVERY = 4
 """As long as each worker counts steps between two samples, connections are looked at in one sample of so many: that
@@ -62,7 +57,7 @@ VARIATION = 0.25
 class Sampling(Protocol):
     """What takes samples: `evidence.sample.Sampler`."""
 
-    def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]: ...
+    def sample(self, full: bool) -> list[Evidence]: ...
 
     def repeat(self) -> list[Evidence]: ...
 
@@ -72,13 +67,16 @@ class Sampling(Protocol):
 
 
 class Stacks(Protocol):
-    """What asks for stacks, by rank: `stall.ask.StackFiles`, with the pids of the workers."""
+    """What reads stacks, by rank: `stall.read.RoundStacks`."""
 
-    def request(self, rank: int, *, main: bool = False) -> bool: ...
-
-    def answer(self, rank: int) -> Stack | None: ...
-
-    def dumped(self, rank: int) -> int: ...
+    async def read(
+        self,
+        ranks: Iterable[int],
+        *,
+        main: bool = False,
+        times: int = 1,
+        enough: Callable[[list[Stack]], bool] | None = None,
+    ) -> Mapping[int, Sequence[Stack]]: ...
 
 
 class StallDetector(Protocol):
@@ -253,12 +251,12 @@ class StallWatch:
         if self._steady > STEADY and self._steady % LOOK_EVERY and self._detector.knows_limit and not full:
             return self._sampling.repeat(), False
         self._suspect = max(0, self._suspect - 1)
-        return self._sampling.sample(full, {rank: self._stacks.dumped(rank) for rank in self._ranks if full}), full
+        return self._sampling.sample(full), full
 
     async def _on_no_progress(self, stalled: Stalled, samples: Sequence[Evidence]) -> None:
-        stopped = {one.rank for one in samples if one.figures is not None and one.figures.own.state in "TD"}
         partly = stalled.code is StallCode.ALONE and self._quiet is None
-        stacks = await self._ask(stalled.ranks if partly else self._ranks, stopped)
+        found = await self._stacks.read(stalled.ranks if partly else self._ranks)
+        stacks = {rank: read[-1] for rank, read in found.items()}
         if any(stack.in_debugger for stack in stacks.values()):
             # A person looks at it already.
             self._detector.withdraw()
@@ -363,17 +361,10 @@ class StallWatch:
 
     async def _probe(self, ranks: tuple[int, ...]) -> dict[int, list[tuple[str, ...]]]:
         """The innermost calls of these workers at up to BURST moments."""
-        found: dict[int, list[tuple[str, ...]]] = {rank: [] for rank in ranks}
-        loop = asyncio.get_running_loop()
-        end = loop.time() + BURST_TIMEOUT
-        request = partial(self._stacks.request, main=True)
-        for _ in range(BURST):
-            for rank, stack in (await gather_stacks(ranks, request, self._stacks.answer)).items():
-                found[rank].append(tuple(map(str, stack.main[:1])))
-            if not all(found.values()) or loop.time() >= end:
-                break
+        found = await self._stacks.read(ranks, main=True, times=BURST, enough=lambda stacks: moves(_innermost(stacks)))
         # A worker without a stack may as well work: it counts as one that stays in its place.
-        return {rank: stacks or [("",)] * SILENT_PROBES for rank, stacks in found.items()}
+        return {rank: _innermost(found.get(rank, ())) or [("",)] * SILENT_PROBES for rank in ranks}
 
-    async def _ask(self, ranks: tuple[int, ...], stopped: Container[int] = ()) -> dict[int, Stack]:
-        return await gather_stacks(ranks, self._stacks.request, self._stacks.answer, stopped)
+
+def _innermost(stacks: Sequence[Stack]) -> list[tuple[str, ...]]:
+    return [tuple(map(str, stack.main[:1])) for stack in stacks if stack.main]

@@ -160,12 +160,11 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it.
-        from dlrover_run.agent.worker_stacks import AskedWorker, node_stacks
+        from dlrover_run.agent.worker_stacks import node_stacks
 
         round_ = self._round
         asked = [] if round_ is None else [one for one in round_.group.running if rank in (None, one.spec.rank)]
-        files = None if round_ is None else round_.stacks
-        return await node_stacks([AskedWorker(one.spec.rank, one.pid, files, one.spec.local_rank) for one in asked])
+        return await node_stacks({one.spec.rank: one.pid for one in asked})
 
     @property
     def checkpoint_memory(self) -> MemoryUse | None:

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -36,9 +35,6 @@ from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.process_tree import tree
 from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import ProcessGroup
-
-if TYPE_CHECKING:
-    from dlrover_run.stall.ask import StackFiles
 
 LOST_PEER_DELAY = 2.0
 """Seconds that a failure which is only the loss of a peer waits for the failure of another worker of this node, which
@@ -103,11 +99,6 @@ class WorkerRound:
     def key(self) -> RoundKey:
         """Which round it is."""
         return self.ranks.key
-
-    @property
-    def stacks(self) -> StackFiles | None:
-        """The files to which the workers write their stacks, by local rank; None if they cannot be asked."""
-        return self._specs.stacks
 
     @property
     def specs(self) -> WorkerSpecs:
@@ -287,8 +278,6 @@ class WorkerRound:
             self._specs.results.close()
         self._specs.startup_probe.close()
         self._specs.progress.close()
-        if self._specs.stacks is not None:
-            self._specs.stacks.close()
 
     def _describe(self, worker: Worker, tail: str | None) -> WorkerExit:
         raised = worker.stopped_with is not None and worker.spec.rank in self._raised

@@ -30,10 +30,9 @@ from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 
 if TYPE_CHECKING:
     from dlrover_run.output.logs_specs import LogsDestinations
-    from dlrover_run.stall.ask import StackFiles
 
 
-OPTIMIZER_STEPS, STACKS = "optimizer-steps", "stacks"
+OPTIMIZER_STEPS = "optimizer-steps"
 """What `worker_path/sitecustomize.py` installs."""
 
 
@@ -74,15 +73,14 @@ class ResultFiles:
 
 class WorkerSpecs(msgspec.Struct, frozen=True):
     """The specs of the workers of one round on this node, and the resources opened for them. `progress` has the page of
-    each, `stacks` the file to which each writes its stacks, None unless stalls are looked for; `results` is None unless
-    a function runs. Workers that run since an earlier round, and their resources, are those of the specs before."""
+    each; `results` is None unless a function runs. Workers that run since an earlier round, and their resources, are
+    those of the specs before."""
 
     ranks: RankAssignment
     streams: streams.StreamPlan
     workers: tuple[WorkerSpec, ...]
     startup_probe: StartupProbe
     progress: ProgressPages
-    stacks: StackFiles | None
     results: ResultFiles | None
 
 
@@ -124,7 +122,7 @@ def build_worker_specs(
         plan = streams.merge_stdout_into_stderr(plan)
     cpus = _bound_cpus(spec, ranks, parent)
     wanted = wanted_at_start(spec)
-    probe, progress, stacks, results = _resources(spec, ranks, wanted, before, kept)
+    probe, progress, results = _resources(spec, ranks, before, kept)
     if before is not None:
         old, new = before.streams.ranks, plan.ranks
         merged = tuple(old[one.local_rank] if one.local_rank in kept else one for one in new)
@@ -144,8 +142,6 @@ def build_worker_specs(
         for name in SURVIVOR_VARIABLES:
             environment.pop(name, None)
         environment.update(own(local_rank))
-        if stacks is not None:
-            environment.update(stacks.environment(local_rank))
         environment[page.VARIABLE] = progress.path(local_rank)
         if wanted:
             environment[WANTED_VARIABLE] = ",".join(wanted)
@@ -176,37 +172,29 @@ def build_worker_specs(
     for tee in plan.tees:
         prefix = _prefix(spec, ranks, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
-    return WorkerSpecs(ranks, plan, tuple(workers), probe, progress, stacks, results)
+    return WorkerSpecs(ranks, plan, tuple(workers), probe, progress, results)
 
 
 def _resources(
-    spec: JobSpec, ranks: RankAssignment, wanted: Collection[str], before: WorkerSpecs | None, kept: Collection[int]
-) -> tuple[StartupProbe, ProgressPages, StackFiles | None, ResultFiles | None]:
+    spec: JobSpec, ranks: RankAssignment, before: WorkerSpecs | None, kept: Collection[int]
+) -> tuple[StartupProbe, ProgressPages, ResultFiles | None]:
     """What the agent opens for the workers of a round; those of the round before, if some of its workers go on."""
     if before is not None:
         before.startup_probe.carry_on(ranks)
         for local_rank in set(range(ranks.workers)).difference(kept):
             before.progress.renew(local_rank)
-            if before.stacks is not None:
-                before.stacks.renew(local_rank)
             if before.results is not None:
                 before.results.renew(local_rank)
-        return before.startup_probe, before.progress, before.stacks, before.results
-    stacks = None
-    if STACKS in wanted:
-        from dlrover_run.stall.ask import StackFiles
-
-        stacks = StackFiles(ranks.workers)
+        return before.startup_probe, before.progress, before.results
     results = ResultFiles(ranks.workers) if spec.entrypoint.kind == "function" else None
-    return StartupProbe(ranks), ProgressPages(ranks.workers), stacks, results
+    return StartupProbe(ranks), ProgressPages(ranks.workers), results
 
 
 def wanted_at_start(spec: JobSpec) -> tuple[str, ...]:
     """What is to be installed in each worker before its script begins; nothing in a program that may not be Python."""
     if python_program(spec.entrypoint) is None:
         return ()
-    stacks = (STACKS,) if spec.stall_action != "off" else ()
-    return (*stacks, *((OPTIMIZER_STEPS,) if spec.progress == "optimizer" else ()))
+    return (OPTIMIZER_STEPS,) if spec.progress == "optimizer" else ()
 
 
 def _prefix(spec: JobSpec, ranks: RankAssignment, local_rank: int) -> str:

@@ -44,19 +44,19 @@ MAX_WORKERS = 50_000
 """Workers that one stack names."""
 
 NODE_TIMEOUT = 5.0
-"""Seconds that a node has to answer. Its workers have `stall.ask.STACKS_TIMEOUT` of them."""
+"""Seconds that a node has to answer. Its workers have `stall.read.STACKS_TIMEOUT` of them."""
 
 _STACK_BYTES = 32
 """Bytes of a stack besides its workers and its calls."""
 
 
 class StackProblem(enum.StrEnum):
-    """Why there is no stack of a worker, or no answer of a node."""
+    """Why there is no stack of a worker, or no answer of a node. A worker that is STOPPED has a stack nevertheless."""
 
     STOPPED = "stopped"
     BLOCKED = "blocked"
-    NOT_ASKED = "not_asked"
-    NOT_REGISTERED = "not_registered"
+    NO_PYTHON = "no_python"
+    NOT_PERMITTED = "not_permitted"
     NO_ANSWER = "no_answer"
     ENDED = "ended"
     NO_ROOM = "no_room"

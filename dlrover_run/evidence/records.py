@@ -29,14 +29,12 @@ class Traffic(NamedTuple):
 
 class Evidence(NamedTuple):
     """One worker at one time. `at` is in seconds of `time.monotonic`. `figures` is None in a sample of the connections
-    alone; `dumped` are the bytes of stacks that the worker has written for us, which its figures contain. A `repeated`
-    one has the traffic of the sample before."""
+    alone. A `repeated` one has the traffic of the sample before."""
 
     rank: int
     at: float
     traffic: Traffic
     figures: WorkerFigures | None = None
-    dumped: int = 0
     repeated: bool = False
 
 

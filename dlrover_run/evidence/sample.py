@@ -26,9 +26,8 @@ class Sampler:
         self._holders: dict[int, int | None] = {}
         self._traffic: dict[int, Traffic] = {}
 
-    def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]:
-        """The evidence of each worker that runs; without `full` that of the connections alone. `dumped` are the bytes
-        of stacks that each worker has written. Raises OSError."""
+    def sample(self, full: bool) -> list[Evidence]:
+        """The evidence of each worker that runs; without `full` that of the connections alone. Raises OSError."""
         at = time.monotonic()
         by_rank = self._assign(self._diag.dump())
         found = []
@@ -37,7 +36,7 @@ class Sampler:
             if full and figures is None:
                 continue
             self._traffic[rank] = summarize(by_rank.get(rank, []), self._store_port)
-            found.append(Evidence(rank, at, self._traffic[rank], figures, (dumped or {}).get(rank, 0)))
+            found.append(Evidence(rank, at, self._traffic[rank], figures))
         return found
 
     def repeat(self) -> list[Evidence]:

@@ -261,11 +261,12 @@ def render_stacks(stacks: JobStacks) -> str:
 
 
 PROBLEMS = {
-    StackProblem.STOPPED: "no stack: stopped by a signal, or by a debugger",
+    StackProblem.STOPPED: "stopped by a signal, or by a debugger",
     StackProblem.BLOCKED: "no stack: blocked in the kernel (state D), for example by a disk or a network file system",
-    StackProblem.NOT_ASKED: "no stack: it has only just begun, or runs another program than Python now",
-    StackProblem.NOT_REGISTERED: "no stack: only Python workers of a job without --stall-action=off can be asked",
-    StackProblem.NO_ANSWER: "no stack: it did not answer in time",
+    StackProblem.NO_PYTHON: "no stack: it runs no CPython of a version from 3.9 to 3.14, or has only just begun",
+    StackProblem.NOT_PERMITTED: "no stack: the launcher may not read its memory (kernel.yama.ptrace_scope above 1, or "
+    "another user)",
+    StackProblem.NO_ANSWER: "no stack: the kernel did not let it be read in time",
     StackProblem.ENDED: "no stack: it has ended",
     StackProblem.NO_ROOM: "its stack is left out, because there are too many different ones: use --rank or --node",
     StackProblem.NODE_DISCONNECTED: "not asked: it is not connected",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.status import JobStatus
 
 StackSource = Callable[["int | None"], Awaitable["NodeStacks"]]
-"""Returns the stacks of the workers of this node, or of that with the rank, within `stall.ask.STACKS_TIMEOUT`."""
+"""Returns the stacks of the workers of this node, or of that with the rank, within `stall.read.STACKS_TIMEOUT`."""
 
 OnChange = Callable[[], None]
 """Called when the assignment or the problem of a client has changed."""

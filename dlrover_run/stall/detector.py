@@ -5,7 +5,7 @@ child that works. The limit follows from the pauses of this round: a job whose s
 pauses of ten seconds is not stalled after eight. A detector belongs to one round and is forgotten with it.
 
 Processor time alone is no progress, because a worker that spins looks the same as one that evaluates, and a worker that
-waits for an accelerator spins too. So a busy worker is asked for its stack, again and again: one that works shows
+waits for an accelerator spins too. So the stack of a busy worker is read, again and again: one that works shows
 other frames, or new memory; one whose stack stays within a few lines is stalled.
 """
 
@@ -51,7 +51,7 @@ MIN_WORKING_FAULTS = 8
 """The same between two samples, in which the worker had little of a processor."""
 
 OUTPUT_BYTES = 1
-"""Bytes read or written between two samples that are progress, apart from the stacks that were asked for."""
+"""Bytes read or written between two samples that are progress."""
 
 CHILD_SHARE = 0.05
 """A child that uses or waits for a processor for this share of the time works."""
@@ -369,11 +369,10 @@ class Detector:
             return _Change(trained, trained or exchanged, busy=False, measured=False)
         seconds = one.at - known.at
         own, earlier = one.figures.own, known.figures.own
-        written = own.written - earlier.written - (one.dumped - known.dumped)
-        moved = written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
+        moved = own.written - earlier.written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
         busy = own.runs or own.ready - earlier.ready >= BUSY_SHARE * seconds
         enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
-        works = busy and not one.dumped > known.dumped and own.faults - earlier.faults >= enough
+        works = busy and own.faults - earlier.faults >= enough
         progress = trained or exchanged or moved or works or _child_works(one, known, seconds)
         return _Change(trained, progress, busy, measured=True)
 

@@ -1,4 +1,4 @@
-"""Reads what `faulthandler` has written: the stacks of all threads of a process, and the user's line among them."""
+"""The stacks of all threads of a process, and the user's line among them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,13 @@ from typing import NamedTuple
 from dlrover_run.coordination.text import format_ranks
 
 MAX_FRAMES = 100
-"""Frames of a thread that are kept; faulthandler writes no more."""
-
-MAX_DUMP_BYTES = 256 * 1024
-"""Bytes of one dump that are read: 100 frames of each of 100 threads, which is all that faulthandler writes."""
-
-_THREAD = re.compile(r"^(?:Stack|(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*?)\])?.*) \(most recent call first\):")
-_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+"""Frames of a thread that are kept."""
 
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen |^<string>$"
     r"|/dlrover_run/(?:agent|template|training|worker_path)/|/tf_ps_runner/(?:data|worker|worker_path)/"
     r"|/tf_ps_runner/hooks\.py$"
 )
-# The last frame of a main thread; any other thread begins in `_bootstrap`.
-_MAIN_ENDS = re.compile(r"in (?:<module>|_run_module_as_main)\n\Z|^  \.\.\.\n\Z", re.MULTILINE)
-_CUT_OFF = "\n...\n"
 _COLLECTIVE = re.compile(r"/torch/(?:distributed|nn/parallel|autograd)/|/horovod/|/deepspeed/comm/")
 _LOCK = re.compile(r"/threading\.py:|/multiprocessing/synchronize\.py:|/queue\.py:|/filelock/")
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py:|/multiprocessing/(?:queues|connection|pool)\.py:")
@@ -50,7 +41,7 @@ class Thread(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """The threads of one process. faulthandler writes the main thread last."""
+    """The threads of one process, the main thread last."""
 
     threads: tuple[Thread, ...]
 
@@ -91,27 +82,6 @@ class Stack(NamedTuple):
             if pattern.search(str(frame)):
                 return True
         return False
-
-
-def parse(text: str) -> Stack:
-    """The stacks in one dump. Lines that are no part of one are left out: the writer may have ended in between."""
-    threads: list[tuple[str, list[Frame]]] = []
-    for line in text.splitlines():
-        if found := _THREAD.match(line):
-            threads.append((found[2] or found[1] or "", []))
-        elif threads and (found := _FRAME.match(line)) and len(threads[-1][1]) < MAX_FRAMES:
-            threads[-1][1].append(Frame(found[1], int(found[2]) if found[2].isdigit() else 0, found[3]))
-    return Stack(tuple(Thread(name, tuple(frames)) for name, frames in threads))
-
-
-def is_complete(text: str) -> bool:
-    """Whether a dump is written to its end, which is the end of the main thread."""
-    return _MAIN_ENDS.search(text) is not None
-
-
-def is_cut_off(text: str) -> bool:
-    """Whether a dump has ended before the main thread, because the process has too many threads."""
-    return text.endswith(_CUT_OFF)
 
 
 class Folded(NamedTuple):

@@ -22,9 +22,6 @@ VARIABLE = "DLROVER_WORKER_START"
 OPTIMIZER_STEPS = "optimizer-steps"
 """Count the steps of torch's optimizer (`progress/optimizer_steps.py`)."""
 
-STACKS = "stacks"
-"""Let the agent ask for the stacks of this worker (`stall/register.py`)."""
-
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(HERE)
 
@@ -32,10 +29,7 @@ PACKAGE = os.path.dirname(HERE)
 def begin() -> None:
     """Install what the environment names. A defect of ours must not end the worker: it is printed, in one line."""
     wanted = os.environ.pop(VARIABLE, "").split(",")
-    stacks = os.environ.pop("DLROVER_STACKS", None)
     try:
-        if STACKS in wanted and stacks is not None:
-            load("dlrover_run.stall.register").install(stacks)
         if OPTIMIZER_STEPS in wanted:
             page = load("dlrover_run.progress.page")
             load("dlrover_run.progress.optimizer_steps").install(page.add, int(page.StepSource.OPTIMIZER))

@@ -13,7 +13,7 @@ from dlrover_run.stall.round_detectors import RoundDetectors
 INTERVAL = 0.5
 
 PROBED = 20
-"""Stacks that a busy worker gives after each sample."""
+"""Stacks of a busy worker that are read after each sample."""
 
 
 @dataclass
@@ -29,7 +29,6 @@ class Worker:
     state: str = "S"
     traced: bool = False
     at_store: bool = True
-    dumped: int = 0
     data_age: float | None = None
     queued: float = 0.0
     children: dict[int, ProcessFigures] = field(default_factory=dict)
@@ -40,7 +39,7 @@ class Worker:
         own = ProcessFigures(self.rank + 100, "python", self.state, 1, *figures_of)
         figures = WorkerFigures(own, tuple(self.children.values()), "", self.traced) if full else None
         traffic = Traffic(self.bytes, self.bytes, at_store=self.at_store, data_age=self.data_age)
-        return Evidence(self.rank, at, traffic, figures, self.dumped)
+        return Evidence(self.rank, at, traffic, figures)
 
 
 class Trace:
@@ -59,9 +58,6 @@ class Trace:
             each(self.workers, INTERVAL)
             decision = self.sample()
             if isinstance(decision, AskStacks):
-                for rank in decision.ranks:
-                    self.workers[rank].dumped += PROBED * 400
-                    self.workers[rank].written += PROBED * 400
                 moments = [self.now + 0.01 * number for number in range(PROBED)]
                 stacks = {rank: [self.workers[rank].stack(at) for at in moments] for rank in decision.ranks}
                 self.note_stacks(stacks)

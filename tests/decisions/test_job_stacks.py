@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.agent.worker_stacks import problem_of
 from dlrover_run.coordination import stacks
 from dlrover_run.coordination.model import NodeKey
 from dlrover_run.coordination.requests import RequestFailed, StackQuery
@@ -153,22 +152,6 @@ class TestRequest:
         request = StackRequest(1, {A: NODES[A]}, [A])
         request.take(B, NodeStacks((FoldedStack((9,), LOAD),)))
         assert request.result("resnet", trio().plan).stacks == ()
-
-
-@pytest.mark.parametrize(
-    ("state", "asked", "has_file", "problem"),
-    [
-        ("T", True, True, StackProblem.STOPPED),
-        ("t", False, False, StackProblem.STOPPED),
-        ("D", True, True, StackProblem.BLOCKED),
-        ("Z", False, False, StackProblem.ENDED),
-        ("S", True, True, StackProblem.NO_ANSWER),
-        ("R", False, True, StackProblem.NOT_ASKED),
-        ("R", False, False, StackProblem.NOT_REGISTERED),
-    ],
-)
-def test_why_a_worker_has_no_stack(state: str, asked: bool, has_file: bool, problem: StackProblem) -> None:
-    assert problem_of(state, asked, has_file) is problem
 
 
 class TestMessages:

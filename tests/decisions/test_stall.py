@@ -27,7 +27,7 @@ from dlrover_run.stall.detector import (
 )
 from dlrover_run.stall.guilt import Finding, GuiltCode, find_guilty, find_stall, ranks_to_restart
 from dlrover_run.stall.spin import PROBES
-from dlrover_run.stall.stacks import Frame, Stack, Thread, fold, is_complete, parse, render
+from dlrover_run.stall.stacks import Frame, Stack, Thread, fold, render
 from dlrover_run.stall.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, describe_worker
 
 HANGS = {
@@ -220,14 +220,6 @@ def test_data_from_before_a_freeze_is_as_new_as_the_end_of_it() -> None:
     trace.now += 60.0
     assert trace.run(MIN_LIMIT - INTERVAL, idle) is None
     assert trace.run(2 * MIN_LIMIT, idle) is not None
-
-
-def test_requested_stacks_do_not_count_as_progress() -> None:
-    trace = Trace()
-    trace.train()
-    found = trace.run(15, spin)
-    assert found is not None
-    assert trace.workers[1].dumped >= PROBES * 400
 
 
 def test_a_reported_pause_raises_the_limit() -> None:
@@ -429,36 +421,6 @@ def test_the_record_of_a_worker_is_bounded() -> None:
 
 
 # Stacks.
-
-DUMP = """Thread 0x00007f (most recent call first):
-  File "/usr/lib/python3.11/threading.py", line 324 in wait
-  File "/usr/lib/python3.11/threading.py", line 995 in _bootstrap
-
-Current thread 0x00008f [MainThread] (most recent call first):
-  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 2806 in all_reduce
-  File "/home/u/train.py", line 19 in step
-  File "/home/u/train.py", line ??? in <module>
-"""
-
-
-def test_a_dump_is_parsed() -> None:
-    stack = parse(DUMP)
-    assert is_complete(DUMP)
-    assert [thread.name for thread in stack.threads] == ["0x00007f", "MainThread"]
-    assert stack.in_collective
-    assert not stack.in_lock
-    assert stack.user_line == Frame("/home/u/train.py", 19, "step")
-
-
-@given(st.integers(0, len(DUMP)))
-def test_a_part_of_a_dump_is_not_complete(length: int) -> None:
-    assert is_complete(DUMP[:length]) == (length == len(DUMP))
-    parse(DUMP[:length])
-
-
-@given(st.text())
-def test_any_text_can_be_parsed(text: str) -> None:
-    assert parse(text).user_line is None or "File" in text
 
 
 def test_equal_stacks_are_folded() -> None:

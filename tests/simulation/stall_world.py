@@ -8,7 +8,7 @@ minute, while those that train in step with it wait, in a collective, or by look
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -141,7 +141,7 @@ class Node:
         """Send a report."""
         self._deliver(self.stalls.add_to_report(running_report(PLAN, self._member)))
 
-    def sample(self, full: bool, dumped: Mapping[int, int] | None = None) -> list[Evidence]:
+    def sample(self, full: bool) -> list[Evidence]:
         now = self._advance()
         found = [self._evidence(rank, now, full) for rank in self._ranks]
         self._traffic = {one.rank: one.traffic for one in found}
@@ -170,14 +170,17 @@ class Node:
 
     def close(self) -> None: ...
 
-    def request(self, rank: int, *, main: bool = False) -> bool:
-        return True
-
-    def answer(self, rank: int) -> Stack | None:
-        return self._world.stack(rank, asyncio.get_running_loop().time())
-
-    def dumped(self, rank: int) -> int:
-        return 0
+    async def read(
+        self,
+        ranks: Iterable[int],
+        *,
+        main: bool = False,
+        times: int = 1,
+        enough: Callable[[list[Stack]], bool] | None = None,
+    ) -> dict[int, tuple[Stack, ...]]:
+        now = asyncio.get_running_loop().time()
+        stacks = {rank: self._world.stack(rank, now) for rank in ranks}
+        return {rank: (stack,) * times for rank, stack in stacks.items() if stack is not None}
 
     def _steps(self) -> Mapping[int, int]:
         self._advance()

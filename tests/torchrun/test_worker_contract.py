@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 from harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, environment, finish, launch, only_long, run
 
-from dlrover_run.stall.register import MIN_DESCRIPTOR
-
 pytestmark = pytest.mark.torchrun
 OBSERVE = WORKERS / "observe.py"
 
@@ -179,9 +177,7 @@ def test_arguments_interpreter_and_process_state(
             assert our["orig_argv"] == their["orig_argv"]
             assert our["path0"] == their["path0"]
             assert our["dispositions"] == their["dispositions"]
-            # The file of the worker's stacks, as long as stalls are looked for.
-            stacks = [] if "--no-python" in args else [MIN_DESCRIPTOR]
-            assert our["fds"] == [*their["fds"], *stacks]
+            assert our["fds"] == their["fds"]
 
 
 def test_a_worker_that_is_not_watched_has_no_descriptor_of_ours(answers: Answers) -> None:

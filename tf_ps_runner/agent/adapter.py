@@ -111,9 +111,9 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it. Without ranks no question names one.
-        from dlrover_run.agent.worker_stacks import AskedWorker, node_stacks
+        from dlrover_run.agent.worker_stacks import node_stacks
 
-        return await node_stacks([AskedWorker(*one) for one in self._tasks.processes])
+        return await node_stacks(dict(self._tasks.processes))
 
     def begin_move(self, number: signal.Signals) -> str | None:
         """Begin to move the tasks, if a cluster manager evicts this node: it sends SIGTERM or a preemption notice, and

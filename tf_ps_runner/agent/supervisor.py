@@ -32,7 +32,6 @@ from tf_ps_runner.spec import PsJobSpec
 from tf_ps_runner.tf_config import servers_of, task_variables, tf_config
 
 if TYPE_CHECKING:
-    from dlrover_run.stall.ask import StackFiles
     from tf_ps_runner.agent.task_watch import TaskWatch
 
 PEER_TIMEOUT = 5.0
@@ -118,14 +117,10 @@ class TaskSupervisor:
         ]
 
     @property
-    def processes(self) -> Sequence[tuple[str, int, StackFiles | None]]:
-        """The tasks whose processes run: name, pid, and the file to which each writes its stacks."""
-        tasks = ((str(key), task.process, task.start) for key, task in sorted(self._tasks.items()))
-        return [
-            (name, process.pid, None if start is None else start.stacks)
-            for name, process, start in tasks
-            if process is not None and process.live
-        ]
+    def processes(self) -> Sequence[tuple[str, int]]:
+        """The tasks whose processes run: name and pid."""
+        tasks = ((str(key), task.process) for key, task in sorted(self._tasks.items()))
+        return [(name, process.pid) for name, process in tasks if process is not None and process.live]
 
     @property
     def stalled(self) -> Mapping[str, str]:

@@ -232,5 +232,3 @@ class TaskProcess:
         if self.start is not None:
             with contextlib.suppress(OSError):
                 self.start.memory.close()
-            if self.start.stacks is not None:
-                self.start.stacks.close()

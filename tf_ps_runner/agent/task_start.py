@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrover_run.agent.environment import command_line, fill_macros, python_program
-from dlrover_run.agent.starter import WANTED_VARIABLE
-from dlrover_run.agent.worker_specs import STACKS
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import TEMP_PREFIX, RunDir
 from dlrover_run.policies.parameter_servers.model import PlannedTask
 from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.spec import Entrypoint, LogSpec, SpecError, Std
-from dlrover_run.stall.ask import StackFiles
 from dlrover_run.supervisor.process import ProcessSpec
 from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.memory.enforcer import MemoryEnforcer
@@ -89,13 +86,11 @@ def master_address(spec: PsJobSpec) -> str:
 
 @dataclass(frozen=True)
 class TaskStart:
-    """All that one process is started with; the caller closes `memory`, `stacks`, and the descriptors of `spec`. The
-    paths are those of its log files, None without them. `stacks` is where it writes its stacks, None for a program that
-    may not be Python."""
+    """All that one process is started with; the caller closes `memory` and the descriptors of `spec`. The paths are
+    those of its log files, None without them."""
 
     spec: ProcessSpec
     memory: MemoryEnforcer
-    stacks: StackFiles | None
     stdout_path: str | None
     stderr_path: str | None
 
@@ -160,15 +155,13 @@ class TaskStartBuilder:
         memory = MemoryEnforcer.open(name, assigned.memory_mib)
         self._events.memory_limited(memory.kept_by)
         args = fill_macros(entrypoint.args, assigned.rank)
-        stacks = None if python_program(entrypoint) is None else StackFiles(1)
-        registers = {} if stacks is None else {WANTED_VARIABLE: STACKS, **stacks.environment(0)}
         spec = ProcessSpec(
             name=name,
             record_imports=ROLES[assigned.role].uses_servers,
             argv=boot_command(entrypoint, args),
             args=args,
-            environment={**self.common, **registers, **variables},
+            environment={**self.common, **variables},
             stdio=stdio,
             before_exec=memory.enter,
         )
-        return TaskStart(spec, memory, stacks, *paths)
+        return TaskStart(spec, memory, *paths)

@@ -16,9 +16,9 @@ from dlrover_run.evidence.sample import Sampler
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.spec import JobSpec
-from dlrover_run.stall.ask import StackFiles
 from dlrover_run.stall.detector import Resumed, Stalled
 from dlrover_run.stall.guilt import Finding
+from dlrover_run.stall.read import RoundStacks
 from dlrover_run.stall.stacks import Stack
 from dlrover_run.stall.suspects import Suspect
 from tf_ps_runner.agent.task_events import TaskEvents
@@ -103,36 +103,21 @@ class TaskWatch:
         # The watch closes it.
         self._run = self._sampler = None
 
-    def request(self, number: int, *, main: bool = False) -> bool:
-        """Ask a task for its stacks, as `StackFiles.request`."""
-        files, process = self._files(number), self._tasks[number].process if number in self._tasks else None
-        return files is not None and process is not None and files.request(0, process.pid, main=main)
-
-    def answer(self, number: int) -> Stack | None:
-        """As `StackFiles.answer`."""
-        files = self._files(number)
-        return None if files is None else files.answer(0)
-
-    def dumped(self, number: int) -> int:
-        """As `StackFiles.dumped`."""
-        files = self._files(number)
-        return 0 if files is None else files.dumped(0)
+    def _pids(self) -> Mapping[int, int]:
+        """The processes of the tasks that run."""
+        return {number: task.process.pid for number, task in self._tasks.items() if task.process is not None}
 
     def _new_watch(self, sampler: Sampler) -> StallWatch:
         return StallWatch(
             self._detectors,
             sampler,
-            self,
+            RoundStacks(self._pids),
             self._on_stall,
             self._on_resume,
             self._steps,
             find=self._find,
             names=self._names,
         )
-
-    def _files(self, number: int) -> StackFiles | None:
-        start = self._tasks[number].start if number in self._tasks else None
-        return None if start is None else start.stacks
 
     def _steps(self) -> Mapping[int, int]:
         """The last step of each task that has made one."""
