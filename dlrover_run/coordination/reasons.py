@@ -4,7 +4,8 @@ Decisions, the wire and the journal carry a chain of `Reason`s. A chain becomes 
 (`render`). A policy adds its codes with an enum of its own and `register`.
 
 A template takes Python's format fields, and `{number:#noun}` for a number of things, `{number:one|many}` for a text
-that depends on the number, and `{names:join}` for a list of names. A text that continues the one before begins with its
+that depends on the number, `{names:join}` for a list of names, and `{at:clock}` for a time in ISO 8601 with its zone,
+which a person reads as that of this machine's clock. A text that continues the one before begins with its
 separator, and a text that ends with a colon introduces the next one; every other text follows after a semicolon.
 """
 
@@ -238,6 +239,10 @@ class TextFormatter(string.Formatter):
         if "|" in format_spec:
             one, many = format_spec.split("|")
             return one if number == 1 else many
+        if format_spec == "clock":
+            from datetime import datetime
+
+            return datetime.fromisoformat(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         return join_names(value) if format_spec == "join" else super().format_field(value, format_spec)
 
 

@@ -159,6 +159,8 @@ class _Account:
         self._has_formed = False
         self._broken = False
         self._stops = False
+        # What a place does once its worker has ended, where the node waits already: the coordinator says so first.
+        self._waits_in: TimePhase | None = None
         self._first_version: int | None = None
         at_first = TimePhase.UNKNOWN if log.torn_head else TimePhase.START
         self._grows = log.opened.workers == 0
@@ -191,12 +193,12 @@ class _Account:
                 self._exit(event)
             case _ if self._stops:
                 pass
-            case NodeWaiting() if _is_spare(event):
-                self._enter(self._idle(), TimePhase.SPARE)
+            case NodeWaiting() if is_spare(event):
+                self._wait(TimePhase.SPARE)
             case NodeWaiting() | CheckEnded():
-                self._enter(self._idle(), TimePhase.RENDEZVOUS)
+                self._wait(TimePhase.RENDEZVOUS)
             case CheckStarted():
-                self._enter(self._idle(), TimePhase.CHECK)
+                self._wait(TimePhase.CHECK)
             case RoundFormed():
                 self._break()
                 self._broken = False
@@ -227,7 +229,13 @@ class _Account:
             place.enter(self.now, place.phase if known else TimePhase.UNKNOWN)
             place.enter(end, place.phase)
 
+    def _wait(self, phase: TimePhase) -> None:
+        """The node has no ranks; places whose workers still end follow with their exit."""
+        self._waits_in = phase
+        self._enter(self._idle(), phase)
+
     def _start(self, event: WorkerStarted) -> None:
+        self._waits_in = None
         if self._grows and event.local_rank == len(self.places):
             if self._first_version is None:
                 self._first_version = event.round
@@ -243,7 +251,7 @@ class _Account:
         for place in self._place(event.local_rank):
             place.live = False
             done = self._stops or (event.code == 0 and not event.stopped_with)
-            self._enter([place], TimePhase.STOP if done else TimePhase.RESTART, event.since)
+            self._enter([place], TimePhase.STOP if done else self._waits_in or TimePhase.RESTART, event.since)
         if event.failed and not self._stops and not event.role:
             # The other workers of the round only wait for the failed one from now on.
             self._break()
@@ -325,6 +333,6 @@ def _has_worked(log: AgentLog) -> bool:
     return False
 
 
-def _is_spare(event: NodeWaiting) -> bool:
+def is_spare(event: NodeWaiting) -> bool:
     """Whether a node without ranks waits while the others train, and joins no round that is due."""
     return Code.TRAINING.within(event.reasons) and not Code.JOINS_NEXT_ROUND.within(event.reasons)

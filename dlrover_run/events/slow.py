@@ -46,7 +46,13 @@ def shares(ledger: Ledger) -> Reasons:
     totals = ledger.totals()
     trained, wall = totals.pop(TimePhase.TRAIN), max(1, ledger.wall)
     others = Counter({phase: time for phase, time in totals.items() if time}).most_common()
-    head: Reasons = (WhyCode.TRAINED(percent=100 * trained / wall, seconds=ledger.wall / MICROSECONDS),)
+    percent, seconds, workers = 100 * trained / wall, ledger.wall / MICROSECONDS, len(ledger.places)
+    # The sum is more than the job has run for: a reader must not take it for the job's age.
+    head: Reasons = (
+        WhyCode.TRAINED(percent=percent, seconds=seconds)
+        if workers == 1
+        else WhyCode.TRAINED_ALL(percent=percent, seconds=seconds, workers=workers),
+    )
     if others:
         head = (*head, WhyCode.SHARES())
     return (*head, *(WhyCode.SHARE(phase=phase.value, percent=100 * time / wall) for phase, time in others))

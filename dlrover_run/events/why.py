@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from dlrover_run.coordination.reasons import Code, Reason, Reasons, sentence
+from dlrover_run.coordination.reasons import Code, Reason, Reasons, sentence, shown_names
 from dlrover_run.events.answers import WhyAnswer, WhyCode, clock_text
-from dlrover_run.events.ledger import PlaceTimes, agent_times, build_ledger
+from dlrover_run.events.ledger import PlaceTimes, agent_times, build_ledger, is_spare
 from dlrover_run.events.reader import AgentLog, merged
 from dlrover_run.events.records import (
     AgentEnded,
@@ -54,13 +54,14 @@ def explain(logs: Sequence[AgentLog], question: Question, until: datetime | None
 def _limits(logs: Sequence[AgentLog], running: bool) -> list[Reasons]:
     """What the logs do not show."""
     lines: list[Reasons] = []
-    for log in logs:
-        if log.ended is None and not running:
-            lines.append((WhyCode.TORN(host=log.opened.host, at=clock_text(log.last.time)),))
-        # The last line of an agent that runs or was killed may be incomplete.
-        if log.unread > (log.ended is None):
-            lines.append((WhyCode.UNREAD(host=log.opened.host, number=log.unread),))
-    return lines
+    torn = [] if running else [log for log in logs if log.ended is None]
+    if len(torn) == 1:
+        lines.append((WhyCode.TORN(host=torn[0].opened.host, at=clock_text(torn[0].last.time)),))
+    elif torn:
+        lines.append((WhyCode.TORN_LOGS(names=shown_names(sorted(log.opened.host for log in torn))),))
+    # The last line of an agent that runs or was killed may be incomplete.
+    unread = [log for log in logs if log.unread > (log.ended is None)]
+    return [*lines, *((WhyCode.UNREAD(host=log.opened.host, number=log.unread),) for log in unread)]
 
 
 def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
@@ -81,12 +82,24 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
             if isinstance(last := entry.event, AgentEnded)
         ]
     waiting = [
-        (WhyCode.WAITS(host=log.opened.host), *state.reasons)
-        for log in logs
-        if log.ended is None and isinstance(state := _state(log), NodeWaiting)
+        (log.opened.host, state) for log in logs if log.ended is None and isinstance(state := _state(log), NodeWaiting)
     ]
-    if waiting:
-        return waiting
+    trains = any(isinstance(_state(log), RoundFormed) for log in logs if log.ended is None)
+    if waiting and not trains:
+        return [(WhyCode.WAITS(host=host), *state.reasons) for host, state in waiting]
+    # Nodes that wait while others train are not the answer. Spares are counted here: an event has the number of when its
+    # node began to wait.
+    spares = [host for host, state in waiting if is_spare(state)]
+    others: list[Reasons] = [
+        (WhyCode.WAITS(host=host), *state.reasons) for host, state in waiting if not is_spare(state)
+    ]
+    if spares:
+        others.append((WhyCode.SPARES(names=shown_names(sorted(spares)), number=len(spares)),))
+    return [*_training(logs), *others]
+
+
+def _training(logs: Sequence[AgentLog]) -> list[Reasons]:
+    """Why there is the round that runs, or that its tasks do."""
     latest = last_round(logs)
     if latest is None:
         return _tasks(logs)
@@ -101,7 +114,7 @@ def _job_end(logs: Sequence[AgentLog], end: JobEnded) -> list[Reasons]:
         return [(WhyCode.JOB_SUCCEEDED(at=at, number=end.restarts),)]
     if Code.STOPPED_ON_REQUEST.within(end.reasons):
         return [(WhyCode.JOB_STOPPED(at=at), *end.reasons)]
-    failed = last_task_failure(logs)[:1] if latest is None else failures(logs, latest)
+    failed = last_task_failure(logs)[:1] if latest is None else failures(logs, range(latest.round, latest.round + 1))
     return [(WhyCode.JOB_FAILED(at=at), *end.reasons), *failed]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -91,6 +93,16 @@ RESTARTED = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def clock_of_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A local clock that differs from UTC."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
 def params(answer: WhyAnswer, code: WhyCode) -> list[dict[str, object]]:
     """The parameters of each reason with that code."""
     return [dict(reason.params) for line in answer.lines for reason in line if reason.code == code.code]
@@ -102,6 +114,7 @@ def test_the_last_restart_has_a_cause_a_time_and_a_cost() -> None:
         ("why.round_formed", "why.because", "worker_failed"),
         ("why.failed_worker", "why.lived"),
         ("why.down",),
+        ("why.next_step",),
         ("why.lost_work",),
     )
     assert params(answer, WhyCode.FAILED_WORKER)[0] | {"what": ""} == {
@@ -112,12 +125,15 @@ def test_the_last_restart_has_a_cause_a_time_and_a_cost() -> None:
     }
     # The node whose workers came back last, by the clock of that node alone.
     assert params(answer, WhyCode.DOWN)[0]["seconds"] == pytest.approx(3.0)
+    assert params(answer, WhyCode.NEXT_STEP)[0]["seconds"] == pytest.approx(4.0)
     assert params(answer, WhyCode.LOST_WORK)[0]["seconds"] == pytest.approx(4.2)
+    assert params(answer, WhyCode.ROUND_FORMED)[0]["at"] == "2026-11-22T04:00:11+00:00"
     assert answer.text == (
-        "round 2 was formed at 2026-11-22 04:00:11 UTC with 2 nodes, because: "
+        "round 2 was formed at 2026-11-21 23:00:11 with 2 nodes, because: "
         "rank 1 on node 1 (n02) was killed by SIGKILL\n"
         "rank 1 on n02 (pid 51) was killed by SIGKILL: the kernel's memory limit was hit, 9.1 s after its start\n"
         "workers ran again after 3.0 s\n"
+        "each worker had made a step again after 4.0 s\n"
         "4.2 s of work since the last checkpoint were lost"
     )
 
@@ -196,8 +212,9 @@ def test_slow_shows_the_shares_of_time_and_the_rank_that_waits_longest_for_data(
         return log_of(f"n{rank}", *events, *figures, (20, END))
 
     answer = explain([log(0, 0.3), log(1, 4.2), log(2, 0.2)], Question.SLOW)
-    assert answer.codes == (("why.trained", "why.shares", "why.share", "why.share"), ("why.waits_for_data",))
-    assert params(answer, WhyCode.TRAINED)[0]["percent"] == pytest.approx(75.0)
+    assert answer.codes == (("why.trained_all", "why.shares", "why.share", "why.share"), ("why.waits_for_data",))
+    assert " s, the sum of 3 workers, were training" in answer.text
+    assert params(answer, WhyCode.TRAINED_ALL)[0]["percent"] == pytest.approx(75.0)
     shares = {"own": pytest.approx(42), "others": pytest.approx(2)}
     assert params(answer, WhyCode.WAITS_FOR_DATA) == [{"rank": 1, "host": "n1", **shares}]
     assert explain([log(0, 4.0), log(1, 3.9)], Question.SLOW).codes[1] == ("why.no_straggler",)
@@ -238,7 +255,7 @@ def test_slow_names_the_stragglers_that_were_found_with_their_times(
 def test_the_text_of_a_straggler() -> None:
     log = log_of("n02", (0, formed(1)), (1, started(1, 1)), (20, straggler(1, 1)), (50, no_straggler(1, 1)), (60, END))
     assert explain([log], Question.SLOW).text.splitlines()[1] == (
-        "rank 1 on n02 was a straggler for 30 s from 2026-11-22 04:00:20 UTC: it waits for data 60 % of the time, "
+        "rank 1 on n02 was a straggler for 30 s from 2026-11-21 23:00:20: it waits for data 60 % of the time, "
         "and waits for other workers 2 %; they wait 55 %"
     )
 
