@@ -87,8 +87,8 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
     trains = any(isinstance(_state(log), RoundFormed) for log in logs if log.ended is None)
     if waiting and not trains:
         return [(WhyCode.WAITS(host=host), *state.reasons) for host, state in waiting]
-    # Nodes that wait while others train are not the answer. Spares are counted here: an event has the number of when its
-    # node began to wait.
+    # Nodes that wait while others train are not the answer. Spares are counted here: the number in an event is that of
+    # the time at which its node began to wait.
     spares = [host for host, state in waiting if is_spare(state)]
     others: list[Reasons] = [
         (WhyCode.WAITS(host=host), *state.reasons) for host, state in waiting if not is_spare(state)
