@@ -96,6 +96,7 @@ def _print_result(job: JobSpec, result: JobResult, console: Console) -> None:
     if root is None:
         return
     from dlrover_run.console.failure_report import FailureReport, render_failure, render_remote_failure
+    from dlrover_run.failures.guard import guarded
 
     # No other node prints the report of a failure of this one, whatever the coordinator knows of it.
     if isinstance(root, Failure) and not result.failed_here and not is_verbose(os.environ):
@@ -113,4 +114,5 @@ def _print_result(job: JobSpec, result: JobResult, console: Console) -> None:
         exit_code=result.exit_code,
         why_over=result.why_over,
     )
-    console.print(render_failure(report, console.width, console.color))
+    plain = f"the job failed: {result.reason}; this launcher exits with code {result.exit_code}"
+    console.print(guarded("the failure report", lambda: render_failure(report, console.width, console.color), plain))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 
 from msgspec.structs import replace
 
 from dlrover_run.agent.worker_specs import Worker
 from dlrover_run.failures import causes
 from dlrover_run.failures.error_file import read_error_file
+from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.streams import RankStreams, read_tail
@@ -25,9 +25,6 @@ def build_worker_exit(
     """How a worker has ended. `tail` is the end of its standard error from the relay, None if it was not requested yet.
     `raised`: it had written the traceback of its own error before it was stopped."""
     assert worker.code is not None, "the worker has ended"
-    seen = read_stderr(placed, tail)
-    may_be_oom = worker.stopped_with is None and causes.may_be_oom_kill(worker.code, seen)
-    error = read_error_file(placed.error_file) if placed.error_file else None
     end = WorkerExit(
         rank=worker.spec.rank,
         local_rank=worker.spec.local_rank,
@@ -35,16 +32,30 @@ def build_worker_exit(
         code=worker.code,
         unix_time=worker.ended_at,
         stopped_with=worker.stopped_with,
-        error=error,
-        error_file=placed.error_file if placed.error_file and os.path.exists(placed.error_file) else None,
-        stderr_tail=seen,
         stdout_path=placed.stdout.path,
         stderr_path=placed.stderr.path,
-        oom_kill=oom_kills.explain() if may_be_oom else None,
-        failed_first=raised or causes.failed_before(error, worker.stopped_at),
+        failed_first=raised,
         forwarded=-worker.code in worker.forwarded,
     )
-    return replace(end, full_disk=_full_disk(placed)) if causes.left_no_message(end) else end
+    return guarded(f"the end of rank {end.rank}", lambda: _explain(end, worker, placed, tail, oom_kills), end)
+
+
+def _explain(
+    end: WorkerExit, worker: Worker, placed: RankStreams, tail: str | None, oom_kills: OomKillCounters
+) -> WorkerExit:
+    """The end with what is read and looked up to explain it. One explanation that fails does not take the others."""
+    seen = guarded("the end of the output", lambda: read_stderr(placed, tail), "")
+    end = replace(end, stderr_tail=seen)
+    if (path := placed.error_file) is not None:
+        error = guarded("the error file", lambda: read_error_file(path), None)
+        found = path if os.path.exists(path) else None
+        failed_first = end.failed_first or causes.failed_before(error, worker.stopped_at)
+        end = replace(end, error=error, error_file=found, failed_first=failed_first)
+    if worker.stopped_with is None and causes.may_be_oom_kill(end.code, seen):
+        end = replace(end, oom_kill=guarded("the out-of-memory kills", oom_kills.explain, None))
+    if causes.left_no_message(end):
+        end = replace(end, full_disk=guarded("the full disks", lambda: _full_disk(placed), None))
+    return end
 
 
 def read_stderr(placed: RankStreams, tail: str | None) -> str:
@@ -55,7 +66,7 @@ def read_stderr(placed: RankStreams, tail: str | None) -> str:
 def _full_disk(placed: RankStreams) -> str | None:
     """A clause on the first of a worker's directories whose disk is full, so that its output may be missing."""
     written = [path for path in (placed.stderr.path, placed.stdout.path, placed.error_file) if path]
-    for directory in dict.fromkeys([*map(os.path.dirname, written), tempfile.gettempdir()]):
+    for directory in dict.fromkeys([*map(os.path.dirname, written), *_temp_dirs()]):
         try:
             disk = os.statvfs(directory)
         except OSError:
@@ -65,3 +76,12 @@ def _full_disk(placed: RankStreams) -> str | None:
         if disk.f_files and not disk.f_favail:
             return f"no more files can be made on the disk of {directory} (no inodes are left)"
     return None
+
+
+def _temp_dirs() -> list[str]:
+    """The directory for temporary files; it need not be writable.
+
+    `tempfile.gettempdir` looks for a writable one by writing, and raises where it finds none.
+    """
+    named = next((value for name in ("TMPDIR", "TEMP", "TMP") if (value := os.environ.get(name))), "/tmp")
+    return [os.path.abspath(named)] if os.access(named, os.W_OK) else []

@@ -29,6 +29,7 @@ from dlrover_run.events.records import (
 )
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
+from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
@@ -286,7 +287,8 @@ class WorkerRound:
         )
         failed = {one.spec.rank for one in self.group.ended if _failed(one)}
         live = [one for one in self._live if one.rank not in failed]
-        waited_for = find_absent_workers(end, live, all_here=self.ranks.nodes == 1)
+        all_here = self.ranks.nodes == 1
+        waited_for = guarded("the absent workers", lambda: find_absent_workers(end, live, all_here=all_here), None)
         rank = worker.spec.rank
         killed_for, lost = self._killed.get(rank, ""), rank in self._lost_peers
         return replace(end, waited_for=waited_for, killed_for=killed_for, has_lost_peer=lost)
@@ -297,16 +299,17 @@ class WorkerRound:
             return
         self._lasted = time.monotonic() - self._started
         # A checkpoint of this worker was before its end.
-        self._specs.startup_probe.marks.read()
+        guarded("the marks of checkpoints", self._specs.startup_probe.marks.read, None)
         # The first failure ends the round for all: what the others have done is written before it.
         failed_first = _failed(worker) and self._asking is None
-        self.progress.log(last=True, workers=[worker, *self.group.running] if failed_first else [worker])
+        logged = [worker, *self.group.running] if failed_first else [worker]
+        guarded("the progress log", lambda: self.progress.log(last=True, workers=logged), None)
         self._events.emit(
             WorkerExited(
                 round=self.ranks.round,
                 rank=worker.spec.rank,
                 local_rank=worker.spec.local_rank,
-                since=self.progress.script_ended(worker),
+                since=guarded("the end of the script", lambda: self.progress.script_ended(worker), None),
                 pid=worker.pid,
                 code=worker.code or 0,
                 stopped_with="" if worker.stopped_with is None else worker.stopped_with.name,
@@ -316,14 +319,17 @@ class WorkerRound:
         if _failed(worker):
             if failed_first:
                 # Before the other workers end too: the kernel forgets their connections.
-                self.has_trained = self._specs.startup_probe.has_trained()
-                looks = (inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
-                self._live = [one for one in looks if one is not None]
+                self.has_trained = guarded("what was trained", self._specs.startup_probe.has_trained, self.has_trained)
+                self._live = guarded("the workers that are left", self._inspect_running, [])
                 self._failure_due = asyncio.get_running_loop().time() + LOST_PEER_DELAY
             self._to_ask.append(worker)
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.ensure_future(self._ask())
         self._on_end(worker)
+
+    def _inspect_running(self) -> list[LiveWorker]:
+        looks = (inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
+        return [one for one in looks if one is not None]
 
     def _emit_failure(self) -> None:
         """Write the root cause to the event log; again if it has changed."""
@@ -359,7 +365,7 @@ class WorkerRound:
                     break
         finally:
             self._failure_known = True
-            self._emit_failure()
+            guarded("the event of the failure", self._emit_failure, None)
             self._on_news()
 
     async def _another_ends(self) -> bool:

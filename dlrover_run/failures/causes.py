@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from dlrover_run.failures import collective_errors
-from dlrover_run.failures.tracebacks import exception_lines, last_failure, plain_lines
+from dlrover_run.failures import collective_errors, tracebacks
+from dlrover_run.failures.guard import guarded
+from dlrover_run.failures.tracebacks import plain_lines
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 
 CLOCK_TICK = 0.01
@@ -95,7 +96,7 @@ def lost_peer(end: WorkerExit) -> bool:
 def raised_own_error(stderr_tail: str) -> bool:
     """Whether the output of a worker that still runs ends with the traceback of an error other than the loss of a peer,
     so that it is about to exit."""
-    lines = exception_lines(stderr_tail)
+    lines = _exception_lines(stderr_tail)
     return 0 < len(lines) <= MAX_OPEN_TRACEBACK and _PEER_LOST.search("\n".join(lines)) is None
 
 
@@ -105,7 +106,7 @@ def own_message(end: WorkerExit) -> str:
         return end.error.message
     if end.code == -signal.SIGABRT:
         return end.stderr_tail  # NCCL's watchdog writes its reason there and aborts the process.
-    return "\n".join(exception_lines(end.stderr_tail))
+    return "\n".join(_exception_lines(end.stderr_tail))
 
 
 class Cause(enum.StrEnum):
@@ -143,7 +144,7 @@ def cause_of(end: WorkerExit) -> Cause:
 
 def left_no_message(end: WorkerExit) -> bool:
     """Whether a worker failed by itself and left neither an error record nor an exception."""
-    return end.failed and end.error is None and not exception_lines(end.stderr_tail)
+    return end.failed and end.error is None and not _exception_lines(end.stderr_tail)
 
 
 def may_be_oom_kill(code: int, stderr_tail: str) -> bool:
@@ -161,7 +162,7 @@ def summarize_error(end: WorkerExit) -> str | None:
     else:
         # 1 is Python's exit code after an uncaught exception; with another code the traceback was not the cause.
         caused = end.code == 1 or end.failed_first
-        found = next(iter(exception_lines(end.stderr_tail)), None) if caused else None
+        found = next(iter(_exception_lines(end.stderr_tail)), None) if caused else None
     if found is not None and len(found) > MAX_SUMMARY:
         found = found[: MAX_SUMMARY - 3] + "..."
     return found or None
@@ -169,12 +170,25 @@ def summarize_error(end: WorkerExit) -> str | None:
 
 def trace_lines(end: WorkerExit) -> list[str]:
     """The traceback of the failure: as recorded, else the last one in the output; may be empty."""
-    recorded = last_failure(end.error.traceback) if end.error is not None else []
-    return recorded or last_failure(end.stderr_tail)
+    recorded = _last_failure(end.error.traceback) if end.error is not None else []
+    return recorded or _last_failure(end.stderr_tail)
+
+
+def _exception_lines(text: str) -> list[str]:
+    # These read what a user's program wrote, on the way to a restart.
+    return guarded("an exception in the output", lambda: tracebacks.exception_lines(text), [])
+
+
+def _last_failure(text: str) -> list[str]:
+    return guarded("a traceback in the output", lambda: tracebacks.last_failure(text), [])
 
 
 def describe_exit(end: WorkerExit) -> str:
     """How the worker exited, after its name: `exited with code 3`, `was killed by SIGKILL`, `raised KeyError: x`."""
+    return guarded("the text of an end", lambda: _describe_exit(end), f"ended with code {end.code}")
+
+
+def _describe_exit(end: WorkerExit) -> str:
     if end.waited_for is not None:
         return f"timed out waiting for {end.waited_for}; it {describe_exit(replace(end, waited_for=None))}"
     if end.stopped_with is not None and not end.failed_first:

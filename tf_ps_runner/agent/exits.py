@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.failures import causes
+from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd
@@ -36,14 +37,17 @@ class ExitClassifier:
         assert process.code is not None, "it has ended"
         assert start is not None, "a process has what it was started with"
         stopped = process.stopped_with if not task.hung else None
-        oom_kill = start.memory.explain_memory_kill(process.code) if stopped is None and not task.hung else None
+        code = process.code
+        oom_kill = None
+        if stopped is None and not task.hung:
+            oom_kill = guarded("the memory limit", lambda: start.memory.explain_memory_kill(code), None)
         text = await start.stderr_tail(self._relay)
         start.forget_output(self._relay)
         end = WorkerExit(
             rank=assigned.rank,
             local_rank=assigned.rank,
             pid=process.pid,
-            code=process.code,
+            code=code,
             unix_time=process.ended_at,
             stopped_with=stopped,
             stderr_tail=text,
