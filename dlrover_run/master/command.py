@@ -240,7 +240,7 @@ async def _serve(options: Options) -> int:
             end(reason)
 
     def on_change() -> None:
-        idle_shutdown.update(server.jobs.connected, server.jobs.empty and server.jobs.last_one_over)
+        idle_shutdown.follow(server.jobs)
 
     if options.parent_pipe_fd >= 0:
         event_loop.watch_pipe(options.parent_pipe_fd, lambda: end("the process that started it has ended"))
@@ -286,7 +286,7 @@ async def _serve(options: Options) -> int:
             "(set DLROVER_RDZV_TOKEN on the master and on every node)"
         )
     _send_ready(options.ready_fd, {"address": options.host, "port": port})
-    idle_shutdown.update(0, False)
+    idle_shutdown.follow(server.jobs)
     reason = await ended
     log(f"ends: {reason}")
     if web is not None:

@@ -78,6 +78,8 @@ class Job:
     """A job that a master coordinates. `log` writes one line to the master's log; `log_to_launcher` gets the lines
     about the job that the process that launched the master shows too.
 
+    `plan_age` is how many seconds ago a plan that this master takes over was decided.
+
     `stepped_down` is the reason why this master no longer decides for the job, and `replaced` whether another master
     does.
     """
@@ -90,6 +92,7 @@ class Job:
         now: float,
         log: Callable[[str], None],
         log_to_launcher: Callable[[str], None] = lambda line: None,
+        plan_age: float = 0.0,
     ) -> None:
         self.name = name
         self.history = JobHistory()
@@ -113,7 +116,7 @@ class Job:
         self._displaced: set[NodeKey] = set()
         self._stack_requests: StackRequests | None = None
         if coordinator.plan.phase in OVER:
-            self._note_over(now)
+            self._note_over(now - plan_age)
 
     @property
     def connected(self) -> int:
@@ -364,7 +367,8 @@ class Job:
         return True
 
     def _note_over(self, now: float) -> None:
-        self._over_at = now
+        if self._over_at is None:
+            self._over_at = now
         members = {member.key for member in self._stored.members if not member.done}
         self._unaware = (members | self._coordinator.members.keys() | self._displaced) - self._left
 

@@ -81,6 +81,11 @@ class Jobs:
     def empty(self) -> bool:
         return not self._jobs
 
+    @property
+    def keeps_result(self) -> bool:
+        """Whether a job is over whose result a disconnected node may still ask for, for at most RESULT_RETENTION."""
+        return any(job.over for job in self._jobs.values())
+
     def join(self, name: str, connection: NodeConnection, join: Join) -> tuple[Job, Welcome]:
         """Add a node to the job of that name; the first node begins the job. Raises RequestRefused."""
         try:
@@ -190,7 +195,15 @@ class Jobs:
             nodes = str(rules.min_nodes) + (f" to {rules.max_nodes}" if rules.max_nodes != rules.min_nodes else "")
             size = (rules.policy and rules.policy.job_size()) or f"{nodes} nodes"
             self._log(f"job {name!r}: begins, for {size}")
-        job = self._jobs[name] = Job(name, coordinator, journal, now, self._log, self._log_to_launcher)
+        job = self._jobs[name] = Job(
+            name,
+            coordinator,
+            journal,
+            now,
+            self._log,
+            self._log_to_launcher,
+            plan_age=0.0 if journal is None else journal.plan_age,
+        )
         self.last_one_over = False
         if self._stall_timer is None:
             self._stalls = StallDetector(now)

@@ -164,11 +164,17 @@ class IdleShutdown:
         self._requested = self._requested or reason
         self._stop_timer()
 
-    def update(self, nodes: int, all_over: bool) -> None:
-        """Take the number of connected nodes, and whether all jobs have ended and were deleted."""
+    def follow(self, jobs: Jobs) -> None:
+        """Take what the jobs are now; call it at each change."""
+        self.update(jobs.connected, jobs.empty and jobs.last_one_over, jobs.keeps_result)
+
+    def update(self, nodes: int, all_over: bool, keeps_result: bool = False) -> None:
+        """Take the number of connected nodes, whether all jobs have ended and were deleted, and whether a job is over
+        whose result is kept."""
         if self._timeout is None and not self._requested:
             return
-        if nodes:
+        if nodes or (keeps_result and not self._requested):
+            # With a journal the next master would begin to keep the result anew, and refuse newcomers for as long.
             self._stop_timer()
         elif all_over:
             self._on_idle(self._requested or "every job is over")

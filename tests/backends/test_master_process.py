@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from master_process import COMMAND, master, read_line
 from virtual_loop import run_virtually
 
 from dlrover_run.cli import parse
-from dlrover_run.coordination.model import NodePhase
+from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.rules import RESULT_RETENTION
 from dlrover_run.master import command
 from dlrover_run.master.command import Options, read_options
+from dlrover_run.master.journal import Journal
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
@@ -426,6 +429,60 @@ def test_the_successor_of_a_killed_master_continues_the_same_round(tmp_path: Pat
                 assert wanted.epoch > before.status.epoch
 
         talk(two.address, go_on)
+
+
+def test_the_name_of_a_job_that_ended_before_the_master_began_is_free(tmp_path: Path) -> None:
+    """As in a storm of faults: all nodes and the master were gone when the result had just been stored."""
+    ended = Plan(
+        epoch=7,
+        phase=PlanPhase.FAILED,
+        key=RoundKey(7, 5),
+        members=tuple(status(name).member for name in "ab"),
+        store_address="127.0.0.1",
+        store_port=1,
+    )
+    journal = Journal(tmp_path, "job")
+    journal.take_over(FAST, 7)
+    journal.append(ended)
+    journal.close()
+    for age in (RESULT_RETENTION / 2, RESULT_RETENTION):
+        decided = time.time() - age
+        os.utime(journal.path, (decided, decided))
+        for _ in range(2):
+            # The second master takes over what the first one has written.
+            with master("--state-dir", tmp_path, "--idle-timeout", str(NEVER)) as one:
+
+                async def join(channel: Any) -> None:
+                    with pytest.raises(AssertionError, match="has just ended; its name is free again in a moment"):
+                        await Node(channel, status("new")).join()
+
+                talk(one.address, join)
+                if age >= RESULT_RETENTION:
+                    assert one.finish()[0] == 0
+                    assert not journal.path.exists()
+                    break
+                one.process.kill()
+                assert time.time() - journal.path.stat().st_mtime >= age
+    with master("--state-dir", tmp_path) as one:
+
+        async def begin(channel: Any) -> None:
+            await train(channel, "c", "d")
+
+        talk(one.address, begin)
+
+
+def test_a_master_that_keeps_a_result_is_not_idle() -> None:
+    async def test() -> None:
+        ends: list[str] = []
+        idleness = IdleShutdown(15.0, ends.append)
+        idleness.update(1, False, False)
+        idleness.update(0, False, True)
+        await asyncio.sleep(100.0)
+        assert ends == []
+        idleness.update(0, True, False)
+        assert ends == ["every job is over"]
+
+    run_virtually(test())
 
 
 def test_it_serves_though_its_output_is_not_read() -> None:

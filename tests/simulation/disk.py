@@ -10,7 +10,7 @@ from typing import cast
 
 import msgspec
 
-from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.model import OVER, Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.journal import FORMAT, Journal, JournalContents, JournalHeader, JournalReplaced, encode
 from dlrover_run.policies.registry import decode_part
@@ -26,8 +26,18 @@ class Disk:
         self.timeline = timeline
         self.stories: dict[str, JournalContents] = {}
         self.owners: dict[str, int] = {}
+        # When the plan of each journal was decided.
+        self.decided: dict[str, float] = {}
+        # The journal as it was when its job had just ended.
+        self.over: JournalContents | None = None
         self.full = False
         self.tickets = itertools.count(1)
+
+    def restore_end(self, job: str) -> None:
+        """As if every machine had been lost just after the end of that job was stored."""
+        if self.over is not None:
+            self.stories[job] = self.over
+            self.decided[job] = self.timeline.now
 
 
 class DiskJournal:
@@ -44,6 +54,7 @@ class DiskJournal:
         self._burn = burn
         self._ticket = -1
         self.durable: Plan | None = None
+        self.plan_age = 0.0
 
     def exists(self) -> bool:
         return self._job in self._disk.stories
@@ -61,6 +72,7 @@ class DiskJournal:
         self._disk.stories[self._job] = story
         self.durable = story.plan
         self._burn()
+        self.plan_age = self._disk.timeline.now - self._disk.decided.get(self._job, self._disk.timeline.now)
         return story
 
     def append(self, plan: Plan) -> None:
@@ -72,6 +84,9 @@ class DiskJournal:
         plan = msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part)
         story = self._disk.stories[self._job]
         self._disk.stories[self._job] = JournalContents(story.header, plan)
+        self._disk.decided[self._job] = self._disk.timeline.now
+        if plan.phase in OVER:
+            self._disk.over = self._disk.stories[self._job]
         self._disk.laws.storing(story.plan, plan, self._disk.timeline.now)
         self.durable = plan
         self._burn()
@@ -79,6 +94,7 @@ class DiskJournal:
     def remove(self) -> None:
         if self._disk.owners.get(self._job) == self._ticket:
             del self._disk.stories[self._job], self._disk.owners[self._job]
+            self._disk.decided.pop(self._job, None)
             self._disk.laws.forgetting()
 
     def close(self) -> None:

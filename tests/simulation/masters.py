@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.jobs import Jobs
+from dlrover_run.master.server import IdleShutdown
 from dlrover_run.master.session import NodeSession
+from dlrover_run.rendezvous.master_launcher import IDLE_TIMEOUT
 from dlrover_run.transport.connection import ConnectionLost
 from dlrover_run.transport.messages import Join, Welcome
 from simulation.disk import Disk, DiskJournal
@@ -49,11 +52,20 @@ class Inbox:
 class Master(LoopProcess):
     """One master. `fuse` counts down with each write to the disk and each assignment sent; at 0 the process is killed.
 
-    With `disk` None the master has no state directory.
+    With `disk` None the master has no state directory. If `launched`, it exits by itself as a node's master does.
     """
 
-    def __init__(self, timeline: Timeline, name: str, disk: Disk | None, started_ms: int, laws: Laws) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        name: str,
+        disk: Disk | None,
+        started_ms: int,
+        laws: Laws,
+        launched: bool = False,
+    ) -> None:
         super().__init__(timeline, name)
+        self._launched = launched
         self.fuse: int | None = None
         self.laws = laws
         self._streams: list[Stream] = []
@@ -99,7 +111,14 @@ class Master(LoopProcess):
     def _begin(self, disk: Disk | None, started_ms: int) -> None:
         # The journal is simulated, and so is its directory.
         directory: Any = None if disk is None else (disk, self.burn)
-        self.jobs = WatchedJobs(self, directory, started_ms)
+        idle = IdleShutdown(IDLE_TIMEOUT if self._launched else None, self._exit)
+        self.jobs = WatchedJobs(self, directory, started_ms, lambda: idle.follow(self.jobs))
+        idle.follow(self.jobs)
+
+    def _exit(self, reason: str) -> None:
+        if self.alive:
+            self.note(f"exits: {reason}")
+            self._go(False)
 
     def _serve(self, stream: Stream, connection: MastersConnection) -> None:
         session = WatchedSession(self, connection)
@@ -145,9 +164,9 @@ class WatchedSession(NodeSession):
 class WatchedJobs(Jobs):
     """The jobs of the product, with checks of the laws for the reports that they accept."""
 
-    def __init__(self, master: Master, directory: Any, started_ms: int) -> None:
+    def __init__(self, master: Master, directory: Any, started_ms: int, on_change: Callable[[], None]) -> None:
         self._master = master
-        super().__init__(directory, started_ms, master.note)
+        super().__init__(directory, started_ms, master.note, on_change)
 
     def join(self, name: str, connection: NodeConnection, join: Join) -> tuple[Job, Welcome]:
         self._master.note(f"hears {join.report.node_id} join")
@@ -165,15 +184,24 @@ class Masters:
     """Starts masters one after the other, and resolves the master for nodes.
 
     With `two_places` a master that does not answer is replaced while it may still be running, and some nodes are sent
-    to the old master for a while.
+    to the old master for a while. If `launched`, a node that finds no master starts one.
     """
 
-    def __init__(self, timeline: Timeline, laws: Laws, disk: Disk | None, two_places: bool, clock_jumps: bool) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        laws: Laws,
+        disk: Disk | None,
+        two_places: bool,
+        clock_jumps: bool,
+        launched: bool = False,
+    ) -> None:
         self._timeline = timeline
         self._laws = laws
         self._disk = disk
         self._two_places = two_places
         self._clock_jumps = clock_jumps
+        self._launched = launched
         self._unix_ms = 1_700_000_000_000
         self._number = 0
         self.all: list[Master] = []
@@ -194,12 +222,16 @@ class Masters:
         started = self._unix_ms + int(self._timeline.now * 1000)
         if self._clock_jumps and random.random() < 0.5:
             started -= random.randint(0, 10_000_000)
-        self.all.append(Master(self._timeline, f"master{self._number}", self._disk, started, self._laws))
+        self.all.append(
+            Master(self._timeline, f"master{self._number}", self._disk, started, self._laws, self._launched)
+        )
         self.current.note("begins")
 
     def find(self) -> Master | None:
         """Return the master that a node finds when it looks for one."""
         random = self._timeline.random
+        if self._launched and not self.current.alive:
+            self.begin()
         if self._two_places and random.random() < 0.2:
             return random.choice(self.living) if self.living else None
         return self.current if self.current.alive else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ from simulation.disk import Disk
 from simulation.faults import Faults, MasterFaults
 from simulation.laws import Laws
 from simulation.master_client import ClientOfMaster
-from simulation.masters import Masters
+from simulation.masters import JOB, Masters
 from simulation.network import TO_MASTER, TO_NODE, Weather
 from simulation.nodes import Node, NodeClient, Place
 from simulation.program import Outcome, Program
@@ -166,7 +167,8 @@ class MasterScenario(Scenario):
         weather = Weather(slowness, echo=random.choice((0.0, 0.1, 0.6)))
         nodes_stay = self.trouble == "place" and not self.two_places and weather.slowness < 1
         self.laws = self.program.make_laws(self.durable, nodes_stay)
-        disk = Disk(self.laws, self.timeline) if self.durable else None
+        self._seed = seed
+        self._disk = disk = Disk(self.laws, self.timeline) if self.durable else None
         self.masters = Masters(self.timeline, self.laws, disk, self.two_places, random.random() < 0.2)
         self._furnish(weather)
         self.faults = MasterFaults(self, disk)
@@ -190,6 +192,20 @@ class MasterScenario(Scenario):
 
     def _settle(self) -> None:
         self.masters.settle()
+
+    def _demand_rest(self) -> None:
+        if self._disk is None:
+            return
+        from simulation.latecomers import demand_free_name
+
+        # From a generator of its own: the runs of seeds without it stay the same. The next job has laws of its own.
+        random = Random(f"latecomers {self._seed}")
+        for master in self.masters.living:
+            master.kill()
+        if random.random() < 0.5:
+            self._disk.restore_end(JOB)
+        self.laws = self._disk.laws = Laws(self.rules, durable=False, nodes_stay=False)
+        demand_free_name(self.timeline, self.rules, self.laws, self._disk, random)
 
     def close(self) -> None:
         super().close()

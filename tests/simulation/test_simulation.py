@@ -28,6 +28,8 @@ from dlrover_run.coordination.model import Assignment, NodeReport, Plan
 from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.etcd.operations import Absent, Delete, Range, Txn
+from dlrover_run.master.jobs import Jobs
+from dlrover_run.master.journal import JournalContents
 from dlrover_run.policies.health import steps as health_steps
 from dlrover_run.policies.health.diagnosis import Diagnosis, Finding
 from dlrover_run.policies.health.model import HealthCheck, HealthStatus
@@ -180,7 +182,24 @@ def change_before_a_checkpoint() -> Iterator[None]:
         yield
 
 
+real_journal_take_over = DiskJournal.take_over
+
+
+@contextmanager
+def keep_each_result_anew() -> Iterator[None]:
+    """Each master keeps the result of a job as if that had just ended, and exits before the time for it is over."""
+
+    def take_over(self: DiskJournal, rules: JobRules, epoch: int) -> JournalContents:
+        contents = real_journal_take_over(self, rules, epoch)
+        self.plan_age = 0.0
+        return contents
+
+    with patch.object(DiskJournal, "take_over", take_over), patch.object(Jobs, "keeps_result", False):
+        yield
+
+
 DEFECTS = {
+    "a name never becomes free": Defect(keep_each_result_anew, master=0),
     "a newcomer interrupts a round that has not saved": Defect(change_before_a_checkpoint, master=4, etcd=24),
     "a node whose coordinator is gone ends though others answer": Defect(
         end_whenever_the_coordinator_is_gone, master=48, etcd=32
