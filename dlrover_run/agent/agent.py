@@ -40,6 +40,8 @@ from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.activity import PhaseTimes
+    from dlrover_run.coordination.requests import OperatorRequest
+    from dlrover_run.coordination.status import JobStatus
     from dlrover_run.operate.protocol import AgentInfo, TaskProgress
 
 OpenClient = Callable[[OnChange, Callable[[str], None]], RendezvousClient]
@@ -88,7 +90,7 @@ class Agent:
         self._client.stack_source = self._adapter.stacks
         self._operator = AgentSocket(
             lambda: self._info(run_dir),
-            lambda request: self._client.ask(request),
+            self._ask,
             self._task_progress,
             lambda query: self._client.ask_stacks(query),
             lambda: self._adapter.checkpoint_memory,
@@ -160,6 +162,19 @@ class Agent:
         from dlrover_run.agent.agent_info import agent_info
 
         return agent_info(self._job, self._node_state, run_dir, self._began)
+
+    async def _ask(self, request: OperatorRequest | None) -> JobStatus:
+        """The status of the job after a request. While the coordinator is away, a stop ends this node alone."""
+        from msgspec.structs import replace
+
+        from dlrover_run.coordination.requests import Action
+
+        if request is None or request.action is not Action.STOP or not self._client.is_away:
+            return await self._client.ask(request)
+        status = await self._client.ask()
+        self._console.info(f"{request}, and the master is away: this node stops")
+        self._shutdown.drain()
+        return replace(status, answer="the master is away, so only this node stops; repeat it on the others")
 
     def _task_progress(self) -> Sequence[TaskProgress]:
         from dlrover_run.operate.protocol import TaskProgress

@@ -13,6 +13,7 @@ from dlrover_run.local_cluster.nodes import CLUSTER_VARIABLE
 from dlrover_run.operate.protocol import MAX_SCRIPT, AgentInfo
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
+from dlrover_run.transport.addresses import join_address
 
 
 def agent_info(job: JobSpec, node: NodeState, run_dir: RunDir, began: float) -> AgentInfo:
@@ -29,7 +30,7 @@ def agent_info(job: JobSpec, node: NodeState, run_dir: RunDir, began: float) -> 
         launcher=int(os.environ.get(CLUSTER_VARIABLE, "0") if job.console_name else os.getppid()),
         script=_script(job),
         seconds=round(time.monotonic() - began, 3),
-        endpoint=job.endpoint,
+        endpoint=job.endpoint if job.master is None else join_address(job.master.host, job.master.port),
         log="" if log is None else str(log),
     )
 

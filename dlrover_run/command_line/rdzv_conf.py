@@ -186,6 +186,9 @@ TABLE: tuple[Key, ...] = (
         "Seconds without an answer of the master or etcd and of all other nodes after which a node ends, so that it "
         "can be replaced; 0 for never",
         scope="nodes"),
+    Key("master_timeout", _time_above_zero,
+        "Seconds after which a node without running workers gives up a master that it had reached before",
+        scope="master"),
     Key("restart_window", _time, "Seconds in which --max-restarts counts; 0 counts over the whole job"),
     Key("keep_alive_interval", _time_above_zero, "Seconds between two heartbeats of a node"),
     Key("keep_alive_max_attempt", _count_above_zero,

@@ -19,6 +19,13 @@ LAST_CALL_TIMEOUT = 30.0
 JOIN_TIMEOUT = 600.0
 """Seconds that the first round waits for the fewest nodes before the job fails (as torchrun)."""
 
+MASTER_TIMEOUT = 60.0
+"""Seconds for which a node without running workers looks for a master that it has lost.
+
+A master that is started again is back in a second, and its pod in less than a minute. Longer would only keep idle
+accelerators from a scheduler that could start the job again; torchrun ends after four seconds.
+"""
+
 PEND_TIMEOUT = 600.0
 """Seconds that a job which has lost nodes waits for others to take their place before it fails."""
 
@@ -77,6 +84,8 @@ class JobRules(msgspec.Struct, frozen=True):
     unknown for `detection_delay` seconds: a lease's time where the records live under leases, 0 where a connection ends
     with the node.
 
+    A node without running workers ends when a master that it had reached is away for `master_timeout` seconds.
+
     A node ends when it has reached neither the coordinator nor another node for `cut_off_timeout` seconds, 0 for never.
 
     `policy` are the rules of the job's policy; None for a job without one. `wanted_nodes` is how many nodes a round has
@@ -101,6 +110,7 @@ class JobRules(msgspec.Struct, frozen=True):
     keep_alive_interval: float = KEEP_ALIVE_INTERVAL
     keep_alive_attempts: int = KEEP_ALIVE_ATTEMPTS
     cut_off_timeout: float = CUT_OFF_TIMEOUT
+    master_timeout: float = MASTER_TIMEOUT
     detection_delay: float = 0.0
     store: tuple[str, int] | None = None
     policy: PolicyRules | None = None

@@ -322,8 +322,8 @@ async def drain(
 async def stop(asker: Asker, wait: Wait = False) -> int:
     """Stop a job on all of its nodes. The workers get SIGTERM and the time of [b]--shutdown-timeout[/]."""
     job = await asker.find()
-    await asker.ask(job, OperatorRequest(Action.STOP, by=requester()))
-    print(f"{asker.name}: the job {job.name!r} stops", flush=True)
+    answer = (await asker.ask(job, OperatorRequest(Action.STOP, by=requester()))).answer
+    print(f"{asker.name}: {answer or f'the job {job.name!r} stops'}", flush=True)
     while wait:
         try:
             found = await asker.ask(job)

@@ -25,6 +25,7 @@ from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, Ta
 from dlrover_run.operate.survey import FoundAgent, Survey, ask_agent, choose, group, survey
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
+from dlrover_run.transport.addresses import join_address
 
 if TYPE_CHECKING:
     from dlrover_run.etcd.store import EtcdStore
@@ -145,7 +146,7 @@ async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Progr
     spec = job_elsewhere(flags, environ, program)
     credentials.scrub_environment()
     if spec is not None:
-        return JobElsewhere(spec)
+        return _by_agent(spec, everyone.found) or JobElsewhere(spec)
     which = f" with the id or the pid {word!r}" if word else ""
     whose = "" if os.geteuid() == 0 else " of yours"
     there = f", but others do: `{program.name} jobs` lists them" if everyone.found else ""
@@ -154,6 +155,16 @@ async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Progr
         "--rdzv-backend) and --rdzv-id",
         no_job=True,
     )
+
+
+def _by_agent(spec: JobSpec, found: Sequence[FoundAgent]) -> JobHere | None:
+    """The job at a master's endpoint by its agents on this machine; None if it has none here. They know its master also
+    where another node has taken the endpoint's place, and answer for their own node while there is none."""
+    if spec.master is None:
+        return None
+    endpoint = join_address(spec.master.host, spec.master.port)
+    agents = [(name, agent) for name, agent in found if (agent.endpoint, agent.job) == (endpoint, spec.run_id)]
+    return JobHere(agents) if agents else None
 
 
 async def survey_here() -> Survey:

@@ -40,8 +40,9 @@ MAX_SCRIPT = 500
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One agent. `launcher` is the pid of the command that started the job here, `script` what its workers run, and
-    `seconds` the age of the agent. `endpoint` is what was given for a job of one node, which has none. `log` is its
-    event log, empty if it keeps none. `uid` is its user, as the kernel knows it: what the agent sends is ignored."""
+    `seconds` the age of the agent. `endpoint` is that of its master, or what was given for a job of one node, which has
+    none. `log` is its event log, empty if it keeps none. `uid` is its user, as the kernel knows it: what the agent
+    sends is ignored."""
 
     job: str
     program: str

@@ -35,9 +35,10 @@ class RendezvousClient(Protocol):
 
     `assignment` is the latest one in force. `problem` is a sentence if this node cannot take part in the job, or no
     longer: it was refused, or no coordinator can be reached. `is_user_error`: the user's settings are the cause, so
-    the same command will fail again. `is_cut_off`: no other node can be reached either. `pids` are the processes
-    that the client has started and that outlive this agent on purpose. `stack_source` answers a coordinator that asks
-    this node for stacks; None for a node that has none.
+    the same command will fail again. `is_away`: the coordinator cannot be reached now, and could be before; `ask` and
+    `ask_stacks` then answer for this node alone, and raise AskFailed for a request. `is_cut_off`: no other node can be
+    reached either. `pids` are the processes that the client has started and that outlive this agent on purpose.
+    `stack_source` answers a coordinator that asks this node for stacks; None for a node that has none.
     """
 
     stack_source: StackSource | None
@@ -50,6 +51,9 @@ class RendezvousClient(Protocol):
 
     @property
     def is_user_error(self) -> bool: ...
+
+    @property
+    def is_away(self) -> bool: ...
 
     @property
     def is_cut_off(self) -> bool: ...

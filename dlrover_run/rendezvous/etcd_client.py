@@ -157,7 +157,7 @@ class EtcdClient(RemoteClient):
         except JoinRefused as refused:
             if self._is_training:
                 self._note_end(str(refused))
-                self._log_once(f"{refused}; the workers train on")
+                self._log_once(f"{refused}; running workers do not need it")
             else:
                 self._note_refusal(str(refused), retry=True)
                 await self._wait_until_changed(refused)

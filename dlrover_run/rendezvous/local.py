@@ -31,6 +31,7 @@ class LocalClient:
 
     problem: str | None = None
     is_user_error = False
+    is_away = False
     is_cut_off = False
 
     def __init__(

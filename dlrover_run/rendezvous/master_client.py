@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dlrover_run.coordination.model import NodeReport
-from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import AskFailed, OnChange
@@ -200,6 +200,8 @@ def _decoded(spec: MasterSpec, data: msgspec.Raw, kind: type[Part]) -> Part | No
 class MasterClient(RemoteClient):
     """Keeps one connection to the master of the job. `connect` opens one; `rng` returns a random number from 0 to 1."""
 
+    return_rule = "master_timeout"
+
     def __init__(
         self,
         spec: JobSpec,
@@ -223,10 +225,28 @@ class MasterClient(RemoteClient):
         return set(self._launcher.pids)
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        if self.is_away and self._latest_report is not None:
+            if request is not None:
+                raise AskFailed(f"{self._absence}; only `status`, `stacks` and `stop` of this node work")
+            # Imported only here: a node that joins does not wait for it.
+            from dlrover_run.rendezvous.own_node import own_status
+
+            return own_status(self._spec.run_id, self._rules, self._latest_report, self._absence)
         return await ask_master(self._master, self._spec.run_id, request, self._connect)
 
     async def ask_stacks(self, query: StackQuery) -> JobStacks:
+        if self.is_away and self._latest_report is not None and self.stack_source is not None:
+            from dlrover_run.rendezvous.own_node import own_stacks
+
+            try:
+                return own_stacks(self._spec.run_id, self._latest_report, query, await self.stack_source(query.rank))
+            except RequestFailed as failed:
+                raise AskFailed(f"{failed}, and {self._absence}") from None
         return await ask_master_for_stacks(self._master, self._spec.run_id, query, self._connect)
+
+    @property
+    def _absence(self) -> str:
+        return f"{self._server} cannot be reached{self._at_most()}"
 
     async def _attempt(self) -> None:
         try:
@@ -382,7 +402,7 @@ class MasterClient(RemoteClient):
         elif self._is_training and not self._connected:
             # A master that came back must not end running workers: it may be the wrong one.
             self._note_end(str(refusal))
-            self._log_once(f"{reason}; the workers train on")
+            self._log_once(f"{reason}; running workers do not need it")
         else:
             self._note_refusal(reason, refusal.retry)
 

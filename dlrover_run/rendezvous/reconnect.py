@@ -53,15 +53,22 @@ async def wait_for_event(event: asyncio.Event, timeout: float | None) -> bool:
 class ReconnectBackoff:
     """When to try to connect again, and when to give up. Pure: times of one monotonic clock are passed in.
 
-    A node with running workers retries for ever. Without workers it gives up when the server has been unreachable for
-    `join_timeout` seconds, or has refused the node for `refusal_timeout` seconds. `rng` returns a random number from 0
-    to 1.
+    A node with running workers retries for ever. Without workers it gives up when the server has not been found for
+    `join_timeout` seconds, has been unreachable for `return_timeout` seconds after a connection to it, or has refused
+    the node for `refusal_timeout` seconds. `rng` returns a random number from 0 to 1.
     """
 
     def __init__(
-        self, join_timeout: float, now: float, rng: Callable[[], float], refusal_timeout: float = ID_IN_USE_TIMEOUT
+        self,
+        join_timeout: float,
+        now: float,
+        rng: Callable[[], float],
+        refusal_timeout: float = ID_IN_USE_TIMEOUT,
+        return_timeout: float | None = None,
     ) -> None:
         self.join_timeout = join_timeout
+        self.return_timeout = join_timeout if return_timeout is None else return_timeout
+        self._ever_connected = False
         self.refusal_timeout = refusal_timeout
         self._rng = rng
         self._failures = 0
@@ -78,6 +85,7 @@ class ReconnectBackoff:
 
     def note_connected(self, now: float) -> None:
         self._connected_at = now
+        self._ever_connected = True
         self._away_since = None
         self._refused_since = None
 
@@ -117,15 +125,21 @@ class ReconnectBackoff:
         """Seconds after which the node gives up; None while it is connected or has running workers."""
         if self._away_since is None or self._idle_since is None:
             return None
-        return max(0.0, max(self._away_since, self._idle_since) + self.join_timeout - now)
+        timeout = self.return_timeout if self._ever_connected else self.join_timeout
+        return max(0.0, max(self._away_since, self._idle_since) + timeout - now)
 
 
 class RemoteClient(abc.ABC):
     """A client that runs in a task of its own on the running loop. `server` is the name of the server in messages.
 
+    `return_rule` is the rule of the job, and the key of --rdzv-conf, for how long a node without running workers looks
+    for a server that it has lost.
+
     The client adds two things to the agent's report: the address that this node advertises, because it knows from which
     of its addresses it reaches the server, and what a node of a job with parameter servers has to repeat.
     """
+
+    return_rule = "join_timeout"
 
     def __init__(
         self,
@@ -142,7 +156,9 @@ class RemoteClient(abc.ABC):
         self._on_change = on_change
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._backoff = ReconnectBackoff(spec.rules.join_timeout, self._loop.time(), rng, refusal_timeout)
+        self._backoff = ReconnectBackoff(
+            spec.rules.join_timeout, self._loop.time(), rng, refusal_timeout, getattr(spec.rules, self.return_rule)
+        )
         self._latest_report: NodeReport | None = None
         self._changed = asyncio.Event()
         self._reaches = reaches
@@ -171,11 +187,18 @@ class RemoteClient(abc.ABC):
     def pids(self) -> set[int]:
         return set()
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the server cannot be reached now, and could be before."""
+        return self._ever_connected and not self._connected
+
     def report(self, report: NodeReport) -> None:
         if report != self._latest_report:
-            self._latest_report = report
+            before, self._latest_report = self._latest_report, report
             self._backoff.note_phase(report.phase, self._loop.time())
             self._changed.set()
+            if before is not None and before.phase is not report.phase and self.is_away and not self._is_leaving:
+                self._show_end_of_workers(report)
 
     async def close(self) -> None:
         self._closing = True
@@ -215,6 +238,7 @@ class RemoteClient(abc.ABC):
     def _follow_rules(self, rules: JobRules) -> None:
         """Take the times of the job, which are those of its first node."""
         self._backoff.join_timeout = rules.join_timeout
+        self._backoff.return_timeout = getattr(rules, self.return_rule)
         self._cut_off_timeout = rules.cut_off_timeout
 
     def _note_connected(self) -> None:
@@ -243,7 +267,8 @@ class RemoteClient(abc.ABC):
             return
         if self._ever_connected and not self._loss_shown:
             self._loss_shown = True
-            then = "the workers train on" if self._is_training else "this node keeps trying to reach it"
+            # Workers that lost a peer together with the server may be about to fail, so this says no more of them.
+            then = "running workers do not need it" if self._is_training else f"this node waits for it{self._at_most()}"
             because = f" ({reason})" if show_reason else ""
             self._log(f"lost {self._server}{because}; {then}")
         left = self._backoff.time_left(now)
@@ -258,6 +283,20 @@ class RemoteClient(abc.ABC):
             self._give_up(reason)
         else:
             self._show_waiting(reason, None)
+
+    def _show_end_of_workers(self, report: NodeReport) -> None:
+        """Say what the workers came to while the server is away, and for how long this node waits for it."""
+        if report.phase is NodePhase.FAILED and report.failure is not None:
+            what = f"rank {report.failure.rank} failed: {report.failure.exit_text}"
+        elif report.phase is NodePhase.SUCCEEDED:
+            what = "the workers have finished"
+        else:
+            return
+        self._log(f"{what}; this node waits for {self._server}{self._at_most()}")
+
+    def _at_most(self) -> str:
+        left = self._backoff.time_left(self._loop.time())
+        return "" if left is None else f", at most {left:.0f} s"
 
     async def _watch_others(self) -> None:
         """End this node's part in the job if it cannot reach the server nor another node. Cancelled by the next
@@ -277,10 +316,12 @@ class RemoteClient(abc.ABC):
                 )
 
     def _describe_absence(self, reason: str) -> str:
-        duration = f"{self._backoff.join_timeout:g} s (--rdzv-conf join_timeout)"
         if self._ever_connected:
+            duration = f"{self._backoff.return_timeout:g} s (--rdzv-conf {self.return_rule})"
             return f"{self._server} was unreachable for {duration}: {reason}"
-        return f"{self._server} was not found within {duration}: {reason}"
+        return (
+            f"{self._server} was not found within {self._backoff.join_timeout:g} s (--rdzv-conf join_timeout): {reason}"
+        )
 
     def _show_waiting(self, what: str, seconds: float | None) -> None:
         """Show what the node waits for, until a coordinator sends that."""

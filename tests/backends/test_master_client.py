@@ -16,7 +16,7 @@ import pytest
 from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
 
-from dlrover_run.coordination.model import NodePhase, NodeReport, Peer, PlanPhase, RoundKey
+from dlrover_run.coordination.model import Failure, NodePhase, NodeReport, Peer, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off, reconnect
@@ -339,8 +339,8 @@ def test_a_restarted_master_that_refuses_a_node_does_not_end_its_workers(retry: 
             place = f"the master at 127.0.0.1:{server_port(node)}"
             await node.until(lambda: f"{place} is back" in node.output)
             assert node.output == [
-                f"lost {place}; the workers train on",
-                f"{place} refuses this node: the journal is damaged; the workers train on",
+                f"lost {place}; running workers do not need it",
+                f"{place} refuses this node: the journal is damaged; running workers do not need it",
                 f"{place} is back",
             ]
             assert not problem(node)
@@ -523,14 +523,21 @@ def test_a_temporary_refusal_is_retried_until_a_timeout() -> None:
 
 def test_a_node_whose_workers_have_exited_waits_for_a_lost_master_until_a_timeout() -> None:
     async def scene() -> None:
-        server = ScriptedMaster(assigns("taken in", then=end_at_once, rules=JobRules(join_timeout=0.3)))
+        server = ScriptedMaster(assigns("taken in", then=end_at_once, rules=JobRules(master_timeout=0.3)))
         node = Node(await server.start())
         node.client.report(status(phase=NodePhase.RUNNING))
         await node.until(has_reason(node, "taken in"))
         await server.stop()
         await node.until(lambda: node.output)
-        node.client.report(status(phase=NodePhase.FAILED))
-        await node.until(lambda: "was unreachable for 0.3 s" in problem(node))
+        failed = status(phase=NodePhase.FAILED, failure=Failure(rank=1, host="a", exit_text="exited with code 3"))
+        node.client.report(failed)
+        assert node.client.is_away
+        place = f"the master at 127.0.0.1:{server_port(node)}"
+        assert node.output == [
+            f"lost {place}; running workers do not need it",
+            f"rank 1 failed: exited with code 3; this node waits for {place}, at most 0 s",
+        ]
+        await node.until(lambda: "was unreachable for 0.3 s (--rdzv-conf master_timeout)" in problem(node))
         await node.client.close()
 
     alone(scene)

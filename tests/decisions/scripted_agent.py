@@ -94,6 +94,7 @@ class ScriptedRendezvous:
         self.assignment = Assignment()
         self.problem: str | None = None
         self.is_user_error = False
+        self.is_away = False
         self.is_cut_off = False
         self.pids: set[int] = set()
         self.statuses: list[NodeReport] = []

@@ -95,7 +95,7 @@ def test_all_members_are_killed_and_restarted(cluster: Cluster, etcd_cluster: Et
     etcd_cluster.kill()
     for node in nodes.values():
         node.until_prints("lost etcd at 127.0.0.1:")
-        node.until_prints("; the workers train on")
+        node.until_prints("; running workers do not need it")
     step = cluster.step_of(world, step)
     if data == "lost":
         for folder in (tmp_path / "etcd").glob("*.etcd"):
@@ -119,7 +119,7 @@ def test_a_worker_that_dies_while_etcd_is_unavailable_is_reported_later(cluster:
     world = cluster.world(3)
     etcd_cluster.kill()
     for node in nodes:
-        node.until_prints("; the workers train on")
+        node.until_prints("; running workers do not need it")
     send_signal(world[1:2], signal.SIGKILL)
     with watched(world[0]["pid"], world[2]["pid"]) as others:
         assert still_alive(others, 0) == 2

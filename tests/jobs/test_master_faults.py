@@ -7,9 +7,10 @@ import resource
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster import SOON, CapturedProcess, Cluster, Node, places, quiet_port, send_signal, succeed
-from harness import only_long, still_alive, watched
+from harness import OURS, Finished, only_long, run, still_alive, watched
 from links import Link
 from rendezvous_backends import MasterBackend
 
@@ -51,7 +52,7 @@ def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | 
     before = cluster.world(2)
     cluster.master().kill()
     for node in nodes:
-        node.until_prints("; the workers train on")
+        node.until_prints("; running workers do not need it")
     until_back(*nodes)
     with watched(*(member["pid"] for member in before)) as workers:
         assert still_alive(workers, 0) == 2
@@ -83,7 +84,7 @@ def test_a_stopped_master_does_not_affect_the_workers(cluster: Cluster) -> None:
     master = cluster.master()
     master.suspend()
     for node in nodes:
-        node.until_prints("; the workers train on")
+        node.until_prints("; running workers do not need it")
     master.resume()
     until_back(*nodes)
     assert cluster.mailbox.pending() == []
@@ -102,7 +103,7 @@ def test_a_master_that_was_replaced_while_it_was_stopped_makes_no_more_decisions
     before = cluster.world(2)
     old.signal(signal.SIGSTOP)
     for node in nodes:
-        node.until_prints("; the workers train on")
+        node.until_prints("; running workers do not need it")
     # Its address now leads to another machine, which shares the directory.
     link.target = cluster.port + 1
     new = cluster.stand_alone_master(*directory, port=link.target)
@@ -162,6 +163,38 @@ def test_no_decision_is_made_while_the_disk_is_full(cluster: Cluster, tmp_path: 
     succeed(after, *nodes)
     master.signal(signal.SIGTERM)
     assert master.finish() == 0
+
+
+def test_a_node_whose_master_is_gone_says_how_long_it_waits_and_answers_for_itself(cluster: Cluster) -> None:
+    """The operator's commands name the endpoint, as they do for a job elsewhere."""
+    master = cluster.stand_alone_master()
+    nodes = cluster.nodes("ab", "2", conf={"is_host": 0, "master_timeout": 600})
+    world = cluster.world(2)
+    kill(master)
+    place = f"the master at 127.0.0.1:{cluster.port}"
+    for node in nodes:
+        node.until_prints(f"lost {place}; running workers do not need it")
+    parent = psutil.Process(world[1]["pid"]).ppid()
+    (failed,) = (node for node in nodes if node.agent.pid == parent)
+    os.kill(world[1]["pid"], signal.SIGKILL)
+    failed.until_prints(f"; this node waits for {place}, at most ")
+    assert failed.has_printed("rank 1 failed: ")
+
+    def operate(*words: str) -> Finished:
+        return run(OURS, [*words, *cluster.place.flags(cluster.place.ports)], cwd=cluster.directory)
+
+    shown = operate("status")
+    assert shown.code == 0, shown
+    assert f"{place} cannot be reached" in shown.out
+    assert operate("stacks").code == 0
+    drained = operate("drain", "0", "--force")
+    assert drained.code, drained
+    assert f"{place} cannot be reached" in drained.err
+    while any(node.process.poll() is None for node in nodes):
+        stopped = operate("stop")
+        assert "only this node stops" in stopped.out or stopped.code, stopped
+    for node in nodes:
+        node.finish()
 
 
 def test_a_node_that_finds_no_master_fails_and_reports_where_it_searched(cluster: Cluster) -> None:
