@@ -266,7 +266,8 @@ def _entrypoint(line: CommandLine, flags: FlagValues, environ: Mapping[str, str]
 
 def read_job(line: CommandLine, warn: Callable[[str], None]) -> JobSpec:
     """The job of this process's command line; `warn` takes doubtful input. Raises SpecError."""
-    return _job(line, os.environ, _count_workers, warn, lambda line: entry_point.report(DLROVER_RUN.name, line))
+    environ = cluster_environment.without_outer_job(os.environ)
+    return _job(line, environ, _count_workers, warn, lambda line: entry_point.report(DLROVER_RUN.name, line))
 
 
 def launch(spec: JobSpec) -> int:

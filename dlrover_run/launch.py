@@ -49,10 +49,11 @@ def launch(
 ) -> int:
     """Run one job on this node, or on all of its nodes here, and return the exit code of the launcher.
 
-    This process becomes the watchdog, so it must have no other children. The agent is forked from it, so it must have
-    no other threads. Raises SpecError when the log directory cannot be used.
+    This process becomes the watchdog. The children that it has already are left alone. The agent is forked from it, so
+    it must have no other threads. Raises SpecError when the log directory cannot be used.
     """
     tree.open_standard_streams()
+    tree.spare_earlier_children()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Python would answer with a traceback; the default action ends the watchdog, and that ends the job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -77,7 +78,7 @@ def launch(
         os.close(watchdog_end)
         if result_fd is not None:
             os.close(result_fd)
-        code = watchdog.watch(agent, awaited, agent_end)
+        code = watchdog.watch(agent, awaited, agent_end, lambda line: _print(spec, f"{program.name}: {line}"))
         os.close(agent_end)
     finally:
         remove_run_dir(run_dir)
@@ -122,9 +123,12 @@ def _be_agent(
             _print(spec, traceback.format_exc().rstrip("\n"), timed=False)
         _print(spec, f"{program.name}: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        # A console that was closed, or is full, must not lead back into those frames.
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 def _cannot_start(error: OSError, spec: JobSpec, program: LauncherProgram) -> int:

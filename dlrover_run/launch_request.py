@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from dlrover_run import linux
 from dlrover_run.spec import JobSpec
 
 
@@ -41,7 +42,7 @@ def memory_file(content: bytes) -> Iterator[int]:
 
     No other program can see the content, and it is freed when the last holder of a descriptor ends.
     """
-    fd = os.memfd_create("dlrover-run")
+    fd = linux.memfd_create("dlrover-run")
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(content)

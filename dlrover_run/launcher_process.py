@@ -19,6 +19,7 @@ import msgspec
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.launch_request import LaunchRequest, command, memory_file
+from dlrover_run.process_tree import signals
 from dlrover_run.spec import JobSpec
 
 
@@ -72,19 +73,19 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
 class _Forwarding:
     """Forwards the signals that would end this process to the launcher while it runs, and records the first one.
 
-    A signal that this process ignores, as after nohup, stays ignored, here and in the launcher, which inherits this.
+    SIGHUP stays ignored, here and in the launcher, if this process ignores it, as after nohup.
     Only a main thread may set handlers; a launch from another thread forwards nothing.
     """
 
-    def __init__(self, signals: Sequence[signal.Signals]) -> None:
-        self._signals = signals if threading.current_thread() is threading.main_thread() else ()
+    def __init__(self, handled: Sequence[signal.Signals]) -> None:
+        self._signals = handled if threading.current_thread() is threading.main_thread() else ()
         self._previous: dict[signal.Signals, Any] = {}
         self._launcher: subprocess.Popen[bytes] | None = None
         self.seen: signal.Signals | None = None
 
     def __enter__(self) -> _Forwarding:
         for number in self._signals:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if not signals.stays_ignored(number, self._signals):
                 self._previous[number] = signal.signal(number, self._take)
         return self
 

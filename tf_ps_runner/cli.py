@@ -321,7 +321,8 @@ def has_tensorflow(python: str) -> bool:
 
 def read_job(line: CommandLine, warn: Callable[[str], None]) -> PsJobSpec:
     """The job of this process's command line; `warn` takes doubtful input. Raises SpecError."""
-    return _job(line, os.environ, require_tensorflow, warn, lambda line: entry_point.report(TF_PS_RUN.name, line))
+    environ = cluster_environment.without_outer_job(os.environ)
+    return _job(line, environ, require_tensorflow, warn, lambda line: entry_point.report(TF_PS_RUN.name, line))
 
 
 def launch(spec: PsJobSpec) -> int:

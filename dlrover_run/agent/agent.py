@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dlrover_run import linux
 from dlrover_run.agent.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
 from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.event_log import AssignmentEvents, log_opened
@@ -43,6 +44,12 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.requests import OperatorRequest
     from dlrover_run.coordination.status import JobStatus
     from dlrover_run.operate.protocol import AgentInfo, TaskProgress
+
+NO_PIDFD = (
+    "the kernel refuses pidfd_open (Linux before 5.3, or the seccomp profile of an older container runtime): the ends "
+    "of processes are learned from SIGCHLD instead"
+)
+"""What a user is told once. The job runs as with pidfds."""
 
 OpenClient = Callable[[OnChange, Callable[[str], None]], RendezvousClient]
 """Opens the rendezvous client, which gets a listener and a function that prints a line about the job."""
@@ -110,6 +117,8 @@ class Agent:
         """Take part in the job until it is over, and return its result."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
         self._shutdown.listen(self._parent_pipes)
+        if not linux.has_pidfd():
+            self._console.info(NO_PIDFD)
         if requeues := requeue_count(os.environ):
             self._console.info(
                 f"attempt {requeues + 1} of job {self._job.display_name}: its scheduler has started it again"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from string import Template
 from typing import Literal
 
+from dlrover_run.cluster_environment import without_outer_job
 from dlrover_run.coordination.model import RankAssignment, RoundKey
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 
@@ -38,7 +39,7 @@ def worker_environment(
     Raises SpecError when `--virtual-local-rank` finds fewer devices than workers.
     """
     rank = ranks.first_rank + local_rank
-    environment = dict(parent)
+    environment = without_outer_job(parent)
     environment.update(
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from dlrover_run import linux
 from dlrover_run.agent.starter import Starter
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.group_store.__main__ import LISTENS
@@ -51,7 +52,7 @@ class GroupStore:
         """Start the process, if it does not run. Raises OSError."""
         if self._process is not None or not self.port or self._closing:
             return
-        self._output = os.memfd_create("dlrover-run store", os.MFD_CLOEXEC)
+        self._output = linux.memfd_create("dlrover-run store")
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         args = (str(self.port),)
         spec = ProcessSpec(

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dlrover_run import linux
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.process_tree import event_loop, signals
 from dlrover_run.supervisor.process import ProcessSpec
@@ -221,7 +222,7 @@ class Template:
                 raise TemplateError(self._how_it_ended())
             self._answer = self._loop.create_future()
             try:
-                with open(os.memfd_create("dlrover-run request"), "wb") as body:
+                with open(linux.memfd_create("dlrover-run request"), "wb") as body:
                     body.write(json.dumps(request).encode())
                     body.flush()
                     # One request is under way at a time, so a packet of one byte always finds room.

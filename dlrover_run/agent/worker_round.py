@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Collection
@@ -263,8 +262,7 @@ class WorkerRound:
         for worker in self.group.running:
             if worker.spec.rank in ranks:
                 # Not as a stop of ours, so that the round ends with it; it is not reaped, so its pid is its own.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, signal.SIGKILL)
+                tree.send_signal(worker.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Release the port, the pages of progress and the results, and cancel pending requests."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from dlrover_run import linux
 from dlrover_run.agent.environment import (
     SURVIVOR_VARIABLES,
     command_line,
@@ -50,7 +51,7 @@ class ResultFiles:
     """Memory files for the return values of a function launch, one for each local rank. Nothing is on a disk."""
 
     def __init__(self, local_ranks: int) -> None:
-        self._fds = [os.memfd_create(f"dlrover-run result {rank}") for rank in range(local_ranks)]
+        self._fds = [linux.memfd_create(f"dlrover-run result {rank}") for rank in range(local_ranks)]
 
     def path(self, local_rank: int) -> str:
         """The path at which the worker opens its file; it needs no inherited descriptor."""

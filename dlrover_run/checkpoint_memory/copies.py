@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dlrover_run import linux
 from dlrover_run.checkpoint_memory.held import HeldFile
 from dlrover_run.checkpoint_memory.memory import SEALS, HeldMemory, Number
 from dlrover_run.checkpoint_memory.write_behind import copy
@@ -259,7 +260,7 @@ def _fill(connection: socket.socket, fd: int, size: int) -> Any:
         digest.update(buffer[:count])
         os.write(fd, buffer[:count])
         left -= count
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    fcntl.fcntl(fd, linux.F_ADD_SEALS, SEALS)
     return digest
 
 

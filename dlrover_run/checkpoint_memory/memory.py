@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlrover_run import linux
 from dlrover_run.checkpoint_memory.held import HeldFile, HeldFiles
 from dlrover_run.training.saved_steps import SavedFile
 
-SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+SEALS = linux.F_SEAL_WRITE | linux.F_SEAL_SHRINK | linux.F_SEAL_GROW
 
 RETRY_INTERVAL = 30.0
 """Seconds after which a file is tried again that the disk has refused."""
@@ -108,7 +109,7 @@ class HeldMemory:
         another size."""
         with self._changed:
             fd = self._fds[held.number]
-            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size != held.size:
+            if fcntl.fcntl(fd, linux.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size != held.size:
                 raise ValueError("the memory of a checkpoint is not sealed, or has another size than was said")
             leaving = self._files.add(held)
             self._left += self._take_out([number for number in leaving if number != held.number])
@@ -270,7 +271,7 @@ class HeldMemory:
         if size > self._free():
             self._files.release(number)
             return False
-        self._fds[number] = os.memfd_create("dlrover-run checkpoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fds[number] = linux.memfd_create("dlrover-run checkpoint", linux.MFD_CLOEXEC | linux.MFD_ALLOW_SEALING)
         return True
 
     def _take_out(self, numbers: Collection[Number]) -> list[int]:

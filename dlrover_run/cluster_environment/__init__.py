@@ -26,6 +26,24 @@ MARKERS: Mapping[str, tuple[str, ...]] = {
 """The variables that show each cluster, by its name in `--cluster`; a cluster without any of them is not looked at."""
 
 
+_OUTER = {"RANK": "GROUP_RANK", "NUM": "GROUP_WORLD_SIZE"}
+
+
+def without_outer_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a launcher without the numbers of the node that another launcher gave to its worker, when this
+    one runs in that worker: its job has nodes of its own. Numbers that differ from those of the outer round come
+    from elsewhere, and stay."""
+    kept = dict(environ)
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return kept
+    for prefix in ("NODE", "WORKER"):
+        numbers = {f"{prefix}_{name}": environ.get(outer) for name, outer in _OUTER.items()}
+        if all(environ.get(name) == number is not None for name, number in numbers.items()):
+            for name in numbers:
+                del kept[name]
+    return kept
+
+
 def is_marked(environ: Mapping[str, str], cluster: str) -> bool:
     """Whether a variable shows this cluster."""
     return any(environ.get(marker, "").strip() for marker in MARKERS[cluster])

@@ -24,7 +24,6 @@ from dlrover_run.command_line.rendezvous_options import (
     ETCD_BACKENDS,
     MASTER_BACKENDS,
     MASTER_VARIABLE,
-    RANK_VARIABLES,
     Rendezvous,
     RendezvousArgs,
 )
@@ -202,7 +201,7 @@ def complete(args: RendezvousArgs, found: Detected, flags: FlagValues, context: 
     by_address = endpoint is not None or args.master_addr is not None or args.master_port is not None
     if backend == "static" or (backend is None and by_address):
         return _complete_static(args, found, endpoint)
-    if args.node_rank is None and found.node_rank and not any(args.environ.get(name) for name in RANK_VARIABLES):
+    if args.node_rank is None and found.node_rank and args.preferred_rank is None:
         args = args._replace(node_rank=found.node_rank)
     if backend in ETCD_BACKENDS:
         return args

@@ -8,7 +8,7 @@ which is the same) use a master, those with `etcd` an etcd cluster.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -77,8 +77,9 @@ class RendezvousArgs(NamedTuple):
 
     @property
     def preferred_rank(self) -> FlagValue | None:
-        """The number of this node where nodes communicate: the variables of a cluster manager count too."""
-        return self.node_rank or _first_set(self.environ, RANK_VARIABLES)
+        """The number of this node where nodes communicate: the variables of a cluster manager count too, if they hold
+        a number (see `unread_hints`)."""
+        return self.node_rank or _first_fit(self.environ, RANK_VARIABLES, _is_rank)
 
 
 class EtcdMembers(NamedTuple):
@@ -198,6 +199,7 @@ def _with_master(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_n
         master=MasterSpec(host, port, is_host=False if endpoint is variable else args.is_host),
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),
+        warnings=unread_hints(args),
     )
 
 
@@ -214,8 +216,22 @@ def _with_etcd(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_nod
         etcd=parse_etcd_members(*args.endpoint),
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),
-        warnings=() if backend.text == "etcd" else (v2,),
+        warnings=(*unread_hints(args), *(() if backend.text == "etcd" else (v2,))),
     )
+
+
+def unread_hints(args: RendezvousArgs) -> tuple[str, ...]:
+    """Warnings of variables that other programs use too, and that hold no rank or name of a node as they would for this
+    one. They are hints, so the job begins without them; flags and variables of our own are refused."""
+    found = []
+    if args.node_rank is None and not _first_fit(args.environ, RANK_VARIABLES, _is_rank):
+        hint = _first_set(args.environ, RANK_VARIABLES)
+        found += [f"{hint.source}={hint.text!r} is no rank (0 to {_MAX_RANK}) and is not used." if hint else ""]
+    if not _first_fit(args.environ, ID_VARIABLES, _is_node_id):
+        hint = _first_set(args.environ, ID_VARIABLES)
+        problem = "is no name of a node (1-128 letters, digits, dots, dashes, underscores or colons)"
+        found += [f"{hint.source}={hint.text!r} {problem} and is not used." if hint else ""]
+    return tuple(filter(None, found))
 
 
 def _preferred_rank(args: RendezvousArgs) -> int | None:
@@ -224,13 +240,20 @@ def _preferred_rank(args: RendezvousArgs) -> int | None:
 
 
 def _node_id(environ: Mapping[str, str]) -> str:
-    given = _first_set(environ, ID_VARIABLES)
-    if given is None:
-        return ""
-    if not _NODE_ID.fullmatch(given.text):
-        problem = "must be 1-128 letters, digits, dots, dashes, underscores or colons"
-        raise values.invalid(*given, problem, "give another name, or unset it")
-    return given.text
+    given = _first_fit(environ, ID_VARIABLES, _is_node_id)
+    return given.text if given else ""
+
+
+def _is_node_id(text: str) -> bool:
+    return _NODE_ID.fullmatch(text) is not None
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_RANK)) and int(text) <= _MAX_RANK
+
+
+def _first_fit(environ: Mapping[str, str], names: tuple[str, ...], fits: Callable[[str], bool]) -> FlagValue | None:
+    return next((FlagValue(name, text) for name in names if fits(text := environ.get(name, ""))), None)
 
 
 def _first_set(environ: Mapping[str, str], names: tuple[str, ...]) -> FlagValue | None:

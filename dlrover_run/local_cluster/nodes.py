@@ -126,12 +126,7 @@ class NodeProcess:
             )
             with namespace.entered() if namespace is not None else contextlib.nullcontext():
                 pid = spawn(process_spec)
-            try:
-                self._process = ManagedProcess(pid, process_spec, lambda _: self._check_end())
-            except OSError:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise
+            self._process = ManagedProcess(pid, process_spec, lambda _: self._check_end())
             kept.pop_all()
         self._parent_pipe, self._result_fd = ours, result_fd
         self.started_at = asyncio.get_running_loop().time()

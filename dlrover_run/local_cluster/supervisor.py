@@ -46,13 +46,14 @@ NEWCOMER_AGE = 15.0
 def supervise(spec: JobSpec, parent_pipe_fd: int | None, result_fd: int | None) -> int:
     """Run a job with all of its nodes here, and return the exit code of the command.
 
-    This process must have no other children and no threads. All nodes end when `parent_pipe_fd` reads as ended. The
+    This process must have no threads. All nodes end when `parent_pipe_fd` reads as ended. The
     JobResult is written to `result_fd` as JSON.
     """
     assert spec.local is not None, "a job with nodes on this machine"
     tree.become_subreaper()
     # The parent may have left SIGCHLD ignored, or signals blocked.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signals.restore(spec.handled_signals)
     signals.release()
     try:
         relay = RelayClient(shared=True, secrets=spec.secrets)
@@ -83,7 +84,9 @@ async def _supervise(
     # A signal that arrives now has no handler any more, and would change the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.TERMINATION_SIGNALS)
     await relay.close()
-    tree.end_children()
+    if refused := tree.end_children():
+        # The relay has ended.
+        os.write(2, f"dlrover-run: {tree.describe_refused(refused)}\n".encode())
     if result_fd is not None:
         import msgspec
 

@@ -12,6 +12,8 @@ import os
 import struct
 from typing import NamedTuple
 
+from dlrover_run import linux
+
 _CURSOR = struct.Struct("=QqQQ")
 _FIRST_CURSOR = 8
 _RECORD_BYTES = _FIRST_CURSOR + 2 * _CURSOR.size
@@ -47,7 +49,7 @@ class Cursor(NamedTuple):
 
 def create_cursor_table() -> int:
     """Create the memory file and return its descriptor."""
-    fd = os.memfd_create("dlrover-run cursors", os.MFD_CLOEXEC)
+    fd = linux.memfd_create("dlrover-run cursors")
     os.ftruncate(fd, MAX_SOURCES * _RECORD_BYTES)
     return fd
 

@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from dlrover_run import linux
 from dlrover_run.output.cursors import OWN_MESSAGES, CursorTable
 from dlrover_run.output.log_watcher import LogWatcher
 from dlrover_run.output.sinks import Sink, console_sink, file_sink
@@ -102,8 +103,7 @@ def _drop_inherited(control: socket.socket, console: tuple[int, int]) -> None:
     for target, fd in zip((1, 2), console, strict=True):
         if fd != target:
             os.dup2(fd, target, inheritable=False)
-    os.closerange(3, control.fileno())
-    os.closerange(control.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    linux.close_from(3, kept=control.fileno())
     signal.set_wakeup_fd(-1)
 
 
@@ -153,7 +153,7 @@ class _Relay:
         # The agent's end is noticed even if another process holds a copy of its end of the socket.
         self.parent = -1
         with contextlib.suppress(OSError):
-            self.parent = os.pidfd_open(parent)
+            self.parent = linux.pidfd_open(parent)
             self.poller.register(self.parent, select.EPOLLIN)
         if os.getppid() != parent:
             self._on_agent_gone()

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from dlrover_run import linux
 from dlrover_run.output.cursors import OWN_MESSAGES, create_cursor_table, reset_cursor
 from dlrover_run.output.relay_process import CLOSE_TIMEOUT, RelayProcess
 from dlrover_run.output.sinks import is_writable
@@ -92,7 +93,7 @@ class RelayClient:
         self._requests: dict[int, _Request] = {}
         self._count = 0
         self._cursors = create_cursor_table()
-        self._messages = os.memfd_create("dlrover-run messages", os.MFD_CLOEXEC)
+        self._messages = linux.memfd_create("dlrover-run messages")
         self._sources: dict[int, _ShownOutput] = {}
         self._owned: list[str] = []
         self._hurried = False
@@ -153,7 +154,7 @@ class RelayClient:
         read_end, write_end = _pseudo_terminal(console) if terminal else _pipe()
         # A worker that was started again under this key has a new pipe.
         self._end(self._live([key]))
-        spool = os.memfd_create("dlrover-run output", os.MFD_CLOEXEC)
+        spool = linux.memfd_create("dlrover-run output")
         message = {"do": "pipe", "out": out, "prefix": prefix, "whole": whole_lines}
         self._add(key, {**message, "steps": steps and steps._asdict()}, 0, spool, read_end)
         return write_end

@@ -20,6 +20,26 @@ NAMED: frozenset[signal.Signals] = frozenset(
 """The signals of TERMINATION_SIGNALS that have a name and so a meaning: unhandled, they end the launcher."""
 
 
+def stays_ignored(number: int, handled: Collection[int]) -> bool:
+    """Whether a signal that this process was started with as ignored stays so: SIGHUP, as after nohup, and what is not
+    `handled` on request.
+
+    The others are handled as torchrun does. A shell without job control starts each background command with SIGINT and
+    SIGQUIT ignored, which is no request of its user.
+    """
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        return False
+    return number == signal.SIGHUP or number not in handled
+
+
+def restore(handled: Collection[int]) -> None:
+    """Give the `handled` signals that are ignored and do not stay so their default action, which the programs started
+    from here inherit."""
+    for number in handled:
+        if signal.getsignal(number) is signal.SIG_IGN and not stays_ignored(number, handled):
+            signal.signal(number, signal.SIG_DFL)
+
+
 def ignore(own: Collection[int] = ()) -> None:
     """Ignore every signal of TERMINATION_SIGNALS except the process's `own`.
 

@@ -18,11 +18,12 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from dlrover_run import linux
 from dlrover_run.template import process_title
 
 _PR_SET_PDEATHSIG = 1
@@ -51,6 +52,13 @@ CLEANUP_TIMEOUT = 2.0
 
 END_TIMEOUT = 5.0
 """Seconds after which `end_children` gives up on processes that the kernel does not end (uninterruptible sleep)."""
+
+LOOK_INTERVAL = 0.01
+"""Seconds between two looks at a child that is being ended, where the kernel gives no pidfds."""
+
+
+MAX_NAMED = 5
+"""Processes that `describe_refused` names."""
 
 
 def become_subreaper() -> None:
@@ -122,7 +130,18 @@ def children() -> set[int]:
     except ChildProcessError:
         # There are none, as at the end of nearly every job, and /proc need not be read to know it.
         return set()
-    return {process.pid for process in _processes() if process.parent == os.getpid()}
+    here = os.getpid()
+    return {each.pid for each in _processes() if each.parent == here and (each.pid, each.started) not in _earlier}
+
+
+_earlier: frozenset[tuple[int, int]] = frozenset()
+
+
+def spare_earlier_children() -> None:
+    """Have `children` leave out the processes that are below this one now. For a launcher before it starts its first
+    process: a shell that has begun others in the background may become the launcher by `exec`."""
+    global _earlier
+    _earlier = frozenset((each.pid, each.started) for each in descendants())
 
 
 def descendants(spared: Iterable[int] = ()) -> list[ProcessInfo]:
@@ -185,8 +204,19 @@ def kill(processes: Iterable[ProcessInfo], spared: Iterable[int]) -> None:
     still = [process for process in here if (process.pid, process.started) in lives]
     for pid in {process.pid for process in [*still, *_below([process.pid for process in still], here)]}:
         if not _cleans_up(pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
+
+
+def send_signal(pid: int, number: int) -> bool:
+    """Send a signal, also to a process that has ended; False if this user may not: `sudo` or a set-uid program has
+    given it to another one."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
 
 
 def _cleans_up(pid: int) -> bool:
@@ -256,14 +286,16 @@ def reap(known: Iterable[int] = ()) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def end_children(spared: Iterable[int] = ()) -> None:
-    """End all children except the `spared` ones, and their orphans.
+def end_children(spared: Iterable[int] = ()) -> list[int]:
+    """End all children except the `spared` ones, and their orphans. Returns the pids of those that this user may not
+    signal; they run on.
 
     They get ORPHAN_GRACE seconds to end by themselves, and those that clean up after the others CLEANUP_TIMEOUT. This
     process inherits the children of each one that it kills, so it repeats until none is left, or until END_TIMEOUT if
     the kernel does not end one.
     """
     kept = set(spared)
+    refused: list[int] = []
     began = time.monotonic()
     give_up = began + END_TIMEOUT
     while (ending := children() - kept) and time.monotonic() < give_up:
@@ -274,9 +306,38 @@ def end_children(spared: Iterable[int] = ()) -> None:
         still = due & children()
         for pid in still:
             # Still our unreaped child, so the pid cannot have been reused.
-            os.kill(pid, signal.SIGKILL)
-        _wait_for_ends(still, give_up - time.monotonic())
+            if not send_signal(pid, signal.SIGKILL):
+                refused.append(pid)
+                kept.add(pid)
+        _wait_for_ends(still - kept, give_up - time.monotonic())
         reap(kept)
+    return refused
+
+
+def describe_refused(pids: Sequence[int]) -> str:
+    """A line for the user about processes that `end_children` was not permitted to end."""
+    shown = ", ".join(f"{pid} ({_name_of(pid)})" for pid in pids[:MAX_NAMED])
+    more = f" and {len(pids) - MAX_NAMED} more" if len(pids) > MAX_NAMED else ""
+    one = len(pids) == 1
+    return (
+        f"{'a process' if one else 'processes'} of another user {'was' if one else 'were'} left running, because this "
+        f"user may not end {'it' if one else 'them'}: {shown}{more}"
+    )
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return read_stat(pid)[0].decode(errors="replace")
+    except OSError:
+        return "ended by now"
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; its exit status stays to be collected. True if that has been done."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _wait_for_ends(pids: Iterable[int], timeout: float) -> None:
@@ -284,8 +345,13 @@ def _wait_for_ends(pids: Iterable[int], timeout: float) -> None:
     deadline = time.monotonic() + timeout
     for pid in pids:
         # One after the other: all are waited for anyway, and any number of them needs only one descriptor.
+        if not linux.has_pidfd():
+            # SIGCHLD may be blocked or handled elsewhere, so it cannot be waited for.
+            while not has_ended(pid) and time.monotonic() < deadline:
+                time.sleep(LOOK_INTERVAL)
+            continue
         with contextlib.suppress(ProcessLookupError):
-            fd = os.pidfd_open(pid)
+            fd = linux.pidfd_open(pid)
             try:
                 ended = select.poll()
                 ended.register(fd, select.POLLIN)

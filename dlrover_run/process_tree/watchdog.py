@@ -15,7 +15,7 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from dlrover_run.process_tree import signals, tree
@@ -39,25 +39,27 @@ class ReceivedSignal(NamedTuple):
     at: float
 
 
-def block_signals(handled: Iterable[int]) -> frozenset[int]:
+def block_signals(handled: Collection[int]) -> frozenset[int]:
     """Block the signals that the watchdog waits for, and SIGCHLD, so that none is lost before it waits.
 
-    Returns those signals: the `handled` ones and all others that would end it, without those that are ignored already
-    (as after nohup). Real-time signals that are not handled are ignored.
+    Returns those signals: the `handled` ones and all others that would end it, without those that stay ignored (see
+    `signals.stays_ignored`). Real-time signals that are not handled are ignored.
     """
     # If our parent ignored SIGCHLD, the kernel would report no end and keep no exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     wanted = set(signals.NAMED) | set(handled)
-    awaited = frozenset(number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN)
+    awaited = frozenset(number for number in wanted if not signals.stays_ignored(number, handled))
     signal.pthread_sigmask(signal.SIG_BLOCK, {*signals.TERMINATION_SIGNALS, *awaited, signal.SIGCHLD})
+    signals.restore(handled)
     return awaited
 
 
-def watch(agent: int, awaited: Collection[int], parent_pipe: int) -> int:
+def watch(agent: int, awaited: Collection[int], parent_pipe: int, tell: Callable[[str], None]) -> int:
     """Write blocked `awaited` signals to the agent's `parent_pipe` until the agent has ended, then end what it left.
 
-    Returns the agent's exit code, or minus the number of the signal that killed it. The agent has a session of its own,
-    so a Ctrl-C in the terminal reaches it through here, and exactly once.
+    `tell` gets a line about processes that cannot be ended. Returns the agent's exit code, or minus the number of the
+    signal that killed it. The agent has a session of its own, so a Ctrl-C in the terminal reaches it through here, and
+    exactly once.
     """
     os.set_blocking(parent_pipe, False)
     # Only now, because the agent's programs would inherit what is ignored before it is forked.
@@ -75,7 +77,8 @@ def watch(agent: int, awaited: Collection[int], parent_pipe: int) -> int:
         if pid == agent:
             break
         tree.reap({agent})
-    tree.end_children()
+    if refused := tree.end_children():
+        tell(tree.describe_refused(refused))
     return os.waitstatus_to_exitcode(status)
 
 

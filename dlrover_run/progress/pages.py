@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 
+from dlrover_run import linux
 from dlrover_run.progress.page import AREA_BYTES, PAGE_BYTES, Area, Progress, decode, is_blank
 
 READ_ATTEMPTS = 3
 """Reads of an area whose writer fills both slots in the middle of each read; then the page is read another time."""
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_SEALS = linux.F_SEAL_SHRINK | linux.F_SEAL_GROW | linux.F_SEAL_SEAL
 """A process that has mapped a file dies of SIGBUS when another one truncates it."""
 
 
@@ -45,9 +46,9 @@ class ProgressPages:
 
 
 def _create_page(local_rank: int) -> int:
-    fd = os.memfd_create(f"dlrover-run progress {local_rank}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = linux.memfd_create(f"dlrover-run progress {local_rank}", linux.MFD_CLOEXEC | linux.MFD_ALLOW_SEALING)
     os.ftruncate(fd, PAGE_BYTES)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    fcntl.fcntl(fd, linux.F_ADD_SEALS, _SEALS)
     return fd
 
 

@@ -95,7 +95,8 @@ def spawn(spec: ProcessSpec) -> int:
 class ManagedProcess(Generic[Spec]):
     """A running child of this process, watched through a pidfd.
 
-    `on_end` is called once when it has ended, `on_stuck` once if SIGKILL has not ended it within KILL_TIMEOUT seconds.
+    `on_end` is called once when it has ended, `on_stuck` once if SIGKILL has not ended it within KILL_TIMEOUT seconds,
+    or at once if this user may not kill it. Raises OSError when it cannot be watched; it is killed then.
     """
 
     def __init__(
@@ -114,12 +115,21 @@ class ManagedProcess(Generic[Spec]):
         self.forwarded: set[signal.Signals] = set()
         """Signals that were passed on and do not end it."""
         self.stuck = False
+        self.refused = False
+        """Whether this user may not kill it: `sudo` or a set-uid program has given it to another one."""
         self._started = time.monotonic()
         self._on_end = on_end
         self._on_stuck = on_stuck
         self._kill_timer: asyncio.TimerHandle | None = None
         self._stuck_timer: asyncio.TimerHandle | None = None
-        event_loop.watch_child(pid, self._collect)
+        try:
+            event_loop.watch_child(pid, self._collect)
+        except OSError:
+            # Without a descriptor for it nothing would report its end: it does not run unwatched.
+            tree.send_signal(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            raise
 
     @property
     def live(self) -> bool:
@@ -161,11 +171,11 @@ class ManagedProcess(Generic[Spec]):
         self.stopped_with = number
         self.stopped_at = self.stopped_at or time.time()
         if number is signal.SIGKILL:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            self.refused = not tree.send_signal(self.pid, number)
             self._end_group()
             if self._stuck_timer is None:
-                self._stuck_timer = asyncio.get_running_loop().call_later(KILL_TIMEOUT, self._note_stuck)
+                wait = 0.0 if self.refused else KILL_TIMEOUT
+                self._stuck_timer = asyncio.get_running_loop().call_later(wait, self._note_stuck)
             return
         if delivered_at is None or self._started > delivered_at:
             self._kill(number)
@@ -191,13 +201,12 @@ class ManagedProcess(Generic[Spec]):
             return False
 
     def _kill(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.spec.signal_group:
                 os.killpg(self.pid, number)
                 return
         # Also for a process that has just been forked and does not lead its group yet.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+        tree.send_signal(self.pid, number)
 
     def _end_group(self) -> None:
         """Ask what is left of the process group to end, while the number of the group is still its own."""
@@ -227,10 +236,13 @@ class ManagedProcess(Generic[Spec]):
 
 
 class StuckProcess(Exception):
-    """A process that SIGKILL did not end. Another one started beside it would meet the same wedged device."""
+    """A process that SIGKILL did not end. Another one started beside it would meet the same wedged device, or port."""
 
     def __init__(self, *processes: ManagedProcess[Spec]) -> None:
         stuck = ", ".join(f"{process.spec.name} (pid {process.pid})" for process in processes)
+        if any(process.refused for process in processes):
+            super().__init__(f"{stuck} runs on: it belongs to another user (sudo?), and this user may not end it")
+            return
         super().__init__(
             f"SIGKILL did not end {stuck} in {KILL_TIMEOUT:g} s: the kernel holds it; look at its device or disk"
         )

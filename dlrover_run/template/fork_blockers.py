@@ -7,6 +7,7 @@ REASON of the message "--start-method=forkserver: REASON; workers are spawned in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -63,7 +64,9 @@ def child_processes() -> list[int]:
 def end_children() -> None:
     """Kill the processes that imports started in a process that will not be used."""
     for child in child_processes():
-        os.kill(child, signal.SIGKILL)
+        # It may have ended, or be of another user.
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
 
 
 def descriptor_blocker(descriptors: dict[int, tuple[str, int]]) -> str | None:

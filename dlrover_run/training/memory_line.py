@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dlrover_run import linux
 from dlrover_run.training.saved_steps import SavedFile, parse
 from dlrover_run.training.whole_files import StateWriter
 
@@ -43,7 +44,7 @@ WRITE_TIMEOUT = 600.0
 
 MAX_MESSAGE = 128 * 1024
 
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_SEALS = linux.F_SEAL_WRITE | linux.F_SEAL_SHRINK | linux.F_SEAL_GROW | linux.F_SEAL_SEAL
 
 _SPARE_ROOM = 1 << 20
 """Bytes beyond the tensors of a state that are reserved: its names and plain values."""
@@ -213,7 +214,7 @@ def _fill(fd: int, room: int, dump: Callable[[StateWriter], None]) -> int:
     try:
         dump(writer)
         os.ftruncate(fd, writer.length)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, linux.F_ADD_SEALS, _SEALS)
     except OSError as error:
         raise NotHeld(f"the kernel gives no memory ({error.strerror})") from None
     return writer.length

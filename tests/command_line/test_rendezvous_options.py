@@ -150,11 +150,26 @@ def test_the_node_id_comes_from_the_cluster_manager(environ: dict[str, str], nam
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", 129 * "a", "ä"])
-def test_an_invalid_node_id_is_refused(name: str) -> None:
+def test_a_variable_that_holds_no_node_id_is_left_out_with_a_warning(name: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(name, NodeId)
     for given in (name, f"{name}\n"):
-        assert error(SEVERAL, WORKER_ID=given).startswith(f"WORKER_ID {given!r} must be 1-128 letters")
+        spec, warnings = parsed(SEVERAL, WORKER_ID=given)
+        assert spec.node_id == ""
+        assert [each.partition("(")[0] for each in warnings] == [f"WORKER_ID={given!r} is no name of a node "]
+
+
+@pytest.mark.parametrize("text", ["worker-0", "-1", "1.0", "1000001", " 1", "٣", 5000 * "1"])
+def test_a_variable_that_holds_no_rank_is_left_out_with_a_warning(text: str) -> None:
+    for name in ("NODE_RANK", "WORKER_RANK"):
+        spec, warnings = parsed(SEVERAL, **{name: text})
+        assert spec.node_rank is None
+        assert warnings == [f"{name}={text!r} is no rank (0 to 1000000) and is not used."]
+    assert job(SEVERAL, NODE_RANK=text, WORKER_RANK="4").node_rank == 4
+
+
+def test_our_own_variable_that_holds_no_rank_is_refused() -> None:
+    assert error(SEVERAL, PET_NODE_RANK="worker-0").startswith("PET_NODE_RANK 'worker-0' is not an integer")
 
 
 KEYS = {

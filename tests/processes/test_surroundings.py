@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
-from harness import OURS, Launcher, run
+from harness import OURS, WAIT, Launcher, finish, run, start
+
+from dlrover_run import exit_codes
 
 STREAMS = """\
 import os, sys
@@ -100,3 +106,158 @@ def test_too_few_descriptors_name_the_limit(tmp_path: Path) -> None:
     assert ended.code == 71
     assert "`ulimit -n` (it is 64)" in ended.err
     assert ended.err.count("\n") == 1
+
+
+def customized(tmp_path: Path, code: str) -> dict[str, str | None]:
+    """Variables with which every Python of a launch runs this first."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(folder)}
+
+
+NO_PIDFD = """\
+import os
+def refuse(*_):
+    raise OSError({number}, "refused")
+os.pidfd_open = refuse
+"""
+
+FAILS_ONCE = """\
+import os, subprocess, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == "1":
+        sys.exit(3)
+    subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=2).wait()
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("number", "method"), [(errno.EPERM, "spawn"), (errno.ENOSYS, "forkserver")])
+def test_ends_are_noticed_where_the_kernel_refuses_pidfds(tmp_path: Path, number: int, method: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FAILS_ONCE)
+    flags = ["--nproc-per-node=2", "--max-restarts=1", f"--start-method={method}"]
+    ended = run(OURS, [*flags, script], cwd=tmp_path, env=customized(tmp_path, NO_PIDFD.format(number=number)))
+    # The sleep holds the standard error of the launch: it has been killed, or `run` would not have returned.
+    assert (ended.code, ended.out.count("trained")) == (0, 2), ended.err
+    assert ended.err.count("the kernel refuses pidfd_open") == 1
+    assert "internal error" not in ended.err
+
+
+# As `sudo sleep 600 &` in a script: the kernel refuses the signal to a process of another user.
+PROTECTED = """\
+import os
+def guarded(call):
+    def refuse(pid, number):
+        with open(f"/proc/{pid}/comm") as name:
+            if name.read() == "sleep\\n":
+                raise PermissionError(1, "Operation not permitted")
+        call(pid, number)
+    return refuse
+os.kill, os.killpg = guarded(os.kill), guarded(os.killpg)
+"""
+
+LEAVES_ONE = """\
+import os, subprocess, sys
+if os.environ["RANK"] == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=-3, stderr=-3)
+    open("pid", "w").write(str(process.pid))
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_process_that_may_not_be_signalled_is_left_and_named_once(tmp_path: Path, code: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEAVES_ONE)
+    flags = ["--nproc-per-node=2", "--max-restarts=1", script, str(code)]
+    try:
+        ended = run(OURS, flags, cwd=tmp_path, env=customized(tmp_path, PROTECTED))
+    finally:
+        left = int((tmp_path / "pid").read_text())
+        os.kill(left, signal.SIGKILL)
+    assert ended.code == 0, ended.err
+    line = f"a process of another user was left running, because this user may not end it: {left} (sleep)"
+    assert ended.err.count("another user") == 1
+    assert line in ended.err
+    assert "Traceback" not in ended.err
+
+
+BECOMES_ANOTHERS = """\
+import ctypes, os
+# As the kernel does at the exec of a set-uid program.
+ctypes.CDLL(None).prctl(1, 0)
+print(os.getpid(), flush=True)
+os.execvp("sleep", ["sleep", "600"])
+"""
+
+
+def test_a_worker_that_may_not_be_signalled_is_left_and_named(tmp_path: Path) -> None:
+    """As `dlrover-run --no-python sudo ...`."""
+    script = tmp_path / "train.py"
+    script.write_text(BECOMES_ANOTHERS)
+    launch = start(OURS, ["--shutdown-timeout=0.1", script], cwd=tmp_path, env=customized(tmp_path, PROTECTED))
+    assert launch.stdout is not None
+    worker = psutil.Process(int(launch.stdout.readline()))
+    until_named(worker, "sleep")
+    try:
+        launch.send_signal(signal.SIGTERM)
+        code = launch.wait(WAIT)
+        assert worker.name() == "sleep"
+    finally:
+        worker.kill()
+    ended = finish(launch)
+    assert code == exit_codes.CANNOT_START
+    assert "runs on: it belongs to another user (sudo?), and this user may not end it" in ended.err
+    assert f"this user may not end it: {worker.pid} (sleep)" in ended.err
+    assert "internal error" not in ended.err
+
+
+def until_named(process: psutil.Process, name: str) -> None:
+    """Return when a process has become another program: it closes what it holds at its exec."""
+    deadline = time.monotonic() + WAIT
+    while process.name() != name:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_children_from_before_the_launcher_live_on(tmp_path: Path) -> None:
+    """`tensorboard & exec dlrover-run train.py`, as in the entry point of a container."""
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')")
+    entry = 'sleep 600 >/dev/null 2>&1 & echo $! > earlier; exec "$@"'
+    ended = run(Launcher("exec", ("sh", "-c", entry, "sh", *OURS.command)), [script], cwd=tmp_path)
+    earlier = psutil.Process(int((tmp_path / "earlier").read_text()))
+    try:
+        assert earlier.name() == "sleep"
+    finally:
+        earlier.kill()
+    assert ended.code == 0, ended.err
+
+
+def test_a_launcher_in_the_background_of_a_shell_takes_an_interrupt(tmp_path: Path) -> None:
+    """A shell without job control starts it with SIGINT ignored, which its workers would inherit."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import signal, time; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "print('up', flush=True)\n"
+        "try: time.sleep(600)\nexcept KeyboardInterrupt: print('saved', flush=True)\n"
+    )
+    ignored = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    launch = start(OURS, ["--shutdown-timeout=60", script], cwd=tmp_path, **ignored)
+    assert launch.stdout is not None
+    assert launch.stdout.readline() == "up\n"
+    launch.send_signal(signal.SIGINT)
+    ended = finish(launch)
+    assert (ended.code, ended.out) == (128 + signal.SIGINT, "saved\n"), ended.err
+
+
+def test_an_inner_job_has_numbers_of_its_own(tmp_path: Path) -> None:
+    inner, outer = tmp_path / "inner.py", tmp_path / "outer.py"
+    inner.write_text("import os; print('inner', os.environ['NODE_RANK'], os.environ['NODE_NUM'], flush=True)")
+    launch = f"subprocess.run({[*OURS.command, str(inner)]!r}, check=True)"
+    outer.write_text(f"import os, subprocess\nif os.environ['RANK'] == '1': {launch}")
+    ended = run(OURS, ["--local-nodes=2", "--nproc-per-node=1", outer], cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "inner 0 1\n" in ended.out

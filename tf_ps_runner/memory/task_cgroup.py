@@ -13,11 +13,14 @@ import os
 import secrets
 import select
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dlrover_run import linux
 from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_field, read_cgroup_number
+from dlrover_run.process_tree.tree import LOOK_INTERVAL
 from tf_ps_runner.memory import MIB
 from tf_ps_runner.memory.watch import processes_of
 
@@ -173,19 +176,32 @@ class TaskCgroup:
         return True
 
     def _kill_all(self) -> None:
+        if not linux.has_pidfd():
+            self._kill_by_pid()
+            return
         processes = []
         with contextlib.suppress(OSError):
             for pid in _pids(self.path):
                 with contextlib.suppress(OSError):
-                    processes.append(os.pidfd_open(pid))
+                    processes.append(linux.pidfd_open(pid))
         for process in processes:
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(process, signal.SIGKILL)
+                linux.pidfd_send_signal(process, signal.SIGKILL)
         for process in processes:
             ended = select.poll()
             ended.register(process, select.POLLIN)
             ended.poll(EMPTY_TIMEOUT * 1000)
             os.close(process)
+
+    def _kill_by_pid(self) -> None:
+        """The same without pidfds: between two looks a pid of the group may be reused only by chance."""
+        deadline = time.monotonic() + EMPTY_TIMEOUT
+        with contextlib.suppress(OSError):
+            while (pids := _pids(self.path)) and time.monotonic() < deadline:
+                for pid in pids:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(LOOK_INTERVAL)
 
 
 def _create(folder: Path, name: str) -> tuple[Path, int]:
