@@ -37,8 +37,9 @@ from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import ProcessGroup
 
 LOST_PEER_DELAY = 2.0
-"""Seconds that a failure which is only the loss of a peer waits for the failure of another worker of this node, which
-explains it: the connections of a failing worker may close before its traceback is written, and long before it exits."""
+"""Seconds that a failure which is only the loss of a peer, or whose text says nothing (`causes.may_be_victim`), waits
+for the failure of another worker of this node, which explains it: the connections of a failing worker may close before
+its traceback is written, and long before it exits."""
 
 
 class WorkerRound:
@@ -354,7 +355,7 @@ class WorkerRound:
         Without it, a worker that has only lost a peer would look like the root cause, and be reported to the job.
         """
         try:
-            while all(causes.lost_peer(end) for end in self._failed):
+            while all(causes.may_be_victim(end) for end in self._failed):
                 if self._to_ask:
                     asked, self._to_ask = self._to_ask, []
                     tails = await self._relay.tails([_key(worker) for worker in asked])

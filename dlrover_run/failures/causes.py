@@ -46,6 +46,9 @@ MAX_OPEN_TRACEBACK = 10
 """Maximum lines from the exception at the end of a traceback to the end of a worker's output: a traceback before more
 lines is one that the worker has recovered from."""
 
+MAX_LAST_LINES = 30
+"""Lines at the end of a worker's output in which the words of a process group count if no exception is recognised."""
+
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 
 
@@ -58,15 +61,17 @@ def root_cause(ends: Sequence[WorkerExit]) -> WorkerExit | None:
     exits. That worker is recognised by the error that it had recorded, or by its traceback (see `raised_own_error`). It
     ranks behind workers that were not stopped, because a record may be old and the worker have recovered from it.
 
-    Among the rest the order of the failures counts, not of the deaths: a worker may take seconds from its exception to
-    its exit. The recorded time of the exception is used; if it has whole seconds only, the end of that second, because
-    an uncertainty of up to a second must not put it before a death that was observed.
+    A worker that wrote something in which no error is recognised may be either, so it ranks between the two (see
+    `is_unexplained`). Among the rest the order of the failures counts, not of the deaths: a worker may take seconds
+    from its exception to its exit. The recorded time of the exception is used; if it has whole seconds only, the end of
+    that second, because an uncertainty of up to a second must not put it before a death that was observed.
     """
     if all(end.stopped_with is not None for end in ends if end.failed):
         return None
 
-    def order(end: WorkerExit) -> tuple[bool, bool, float, int]:
-        return lost_peer(end), end.stopped_with is not None, _failed_by(end), end.rank
+    def order(end: WorkerExit) -> tuple[int, bool, float, int]:
+        doubt = 2 if lost_peer(end) else 1 if is_unexplained(end) else 0
+        return doubt, end.stopped_with is not None, _failed_by(end), end.rank
 
     return min((end for end in ends if end.failed), key=order)
 
@@ -90,14 +95,32 @@ def _recorded_by(error: RecordedError) -> float:
 def lost_peer(end: WorkerExit) -> bool:
     """Whether the worker failed, according to its own message, because the connection to another worker broke or a
     collective timed out."""
-    return end.has_lost_peer or _PEER_LOST.search(own_message(end)) is not None
+    return end.has_lost_peer or _names_lost_peer(own_message(end))
+
+
+def is_unexplained(end: WorkerExit) -> bool:
+    """Whether the worker ended with Python's code of an uncaught exception and wrote only text in which no exception is
+    recognised: it may have lost a peer, or have failed by itself."""
+    return (
+        end.code == 1 and end.error is None and bool(end.stderr_tail.strip()) and not _exception_lines(end.stderr_tail)
+    )
+
+
+def may_be_victim(end: WorkerExit) -> bool:
+    """Whether another worker may be the cause, so that the agent waits a moment for its end before it names one."""
+    return lost_peer(end) or is_unexplained(end)
+
+
+def _names_lost_peer(text: str) -> bool:
+    # A logger may have broken the message into lines.
+    return _PEER_LOST.search(" ".join(text.split())) is not None
 
 
 def raised_own_error(stderr_tail: str) -> bool:
     """Whether the output of a worker that still runs ends with the traceback of an error other than the loss of a peer,
     so that it is about to exit."""
     lines = _exception_lines(stderr_tail)
-    return 0 < len(lines) <= MAX_OPEN_TRACEBACK and _PEER_LOST.search("\n".join(lines)) is None
+    return 0 < len(lines) <= MAX_OPEN_TRACEBACK and not _names_lost_peer("\n".join(lines))
 
 
 def own_message(end: WorkerExit) -> str:
@@ -106,7 +129,10 @@ def own_message(end: WorkerExit) -> str:
         return end.error.message
     if end.code == -signal.SIGABRT:
         return end.stderr_tail  # NCCL's watchdog writes its reason there and aborts the process.
-    return "\n".join(_exception_lines(end.stderr_tail))
+    if found := _exception_lines(end.stderr_tail):
+        return "\n".join(found)
+    # Of a program that prints errors in its own way only the words of the process group are known.
+    return "\n".join(plain_lines(end.stderr_tail.rstrip())[-MAX_LAST_LINES:]) if end.code > 0 else ""
 
 
 class Cause(enum.StrEnum):

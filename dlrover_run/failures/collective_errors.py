@@ -15,9 +15,20 @@ TIMEOUT = re.compile(
 )
 """A process group or its store timed out waiting for another worker."""
 
+# Where torch, gloo or NCCL speak: a source file with its line, the begin of gloo's text, or a name of theirs.
+_OURS = (
+    r"\w\.(?:cc|cpp|cu|h|hpp):\d+\b|Read error \[|ProcessGroup|\bNCCL\b|TCPStore|\bgloo\b|\bc10d\b"
+    r"|Dist(?:Network|Store|Backend)?Error"
+)
+
 CLOSED = re.compile(
-    r"connection closed by peer|connection reset by peer|remote process exited or there was a network error"
+    rf"(?:{_OURS}).{{0,400}}?connection (?:closed|reset) by (?:remote )?peer"
+    # An error of Python's own sockets has another class.
+    r"|\bRuntimeError: (?:connection|socket) (?:closed|reset) by (?:remote )?peer"
+    r"|remote process exited or there was a network error"
     r"|connection was likely closed|writev .{1,80}: broken pipe|pair is not connected \(",
     re.IGNORECASE,
 )
-"""The other side of a connection has gone."""
+"""The other side of a connection between workers has gone. `connection reset by peer` alone is the error of any
+connection of the script's own (object store, database), so it counts only in the context of torch, gloo or NCCL. Lines
+are joined by spaces before."""

@@ -70,4 +70,4 @@ def of_all(value: Any) -> list[Any]:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective has failed because another rank has ended, or has left the group."""
-    return isinstance(error, RuntimeError) and CLOSED.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and CLOSED.search(" ".join(f"RuntimeError: {error}".split())) is not None
