@@ -42,7 +42,7 @@ test: ## check the code and run the tests
 	@$(MAKE) --no-print-directory --jobs=2 check tensorflow-newest tensorflow-2.15
 	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL)
 
-test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 slurm browser $(RAY)/.made ## a hundred kills and recoveries, Slurm, Ray, torchrun itself
+test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 slurm browser prometheus $(RAY)/.made ## a hundred kills and recoveries, Slurm, Ray, torchrun itself
 	$(BIN)/python -m pytest -s -m "long or rival"
 
 # What the tests of clusters start; they configure and end all of it themselves.
@@ -65,6 +65,15 @@ browser:
 	echo "Installing Chromium from Debian, for the tests only: about 90 MB."; \
 	apt-get update -q && apt-get install -y -q --no-install-recommends chromium; \
 	else echo "Chromium is not installed: as root on Debian, make browser installs it. Its tests are skipped."; fi
+
+.PHONY: prometheus
+prometheus:
+	@if which prometheus >/dev/null; then :; \
+	elif which apt-get >/dev/null && test "$$(id -u)" = 0; then \
+	echo "Installing Prometheus from Debian, for the tests only: about 40 MB. The service that comes with it is disabled."; \
+	apt-get update -q && apt-get install -y -q --no-install-recommends prometheus && \
+	{ systemctl disable --now prometheus 2>/dev/null || :; }; \
+	else echo "Prometheus is not installed: as root on Debian, make prometheus installs it. Its test is skipped."; fi
 
 test-slurm: $(VENV)/.test slurm ## run jobs on a real Slurm of four nodes; writes docs/transcripts/slurm.txt
 	TRANSCRIPT=docs/transcripts/slurm.txt $(BIN)/python -m pytest -s tests/clusters/test_slurm.py

@@ -22,11 +22,16 @@ ALLOWED = (
     r"test_torch_survivors.py::.*",
     # Names its interpreter by a variable, see `make test-tensorflow`.
     r"test_seams.py::test_the_tensorflow_of_tf_python_has_all_patched_attributes",
-    # `make slurm` and `make browser` install Debian's packages; other systems may have none.
+    # `make slurm`, `make browser` and `make prometheus` install Debian's packages; other systems may have none.
     *(
         ()
         if shutil.which("apt-get")
-        else (r"test_slurm.py::.*", r"test_fake_launchers.py::test_mpirun", r"test_master_page.py::TestInABrowser::.*")
+        else (
+            r"test_slurm.py::.*",
+            r"test_fake_launchers.py::test_mpirun",
+            r"test_master_page.py::TestInABrowser::.*",
+            r"test_prometheus.py::.*",
+        )
     ),
 )
 
