@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.activity import PhaseTimes
     from dlrover_run.coordination.requests import OperatorRequest
     from dlrover_run.coordination.status import JobStatus
-    from dlrover_run.operate.protocol import AgentInfo, TaskProgress
+    from dlrover_run.operate.protocol import AgentInfo, JobEnding, TaskProgress
 
 NO_PIDFD = (
     "the kernel refuses pidfd_open (Linux before 5.3, or the seccomp profile of an older container runtime): the ends "
@@ -185,6 +185,12 @@ class Agent:
         self._shutdown.drain()
         return replace(status, answer="the master is away, so only this node stops; repeat it on the others")
 
+    def _ending(self, result: JobResult) -> JobEnding:
+        from dlrover_run.operate.protocol import JobEnding
+
+        seconds = round(time.monotonic() - self._began, 3)
+        return JobEnding(exit_code=result.exit_code, reason=result.error or result.reason, seconds=seconds)
+
     def _task_progress(self) -> Sequence[TaskProgress]:
         from dlrover_run.operate.protocol import TaskProgress
 
@@ -251,6 +257,7 @@ class Agent:
         self._assignment_events.follow(assignment)
         await self._adapter.close(assignment, result)
         self._orphans.close()
+        await self._operator.finish(lambda: self._ending(result))
         self._operator.close()
         await self._client.close()
         self._node_state.close()

@@ -17,9 +17,6 @@ from dlrover_run.stall.stacks import Stack, fold, render
 STACKS_FILE = "stacks.txt"
 """The file in the directory of the run to which the stacks of each stall are appended."""
 
-WAITS = "stall.waits"
-"""The code of a worker that makes no progress because of another one."""
-
 Names = Callable[[tuple[int, ...]], str]
 """Names the workers of these ranks in a sentence."""
 

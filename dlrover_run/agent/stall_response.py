@@ -9,10 +9,11 @@ import msgspec
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.round_stragglers import RoundStragglers
-from dlrover_run.agent.stall_report import WAITS, StallReport, show_stacks
+from dlrover_run.agent.stall_report import StallReport, show_stacks
 from dlrover_run.agent.stall_watch import QuietNode, StallWatch
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker
+from dlrover_run.coordination.activity import WAITS
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.text import format_ranks

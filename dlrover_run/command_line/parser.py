@@ -89,7 +89,7 @@ OPERATOR_COMMANDS = {
         ("status", "Show the state of a running job and of each of its nodes."),
         (
             "top",
-            "Show the status of a job until you press Ctrl-C; once a second on a terminal, else after each change.",
+            "Show the status of a job until it ends or you press q: each second on a terminal, else after each change.",
         ),
         ("why", "Say why a job is in its state: why it waits, failed, was restarted, is slow, or was slow to start."),
         ("events", "List what happened in a job, from its event logs, also after its end."),

@@ -66,16 +66,29 @@ class NodeActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     times: PhaseTimes | None = None
 
 
+WAITS = "stall.waits"
+"""The code of a task that makes no progress because of another one."""
+
+
+class HangingTask(msgspec.Struct, frozen=True):
+    """A task that makes no progress, and for which others may wait; `cause` is a code."""
+
+    name: str
+    cause: str
+
+
 class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of one node, as a status shows it. `steps` and `step_seconds` are those of the task with the fewest
     steps, `data_wait` is the longest of any task, and `idle` the seconds since the last step of any; None where it is
-    not known. `stalled` names the tasks that make no progress."""
+    not known, and a task that makes no progress has no pace. `stalled` names the tasks that make no progress, and
+    `hangs` those of them that do not only wait for another one."""
 
     steps: int
     step_seconds: float | None = None
     data_wait: float | None = None
     idle: float | None = None
     stalled: tuple[str, ...] = ()
+    hangs: tuple[HangingTask, ...] = ()
 
 
 class Received(NamedTuple):
@@ -109,8 +122,9 @@ def node_progress(tasks: Sequence[TaskActivity], age: float | None) -> NodeProgr
     stepped = [task.idle for task in tasks if task.steps]
     return NodeProgress(
         steps=slowest.steps,
-        step_seconds=slowest.period,
+        step_seconds=None if slowest.stalled else slowest.period,
         data_wait=max(waits, default=None),
         idle=round(min(stepped) + age, 3) if stepped and age is not None else None,
         stalled=tuple(task.name for task in tasks if task.stalled),
+        hangs=tuple(HangingTask(task.name, task.stalled) for task in tasks if task.stalled not in ("", WAITS)),
     )

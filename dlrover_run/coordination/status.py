@@ -9,13 +9,14 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from dlrover_run.coordination.activity import MemoryUse, NodeProgress, PhaseTimes, Received, job_times, node_progress
 from dlrover_run.coordination.assignment import EMPTY_VIEW
+from dlrover_run.coordination.hang_text import HangingNode, hang_headline, stall_reason
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
 from dlrover_run.coordination.policy_records import PROGRAM, PolicyAssignment
@@ -28,10 +29,6 @@ SCHEMA = 1
 
 MAX_SHOWN = 1000
 """Nodes in a status. Of more than that those are left out first of which there is least to say."""
-
-
-MAX_NAMED = 8
-"""Tasks that are named in one reason."""
 
 
 class JobState(enum.StrEnum):
@@ -98,6 +95,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     `seconds` is for how long it is in its state, `age` how long it has had a coordinator; both are None
     where they are not known. `restarts_left` is None where nothing limits them. `reason` renders `reasons`, which say
     why the plan is as it is; `waiting` is what nodes without a place wait for, at most `waiting_seconds` from now.
+    `hang` says which workers make no progress, and for which of them the others wait; empty if all go on.
     `desired_nodes` is the size, N or MIN:MAX, that `desired_by` has asked for, empty where that is the whole range.
     `change_waits` says that a planned change waits for the next checkpoint, `change_seconds` at most from now.
     `size_choice` is what a policy that chooses the number of nodes wants, None in a job without one.
@@ -125,6 +123,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     reasons: Reasons = ()
     waiting: str = ""
+    hang: str = ""
     waiting_seconds: float | None = None
     desired_nodes: str = ""
     desired_by: str = ""
@@ -161,6 +160,10 @@ def job_status(view: JobView) -> JobStatus:
     plan, rules = view.plan, view.rules
     has_rounds = rules.policy is None or rules.policy.has_rounds
     nodes = list(_nodes(view))
+    hanging = _hanging(nodes)
+    if hanging:
+        culprit_known = any(node.progress.hangs for node in hanging)
+        nodes = [_with_stall(node, culprit_known) for node in nodes]
     shown = _shown(nodes)
     used = len(plan.restart_times) if rules.restart_window else plan.restart_count
     desired, change = plan.desired, plan.change
@@ -189,6 +192,7 @@ def job_status(view: JobView) -> JobStatus:
         reason=plan.reason,
         reasons=plan.reasons,
         waiting="" if waiting is None else waiting.text,
+        hang=hang_headline(hanging, "worker" if has_rounds else "task"),
         waiting_seconds=None if waiting is None else waiting.seconds,
         desired_nodes="" if desired is None else size_text(desired.min_nodes, desired.max_nodes, rules.min_nodes),
         desired_by="" if desired is None else desired.by,
@@ -263,7 +267,7 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
             workers=hosts[key].workers if p is None else p.report.workers,
             first_rank=None if place is None else place.first_rank,
             tasks=() if part is None else part.task_names,
-            reason="; ".join(filter(None, (_stall_reason(progress), reason))),
+            reason=reason,
             progress=progress,
             memory=known.activity.memory if (known := view.activities.get(key)) is not None else None,
             stragglers=() if part is None else tuple(StragglerStatus(*one) for one in part.stragglers),
@@ -281,12 +285,17 @@ def _progress(view: JobView, key: NodeKey) -> NodeProgress | None:
     return node_progress(known.activity.tasks, max(0.0, view.now - known.at) if view.aged else None)
 
 
-def _stall_reason(progress: NodeProgress | None) -> str:
-    if progress is None or not progress.stalled:
-        return ""
-    more = len(progress.stalled) - MAX_NAMED
-    names = ", ".join(progress.stalled[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"no progress: {names}"
+def _hanging(nodes: Sequence[NodeStatus]) -> list[HangingNode]:
+    return [
+        HangingNode(node.host if node.node is None else f"node {node.node}", node.progress)
+        for node in nodes
+        if node.progress is not None and node.progress.stalled
+    ]
+
+
+def _with_stall(node: NodeStatus, culprit_known: bool) -> NodeStatus:
+    stall = stall_reason(node.progress, culprit_known=culprit_known)
+    return msgspec.structs.replace(node, reason="; ".join(filter(None, (stall, node.reason)))) if stall else node
 
 
 def _condition(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.requests import OperatorRequest, StackQuery
     from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
-    from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, TaskProgress
+    from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding, TaskProgress
 
 READ_TIMEOUT = 5.0
 """Seconds that a program has to send its request, and to read the reply."""
@@ -30,6 +30,9 @@ ASK_TIMEOUT = 20.0
 
 MAX_REQUEST = 4096
 """The longest line that an agent reads."""
+
+ENDING_TIMEOUT = 1.0
+"""Seconds that programs have to read of the end of the job."""
 
 MAX_CONNECTIONS = 16
 """Connections at one time; further ones are closed."""
@@ -56,6 +59,8 @@ class AgentSocket:
         self._ask_stacks = ask_stacks
         self._memory = memory
         self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
+        self._ending: asyncio.Future[JobEnding] | None = None
+        self._watchers: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Listen. Raises OSError."""
@@ -70,6 +75,12 @@ class AgentSocket:
         self._connections.server = await asyncio.start_unix_server(
             self._connections.accept, sock=listener, limit=MAX_REQUEST
         )
+
+    async def finish(self, end: Callable[[], JobEnding]) -> None:
+        """Answer the programs that wait for the end of the job."""
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(end())
+            await asyncio.wait(self._watchers, timeout=ENDING_TIMEOUT)
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
@@ -96,9 +107,21 @@ class AgentSocket:
         request = msgspec.json.decode(line, type=AgentRequest, dec_hook=decode_part)
         tasks = tuple(self._progress())[:MAX_TASKS] if request.progress else ()
         reply = AgentReply(agent=self._info(), tasks=tasks, memory=self._memory() if request.progress else None)
+        if request.ending:
+            return msgspec.json.encode(await self._until_end(reply)) + b"\n"
         if request.waits:
             reply = await self._ask_coordinator(reply, request)
         return msgspec.json.encode(reply) + b"\n"
+
+    async def _until_end(self, reply: AgentReply) -> AgentReply:
+        from msgspec.structs import replace
+
+        watcher = asyncio.current_task()
+        assert watcher is not None, "a connection has a task"
+        self._ending = self._ending or asyncio.get_running_loop().create_future()
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        return replace(reply, ending=await asyncio.shield(self._ending))
 
     async def _ask_coordinator(self, reply: AgentReply, request: AgentRequest) -> AgentReply:
         from msgspec.structs import replace

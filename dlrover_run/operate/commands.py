@@ -7,10 +7,10 @@ scripts.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
+import shutil
 import sys
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.options import OTHER, OUTPUT
 from dlrover_run.command_line.parser import UsageError
-from dlrover_run.console.text import sanitize
+from dlrover_run.console.text import RED, colored, format_duration, sanitize, use_color
 from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
@@ -31,12 +31,13 @@ from dlrover_run.operate.asker import FLAGS, REFUSED, Asker, operator_command, r
 from dlrover_run.operate.drain import drain_problem, named
 from dlrover_run.operate.find import FoundJob, survey_here
 from dlrover_run.operate.survey import group
-from dlrover_run.operate.text import render_stacks, render_status, table
+from dlrover_run.operate.text import Line, StatusLines, render_stacks, status_lines, table
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import SpecError
 
 if TYPE_CHECKING:
     from dlrover_run.events.reader import AgentLog
+    from dlrover_run.operate.protocol import JobEnding
 
 WAITING, FAILED = 1, 2
 """Exit codes of `status`: the job waits, and it has failed. 0: it trains, or has succeeded."""
@@ -77,7 +78,8 @@ async def status(asker: Asker, as_json: Json = False) -> int:
         data["ettr"] = None if effective is None else round(effective.ratio, 6)
         print(msgspec.json.encode(data).decode(), flush=True)
     else:
-        print(await _text(job, found), flush=True)
+        lines = (await status_of(job, found, terminal_width())).all
+        print("\n".join(painted(line) for line in lines), flush=True)
     return _STATES.get(found.state, exit_codes.SUCCESS)
 
 
@@ -101,54 +103,95 @@ async def jobs(asker: Asker, as_json: Json = False) -> int:
     return exit_codes.SUCCESS
 
 
-async def _text(job: FoundJob, found: JobStatus) -> str:
+async def status_of(job: FoundJob, found: JobStatus, width: int | None = None) -> StatusLines:
+    """The lines of the status of a job, with what the agents here know of it."""
     from dlrover_run.operate.logs import effectiveness
 
-    return render_status(with_memory(found, await job.memory()), effectiveness(job.agents), await job.progress())
+    known = with_memory(found, await job.memory())
+    return status_lines(known, effectiveness(job.agents), await job.progress(), width)
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal that this program writes to; None if it writes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def painted(line: Line) -> str:
+    """A line with its colour."""
+    return colored(line.text, RED if line.bad and use_color(sys.stdout.isatty(), os.environ) else "")
 
 
 @operator_command(*FLAGS)
 async def top(asker: Asker) -> int:
-    """Show the status of a job until you press Ctrl-C; once a second on a terminal, else after each change."""
+    """Show the status of a job until it ends or you press q: each second on a terminal, else after each change.
+
+    The exit code is 0 if the job goes on or has succeeded, and 2 if it has failed. The arrows scroll.
+    """
     job = await asker.find()
-    if not sys.stdout.isatty():
-        return await _print_changes(asker, job)
-    # The default action of the signal would leave the terminal without its cursor and its lines.
-    following = asyncio.ensure_future(_show(asker, job))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, following.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await following
-    return exit_codes.SUCCESS
+    # An error before the first answer is one of this command; after it, the job has ended.
+    found = [await asker.ask(job)]
+    with job.endings() as endings:
+
+        async def look() -> StatusLines | None:
+            try:
+                found.append(await asker.ask(job))
+            except AskFailed as failed:
+                if not failed.no_job:
+                    raise
+                return None
+            del found[:-1]
+            return await status_of(job, found[-1], terminal_width())
+
+        if sys.stdout.isatty():
+            from dlrover_run.operate.top import watch
+
+            last = await watch(look)
+            if last is None:
+                return exit_codes.SUCCESS
+            print("\n".join(painted(line) for line in last.all))
+        else:
+            await _print_changes(look, found)
+        ending = await endings.last()
+    return _report_ending(asker, job, found[-1], ending)
 
 
-async def _show(asker: Asker, job: FoundJob) -> None:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(), screen=True, auto_refresh=False) as live:
-        while True:
-            text = await _text(job, await asker.ask(job))
-            live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-            await asyncio.sleep(WAIT_INTERVAL)
+def _report_ending(asker: Asker, job: FoundJob, last: JobStatus, ending: JobEnding | None) -> int:
+    """Print what has become of a job, and return the exit code."""
+    if ending is None and last.state is JobState.TRAINING:
+        raise AskFailed(f"the job {job.name!r} does not answer any more; `why` may know what has become of it", True)
+    failed = last.state is JobState.FAILED if ending is None else ending.exit_code != 0
+    seconds = last.age if ending is None else ending.seconds
+    after = "" if seconds is None else f" after {format_duration(seconds)}"
+    why = "" if ending is None or not failed else f": {ending.reason}"
+    restarts = f", {counted(last.restarts, 'restart')}"
+    result = "ended with an error" if failed else "succeeded"
+    print(sanitize(f"{asker.name}: the job {job.name!r} has {result}{after}{restarts}{why}"), flush=True)
+    return FAILED if failed else exit_codes.SUCCESS
 
 
 def what_changes(found: JobStatus) -> tuple[object, ...]:
     """What of a status is printed again when it has changed: not its times, nor figures that always grow."""
     choice = found.size_choice
     size = None if choice is None else (choice.wanted_nodes, choice.condition, choice.paused, len(choice.sizes))
-    return found.state, found.round, found.restarts, {node.node_id: node.state for node in found.nodes}, size
+    return (
+        found.state,
+        found.hang,
+        found.round,
+        found.restarts,
+        {node.node_id: node.state for node in found.nodes},
+        size,
+    )
 
 
-async def _print_changes(asker: Asker, job: FoundJob) -> int:
+async def _print_changes(look: Callable[[], Awaitable[StatusLines | None]], found: list[JobStatus]) -> None:
+    """Print what `look` returns after each change, until the job has ended. It adds the status to `found`."""
     before = None
-    while True:
-        found = await asker.ask(job)
-        if (state := what_changes(found)) != before:
+    while (lines := await look()) is not None:
+        if (state := what_changes(found[-1])) != before:
             before = state
-            print(f"{await _text(job, found)}\n", flush=True)
-        if found.state in (JobState.SUCCEEDED, JobState.FAILED):
-            return _STATES.get(found.state, exit_codes.SUCCESS)
+            print("\n".join(line.text for line in lines.all) + "\n", flush=True)
+        if found[-1].state in (JobState.SUCCEEDED, JobState.FAILED):
+            return
         await asyncio.sleep(WAIT_INTERVAL)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.operate.job_table import job_rows, render_jobs
-from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, TaskProgress
+from dlrover_run.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding, TaskProgress
 from dlrover_run.operate.survey import FoundAgent, Survey, ask_agent, choose, group, survey
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
@@ -30,6 +30,25 @@ from dlrover_run.transport.addresses import join_address
 if TYPE_CHECKING:
     from dlrover_run.etcd.store import EtcdStore
     from dlrover_run.rendezvous.etcd_records import Keys
+
+
+ENDING_TIMEOUT = 3.0
+"""Seconds that the agents of a job that does not answer have to tell of its end."""
+
+
+class Endings:
+    """The ends of a job on the nodes whose agents are asked for them."""
+
+    def __init__(self, waiting: Sequence[asyncio.Future[AgentReply | None]] = ()) -> None:
+        self._waiting = waiting
+
+    async def last(self) -> JobEnding | None:
+        """The end on the node that was the last one to end; None if none is known."""
+        if not self._waiting:
+            return None
+        done, _ = await asyncio.wait(self._waiting, timeout=ENDING_TIMEOUT)
+        ends = [reply.ending for each in done if (reply := each.result()) is not None and reply.ending is not None]
+        return max(ends, key=lambda end: end.seconds, default=None)
 
 
 class JobHere:
@@ -60,6 +79,16 @@ class JobHere:
             if reply is not None:
                 return reply
         raise AskFailed(f"the agents of the job {self.name!r} have ended", no_job=True)
+
+    @contextlib.contextmanager
+    def endings(self) -> Iterator[Endings]:
+        """Waits for the end of the job on its nodes here, until this context ends."""
+        waiting = [asyncio.ensure_future(ask_agent(name, AgentRequest(ending=True))) for name in self._sockets]
+        try:
+            yield Endings(waiting)
+        finally:
+            for each in waiting:
+                each.cancel()
 
     async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
         """What the tasks of each node on this machine have done, by its node id; those that have no step are left
@@ -120,6 +149,11 @@ class JobElsewhere:
             yield store, Keys(spec.etcd.prefix, spec.run_id)
         finally:
             await store.close()
+
+    @contextlib.contextmanager
+    def endings(self) -> Iterator[Endings]:
+        """None: only the agents of this machine are asked."""
+        yield Endings()
 
     async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
         return {}

@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.status import JobStatus
+from dlrover_run.operate.ids import short_ids
 from dlrover_run.operate.protocol import AgentInfo, AgentRequest
 from dlrover_run.operate.survey import SURVEY_WIDTH, FoundAgent, SilentAgent, ask_agent
+from dlrover_run.operate.text import table
 
 STATUS_TIMEOUT = 5.0
 """Seconds that the coordinator of a job has to say what the job does, for the table."""
 
 MAX_CELL = 40
 """Characters of a script in the table."""
-
-SHORT_ID = 8
-"""Characters of an id that nobody has chosen, where no other job's begins with the same."""
-
-_FRESH_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,24 +37,6 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int | None = None
     workers: int | None = None
     seconds: float | None = None
-
-
-def short_ids(jobs: Sequence[str]) -> dict[str, str]:
-    """What is shown for each id: of one that a launcher has made up the beginning that tells it from the others."""
-    shown = {}
-    for job in jobs:
-        shown[job] = job
-        if _FRESH_ID.fullmatch(job):
-            others = [other for other in jobs if other != job]
-            lengths = range(SHORT_ID, len(job) + 1)
-            length = next(n for n in lengths if not any(other.startswith(job[:n]) for other in others))
-            shown[job] = job[:length]
-    return shown
-
-
-def short_id(job: str) -> str:
-    """What is shown for one id among unknown others."""
-    return short_ids([job])[job]
 
 
 async def job_rows(jobs: Sequence[list[FoundAgent]], silent: Sequence[SilentAgent]) -> list[JobRow]:
@@ -109,8 +87,6 @@ def user_name(uid: int) -> str:
 
 def render_jobs(rows: Sequence[JobRow]) -> str:
     """The table for a person. The user is shown to root, and where there are several."""
-    from dlrover_run.operate.text import table
-
     ids = short_ids([row.job for row in rows if row.job])
     users = os.geteuid() == 0 or len({row.user for row in rows}) > 1
     head = ("JOB", *(["USER"] * users), "SCRIPT", "PID", "STATE", "NODES", "WORKERS", "UP")

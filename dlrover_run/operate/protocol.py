@@ -21,17 +21,19 @@ MAX_TASKS = 1024
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request for the AgentInfo, with `progress` also for what the tasks have done, and with `status` for the status
-    of the job, after the operator's `request` was carried out. `stacks` asks for the stacks of the job's workers."""
+    of the job, after the operator's `request` was carried out. `stacks` asks for the stacks of the job's workers, and
+    `ending` for the answer at the end of the job."""
 
     status: bool = False
     progress: bool = False
     request: OperatorRequest | None = None
     stacks: StackQuery | None = None
+    ending: bool = False
 
     @property
     def waits(self) -> bool:
-        """Whether the coordinator has to be asked."""
-        return self.status or self.request is not None or self.stacks is not None
+        """Whether the answer takes the time of others: of the coordinator, or of the job."""
+        return self.status or self.request is not None or self.stacks is not None or self.ending
 
 
 MAX_SCRIPT = 500
@@ -68,6 +70,14 @@ class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
     period: float | None = None
 
 
+class JobEnding(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of the job on one node: the exit code of its launcher, why, and the seconds since the agent began."""
+
+    exit_code: int
+    reason: str
+    seconds: float
+
+
 class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of an agent. `problem` is a clause if it has not got what was requested; with `no_job`, the
     coordinator does not know the job, or does not answer. A task that has reported no step is left out. `memory` is
@@ -78,5 +88,6 @@ class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryUse | None = None
     status: JobStatus | None = None
     stacks: JobStacks | None = None
+    ending: JobEnding | None = None
     problem: Annotated[str, Meta(max_length=4000)] = ""
     no_job: bool = False

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.activity import MemoryUse, NodeProgress
 from dlrover_run.coordination.size_choice import SizeChoice, WantedServers
 from dlrover_run.coordination.stacks import JobStacks, SilentNode, StackProblem
-from dlrover_run.coordination.status import JobState, JobStatus, NodeStatus
+from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
 from dlrover_run.coordination.text import counted, format_ranks
+from dlrover_run.operate.ids import short_id
 from dlrover_run.operate.protocol import TaskProgress
 
 GAP = "  "
 """What stands between two columns."""
+
+PART_GAP = "   "
+"""What stands between two figures of a job."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,38 @@ NodeTasks = Mapping[str, Sequence[TaskProgress]]
 """What the tasks of nodes on this machine have done, by the node id."""
 
 
+class Line(NamedTuple):
+    """A line of a status. `bad`: it shows what is wrong, and is red where there are colours."""
+
+    text: str
+    bad: bool = False
+
+
+class StatusLines(NamedTuple):
+    """The lines of `status`: those above the table of the nodes, its head, a line for each node, and what follows."""
+
+    top: list[Line]
+    head: list[Line]
+    nodes: list[Line]
+    end: list[Line]
+
+    @property
+    def all(self) -> list[Line]:
+        return [*self.top, *self.head, *self.nodes, *self.end]
+
+
 def render_status(status: JobStatus, effective: Effectiveness | None = None, here: NodeTasks | None = None) -> str:
-    """The lines of `status`: the job, its restarts, what it waits for, and one line for each node. `here` is what the
-    agents of this machine have read just now."""
-    lines = [_headline(status, effective), _restarts(status)]
+    """The text of `status`, as `status_lines`."""
+    return "\n".join(line.text for line in status_lines(status, effective, here).all)
+
+
+def status_lines(
+    status: JobStatus, effective: Effectiveness | None = None, here: NodeTasks | None = None, width: int | None = None
+) -> StatusLines:
+    """The lines of `status`: what hangs, the job, its restarts, what it waits for, and one line for each node, those
+    with trouble first. `here` is what the agents of this machine have read just now. The line of the job is folded to a
+    `width`."""
+    lines = [*_headline(status, effective, width), _restarts(status)]
     if status.waiting and status.state is JobState.WAITING:
         left = "" if status.waiting_seconds is None else f" (at most {format_duration(status.waiting_seconds)} more)"
         lines.append(f"waits: {status.waiting}{left}")
@@ -43,18 +76,52 @@ def render_status(status: JobStatus, effective: Effectiveness | None = None, her
     lines = [line for line in lines if line]
     if choice is not None and choice.sizes:
         lines += ["", *_size_table(choice)]
-    if status.nodes:
-        lines += ["", *_node_table(status, here or {})]
-    if status.nodes_omitted:
-        lines.append(f"... and {counted(status.nodes_omitted, 'node')} more")
-    return sanitize("\n".join(lines))
+    nodes = sorted(status.nodes, key=_trouble)
+    head, *rows = _node_table(status, nodes, here or {}) if nodes else [""]
+    more = [f"… {counted(status.nodes_omitted, 'more node')}"] if status.nodes_omitted else []
+    return StatusLines(
+        [*([Line(sanitize(status.hang), bad=True)] if status.hang else []), *_plain(lines)],
+        _plain(["", head]) if nodes else [],
+        [Line(sanitize(text), _trouble(node) < _CALM) for text, node in zip(rows, nodes, strict=True)],
+        _plain(more),
+    )
 
 
-def _headline(status: JobStatus, effective: Effectiveness | None) -> str:
+def _plain(lines: Sequence[str]) -> list[Line]:
+    # A choice of size is several lines.
+    return [Line(sanitize(part)) for line in lines for part in line.split("\n")]
+
+
+_BROKEN = frozenset({NodeCondition.FAILED, NodeCondition.DISCONNECTED, NodeCondition.EXCLUDED})
+_CALM = 2
+
+
+def _trouble(node: NodeStatus) -> int:
+    """The place of a node in the table: those that hang, those that are broken, stragglers, then all others."""
+    if node.progress is not None and node.progress.hangs:
+        return 0
+    if node.state in _BROKEN:
+        return 1
+    return _CALM if node.stragglers else _CALM + 1
+
+
+def folded(parts: Sequence[str], width: int | None) -> list[str]:
+    """Parts beside each other, in as many lines as a width needs; None: in one."""
+    lines = [""]
+    for part in parts:
+        joined = f"{lines[-1]}{PART_GAP if lines[-1] else ''}{part}"
+        if width is not None and lines[-1] and len(joined) > width:
+            lines.append(part)
+        else:
+            lines[-1] = joined
+    return lines
+
+
+def _headline(status: JobStatus, effective: Effectiveness | None, width: int | None) -> list[str]:
     state = status.state.value
     if status.seconds is not None:
         state += f" for {format_duration(status.seconds)}"
-    parts = [f"job {status.job}", state]
+    parts = [f"job {short_id(status.job)}", state]
     if status.round:
         parts.append(f"{'version' if status.max_restarts is None else 'round'} {status.round}")
     parts.append(_size(status))
@@ -65,7 +132,7 @@ def _headline(status: JobStatus, effective: Effectiveness | None) -> str:
     if effective is not None:
         which = "" if effective.nodes >= len(status.nodes) else f" ({counted(effective.nodes, 'log')} read)"
         parts.append(f"ETTR {100 * effective.ratio:.1f} %{which}")
-    return "   ".join(parts)
+    return folded(parts, width)
 
 
 def _size(status: JobStatus) -> str:
@@ -76,7 +143,8 @@ def _size(status: JobStatus) -> str:
     if status.max_restarts is None:
         return counted(here, "node")
     spares = status.node_counts.get("spare", 0)
-    return f"{here} of {wanted} nodes" + (f" (+{counted(spares, 'spare')})" if spares else "")
+    size = "1 node" if here == 1 and wanted == "1" else f"{here} of {wanted} nodes"
+    return size + (f" (+{counted(spares, 'spare')})" if spares else "")
 
 
 def _restarts(status: JobStatus) -> str:
@@ -154,17 +222,17 @@ def _size_table(choice: SizeChoice) -> list[str]:
     )
 
 
-def _node_table(status: JobStatus, here: NodeTasks) -> list[str]:
-    has_tasks = any(node.tasks for node in status.nodes)
-    known = {node.node_id: _progress(node, here.get(node.node_id, ())) for node in status.nodes}
+def _node_table(status: JobStatus, nodes: Sequence[NodeStatus], here: NodeTasks) -> list[str]:
+    has_tasks = any(node.tasks for node in nodes)
+    known = {node.node_id: _progress(node, here.get(node.node_id, ())) for node in nodes}
     # A column without a figure is left out.
     waits = any(done is not None and done.data_wait is not None for done in known.values())
     steps = ("STEP", "STEP/S", "LAST STEP") if any(known.values()) else ()
-    holds = any(node.memory is not None for node in status.nodes)
+    holds = any(node.memory is not None for node in nodes)
     figured = (*steps, *(["WAITS"] * waits), *(["CHECKPOINTS IN MEMORY"] * holds))
     head = ("NODE", "HOST", "STATE", "SINCE", "TASKS" if has_tasks else "RANKS", *figured, "REASON")
     rows = []
-    for node in status.nodes:
+    for node in nodes:
         done = known[node.node_id]
         figures = (
             *(_steps(done) if steps else ()),
@@ -194,12 +262,14 @@ def _progress(node: NodeStatus, here: Sequence[TaskProgress]) -> NodeProgress | 
     if not here:
         return reported
     slowest = min(here, key=lambda task: task.steps)
+    stalled = () if reported is None else reported.stalled
     return NodeProgress(
         steps=slowest.steps,
-        step_seconds=slowest.period,
+        step_seconds=None if slowest.name in stalled else slowest.period,
         data_wait=None if reported is None else reported.data_wait,
         idle=min(task.idle for task in here),
-        stalled=() if reported is None else reported.stalled,
+        stalled=stalled,
+        hangs=() if reported is None else reported.hangs,
     )
 
 

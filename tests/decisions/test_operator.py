@@ -16,7 +16,7 @@ from dlrover_run.coordination.reasons import Code, codes
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
 from dlrover_run.operate.drain import drain_problem
-from dlrover_run.operate.job_table import short_ids
+from dlrover_run.operate.ids import short_ids
 from dlrover_run.operate.logs import parse_since
 from dlrover_run.operate.protocol import AgentInfo, TaskProgress
 from dlrover_run.operate.survey import choose, group

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.agent.stall_report import STACKS_FILE, WAITS, StallReport
+from dlrover_run.agent.stall_report import STACKS_FILE, StallReport
 from dlrover_run.agent.stall_response import StallResponse
+from dlrover_run.coordination.activity import WAITS
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.failures.causes import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit

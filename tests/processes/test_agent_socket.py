@@ -23,7 +23,7 @@ from dlrover_run.operate import agent_socket
 from dlrover_run.operate import survey as survey_module
 from dlrover_run.operate.agent_socket import AgentSocket
 from dlrover_run.operate.find import JobHere
-from dlrover_run.operate.protocol import AgentInfo, AgentRequest
+from dlrover_run.operate.protocol import AgentInfo, AgentRequest, JobEnding
 from dlrover_run.operate.survey import SilentAgent, survey
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.supervisor import unix_sockets
@@ -204,6 +204,69 @@ def test_an_interrupt_of_top_restores_the_terminal() -> None:
         os.close(ours)
         assert b"\x1b[?1049h" in shown
         assert b"\x1b[?1049l" in shown, "the screen before it is shown again"
+        bed.socket.close()
+
+    bounded(work())
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "text"),
+    [
+        (
+            JobEnding(exit_code=0, reason="every worker succeeded", seconds=25.0),
+            0,
+            "has succeeded after 25 s, 0 restarts",
+        ),
+        (JobEnding(exit_code=137, reason="rank 1 was killed", seconds=25.0), 2, "0 restarts: rank 1 was killed"),
+    ],
+)
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_top_ends_with_the_last_table_and_the_result_of_the_job(
+    ending: JobEnding, code: int, text: str, on_terminal: bool
+) -> None:
+    async def work() -> None:
+        bed = Bed()
+        await bed.socket.open()
+        ours, theirs = os.openpty() if on_terminal else os.pipe()
+        top = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dlrover_run", "top", f"--rdzv-id={INFO.job}",
+            stdin=theirs if on_terminal else subprocess.DEVNULL, stdout=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+        )  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        while INFO.job.encode() not in shown:
+            shown += await asyncio.to_thread(os.read, ours, 65536)
+        await bed.socket.finish(lambda: ending)
+        bed.socket.close()
+        assert await top.wait() == code
+        with contextlib.suppress(OSError):
+            while more := os.read(ours, 65536):
+                shown += more
+        os.close(ours)
+        _, _, after = shown.rpartition(b"\x1b[?1049l")
+        assert f"job {INFO.job}".encode() in after, "the last table"
+        assert text.encode() in after
+
+    bounded(work())
+
+
+def test_q_ends_top() -> None:
+    async def work() -> None:
+        bed = Bed()
+        await bed.socket.open()
+        ours, theirs = os.openpty()
+        top = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dlrover_run", "top", f"--rdzv-id={INFO.job}",
+            stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+        )  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        while INFO.job.encode() not in shown:
+            shown += await asyncio.to_thread(os.read, ours, 65536)
+        os.write(ours, b"q")
+        assert await top.wait() == 0
+        os.close(ours)
         bed.socket.close()
 
     bounded(work())

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dlrover_run.agent.reconcile import StopMode
-from dlrover_run.agent.stall_report import WAITS, StallReport
+from dlrover_run.agent.stall_report import StallReport
+from dlrover_run.coordination.activity import WAITS
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder

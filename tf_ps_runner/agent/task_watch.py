@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dlrover_run.agent.framework import AgentServices
-from dlrover_run.agent.stall_report import WAITS, StallReport, show_stacks
+from dlrover_run.agent.stall_report import StallReport, show_stacks
 from dlrover_run.agent.stall_watch import StallWatch
+from dlrover_run.coordination.activity import WAITS
 from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.text import join_words
 from dlrover_run.evidence.sample import Sampler

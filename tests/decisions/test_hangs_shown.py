@@ -1,0 +1,117 @@
+"""A hang comes first where an operator looks: in the headline, the order and the pace of `status`, and in `top`."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlrover_run.coordination.activity import WAITS, HangingTask, NodeProgress, TaskActivity, node_progress
+from dlrover_run.coordination.hang_text import HangingNode, hang_headline, stall_reason
+from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
+from dlrover_run.operate.protocol import TaskProgress
+from dlrover_run.operate.text import render_status, status_lines
+from dlrover_run.operate.top import window
+from dlrover_run.stall.guilt import GuiltCode
+
+STOPPED = GuiltCode.STOPPED.code
+
+
+def hanging(*codes: str) -> NodeProgress:
+    """The progress of a node whose ranks from 0 on have these codes; the empty one makes progress."""
+    tasks = [TaskActivity(f"rank {rank}", 7, 0.5, stalled=code) for rank, code in enumerate(codes)]
+    found = node_progress(tasks, 0.0)
+    assert found is not None
+    return found
+
+
+def job(*progress: NodeProgress) -> JobStatus:
+    """A job that trains, with a node for each."""
+    nodes = tuple(
+        NodeStatus(
+            node=place, host=f"h{place}", node_id=str(place), state=NodeCondition.TRAINING, seconds=1.0, workers=1,
+            first_rank=place, progress=one,
+        )
+        for place, one in enumerate(progress)
+    )  # fmt: skip
+    hangs = [HangingNode(f"node {place}", one) for place, one in enumerate(progress) if one.stalled]
+    return JobStatus(
+        job="17e9c1b2-0000-4000-8000-000000000000", state=JobState.TRAINING, seconds=2340.0, age=4000.0, epoch=1,
+        round=2, min_nodes=1, max_nodes=len(nodes), round_nodes=len(nodes), workers=len(nodes), max_restarts=3,
+        restarts_left=3, node_counts={"training": len(nodes)}, nodes=nodes, hang=hang_headline(hangs, "worker"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ([hanging("", "")], ""),
+        ([hanging("", ""), hanging(STOPPED)], "1 worker hangs: rank 0 on node 1 (stopped by a signal)"),
+        (
+            [hanging(WAITS, WAITS), hanging(GuiltCode.LOCKED.code)],
+            "1 worker hangs: rank 0 on node 1 (waits for a lock); 2 workers wait for it",
+        ),
+        ([hanging(WAITS, WAITS)], "2 workers make no progress"),
+        ([hanging("later.version")], "1 worker hangs: rank 0 on node 0 (later.version)"),
+        (
+            [hanging(*[STOPPED] * 5)],
+            "5 workers hang: rank 0 on node 0 (stopped by a signal), rank 1 on node 0 (stopped by a signal), "
+            "rank 2 on node 0 (stopped by a signal) and 2 more",
+        ),
+    ],
+)
+def test_the_headline_names_the_worker_for_which_the_others_wait(nodes: list[NodeProgress], text: str) -> None:
+    named = [HangingNode(f"node {place}", node) for place, node in enumerate(nodes)]
+    assert hang_headline(named, "worker") == text
+
+
+def test_a_worker_that_waits_is_told_from_the_one_that_hangs() -> None:
+    assert stall_reason(hanging(STOPPED, WAITS), culprit_known=True) == (
+        "no progress: rank 0 (stopped by a signal); waits for another: rank 1"
+    )
+    assert stall_reason(hanging(WAITS), culprit_known=True) == "waits for another: rank 0"
+    assert stall_reason(hanging(WAITS), culprit_known=False) == "no progress: rank 0"
+    assert stall_reason(hanging(""), culprit_known=True) == ""
+
+
+def test_the_node_that_hangs_is_first_and_red_and_has_no_pace() -> None:
+    lines = status_lines(job(hanging(""), hanging(WAITS), hanging(STOPPED)))
+    assert lines.top[0] == ("1 worker hangs: rank 0 on node 2 (stopped by a signal); 1 worker waits for it", True)
+    assert [(line.text.split()[0], line.bad) for line in lines.nodes] == [("2", True), ("0", False), ("1", False)]
+    columns = lines.head[-1].text.split("  ")
+    assert "STEP/S" in columns
+    # The pace that its agent here reads is that of the past too.
+    here = {str(place): [TaskProgress(name="rank 0", steps=7, idle=9.0, period=0.5)] for place in range(3)}
+    for known in (None, here):
+        paces = [line.text[lines.head[-1].text.index("STEP/S") :].split()[0] for line in status_lines(
+            job(hanging(""), hanging(WAITS), hanging(STOPPED)), None, known).nodes]  # fmt: skip
+        assert paces == ["-", "2", "-"]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_what_is_known_of_a_job_stays_on_a_narrow_terminal(width: int) -> None:
+    """A job's id of 36 characters pushed the last figures out of it."""
+    lines = [line.text for line in status_lines(job(hanging("")), width=width).top]
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith("job 17e9c1b2   training for 39 min")
+    assert "up 1 h 6 min" in " ".join(lines)
+    assert "1 node " in lines[0], "not `1 of 1 nodes`"
+
+
+def test_top_shows_how_many_nodes_are_left_out_and_scrolls() -> None:
+    status = status_lines(job(*[hanging("")] * 39, hanging(STOPPED)))
+    first = window(status, 24, 0)
+    assert len(first.lines) == 24
+    assert first.lines[5].text.startswith("39 "), "the node that hangs"
+    assert first.lines[-1].text.startswith("… 22 more nodes")
+    last = window(status, 24, 1000)
+    assert len(last.lines) == 24
+    assert last.lines[-2].text.startswith("38 ")
+    assert last.lines[-1].text.startswith("22 above")
+    assert last.first == 22
+    assert [line.text for line in window(status, 60, 5).lines[:-1]] == render_status(
+        job(*[hanging("")] * 39, hanging(STOPPED))
+    ).split("\n")
+
+
+def test_the_code_of_a_hang_travels_with_the_status() -> None:
+    assert hanging(STOPPED, WAITS, "").hangs == (HangingTask("rank 0", STOPPED),)
+    assert hanging(STOPPED, WAITS, "").stalled == ("rank 0", "rank 1")
