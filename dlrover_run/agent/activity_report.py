@@ -48,15 +48,21 @@ class ActivityReport:
             self._forget()
 
     def take(
-        self, activities: Activities, stalled: Mapping[str, str], now: float, memory: MemoryUse | None = None
+        self,
+        activities: Activities,
+        stalled: Mapping[str, str],
+        now: float,
+        memory: MemoryUse | None = None,
+        watch_problem: str = "",
     ) -> bool:
-        """Take what the tasks do, the codes of those that are stalled, and what their checkpoints take in memory;
-        whether `current` has changed."""
+        """Take what the tasks do, the codes of those that are stalled, what their checkpoints take in memory, and why
+        none of them is looked at, if so; whether `current` has changed."""
         if now - self._reported_at < MIN_INTERVAL:
             return False
         names = list(dict.fromkeys([*activities, *stalled]))[:MAX_TASKS]
         tasks = tuple(self._task(name, activities, stalled, now) for name in names)
-        found = NodeActivity(tasks, memory) if tasks or memory is not None else None
+        has_any = tasks or memory is not None or watch_problem
+        found = NodeActivity(tasks, memory, watch_problem=watch_problem) if has_any else None
         before = self.current
         is_news = before is None or found is None or _means_more(before, found)
         is_old = now - self._reported_at >= self._refresh
@@ -98,6 +104,8 @@ class ActivityReport:
 def _means_more(before: NodeActivity, now: NodeActivity) -> bool:
     """Whether a reader of these figures would conclude something else, leaving out how many steps there are."""
     if len(before.tasks) != len(now.tasks) or (before.memory is None) != (now.memory is None):
+        return True
+    if before.watch_problem != now.watch_problem:
         return True
     return any(_differs(one, other) for one, other in zip(before.tasks, now.tasks, strict=True))
 

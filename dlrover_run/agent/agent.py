@@ -210,7 +210,8 @@ class Agent:
             self._adapter.log_progress()
         if self._activity is not None:
             activities, stalled = self._progress.sample(), self._adapter.stalled()
-            is_news = self._activity.take(activities, stalled, time.monotonic(), self._adapter.checkpoint_memory)
+            memory, problem = self._adapter.checkpoint_memory, self._adapter.watch_problem
+            is_news = self._activity.take(activities, stalled, time.monotonic(), memory, problem)
             if self._follow_phases(is_news) or is_news:
                 self._wake.set()
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dlrover_run.agent.node_checks import NodeChecks
     from dlrover_run.agent.stall_response import RoundStalls
     from dlrover_run.agent.survivors import Survivors
+    from dlrover_run.agent.watch_health import WatchHealth
 
 
 class Features:
@@ -40,6 +41,7 @@ class Features:
         self.survivors: Survivors | None = None
         self.autoscaler: Autoscaler | None = None
         self.stalls: RoundStalls | None = None
+        self.watch_health: WatchHealth | None = None
         self._services = services
         self._starter = starter
         self._reporter = reporter
@@ -81,8 +83,13 @@ class Features:
         if self._services.job.stall_action != "off":
             # Its imports take milliseconds, for which the start of the workers has not waited.
             from dlrover_run.agent.stall_response import watch_stalls
+            from dlrover_run.agent.watch_health import WatchHealth
 
-            self.stalls = watch_stalls(workers, self._services.job, self._services)
+            services = self._services
+            if self.watch_health is None:
+                action = services.job.stall_action
+                self.watch_health = WatchHealth(action, services.console, services.events, services.wake)
+            self.stalls = watch_stalls(workers, services.job, services, self.watch_health)
 
     def end_watch(self) -> None:
         """Watch no more, before the files of the round are closed. Idempotent."""

@@ -106,6 +106,11 @@ class FrameworkAdapter(ABC, Generic[Key]):
         """The running tasks that make no progress by name, each with a code of the reason."""
         return {}
 
+    @property
+    def watch_problem(self) -> str:
+        """Why this node cannot look for tasks that hang; empty if it can, or is not to."""
+        return ""
+
     @abstractmethod
     async def stacks(self, rank: int | None) -> NodeStacks:
         """The stacks of the running tasks of this node, or of the one with that rank."""

@@ -11,6 +11,7 @@ from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.round_stragglers import RoundStragglers
 from dlrover_run.agent.stall_report import StallReport, show_stacks
 from dlrover_run.agent.stall_watch import QuietNode, StallWatch
+from dlrover_run.agent.watch_health import WatchHealth
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker
 from dlrover_run.coordination.activity import WAITS
@@ -27,17 +28,16 @@ from dlrover_run.stall.read import RoundStacks
 from dlrover_run.stall.round_detectors import ENOUGH_WITNESSES, RoundDetectors
 
 
-def watch_stalls(workers: WorkerRound, spec: JobSpec, services: AgentServices) -> RoundStalls | None:
+def watch_stalls(
+    workers: WorkerRound, spec: JobSpec, services: AgentServices, health: WatchHealth
+) -> RoundStalls | None:
     """Watch the workers of a round for stalls, until `close`; None where they cannot be watched."""
     running, ranks = workers.group.running, workers.ranks
     if workers.group.ended or (ranks.nodes > 1 and spec.backend == "static"):
         # Static nodes do not communicate, and the rank that one of them names could be wrong.
         return None
-    try:
-        sampling = Sampler({one.spec.rank: one.pid for one in running}, ranks.store_port)
-    except OSError:
-        return None  # A kernel without sock_diag.
-    stacks = RoundStacks(lambda: {one.spec.rank: one.pid for one in workers.group.running})
+    sampling = Sampler({one.spec.rank: one.pid for one in running}, ranks.store_port)
+    stacks = RoundStacks(lambda: {one.spec.rank: one.pid for one in workers.group.running}, health.note_denied)
     response = StallResponse(workers, spec.stall_action, services)
     detectors = RoundDetectors(spec.stall_timeout, elsewhere=ranks.nodes > 1)
     stragglers = RoundStragglers(workers, services.events, services.wake) if ranks.world_size > 1 else None
@@ -52,6 +52,7 @@ def watch_stalls(workers: WorkerRound, spec: JobSpec, services: AgentServices) -
         workers.progress.steps,
         on_quiet,
         stalls.observe,
+        health=health,
     )
     stalls.begin(watch)
     return stalls

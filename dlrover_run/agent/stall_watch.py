@@ -8,7 +8,6 @@ only be wrong.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from dlrover_run.agent.stall_report import Names, StallReport
+from dlrover_run.agent.watch_health import RETRY_INTERVAL, WatchHealth
 from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.evidence.records import Evidence
 from dlrover_run.stall.detector import AskStacks, Decision, Resumed, StallCode, Stalled
@@ -136,7 +136,8 @@ class StallWatch:
     Without `on_quiet` the workers of this node are all of the round. With it, it is called with what is known of them
     when they make no progress, and with None when they do again; whether that is a stall comes back by `confirm`.
     `on_sample` gets each sample, and must not wait. `find` replaces the rules for a round, and `names` the names of its
-    ranks. `vary` returns the seconds to wait in place of an interval.
+    ranks. `health` takes errors; without it `run` raises them. `vary` returns the seconds to wait in place of an
+    interval.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class StallWatch:
         on_sample: Callable[[Sequence[Evidence]], None] | None = None,
         find: Find | None = None,
         names: Names | None = None,
+        health: WatchHealth | None = None,
         vary: Callable[[float], float] = lambda seconds: seconds * uniform(1 - VARIATION, 1 + VARIATION),
     ) -> None:
         self._detector = detector
@@ -163,6 +165,7 @@ class StallWatch:
         self._on_sample = on_sample
         self._find = find or self._find_in_round
         self._names = names
+        self._health = health
         self._vary = vary
         self._ranks: tuple[int, ...] = ()
         self._ended: list[int] = []
@@ -179,18 +182,27 @@ class StallWatch:
         self._is_reported = False
 
     async def run(self) -> None:
-        """Watch until it is cancelled, or until the kernel gives no evidence: too many connections, no sock_diag."""
+        """Watch until it is cancelled. After an error, as of a kernel without sock_diag or a machine with too many
+        connections, it goes on after RETRY_INTERVAL, and `health` shows the error."""
         try:
-            with contextlib.suppress(OSError):
-                await self._watch()
+            while True:
+                await asyncio.sleep(await self._guarded_step())
         finally:
             self._sampling.close()
 
-    async def _watch(self) -> None:
-        while True:
+    async def _guarded_step(self) -> float:
+        """Take a step; the seconds until the next one."""
+        try:
             await self.step()
-            soon = self._suspect > 0 or self._detector.needs_figures or not self._detector.knows_limit
-            await asyncio.sleep(self._vary(QUIET_INTERVAL if soon else TRAINING_INTERVAL))
+        except Exception as error:
+            if self._health is None:
+                raise
+            self._health.failed(error)
+            return RETRY_INTERVAL
+        if self._health is not None:
+            self._health.worked()
+        soon = self._suspect > 0 or self._detector.needs_figures or not self._detector.knows_limit
+        return self._vary(QUIET_INTERVAL if soon else TRAINING_INTERVAL)
 
     def note_end(self, rank: int) -> None:
         """A worker has exited with 0. The others go on, and may wait for it in a collective."""
@@ -218,7 +230,7 @@ class StallWatch:
         if not samples:
             return
         if self._on_sample is not None:
-            self._on_sample(samples)
+            self._share(self._on_sample, samples)
         self._ranks = tuple(one.rank for one in samples)
         self._sampled_at = samples[0].at
         if not full:
@@ -238,6 +250,16 @@ class StallWatch:
             await self._on_no_progress(decision, samples)
         elif isinstance(decision, Resumed):
             self._resume(decision)
+
+    def _share(self, on_sample: Callable[[Sequence[Evidence]], None], samples: Sequence[Evidence]) -> None:
+        """Give the samples to the search for stragglers. A defect in it does not end, or slow down, that for hangs."""
+        try:
+            on_sample(samples)
+        except Exception as error:
+            if self._health is None:
+                raise
+            self._health.failed(error, "stragglers")
+            self._on_sample = None
 
     def _sample(self, steps: Mapping[int, int]) -> tuple[list[Evidence], bool]:
         """The evidence of all workers, and whether it has the figures of their processes."""
@@ -286,7 +308,7 @@ class StallWatch:
                 one.rank,
                 one,
                 stacks.get(one.rank),
-                self._share(one.rank),
+                self._busy_share(one.rank),
                 late=stalled.code is StallCode.START and one.rank in stalled.ranks,
             )
             if one.rank in alone:
@@ -350,7 +372,7 @@ class StallWatch:
         self._is_reported = False
         self._on_resume(resumed)
 
-    def _share(self, rank: int) -> float:
+    def _busy_share(self, rank: int) -> float:
         samples = self._figures[rank]
         if len(samples) < 2:
             return 0.0

@@ -158,6 +158,11 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             return {}
         return {f"rank {rank}": code for rank, code in self._round.stalled.items()}
 
+    @property
+    def watch_problem(self) -> str:
+        health = self._features.watch_health
+        return "" if health is None else health.problem
+
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it.
         from dlrover_run.agent.worker_stacks import node_stacks

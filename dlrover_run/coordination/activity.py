@@ -21,6 +21,7 @@ MAX_TASKS = 256
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 StallCode = Annotated[str, Meta(pattern=r"\A[a-z0-9_.]{0,64}\Z")]
+WatchProblem = Annotated[str, Meta(max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 
 
 class TaskActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -59,11 +60,13 @@ class PhaseTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class NodeActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the tasks of one node do. `memory` is what their checkpoints take, None if none was held in memory, and
-    `times` where their time went, None if that is not known yet."""
+    `times` where their time went, None if that is not known yet. `watch_problem` says why hangs are not looked for,
+    empty if they are, or are not to be."""
 
     tasks: Annotated[tuple[TaskActivity, ...], Meta(max_length=MAX_TASKS)]
     memory: MemoryUse | None = None
     times: PhaseTimes | None = None
+    watch_problem: WatchProblem = ""
 
 
 WAITS = "stall.waits"

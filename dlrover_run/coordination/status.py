@@ -267,7 +267,7 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
             workers=hosts[key].workers if p is None else p.report.workers,
             first_rank=None if place is None else place.first_rank,
             tasks=() if part is None else part.task_names,
-            reason=reason,
+            reason="; ".join(filter(None, (_watch_reason(view, key), reason))),
             progress=progress,
             memory=known.activity.memory if (known := view.activities.get(key)) is not None else None,
             stragglers=() if part is None else tuple(StragglerStatus(*one) for one in part.stragglers),
@@ -296,6 +296,12 @@ def _hanging(nodes: Sequence[NodeStatus]) -> list[HangingNode]:
 def _with_stall(node: NodeStatus, culprit_known: bool) -> NodeStatus:
     stall = stall_reason(node.progress, culprit_known=culprit_known)
     return msgspec.structs.replace(node, reason="; ".join(filter(None, (stall, node.reason)))) if stall else node
+
+
+def _watch_reason(view: JobView, key: NodeKey) -> str:
+    known = view.activities.get(key)
+    problem = "" if known is None else known.activity.watch_problem
+    return f"hangs are not found: {problem}" if problem else ""
 
 
 def _condition(

@@ -182,6 +182,18 @@ class StragglerGone(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.straggl
     """They do not wait for it any more."""
 
 
+class WatchFailed(Event, frozen=True, kw_only=True, tag="dlrover.watch.failed"):
+    """The agent cannot look for hangs and stragglers: `what` is the error. It tries again."""
+
+    what: str = ""
+
+
+class WatchRestored(Event, frozen=True, kw_only=True, tag="dlrover.watch.restored"):
+    """It looks for them again, after `seconds`."""
+
+    seconds: float
+
+
 class WorkerExited(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.exited"):
     """The process of a worker has ended. `code` follows `subprocess`: an exit code, or minus a signal's number.
     `stopped_with` is the signal by which the launcher stopped it, empty if it ended by itself. `since` is when its
@@ -282,7 +294,7 @@ def severity_of(event: Event) -> str:
             return ERROR
         case ScaleCommandEnded() if event.what:
             return WARNING
-        case LogGap() | WorkerStalled() | StragglerFound() | RoundClosed(failed=True):
+        case LogGap() | WorkerStalled() | StragglerFound() | WatchFailed() | RoundClosed(failed=True):
             return WARNING
     return INFO
 

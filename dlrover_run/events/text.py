@@ -52,6 +52,10 @@ def describe(event: records.Event) -> str:
             return _joined(f"{event.name} is a straggler", render(event.reasons))
         case records.StragglerGone():
             return f"{event.name} is a straggler no more"
+        case records.WatchFailed():
+            return event.what
+        case records.WatchRestored():
+            return f"hangs are found again, after {event.seconds:.0f} s"
         case records.WorkerExited():
             how = f"by signal {-event.code}" if event.code < 0 else f"with exit code {event.code}"
             by = f", stopped with {event.stopped_with}" if event.stopped_with else ""

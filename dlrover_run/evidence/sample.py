@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from dlrover_run.evidence import processes
 from dlrover_run.evidence.records import Evidence, Traffic, summarize
-from dlrover_run.evidence.sock_diag import SockDiag, SocketCounters
+from dlrover_run.evidence.sock_diag import SockDiag, SocketCounters, TooManySockets
 
 
 class Sampler:
@@ -22,14 +22,14 @@ class Sampler:
     def __init__(self, pids: Mapping[int, int], store_port: int) -> None:
         self._pids = dict(pids)
         self._store_port = store_port
-        self._diag = SockDiag()
+        self._diag: SockDiag | None = None
         self._holders: dict[int, int | None] = {}
         self._traffic: dict[int, Traffic] = {}
 
     def sample(self, full: bool) -> list[Evidence]:
         """The evidence of each worker that runs; without `full` that of the connections alone. Raises OSError."""
         at = time.monotonic()
-        by_rank = self._assign(self._diag.dump())
+        by_rank = self._assign(self._dump())
         found = []
         for rank, pid in self._pids.items():
             figures = processes.read_worker(pid) if full else None
@@ -54,7 +54,21 @@ class Sampler:
         self._traffic.pop(rank, None)
 
     def close(self) -> None:
-        self._diag.close()
+        if self._diag is not None:
+            self._diag.close()
+            self._diag = None
+
+    def _dump(self) -> list[SocketCounters]:
+        try:
+            if self._diag is None:
+                self._diag = SockDiag()
+            return self._diag.dump()
+        except TooManySockets:
+            raise
+        except OSError as error:
+            # The next sample begins with a new one.
+            self.close()
+            raise OSError(error.errno, f"the kernel does not show connections (sock_diag: {error.strerror})") from error
 
     def _assign(self, sockets: list[SocketCounters]) -> dict[int, list[SocketCounters]]:
         here = {one.inode for one in sockets}

@@ -153,8 +153,8 @@ class Cause(enum.StrEnum):
 
 
 def cause_of(end: WorkerExit) -> Cause:
-    """The kind of a failure: the first that applies. It is no stall: that is known only where a worker was killed for
-    it."""
+    """The kind of a failure: the first that applies. A worker that the launcher killed as a failure made no progress,
+    unless it had lost a peer."""
     if end.oom_kill is not None:
         return Cause.OUT_OF_MEMORY
     if end.full_disk is not None:
@@ -163,6 +163,8 @@ def cause_of(end: WorkerExit) -> Cause:
         return Cause.COLLECTIVE_TIMEOUT
     if lost_peer(end):
         return Cause.LOST_PEER
+    if end.killed_for:
+        return Cause.STALL
     if summarize_error(end) is not None:
         return Cause.EXCEPTION
     return Cause.SIGNAL if end.code < 0 else Cause.EXIT_CODE

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dlrover_run.agent.stall_report import STACKS_FILE, StallReport
 from dlrover_run.agent.stall_response import StallResponse
 from dlrover_run.coordination.activity import WAITS
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
-from dlrover_run.failures.causes import describe_exit
+from dlrover_run.failures.causes import Cause, cause_of, describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.spec import StallAction
 from dlrover_run.stall.detector import Resumed, StallCode, Stalled
@@ -138,6 +139,8 @@ def test_the_exit_of_a_worker_that_was_killed_names_the_flag() -> None:
         rank=4, local_rank=0, pid=1, code=-9, unix_time=0.0, killed_for="--stall-action=restart, as it made no progress"
     )
     assert "--stall-action" in describe_exit(end)
+    assert cause_of(end) is Cause.STALL
+    assert cause_of(replace(end, has_lost_peer=True)) is Cause.LOST_PEER
 
 
 @pytest.mark.parametrize(("guilty", "killed"), [((5,), [5]), ((), [4]), ((9,), [])])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -12,8 +14,11 @@ from virtual_loop import run_virtually
 
 from dlrover_run.agent.stall_report import StallReport
 from dlrover_run.agent.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, QuietNode, StallWatch
+from dlrover_run.agent.watch_health import WatchHealth
+from dlrover_run.events.records import Event, WatchFailed, WatchRestored
 from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
 from dlrover_run.evidence.records import Evidence, Traffic
+from dlrover_run.spec import StallAction
 from dlrover_run.stall.detector import PAUSES_TO_LEARN, Detector, Resumed
 from dlrover_run.stall.guilt import GuiltCode
 from dlrover_run.stall.round_detectors import RoundDetectors
@@ -365,3 +370,74 @@ def test_samples_are_taken_often_until_the_rhythm_is_known() -> None:
     asyncio.run(scenario())
     assert set(waits[:PAUSES_TO_LEARN]) == {QUIET_INTERVAL}
     assert waits[-1] == TRAINING_INTERVAL
+
+
+class Refused(Workers):
+    """The kernel does not show connections for some time, after the workers have trained for a minute."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def sample(self, full: bool) -> list[Evidence]:
+        now = asyncio.get_running_loop().time()
+        self.now = now - 0.5
+        if 60 <= now < 60 + self.seconds:
+            raise OSError(7, "more than 20000 connections")
+        self.hung = now >= 100
+        return super().sample(full)
+
+
+class Told:
+    """What a watch tells."""
+
+    def __init__(self, action: StallAction = "restart") -> None:
+        self.lines: list[str] = []
+        self.kept: list[Event] = []
+        self.woken = 0
+        self.reports: list[StallReport] = []
+        console: Any = SimpleNamespace(info=self.lines.append)
+        events: Any = SimpleNamespace(emit=self.kept.append)
+        self.health = WatchHealth(action, console, events, self.wake, lambda: asyncio.get_running_loop().time())
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+async def run_for(seconds: float, watch: StallWatch) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(watch.run(), seconds)
+
+
+def test_an_error_of_the_kernel_does_not_end_the_watch_and_is_said_once() -> None:
+    workers, told = Refused(25), Told()
+    watch = StallWatch(Detector(), workers, workers, told.reports.append, lambda _: None, health=told.health)
+
+    async def scenario() -> None:
+        await run_for(75, watch)
+        assert told.health.problem == "more than 20000 connections"
+        await run_for(200, watch)
+
+    run_virtually(scenario())
+    assert [report.guilty for report in told.reports] == [(1,)], "the hang after it is found"
+    first, second = told.lines
+    assert "--stall-action=restart has no effect: more than 20000 connections" in first
+    assert second.startswith("hangs are found again, after ")
+    assert [type(event) for event in told.kept] == [WatchFailed, WatchRestored]
+    assert (told.health.problem, told.woken) == ("", 2)
+
+
+def test_a_defect_in_what_takes_samples_too_does_not_end_the_watch() -> None:
+    workers, told = Refused(0), Told("report")
+
+    def broken(samples: Sequence[Evidence]) -> None:
+        raise ValueError("no such rank")
+
+    watch = StallWatch(
+        Detector(), workers, workers, told.reports.append, lambda _: None, on_sample=broken, health=told.health
+    )
+    run_virtually(run_for(2000, watch))
+    assert [report.guilty for report in told.reports] == [(1,)]
+    (line,) = told.lines
+    assert line.startswith("warning: stragglers are not found in this round: internal error: ValueError(")
+    assert told.health.problem == ""

@@ -53,7 +53,6 @@ from dlrover_run.policies.straggler.policy import StragglerPolicy, find
 from dlrover_run.policies.straggler.rules import StragglerRules
 from dlrover_run.policies.straggler.shares import (
     KEPT_WINDOWS,
-    MIN_WINDOWS,
     SENDING_BYTES,
     WINDOW,
     NodeShares,
@@ -161,9 +160,11 @@ class TestGuilty:
         node.run(LONG, **{f"r{rank}": "ddddr" if rank in (3, 4) else "rpppp" for rank in range(8)})
         assert node.stragglers == ((3, "data"), (4, "data"))
 
-    def test_it_is_named_within_a_minute_and_its_end_too(self) -> None:
+    def test_it_is_named_after_five_windows_and_its_end_too(self) -> None:
         node = Node()
-        node.run(MIN_WINDOWS * WINDOW + 1, r0="rpppp", r1="ddddr")
+        node.run((KEPT_WINDOWS - 1) * WINDOW, r0="rpppp", r1="ddddr")
+        assert node.stragglers == ()
+        node.run(WINDOW + 1, r0="rpppp", r1="ddddr")
         assert node.stragglers == ((1, "data"),)
         node.run(KEPT_WINDOWS * WINDOW, r0="rp", r1="rp")
         assert node.stragglers == ()
@@ -185,6 +186,21 @@ class TestInnocent:
         named = []
         for _ in range(int(LONG)):
             node.run(1.0, **dict.fromkeys(("r0", "r1"), "rrp"[int(node.now) % 3]))
+            named.append(node.stragglers)
+        assert not any(named)
+
+    @pytest.mark.parametrize("seconds", [5, 13, 22, 29])
+    @pytest.mark.parametrize("before", range(0, 76, 3))
+    def test_one_pause_of_a_young_round(self, before: int, seconds: int) -> None:
+        """As of `main_process_first`, in which rank 0 prepares the data for all."""
+        node = Node()
+        named = []
+        node.run(before, r0="rp", r1="rp")
+        for _ in range(seconds):
+            node.run(1.0, r0="d", r1="p", still="yes")
+            named.append(node.stragglers)
+        for _ in range(int(LONG)):
+            node.run(1.0, **dict.fromkeys(("r0", "r1"), "rp"[int(node.now) % 2]))
             named.append(node.stragglers)
         assert not any(named)
 

@@ -58,6 +58,7 @@ class Watch:
         steps: Any,
         find: Any,
         names: Any,
+        health: Any,
     ) -> None:
         self.on_stall, self.on_resume, self.find, self.names = on_stall, on_resume, find, names
         Watch.last = self
@@ -86,6 +87,7 @@ class Node:
             run_dir=SimpleNamespace(path=None, keep=False),
             shutdown=SimpleNamespace(wanted=False),
             wake=lambda: None,
+            events=self.kept,
         )
         job: Any = SimpleNamespace(stall_action=action, stall_timeout=None)
         self.tasks = [self._task(role) for role in ROLES]

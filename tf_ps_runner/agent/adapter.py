@@ -109,6 +109,10 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
     def stalled(self) -> Mapping[str, str]:
         return self._tasks.stalled
 
+    @property
+    def watch_problem(self) -> str:
+        return self._tasks.watch_problem
+
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it. Without ranks no question names one.
         from dlrover_run.agent.worker_stacks import node_stacks

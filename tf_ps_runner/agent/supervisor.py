@@ -123,6 +123,11 @@ class TaskSupervisor:
         return [(name, process.pid) for name, process in tasks if process is not None and process.live]
 
     @property
+    def watch_problem(self) -> str:
+        """Why tasks that make no progress cannot be found; empty if they can, or are not to be."""
+        return "" if self._watch is None else self._watch.problem
+
+    @property
     def stalled(self) -> Mapping[str, str]:
         """The tasks that make no progress, each with a code of the reason."""
         return {} if self._watch is None else self._watch.stalled

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.stall_report import StallReport, show_stacks
 from dlrover_run.agent.stall_watch import StallWatch
+from dlrover_run.agent.watch_health import WatchHealth
 from dlrover_run.coordination.activity import WAITS
 from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.text import join_words
@@ -58,6 +59,7 @@ class TaskWatch:
         self._tasks: dict[int, TaskProcess] = {}
         self._order = NodeOrder(version=0)
         self._detectors = TaskDetectors(job.stall_timeout)
+        self._health = WatchHealth(job.stall_action, services.console, services.events, services.wake)
         self._sampler: Sampler | None = None
         self._run: asyncio.Task[None] | None = None
         # By the task whose detector has found each stall.
@@ -68,6 +70,11 @@ class TaskWatch:
         """The tasks that make no progress by name, each with a code of the reason."""
         return {str(self._tasks[number].key): mark.code for number, mark in self._marks().items()}
 
+    @property
+    def problem(self) -> str:
+        """Why tasks that hang cannot be found; empty if they can."""
+        return self._health.problem
+
     def follow(self, order: NodeOrder) -> None:
         """Take the order: tasks that are to leave, or to end with their chief, are not stalled."""
         self._order = order
@@ -77,10 +84,7 @@ class TaskWatch:
         if task.process is None:
             return
         if self._sampler is None:
-            try:
-                self._sampler = Sampler({}, store_port=0)
-            except OSError:
-                return  # A kernel without sock_diag.
+            self._sampler = Sampler({}, store_port=0)
             self._run = asyncio.ensure_future(self._new_watch(self._sampler).run())
         number = next(self._numbers)
         self._tasks[number] = task
@@ -112,12 +116,13 @@ class TaskWatch:
         return StallWatch(
             self._detectors,
             sampler,
-            RoundStacks(self._pids),
+            RoundStacks(self._pids, self._health.note_denied),
             self._on_stall,
             self._on_resume,
             self._steps,
             find=self._find,
             names=self._names,
+            health=self._health,
         )
 
     def _steps(self) -> Mapping[int, int]:

@@ -22,10 +22,8 @@ WINDOW = 15.0
 """Seconds of one window."""
 
 KEPT_WINDOWS = 5
-"""Windows that shares are the median of."""
-
-MIN_WINDOWS = 3
-"""With fewer windows there are no shares: the first steps of a round compile and load."""
+"""Windows that shares are the median of. With fewer there are no shares: the first steps of a round compile and load,
+and of three windows the two at the edges of a pause would be the median."""
 
 MIN_SAMPLES = 8
 """Samples of a window that counts."""
@@ -111,7 +109,7 @@ class NodeShares:
         return self._update()
 
     def _update(self) -> bool:
-        if any(len(kept) < MIN_WINDOWS for kept in self._windows.values()):
+        if any(len(kept) < KEPT_WINDOWS for kept in self._windows.values()):
             return False
         found = tuple(_median(rank, kept) for rank, kept in sorted(self._windows.items()))
         if len(found) == len(self.current) and not any(map(_differ, self.current, found)):
