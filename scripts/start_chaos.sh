@@ -19,7 +19,8 @@ usage: bash start_chaos.sh VERB &     in front of the command that starts the jo
 
   no-chaos         nothing
   kill-process     SIGKILL for one worker (CHAOS_LOCAL_RANK=0, CHAOS_TIMES=1, CHAOS_PERIOD=30 seconds);
-                   with --network-check, for each process of the check, so that the node is found broken
+                   with --network-check, for that process of the check, again and again until it is over, so that the node is
+                   found broken
   kill-node        SIGKILL for all processes of the node at once
   stop-process     SIGSTOP for the workers of the node: a hang
   cpu-overload     every CPU is busy; a node of a local cluster runs CHAOS_CPU_LEFT=10 percent of the time instead

@@ -54,6 +54,34 @@ def tf_config(order: NodeOrder, task: PlannedTask, sparse: bool, gaps: bool = Fa
     return json.dumps({"cluster": cluster, "task": {"type": task.role.value, "index": task.rank}})
 
 
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables for whose proxy TensorFlow's gRPC asks to connect it to other tasks, too. Names in capitals have no
+effect there."""
+
+NO_PROXY_VARIABLES = ("no_grpc_proxy", "no_proxy")
+"""The variables that name the hosts that are reached without a proxy. gRPC reads the first of them that is set."""
+
+
+def proxy_exceptions(order: NodeOrder, task: PlannedTask, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that make a task reach the others of its cluster without the proxy of `environment`, which has no
+    way to them: TensorFlow would wait for ever, without a word. Nothing where no proxy is set."""
+    if not any(environment.get(name) for name in PROXY_VARIABLES):
+        return {}
+    addresses = filter(None, (*servers_of(order, task), order.chief, *order.workers, task.endpoint))
+    hosts = list(dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses))
+    changed = {}
+    for name in NO_PROXY_VARIABLES:
+        given = environment.get(name)
+        if given is None and name == "no_grpc_proxy":
+            # Without it gRPC reads the other one.
+            continue
+        # Python reads the name in capitals only where the other one is not set.
+        before = environment.get(name.upper(), "") if given is None else given
+        named = [entry.strip() for entry in before.split(",") if entry.strip()]
+        changed[name] = ",".join([*named, *(host for host in hosts if host not in named)])
+    return changed
+
+
 def task_variables(order: NodeOrder, task: PlannedTask, config: str, master: str) -> dict[str, str]:
     """The variables that describe the cluster to a task: `config` as its `TF_CONFIG`, and those that DLRover sets in
     its pods. `master` is the endpoint of the job, empty for a single node."""

@@ -90,7 +90,7 @@ class Series(Generic[R]):
         parser.add_argument("--fresh", action="store_true", help="forget the runs that are kept")
         parser.add_argument("--merge", type=Path, nargs="+", default=[], help="add the runs of these files")
         parser.add_argument("--redraw", action="store_true", help="measure nothing: write the tables again")
-        parser.add_argument("--output", type=Path, default=RESULTS / "why", help="folder of the results")
+        parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
 
     def run(self, parser: argparse.ArgumentParser, options: argparse.Namespace, wanted: Sequence[Hashable]) -> int:
         """Do the runs that are wanted and not kept; return 0."""

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from dlrover_run.coordination.activity import NodeActivity, Seconds
 from dlrover_run.coordination.bounds import (
+    MAX_TASK_NAME,
     MAX_TRACE,
     MAX_WHAT,
     Count,
@@ -80,7 +81,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `lost_peer` is set when, by its own error message, it only lost the connection to another worker, so the cause may
     be elsewhere. `node_rank` is the rank by which the coordinator knows the node; what a node reports of it is ignored.
-    `exit_status` is that of the worker, as a shell reports it; 0 if it is not known.
+    `exit_status` is that of the worker, as a shell reports it; 0 if it is not known. `task` is the name of the process
+    where a rank alone does not name it, as in `chief-0` and `ps-0`; else it is empty.
     """
 
     rank: Total
@@ -90,6 +92,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
     node_rank: Count | None = None
     exit_status: ExitStatus = 0
+    task: Annotated[str, Meta(max_length=MAX_TASK_NAME)] = ""
 
     @property
     def node(self) -> str:

@@ -71,6 +71,8 @@ class PolicyRules(PolicyRecord):
     there may follow its rules."""
     flags: ClassVar[Mapping[str, str]] = {}
     """The flag of each rule that has one."""
+    per_node: ClassVar[frozenset[str]] = frozenset()
+    """The rules that may differ between the nodes of a job, so that a difference is no mismatch."""
     value_names: ClassVar[Mapping[str, Mapping[int, str]]] = {}
     """What the user writes for a number, where that is a word."""
 

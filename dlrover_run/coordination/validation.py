@@ -98,7 +98,8 @@ def _policy_mismatch(job: PolicyRules | None, node: PolicyRules | None) -> list[
     for kind in dict.fromkeys(type(part) for part in parts):
         one, other = kind.get(job), kind.get(node)
         assert isinstance(one, msgspec.Struct), "each part is a struct"
-        names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
+        compared = [name for name in one.__struct_fields__ if name not in kind.per_node]
+        names = [name for name in compared if getattr(one, name) != getattr(other, name)]
         differences += [
             f"{kind.flags.get(name, name)} is {_shown(one, name)}, not {_shown(other, name)}" for name in names
         ]

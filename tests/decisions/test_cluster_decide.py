@@ -23,15 +23,18 @@ from dlrover_run.policies.parameter_servers.view import ClusterView
 def running(ps: int = 2, workers: int = 2, restored: int = 0, **changes: object) -> VirtualCluster:
     """A job that trains on one node."""
     job = VirtualCluster(rules(ps, workers, **changes))
-    job.come("a", workers=4, ps=4, evaluator=1)
+    job.come("a", workers=4, ps=4, evaluator=int(bool(changes.get("evaluator"))))
     if job.plan.phase is PlanPhase.GATHERING:
         job.wait(30.1)
     job.train(restored)
     return job
 
 
-RUN = "come a workers=4 ps=4 evaluator=1; wait 30.1; train;"
+RUN = "come a workers=4 ps=4; wait 30.1; train;"
 """A job that trains on one node."""
+
+EVALUATED = "come a workers=4 ps=4 evaluator=1; wait 30.1; train;"
+"""The same with room for an evaluator."""
 
 APART = "come a ps=0; come b chief=0 workers=0 ps=1; come c chief=0 workers=0 ps=1; come d ps=1; train;"
 """A job that trains on four nodes: the chief and two workers on `a`, a server on `b` and on `c`, nothing on `d`."""
@@ -90,10 +93,16 @@ SCENARIOS = {
     ),
     "an evaluator outlives versions": (
         rules(evaluator=1),
-        RUN + "ready evaluator-0; end ps-0; evaluator evaluator-0; end evaluator-0; evaluator evaluator-1; version 2",
+        EVALUATED + "ready evaluator-0; end ps-0; evaluator evaluator-0; end evaluator-0; evaluator evaluator-1; version 2",
+    ),
+    "a node of the role evaluator may join last": (
+        rules(), RUN + "come e chief=0 workers=0 ps=0 evaluator=1; evaluator evaluator-0; version 1",
+    ),
+    "without that node the job goes on": (
+        rules(), RUN + "come e chief=0 workers=0 ps=0 evaluator=1; obey; lose e; wait 10; evaluator; version 1",
     ),
     "an evaluator that has succeeded is not started again": (
-        rules(evaluator=1), RUN + "succeed evaluator-0; evaluator",
+        rules(evaluator=1), EVALUATED + "succeed evaluator-0; evaluator",
     ),
     # A planned change.
     "the chief saves only when dismissed workers are gone too": (

@@ -121,7 +121,10 @@ def check_tf_ps_run(words: list[str], environ: dict[str, str]) -> None:
     if words[0] in TF_PS_RUN.subcommands:
         check_subcommand(TF_PS_RUN.subcommands[words[0]].function, words)
     elif parse_argv(words, TF_PS_RUN).request is None:
-        tf_ps_run.parse(words, environ)
+        # A command that users copy prints no warning.
+        warnings: list[str] = []
+        tf_ps_run.parse(words, environ, warn=warnings.append)
+        assert not warnings
 
 
 def check_python(words: list[str], environ: dict[str, str]) -> None:

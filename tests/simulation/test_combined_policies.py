@@ -119,7 +119,7 @@ def test_parts_that_all_nodes_receive_alike_are_split_off_and_joined() -> None:
     assert own.join(common) == whole
 
 
-ASKED_OF_PARTS = {"needs_rounds", "flags", "value_names", "keep", "remember"}
+ASKED_OF_PARTS = {"needs_rounds", "flags", "per_node", "value_names", "keep", "remember"}
 VALUES = {"has_rounds", "needs_gathering", "watches_spares", "chooses_size"}
 
 

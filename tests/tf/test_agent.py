@@ -70,6 +70,24 @@ def test_a_job_from_its_start_to_the_success_of_its_chief(start: StartJob, tmp_p
     assert (run / "chief-0" / "stdout.log").read_text() == "chief-0 begins\n"
 
 
+def test_a_redirected_stream_is_shown_where_it_is_teed_and_the_cluster_is_reached_without_a_proxy(
+    start: StartJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "a.example")
+    logs = tmp_path / "logs"
+    job = start("--ps=1", "-r3", "-t1", f"--log-dir={logs}")
+    up = {name: job.up(name) for name in ("ps-0", "chief-0")}
+    (host,) = {address.rpartition(":")[0] for listed in up["chief-0"]["cluster"].values() for address in listed}
+    for task in up.values():
+        assert psutil.Process(task["pid"]).environ()["no_proxy"] == f"a.example,{host}"
+    job.train()
+    job.do("chief-0", "exit 0")
+    out = job.ended(0)
+    assert "[chief-0]:chief-0 begins\n" in out
+    assert (logs / "latest" / "chief-0" / "stdout.log").read_text() == "chief-0 begins\n"
+
+
 def test_a_failed_task_is_replaced_alone_and_a_failed_server_with_all_tasks(start: StartJob, tmp_path: Path) -> None:
     """A worker, the chief and a server are killed, and then a server stops answering."""
     job = start("--ps=2", "--workers=1", f"--journal={tmp_path / 'journal'}")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import errno
+import math
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
+from harness import WAIT
 
+from tf_ps_runner.worker import checkpoint_integrity, files
 from tf_ps_runner.worker.checkpoint_index import UNPARTITIONED, DamagedIndex, crc32c, masked, read_index
 from tf_ps_runner.worker.checkpoint_integrity import find_newest
 
@@ -100,6 +104,7 @@ def test_an_incomplete_checkpoint_is_skipped_reported_and_kept(
     assert sorted(os.listdir(folder)) == left
 
 
+UNUSED = "checkpoint is missing, so 3 checkpoints are not used"
 NO_NAME = "checkpoint names no checkpoint; the newest one there is used"
 
 
@@ -110,15 +115,73 @@ NO_NAME = "checkpoint names no checkpoint; the newest one there is used"
         pytest.param(lambda f: checkpoint(f, 200, written=200), "model.ckpt-200", [], id="not recorded any more"),
         pytest.param(lambda f: checkpoint(f, 900, written=20), "model.ckpt-150", [], id="older with a higher number"),
         pytest.param(lambda f: (f / "checkpoint").write_bytes(b""), "model.ckpt-150", [NO_NAME], id="empty state file"),
-        # As TensorFlow does.
-        pytest.param(lambda f: (f / "checkpoint").unlink(), None, [], id="no state file"),
+        # As TensorFlow does, which is silent.
+        pytest.param(lambda f: (f / "checkpoint").unlink(), None, [UNUSED], id="no state file"),
+        pytest.param(lambda f: [path.unlink() for path in f.iterdir()], None, [], id="an empty directory"),
     ],
 )
 def test_which_checkpoint_is_the_newest(
-    folder: Path, change: Callable[[Path], object], newest: str | None, skipped: list[str]
+    folder: Path,
+    change: Callable[[Path], object],
+    newest: str | None,
+    skipped: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(checkpoint_integrity, "STATE_TIMEOUT", 0.0)
     change(folder)
     assert newest_complete(folder) == (newest, skipped)
+
+
+class FailingFiles:
+    """The state file of a file system that is away for `times` attempts to read it."""
+
+    def __init__(self, error: OSError, times: float, listed: bool = True) -> None:
+        self._error, self._times, self._listed = error, times, listed
+
+    def read(self, path: str, most: int = -1) -> bytes:
+        if path.endswith("/checkpoint") and self._times > 0:
+            self._times -= 1
+            raise self._error
+        return files.read(path, most)
+
+    def list_names(self, directory: str) -> list[str]:
+        return files.list_names(directory) if self._listed else []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(files, name)
+
+
+MISSING = FileNotFoundError(errno.ENOENT, "No such file or directory")
+AWAY = OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("error", [MISSING, AWAY, OSError(errno.ESTALE, "Stale file handle")], ids=str)
+def test_a_state_file_that_is_away_for_a_moment_begins_no_fresh_model(
+    folder: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_integrity, "files", FailingFiles(error, times=2))
+    monkeypatch.setattr(checkpoint_integrity, "STATE_INTERVAL", 0.0)
+    monkeypatch.setattr(checkpoint_integrity, "STATE_TIMEOUT", WAIT)
+    assert newest_complete(folder) == ("model.ckpt-150", [])
+
+
+def test_a_state_file_that_cannot_be_read_is_reported_and_the_newest_checkpoint_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_integrity, "files", FailingFiles(AWAY, times=math.inf))
+    monkeypatch.setattr(checkpoint_integrity, "STATE_TIMEOUT", 0.0)
+    newest, (sentence,) = newest_complete(folder)
+    assert newest == "model.ckpt-150"
+    assert "checkpoint cannot be read" in sentence
+
+
+def test_a_directory_of_which_nothing_can_be_read_is_not_taken_for_an_empty_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_integrity, "files", FailingFiles(AWAY, times=math.inf, listed=False))
+    monkeypatch.setattr(checkpoint_integrity, "STATE_TIMEOUT", 0.0)
+    with pytest.raises(OSError, match="Input/output error"):
+        find_newest(str(folder))
 
 
 def test_a_checkpoint_of_another_name_is_not_used(folder: Path) -> None:

@@ -43,7 +43,16 @@ def cause(role: Role, code: int, stderr: str = "", stopped: signal.Signals | Non
 EVERY = list(Role)
 STOPPED = {"stopped": signal.SIGTERM}
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n'
-LOST_SERVER = f"{TRACE}tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error: Socket closed"
+UNAVAILABLE = "tensorflow.python.framework.errors_impl.UnavailableError"
+LOST_SERVER = f"{TRACE}{UNAVAILABLE}: Graph execution error: Socket closed"
+OWN_CLIENT = (
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+    "ConnectionAbortedError: [Errno 103] Software caused connection abort",
+    "botocore.exceptions.ClientError: Connection reset by peer",
+    "grpc._channel._InactiveRpcError: failed to connect to all addresses",
+    "redis.exceptions.ConnectionError: Error 32 while writing to socket. Broken pipe.",
+)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,11 @@ LOST_SERVER = f"{TRACE}tensorflow.python.framework.errors_impl.UnavailableError:
         (Role.PS, -9, "", {"hung": "lives, and does not answer any more"}, EndCause.SILENT),
         # The server is the failure.
         (Role.CHIEF, 1, LOST_SERVER, {}, EndCause.RESHAPED),
+        (Role.WORKER, 1, f"{TRACE}{UNAVAILABLE}: recvmsg:Connection reset by peer", {}, EndCause.RESHAPED),
+        (Role.WORKER, 1, f"{TRACE}{UNAVAILABLE}: sendmsg:Broken pipe", {}, EndCause.RESHAPED),
         (Role.EVALUATOR, 1, LOST_SERVER, {}, EndCause.FAILURE),
+        # The script's own client of an object store, a database or a queue.
+        *((role, 1, TRACE + text, {}, EndCause.FAILURE) for role in (Role.CHIEF, Role.WORKER) for text in OWN_CLIENT),
         (Role.CHIEF, 1, LOST_SERVER, {"before": LOST_SERVER.rpartition("\n")[2]}, EndCause.RESHAPED),
     ],
 )
@@ -200,6 +213,20 @@ def test_the_task_that_the_coordinator_names_is_found_also_by_a_shortened_text(n
     result = resolve_result(JobEnd(wanted, task_results(wanted, ends, "box")), "precise")
     assert result.root == (exit if known else None)
     assert result.exit_code == 3 or not known
+
+
+@pytest.mark.parametrize("named", ["ps-0", "chief-0", "worker-0"])
+def test_of_tasks_that_ended_alike_the_one_that_the_coordinator_names_is_reported(named: str) -> None:
+    """`kill -9` of several at once: all of them have rank 0, this host and the same text."""
+    text = "was killed by SIGKILL"
+    names = ("chief-0", "ps-0", "worker-0")
+    ends = tuple((TaskEnd(EndCause.FAILURE, text), WorkerExit(0, 0, 7, -9, 1.0, name=name)) for name in names)
+    wanted = Assignment(
+        key=RoundKey(), phase=PlanPhase.FAILED, reasons=sentence("x"), failure=Failure(0, "box", text, task=named)
+    )
+    root = task_results(wanted, ends, "box").root
+    assert root is not None
+    assert root.name == named
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from scripted_cluster import run_booted
 
 from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
 from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from tf_ps_runner.tf_config import task_variables, tf_config
+from tf_ps_runner.tf_config import proxy_exceptions, task_variables, tf_config
 
 SERVERS = ("h1:21", "h2:22")
 ORDER = NodeOrder(version=3, servers=SERVERS, chief="h0:10", workers=("h3:31", "h4:32"), next_servers=("h1:41",))
@@ -147,3 +147,24 @@ def test_tensorflows_own_parser_accepts_every_form(tensorflow: Path) -> None:
         ["evaluator", 0, None, 2, dense],
         ["evaluator", 0, None, 2, few],
     ]
+
+
+HOSTS = "h1,h2,h0,h3,h4"
+
+
+@pytest.mark.parametrize(
+    ("environment", "changed"),
+    [
+        ({}, {}),
+        # gRPC does not read the name in capitals.
+        ({"HTTP_PROXY": "http://p:1"}, {}),
+        ({"http_proxy": ""}, {}),
+        ({"http_proxy": "http://p:1"}, {"no_proxy": HOSTS}),
+        ({"https_proxy": "http://p:1", "no_proxy": "a.example, h2"}, {"no_proxy": "a.example,h2,h1,h0,h3,h4"}),
+        # Python reads it as long as the other one is not set.
+        ({"grpc_proxy": "http://p:1", "NO_PROXY": "a.example"}, {"no_proxy": f"a.example,{HOSTS}"}),
+        ({"grpc_proxy": "p:1", "no_grpc_proxy": "b"}, {"no_grpc_proxy": f"b,{HOSTS}", "no_proxy": HOSTS}),
+    ],
+)
+def test_a_task_reaches_the_others_without_the_proxy(environment: dict[str, str], changed: dict[str, str]) -> None:
+    assert proxy_exceptions(ORDER, task(Role.CHIEF), environment) == changed

@@ -96,8 +96,16 @@ _PASSING = re.compile(
 """What differs between two texts of the same exception: addresses, process ids, temporary files. Any other number may
 be the step that it was raised at, or that of a checkpoint."""
 
+_TENSORFLOW_ERROR = re.compile(
+    r"^(?:tensorflow\.|errors_impl\.|errors\.)"
+    r"|^(?:Unavailable|Aborted|Cancelled|Internal|InvalidArgument|FailedPrecondition|Unknown|DeadlineExceeded|NotFound)"
+    r"Error\b"
+)
+"""The beginning of an exception of TensorFlow. Any client in a script (of an object store, a database, a queue) reports
+a broken connection with the same words, as Python's own ConnectionResetError or BrokenPipeError."""
+
 _LOST_SERVER = re.compile(
-    r"UnavailableError|AbortedError|Connection reset by peer|Socket closed|failed to connect to all addresses"
+    r"\bUnavailableError|\bAbortedError|Connection reset by peer|Socket closed|failed to connect to all addresses"
     r"|recvmsg:|Broken pipe|Graph handle is not found"
 )
 """How TensorFlow reports that a server is gone, or is another one by now. That server is the failure."""
@@ -141,7 +149,7 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
     if found.asked_to_end:
         return TaskEnd(EndCause.RESHAPED, causes.describe_exit(end)[:MAX_WHAT])
     text = exception_text(end)
-    if text is not None and ROLES[found.role].uses_servers and _LOST_SERVER.search(text):
+    if text is not None and ROLES[found.role].uses_servers and is_lost_server(text):
         return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {causes.describe_exit(end)}"[:MAX_WHAT])
     soon = found.lived <= (REPEATED_WITHIN if found.stepped else REPEATED_BEFORE_STEP)
     if (
@@ -152,6 +160,11 @@ def classify_exit(found: ExitInfo) -> TaskEnd:
     ):
         return _failure(end, f"{causes.describe_exit(end)}, as the one before it did", EndCause.REPEATED)
     return _failure(end, causes.describe_exit(end))
+
+
+def is_lost_server(exception: str) -> bool:
+    """Whether an exception, as a task printed it in one line, is TensorFlow's report of a server that is gone."""
+    return _TENSORFLOW_ERROR.search(exception) is not None and _LOST_SERVER.search(exception) is not None
 
 
 def exception_text(end: WorkerExit) -> str | None:

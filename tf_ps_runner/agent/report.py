@@ -33,8 +33,11 @@ def _own_root(ends: Sequence[tuple[TaskEnd, WorkerExit]], failure: Failure | Non
     if failure is None or failure.host != host:
         return None
     for reported, end in reversed(ends):
-        # A coordinator that recovered from short reports knows only those.
-        if end.rank == failure.rank and failure.exit_text in (reported.exit_text, reported.exit_text[:SHORT_END]):
+        # A coordinator that recovered from short reports knows only those. The rank alone would not do: chief-0,
+        # worker-0 and ps-0 all have rank 0, and one signal may end all of them in the same way.
+        if (not failure.task or end.name == failure.task) and (
+            end.rank == failure.rank and failure.exit_text in (reported.exit_text, reported.exit_text[:SHORT_END])
+        ):
             return end
     return None
 

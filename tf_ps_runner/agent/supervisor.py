@@ -29,7 +29,7 @@ from tf_ps_runner.agent.task_events import TaskEvents
 from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_start import TaskStartBuilder
 from tf_ps_runner.spec import PsJobSpec
-from tf_ps_runner.tf_config import servers_of, task_variables, tf_config
+from tf_ps_runner.tf_config import proxy_exceptions, servers_of, task_variables, tf_config
 
 if TYPE_CHECKING:
     from tf_ps_runner.agent.task_watch import TaskWatch
@@ -269,7 +269,10 @@ class TaskSupervisor:
         task.servers = servers_of(order, assigned)
         config = tf_config(order, assigned, self._spec.sparse, gaps=task.waited)
         assert config is not None, "only a task that is ready is started"
-        variables = task_variables(order, assigned, config, task_start.master_address(self._spec))
+        variables = {
+            **task_variables(order, assigned, config, task_start.master_address(self._spec)),
+            **proxy_exceptions(order, assigned, self._start_builder.common),
+        }
         # One template for all tasks that start together: it can only learn what the first of them imports after a
         # while.
         self.prestart()

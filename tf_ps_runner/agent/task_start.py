@@ -109,8 +109,8 @@ def _open_outputs(
     logs: LogSpec, run_dir: RunDir, relay: RelayClient, name: str
 ) -> tuple[tuple[int, int, int], tuple[str, str] | tuple[None, None]]:
     """Open the outputs of the task `name`: to the console; with a log directory to files as well, or with `--redirects`
-    to files only. Returns the descriptors that become 0, 1 and 2, and the paths of the files. Raises SpecError if the
-    files cannot be opened."""
+    to files only, except for a stream that `--tee` names. Returns the descriptors that become 0, 1 and 2, and the paths
+    of the files. Raises SpecError if the files cannot be opened."""
     prefix = f"[{name}]:"
     if run_dir.path is None or not run_dir.keep:
         stderr = relay.open_stderr(name, show=True, prefix=prefix)
@@ -128,7 +128,7 @@ def _open_outputs(
         fd = streams.open_output(streams.Stream("file", path))
         assert fd is not None, "a file is opened"
         fds.append(fd)
-        if not logs.redirects.default & std:
+        if not logs.redirects.default & std or logs.tee.default & std:
             relay.add_tail(path, 1 if std is Std.OUT else 2, prefix)
     return (0, fds[0], fds[1]), paths
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import time
 from collections.abc import Collection, Iterator
 
 from tf_ps_runner.worker import files
@@ -17,6 +18,13 @@ from tf_ps_runner.worker.checkpoint_index import Begins, DamagedIndex, read_inde
 MAX_SUMMED = 64 << 20
 """Bytes of data that are read to compare checksums, a tenth of a second's work; of larger files only the length is
 checked, and TensorFlow compares the checksums while it restores."""
+
+STATE_TIMEOUT = 3.0
+"""Seconds for which a state file that cannot be read is tried again. A script that begins anew by intent, with its old
+checkpoints in the same directory, waits as long once."""
+
+STATE_INTERVAL = 0.2
+"""Seconds between two of these attempts."""
 
 STATE = "checkpoint"
 """The file in which TensorFlow records the newest checkpoint, and those that it keeps."""
@@ -31,17 +39,31 @@ def find_newest(directory: str, damaged: Collection[str] = ()) -> tuple[str | No
     """The newest complete checkpoint of a directory, as TensorFlow names it; None if there is none.
 
     `damaged` are not checked again. Also returns each checkpoint that was skipped, with a sentence on why; a
-    sentence about the whole directory has an empty path.
+    sentence about the whole directory has an empty path. Raises the error of reading if nothing in the directory can
+    be read for `STATE_TIMEOUT`.
     """
     skipped: list[tuple[str, str]] = []
+    recorded_in = os.path.join(directory, STATE)
     try:
-        state = files.read(os.path.join(directory, STATE))
-    except Exception:
-        return None, []
+        state = _read_state(directory)
+    except FileNotFoundError:
+        # A user who removes it begins anew, as with TensorFlow; that there are checkpoints is said all the same.
+        number = sum(name.endswith(".index") for name in files.list_names(directory))
+        if number:
+            is_are = "checkpoint is" if number == 1 else "checkpoints are"
+            skipped.append(("", f"{recorded_in} is missing, so {number} {is_are} not used"))
+        return None, skipped
+    except Exception as error:
+        if not files.list_names(directory):
+            # Not the same as an empty directory: a fresh model would replace what cannot be read now.
+            raise
+        skipped.append(("", f"{recorded_in} cannot be read ({error}); the newest checkpoint there is used"))
+        state = b'model_checkpoint_path: ""'
     recorded = [(bool(kept), _unescaped(path)) for kept, path in _PATHS.findall(state)]
     newest = next((path for kept, path in recorded if not kept), None)
     if newest is None:
-        skipped.append(("", f"{os.path.join(directory, STATE)} names no checkpoint; the newest one there is used"))
+        skipped.append(("", f"{recorded_in} names no checkpoint; the newest one there is used"))
+    newest = newest or None
     seen = set(damaged)
     for path in _candidates(directory, newest, [path for kept, path in recorded if kept]):
         if path not in seen:
@@ -51,6 +73,23 @@ def find_newest(directory: str, damaged: Collection[str] = ()) -> tuple[str | No
                 return path, skipped
             skipped.append((path, f"{path} is not complete ({damage})"))
     return None, skipped
+
+
+def _read_state(directory: str) -> bytes:
+    """The state file. One that is missing beside checkpoints, or that cannot be read, is read again for a while: a file
+    system without an atomic rename has none for a moment at each save, and a network file system may be away. Raises
+    what the last attempt raised."""
+    until = time.monotonic() + STATE_TIMEOUT
+    while True:
+        try:
+            return files.read(os.path.join(directory, STATE))
+        except FileNotFoundError:
+            if not any(name.endswith(".index") for name in files.list_names(directory)) or time.monotonic() >= until:
+                raise
+        except Exception:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(STATE_INTERVAL)
 
 
 def find_damage(path: str) -> str | None:

@@ -57,6 +57,7 @@ class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fiel
 
     has_rounds: ClassVar[bool] = False
     program: ClassVar[str] = TF_PROGRAM
+    per_node: ClassVar[frozenset[str]] = frozenset({"evaluator"})
     flags: ClassVar[Mapping[str, str]] = {
         "min_ps": "--ps (least)",
         "max_ps": "--ps (most)",

@@ -156,7 +156,14 @@ def fail(
     failure = plan.failure
     if loss is not None:
         end = loss.end
-        failure = Failure(loss.task.rank, loss.task.host, end.exit_text, trace=end.trace, exit_status=end.exit_status)
+        failure = Failure(
+            loss.task.rank,
+            loss.task.host,
+            end.exit_text,
+            trace=end.trace,
+            exit_status=end.exit_status,
+            task=str(loss.task.key),
+        )
     phase = PlanPhase.FAILED
     return update_plan(
         plan, view.now, phase=phase, since=view.now, policy=cluster, reasons=chain(reasons), failure=failure

@@ -48,9 +48,19 @@ class ClusterView:
     members: Members
     now: float
 
-    @property
+    @cached_property
     def limits(self) -> ClusterRules:
-        return ClusterRules.get(self.rules.policy)
+        """The rules of the job's first node; and an evaluator if any node offers a slot for one. A node of the role
+        evaluator (`--role=evaluator` in its pod) may join after others that have not asked for an evaluator."""
+        rules = ClusterRules.get(self.rules.policy)
+        if rules.evaluator or not any(
+            slot.role is Role.EVALUATOR and slot.slots
+            for key, tasks in self.node_tasks.items()
+            for slot in tasks.capacity
+            if not self.is_lost(key)
+        ):
+            return rules
+        return msgspec.structs.replace(rules, evaluator=1)
 
     @property
     def autoscale(self) -> AutoscaleRules:

@@ -248,8 +248,11 @@ class ServersProgram(Program):
     def _draw_rooms(self) -> tuple[Capacity, ...]:
         random = self.timeline.random
         if random.random() < 0.4:
-            return (*ALL_ROOMS, Capacity(Role.EVALUATOR, 1))
-        return tuple(Capacity(role, random.randint(1, 2)) for role in Role if random.random() < 0.5)
+            drawn = (*ALL_ROOMS, Capacity(Role.EVALUATOR, 1))
+        else:
+            drawn = tuple(Capacity(role, random.randint(1, 2)) for role in Role if random.random() < 0.5)
+        # Of the first nodes only those that ask for an evaluator have room for one. A late node asks for it in any job.
+        return tuple(room for room in drawn if room.role is not Role.EVALUATOR or self.limits.evaluator)
 
     def _processes(self, *roles: Role) -> list[Process]:
         return [p for node in self.living() for p in node.processes() if not roles or p.task.role in roles]
