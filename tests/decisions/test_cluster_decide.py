@@ -93,7 +93,8 @@ SCENARIOS = {
     ),
     "an evaluator outlives versions": (
         rules(evaluator=1),
-        EVALUATED + "ready evaluator-0; end ps-0; evaluator evaluator-0; end evaluator-0; evaluator evaluator-1; version 2",
+        EVALUATED
+        + "ready evaluator-0; end ps-0; evaluator evaluator-0; end evaluator-0; evaluator evaluator-1; version 2",
     ),
     "a node of the role evaluator may join last": (
         rules(), RUN + "come e chief=0 workers=0 ps=0 evaluator=1; evaluator evaluator-0; version 1",
