@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from dlrover_run.coordination.combined_records import combine
-from dlrover_run.coordination.decision import Deadline, Decision
+from dlrover_run.coordination.decision import MAX_STEPS, Deadline, Decision, Unsettled
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
 from dlrover_run.coordination.policy import Accepted, Policy
@@ -100,7 +100,7 @@ class CombinedPolicy(Policy):
         if self._alone is None:
             return None
         lines: list[str] = []
-        while True:
+        for _ in range(MAX_STEPS):
             before = self.refresh(plan, members, now)
             others = self.step(before.plan, members, now)
             whole = self._alone.decide(others.plan, members, now)
@@ -111,6 +111,7 @@ class CombinedPolicy(Policy):
             if whole.plan == plan:
                 return Decision(plan, (*others.deadlines, *whole.deadlines), tuple(lines))
             plan = whole.plan
+        raise Unsettled
 
     def eligible(self, plan: Plan, members: Members) -> list[MemberState]:
         found, *others = (one.eligible(plan, members) for one in self._policies)

@@ -12,6 +12,17 @@ from dlrover_run.coordination.model import Plan, PlanPhase
 from dlrover_run.coordination.policy_records import PolicyState
 from dlrover_run.coordination.reasons import Reasons
 
+MAX_STEPS = 20_000
+"""Steps that policies may take in one decision, more than a job has nodes or tasks. Two policies that undo each other's
+steps would otherwise hold up every job of a master for ever, without an exception."""
+
+
+class Unsettled(RuntimeError):
+    """The policies of a job have taken MAX_STEPS steps in one decision: a defect of one of them."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the policies do not settle within {MAX_STEPS} steps")
+
 
 class DeadlineReason(enum.Enum):
     """What happens at a deadline. What a waiting node shows follows from it, so a deadline that concerns only the

@@ -5,7 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, end_job, update_plan
+from dlrover_run.coordination.decision import (
+    MAX_STEPS,
+    Deadline,
+    DeadlineReason,
+    Decision,
+    Unsettled,
+    deadline_if,
+    end_job,
+    update_plan,
+)
 from dlrover_run.coordination.membership import Members, MemberState, all_have_left
 from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.policy import Policy
@@ -28,7 +37,7 @@ def gather(policy: Policy, plan: Plan, members: Members, now: float) -> Decision
     plan = policy.stop_watching(plan, now)
     lines: tuple[str, ...] = ()
     # What the policy begins may be over at once, and then the nodes are looked at again.
-    while True:
+    for _ in range(MAX_STEPS):
         plan, deadlines, more, holds = policy.step(plan, members, now)
         lines += more
         if holds:
@@ -37,6 +46,7 @@ def gather(policy: Policy, plan: Plan, members: Members, now: float) -> Decision
         if isinstance(ready, Decision):
             return ready._replace(log_lines=lines + ready.log_lines)
         plan = ready
+    raise Unsettled
 
 
 def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision | Plan:

@@ -199,6 +199,9 @@ class Job:
             self.replaced = True
             self._step_down(f"{reason}; this master no longer decides for the job")
             return
+        while (line := self._coordinator.take_error()) is not None:
+            self._log(line)
+            self._log_to_launcher(line)
         if self._coordinator.superseded:
             # Decisions of a later coordinator are not in our journal, so its content is outdated.
             self.delete()
@@ -259,14 +262,15 @@ class Job:
         return request
 
     def take_stacks(self, connection: NodeConnection, key: NodeKey, found: StacksFound) -> None:
-        """Take a node's answer, which may come too late. Raises RequestRefused."""
+        """Take a node's answer, which may come too late. One that has no stacks is ignored: no decision depends on it,
+        and a node that trains must not end because of it."""
         node = self._nodes.get(key)
         if self._stack_requests is None or node is None or node.connection is not connection:
             return
         try:
             self._stack_requests.take(key, found)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise RequestRefused(f"these are no stacks: {error}") from None
+            self._log(f"the answer of {node.host} is ignored: these are no stacks: {str(error)[:MAX_WHAT]}")
 
     def end_stacks(self, request: StackRequest) -> JobStacks:
         """What is known of the stacks now; later answers are ignored."""

@@ -8,16 +8,18 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
-from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.coordinator import MAX_ERROR_TEXT, Coordinator
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import NodeKey, NodeReport
 from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.take_over import misfit
 from dlrover_run.master.job import Job, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
 from dlrover_run.rendezvous.failure_detector import StallDetector
@@ -31,9 +33,6 @@ MAX_ENDED = 1000
 
 LOG_STALLS_FROM = 3.0
 """Seconds from which on a stall of the master is logged."""
-
-MAX_ERROR_TEXT = 500
-"""Characters of an internal error that are quoted, so that the rest of the sentence fits too."""
 
 
 def internal_error(error: Exception) -> str:
@@ -224,16 +223,28 @@ class Jobs:
             problem, retry = str(error), isinstance(error, OSError)
             if isinstance(error, OSError):
                 problem = f"the master cannot use {journal.path}: {error.strerror}"
-            line = f"job {name!r}: {problem}"
-            # Logged once, not for each of the job's nodes and their attempts.
-            if line != self._last_problem:
-                self._last_problem = line
-                self._log(line)
-            raise RequestRefused(problem, retry=retry) from None
+            self._refuse_journal(name, problem, retry)
+        if contents.plan is not None and (unfit := misfit(contents.header.rules, contents.plan)):
+            journal.close()
+            self._refuse_journal(
+                name,
+                f"the journal {journal.path} has {unfit}. Move it away: the round is then recovered from the nodes "
+                "of the job that still run; without any the job starts again",
+                retry=False,
+            )
         self._taken_over.discard(name)
         if contents.plan is not None:
             self._log(f"job {name!r}: continues from {journal.path}, round {contents.plan.key.number}")
         return Coordinator(contents.header.rules, now, contents.header.epoch, contents.plan)
+
+    def _refuse_journal(self, name: str, problem: str, retry: bool) -> NoReturn:
+        """Refuse a node because of the job's journal. Raises RequestRefused."""
+        line = f"job {name!r}: {problem}"
+        # Logged once, not for each of the job's nodes and their attempts.
+        if line != self._last_problem:
+            self._last_problem = line
+            self._log(line)
+        raise RequestRefused(problem, retry=retry) from None
 
     def _now(self) -> float:
         """The time. Subtracts the time for which this process was stalled from all timeouts."""

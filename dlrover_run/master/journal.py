@@ -17,6 +17,7 @@ import secrets
 import stat
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,9 @@ COMPACT_BYTES = 16 * 1024 * 1024
 
 MAX_BYTES = 8 * COMPACT_BYTES
 """Maximum bytes of a journal that is read."""
+
+TAKE_OVER_ATTEMPTS = 10
+"""Attempts to take a journal over while other masters write theirs over it, each at a moment of a few milliseconds."""
 
 _CHECKSUM = 8
 """Characters of the checksum at the start of a line: the CRC-32 of the rest, in hexadecimal digits."""
@@ -141,10 +145,14 @@ class Journal:
         Without a predecessor the job begins with these rules. The epoch is at least the given one and later than any
         in the old file. Raises JournalDamaged and OSError; the old file is then unchanged.
         """
-        # Drafts that a killed master has left behind.
-        for draft in self.path.parent.glob(f"{self.path.name}.*.new"):
-            with contextlib.suppress(OSError):
-                draft.unlink()
+        for _ in range(TAKE_OVER_ATTEMPTS):
+            with contextlib.suppress(JournalReplaced):
+                return self._take_over(rules, epoch)
+        raise OSError(errno.EBUSY, "other masters take it over just now")
+
+    def _take_over(self, rules: JobRules, epoch: int) -> JournalContents:
+        """As `take_over`; raises JournalReplaced if another master has replaced the new file already."""
+        self._remove_drafts()
         try:
             # Non-blocking, because the path may be a pipe.
             old = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -161,6 +169,10 @@ class Journal:
                 # The predecessor checks after each of its writes whether it has been replaced. So each plan that it
                 # sends is in the old file by now.
                 seen, data = len(data), _read_all(old)
+                # A predecessor that compacts makes its draft before it checks, so either it has seen this file, or its
+                # draft is removed here before it becomes the journal, or it has become it.
+                self._remove_drafts()
+                self._check_ours()
                 if len(data) == seen:
                     self.plan_age = max(0, time.time_ns() - decided_at) / 1e9
                     return contents
@@ -173,7 +185,7 @@ class Journal:
         if not self._intact or self._size > COMPACT_BYTES:
             # A failed write may have left part of a line, so nothing is appended to it.
             assert self._header is not None, "a journal is taken over before it is written to"
-            self._rewrite(JournalContents(self._header, plan))
+            self._rewrite(JournalContents(self._header, plan), check=self._check_ours)
             return
         line = _line(msgspec.json.encode(plan), self._checksum)
         self._intact = False
@@ -217,9 +229,18 @@ class Journal:
         if (current.st_dev, current.st_ino) != (ours.st_dev, ours.st_ino):
             raise JournalReplaced(f"another master has taken over the journal {self.path}")
 
-    def _rewrite(self, contents: JournalContents, decided_at: int | None = None) -> None:
+    def _remove_drafts(self) -> None:
+        """Remove the drafts that a killed master has left behind, or that one makes which is being replaced."""
+        for draft in self.path.parent.glob(f"{self.path.name}.*.new"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+    def _rewrite(
+        self, contents: JournalContents, decided_at: int | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Replace the file. `decided_at` is the time, in nanoseconds, at which its plan was decided, None for now: the
-        file keeps it as its time, so that a master that takes over counts from then how old the plan is."""
+        file keeps it as its time, so that a master that takes over counts from then how old the plan is. `check` is
+        called once the draft is complete, and may raise."""
         data = encode(contents)
         draft = f"{self.path}.{secrets.token_hex(4)}.new"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
@@ -228,6 +249,7 @@ class Journal:
             if decided_at is not None:
                 os.utime(fd, ns=(decided_at, decided_at))
             os.fsync(fd)
+            check()
             os.rename(draft, self.path)
         except BaseException:
             os.close(fd)

@@ -228,7 +228,9 @@ class EtcdClient(RemoteClient):
                 if self.stack_source is not None:
                     from dlrover_run.rendezvous.etcd_stacks import answer_stack_requests
 
-                    answers = answer_stack_requests(self._store, self._keys, own.node_id, self.stack_source)
+                    answers = answer_stack_requests(
+                        self._store, self._keys, own.node_id, self.stack_source, self._log_once
+                    )
                     tasks.create_task(answers)
                 await asyncio.wait([tasks.create_task(self._report(entry.found.get(self._keys.node(own.node_id))))])
                 leaves = self.assignment.phase in OVER or self._own_report().phase is NodePhase.LEFT

@@ -7,9 +7,24 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dlrover_run.coordination.coordinator import ERROR_RETRY, MAX_ERROR_TEXT
 from dlrover_run.coordination.model import OVER, NodeKey
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.etcd.operations import Absent, Delete, Get, KeyValue, KeyValueStore, ModRevisionIs, Put, Range, Txn
+from dlrover_run.etcd.operations import (
+    Absent,
+    Compacted,
+    Delete,
+    EtcdMisconfigured,
+    EtcdUnavailable,
+    Get,
+    KeyValue,
+    KeyValueStore,
+    LeaseExpired,
+    ModRevisionIs,
+    Put,
+    Range,
+    Txn,
+)
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.etcd_leader import EtcdLeader
 from dlrover_run.rendezvous.etcd_records import Keys
@@ -78,7 +93,20 @@ class Election:
             self._resign()
             self._leader = EtcdLeader(self.store, self.keys, self.rules, self._own, leader, return_grace, self.log)
         if self.leading is None:
-            self.leading = self._tasks.create_task(self._leader.lead())
+            self.leading = self._tasks.create_task(self._keep_leading(self._leader))
+
+    async def _keep_leading(self, leader: EtcdLeader) -> None:
+        """Lead, also after an internal error: it must not end this node, nor, by the next election, all others. Raises
+        the errors of etcd, after which the node connects again."""
+        while True:
+            try:
+                return await leader.lead()
+            except (EtcdUnavailable, EtcdMisconfigured, LeaseExpired, Compacted):
+                raise
+            except Exception as error:
+                # The line is the same at each attempt, and is logged once.
+                self.log(f"internal error of the leader: {repr(error)[:MAX_ERROR_TEXT]}; please report it")
+                await asyncio.sleep(ERROR_RETRY)
 
     def _resign(self) -> None:
         if self.leading is not None:

@@ -16,6 +16,7 @@ from dlrover_run.coordination.model import OVER, NodeKey, NodePhase, NodeReport,
 from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
+from dlrover_run.coordination.take_over import misfit
 from dlrover_run.coordination.validation import validate_report, wrong_job_kind
 from dlrover_run.coordination.waiting import WaitingThrottle
 from dlrover_run.etcd.operations import (
@@ -140,6 +141,8 @@ class EtcdLeader:
         self._requests = Range(self.keys.requests, prefix=True)
         # The requests that were taken, with what is written in their place.
         self._answers: list[tuple[KeyValue, RequestAnswer]] = []
+        # Those whose answer is not written yet, so that a second reading of the keys does not carry them out twice.
+        self._taken: set[tuple[str, int]] = set()
         self._changes: list[Change] = []
         self._changed = asyncio.Event()
         self._lease = 0
@@ -198,7 +201,10 @@ class EtcdLeader:
         if stored is not None:
             try:
                 record = decode_record(stored.value, StoredPlan)
-                self.rules = decode_rules(record.rules)
+                rules = decode_rules(record.rules)
+                if (problem := misfit(rules, record.plan)) is not None:
+                    raise InvalidMessage(problem)
+                self.rules = rules
             except InvalidMessage as error:
                 self.log(f"warning: {self.keys.plan} in etcd is {error}; a new plan is made")
             else:
@@ -253,13 +259,14 @@ class EtcdLeader:
 
     def _take_request(self, coordinator: Coordinator, current: KeyValue | None, now: float) -> None:
         """Take a request of an operator, whose key holds the answer once the stored plan contains it."""
-        if current is None:
+        if current is None or (current.key, current.changed) in self._taken:
             return
         try:
             request = decode_record(current.value, OperatorRequest)
         except InvalidMessage:
             # An answer, which its program deletes. Whatever else is written there ends with its lease.
             return
+        self._taken.add((current.key, current.changed))
         try:
             self._answers.append((current, RequestAnswer(render(coordinator.request(request, now)))))
             self.log(str(request))
@@ -267,10 +274,12 @@ class EtcdLeader:
             self._answers.append((current, RequestAnswer(refusal=str(failed))))
 
     async def _answer_requests(self) -> None:
-        answers, self._answers = self._answers, []
-        for request, answer in answers:
+        while self._answers:
+            request, answer = self._answers[0]
             put = Put(request.key, encode_record(answer), request.lease)
             await self.store.commit(Txn((ModRevisionIs(request.key, request.changed),), (put,)))
+            self._answers.pop(0)
+            self._taken.discard((request.key, request.changed))
 
     def _wake_at(self, coordinator: Coordinator) -> float:
         times = (coordinator.wake_at(), self._progress.due, self._renew_at, self._stalls.next_check)
@@ -287,6 +296,8 @@ class EtcdLeader:
         while True:
             now = self._loop.time()
             advanced = coordinator.advance(now)
+            while (line := coordinator.take_error()) is not None:
+                self.log(line)
             if coordinator.superseded:
                 coordinator = self._set_coordinator(self._restart(coordinator, now))
                 continue

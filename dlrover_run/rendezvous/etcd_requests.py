@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
@@ -15,7 +16,9 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.take_over import misfit
 from dlrover_run.etcd.operations import (
+    Change,
     Compacted,
     EtcdMisconfigured,
     EtcdUnavailable,
@@ -57,7 +60,10 @@ async def read_job(store: KeyValueStore, keys: Keys, name: str) -> Coordinator:
     now = asyncio.get_running_loop().time()
     try:
         record = decode_record(stored.value, StoredPlan)
-        coordinator = Coordinator(decode_rules(record.rules), now, record.plan.epoch + 1, record.plan)
+        rules = decode_rules(record.rules)
+        if (problem := misfit(rules, record.plan)) is not None:
+            raise InvalidMessage(problem)
+        coordinator = Coordinator(rules, now, record.plan.epoch + 1, record.plan)
         for key, current in found.items():
             if key.startswith(keys.nodes):
                 coordinator.receive(decode_record(current.value, NodeReport), now)
@@ -73,17 +79,23 @@ async def _request(store: KeyValueStore, keys: Keys, request: OperatorRequest) -
     try:
         async with store.watch([key]) as watch:
             put = await store.commit(Txn(then=(Put(key.key, written, lease),)))
-            async for changes in watch.after(put.revision):
-                for change in changes:
-                    if change.now is None:
-                        break
-                    if change.now.value != written:
-                        return _answer(decode_record(change.now.value, RequestAnswer))
+            return await _read_answer(watch.after(put.revision), written)
     except InvalidMessage as error:
         raise AskFailed(f"the answer in etcd is {error}") from None
     finally:
         await store.revoke(lease)
-    raise AskFailed(f"no leader of the job has answered within {REQUEST_LEASE} s")
+
+
+async def _read_answer(watched: AsyncIterator[Sequence[Change]], written: bytes) -> str:
+    """The answer in place of the request that was written. Raises AskFailed and InvalidMessage."""
+    async for changes in watched:
+        for change in changes:
+            if change.now is None:
+                # The request was deleted with its lease.
+                raise AskFailed(f"no leader of the job has answered within {REQUEST_LEASE} s")
+            if change.now.value != written:
+                return _answer(decode_record(change.now.value, RequestAnswer))
+    raise AskFailed("the watch of the answer in etcd has ended")
 
 
 def _answer(found: RequestAnswer) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Callable
 
 import msgspec
 
@@ -32,7 +33,10 @@ from dlrover_run.etcd.operations import (
 from dlrover_run.rendezvous.client import AskFailed, StackSource
 from dlrover_run.rendezvous.etcd_records import Keys, decode_record, encode_record
 from dlrover_run.rendezvous.etcd_requests import REQUEST_LEASE, read_job
+from dlrover_run.rendezvous.find_stacks import find_stacks
 from dlrover_run.transport.messages import InvalidMessage
+
+Log = Callable[[str], None]
 
 WATCH_RETRY = 5.0
 """Seconds after which a node watches for questions again, if etcd could not be watched."""
@@ -90,22 +94,24 @@ def _take(request: StackRequest, by_id: dict[str, NodeKey], prefix: str, change:
         request.take(key, decode_record(change.now.value, NodeStacks))
 
 
-async def answer_stack_requests(store: KeyValueStore, keys: Keys, node_id: str, source: StackSource) -> None:
+async def answer_stack_requests(store: KeyValueStore, keys: Keys, node_id: str, source: StackSource, log: Log) -> None:
     """Answer the questions that concern this node, until it is cancelled. Training does not depend on it."""
     while True:
         with contextlib.suppress(EtcdUnavailable, EtcdMisconfigured, Compacted):
             async with store.watch([Range(keys.stack_requests, prefix=True)]) as watch:
                 now = await store.commit(Txn(then=(Get(Range(keys.stack_requests, prefix=True)),)))
                 for current in now.found.values():
-                    await _answer(store, keys, node_id, source, current)
+                    await _answer(store, keys, node_id, source, current, log)
                 async for changes in watch.after(now.revision):
                     for change in changes:
                         if change.now is not None:
-                            await _answer(store, keys, node_id, source, change.now)
+                            await _answer(store, keys, node_id, source, change.now, log)
         await asyncio.sleep(WATCH_RETRY)
 
 
-async def _answer(store: KeyValueStore, keys: Keys, node_id: str, source: StackSource, asked: KeyValue) -> None:
+async def _answer(
+    store: KeyValueStore, keys: Keys, node_id: str, source: StackSource, asked: KeyValue, log: Log
+) -> None:
     try:
         wanted = decode_record(asked.value, WantedStacks)
     except InvalidMessage:
@@ -114,7 +120,9 @@ async def _answer(store: KeyValueStore, keys: Keys, node_id: str, source: StackS
         # Without a lease the answer would stay.
         return
     number = asked.key.removeprefix(keys.stack_requests)
-    # A worker may end meanwhile, and the program that asked may be gone: neither must end this node's part in the job.
-    with contextlib.suppress(OSError, LeaseExpired):
-        found = encode_record(await source(wanted.query.rank))
-        await store.commit(Txn(then=(Put(f"{keys.stacks(number)}{node_id}", found, asked.lease),)))
+    found = await find_stacks(source, wanted.query.rank, log)
+    if found is None:
+        return
+    # The program that asked may be gone.
+    with contextlib.suppress(LeaseExpired):
+        await store.commit(Txn(then=(Put(f"{keys.stacks(number)}{node_id}", encode_record(found), asked.lease),)))

@@ -93,7 +93,10 @@ class LocalClient:
             raise AskFailed(str(failed)) from None
         request = StackRequest(0, nodes, [report.key])
         if request.waits_for:
-            request.take(report.key, await self.stack_source(query.rank))
+            from dlrover_run.rendezvous.find_stacks import find_stacks
+
+            if (found := await find_stacks(self.stack_source, query.rank, self._log)) is not None:
+                request.take(report.key, found)
         return request.result(self._name, coordinator.plan)
 
     async def close(self) -> None:
@@ -110,12 +113,14 @@ class LocalClient:
         while coordinator.advance(now):
             pass
         lines = coordinator.take_log_lines()
+        while (line := coordinator.take_error()) is not None:
+            self._log(line)
         self._cancel_timer()
         view = coordinator.view(report.key)
         policy = self._rules.policy
         waits = policy is not None and policy.applies and view.waits
         # Running workers have no deadline; a policy that decides alone has many.
-        timed = waits or (policy is not None and not policy.has_rounds)
+        timed = waits or (policy is not None and not policy.has_rounds) or coordinator.failing
         if timed and (due := coordinator.wake_at()) is not None:
             self._timer = loop.call_at(due, self._decide, report)
         wanted = coordinator.assignment(report.key, coordinator.waiting(now) if waits else None)

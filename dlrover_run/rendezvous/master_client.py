@@ -367,7 +367,12 @@ class MasterClient(RemoteClient):
     async def _find_stacks(self, wanted: StacksWanted) -> None:
         """Find the stacks of this node's workers; `_report` sends them."""
         if self.stack_source is not None:
-            found = await self.stack_source(wanted.rank)
+            # Imported only here: a node that is not asked does not need it.
+            from dlrover_run.rendezvous.find_stacks import find_stacks
+
+            found = await find_stacks(self.stack_source, wanted.rank, self._log_once)
+            if found is None:
+                return
             self._stacks_found.append(StacksFound(wanted.number, msgspec.Raw(msgspec.json.encode(found))))
             self._changed.set()
 
@@ -399,6 +404,9 @@ class MasterClient(RemoteClient):
         elif (self._connected and refusal.retry) or (self._ever_connected and not refusal.authenticated):
             # Another process may listen at the address of a lost master: it cannot end a running job.
             self._note_end(str(refusal))
+            if self._is_training and not (self._is_done or self._is_leaving):
+                # A master has no console of its own, and its reason may be an internal error.
+                self._log_once(f"{reason}; the workers train on")
         elif self._is_training and not self._connected:
             # A master that came back must not end running workers: it may be the wrong one.
             self._note_end(str(refusal))

@@ -7,8 +7,10 @@ what only one backend has (its messages, its authentication, its processes).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from policy_parts import check_part, order_of
 from simulation.backends import Backend, WrittenNode
 from virtual_job import rules
 
+from dlrover_run.coordination import coordinator
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
@@ -253,7 +256,25 @@ def a_request_of_the_other_program_is_refused(backend: Backend) -> None:
     assert "change its size with dlrover-run scale" in str(found)
 
 
+def an_internal_error_of_a_decision_ends_no_node(backend: Backend) -> None:
+    node = backend.node()
+    train(backend, node)
+    backend.allow_internal_errors()
+    with patch.object(coordinator, "decide", side_effect=ZeroDivisionError("planted")) as decide:
+        node.report(phase=NodePhase.FAILED, failure=killed(node), progressed=True)
+        backend.wait(3 * coordinator.ERROR_RETRY)
+        assert decide.call_count > 1
+        assert node.rendezvous.problem is None
+        assert node.assignment.key.number == 1
+    train(backend, node, number=2)
+    backend.wait(60)
+    shown = [line for line in backend.lines if "internal error" in line]
+    assert len(shown) == 1, shown
+    assert "internal error in a decision: ZeroDivisionError('planted'); the plan stays as it is" in shown[0]
+
+
 FACTS: dict[Fact, JobRules] = {
+    an_internal_error_of_a_decision_ends_no_node: ONE,
     one_node_gets_the_first_rank: ONE,
     the_same_report_again_changes_nothing: ONE,
     a_failure_costs_a_restart_and_begins_the_next_round: ONE,
@@ -372,6 +393,31 @@ FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
 
 def named(fact: object) -> str | None:
     return fact.__name__ if callable(fact) else None
+
+
+def an_unfit_plan_in_etcd_counts_as_no_plan(backend: Backend) -> None:
+    """A check whose groups name a node that it does not have: by hand, or from another version."""
+    node = backend.node(policy=HealthReport(check_port=2))
+    node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: node.assignment.waiting)
+    truth = Truth()
+    node.policy = HealthReport(compute_result=truth.compute(node.address), check_port=2)
+    node.report(phase=NodePhase.WAITING)
+    backend.until(lambda: check_part(node.assignment).check_task)
+    node.kill()
+    backend.wait(60)
+    backend.edit_plan(lambda plan: re.sub(rb'"groups":\[\[[0-9,\[\]]*\]\]', b'"groups":[[0,7]]', plan))
+    other = backend.node("b", policy=HealthReport(check_port=2))
+    other.report(phase=NodePhase.WAITING)
+    backend.until(lambda: other.assignment.waiting and other.assignment.epoch)
+    backend.wait(10)
+    assert other.rendezvous.problem is None
+    assert any("fits together" in line and "a new plan is made" in line for line in backend.lines), backend.lines
+
+
+def test_an_unfit_plan_in_etcd_counts_as_no_plan() -> None:
+    with Backend("etcd", FACTS[a_node_is_checked_before_it_trains]) as backend:
+        an_unfit_plan_in_etcd_counts_as_no_plan(backend)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from dlrover_run.coordination.model import Assignment, NodePhase
 from dlrover_run.coordination.policy_records import PolicyReport
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.etcd.operations import Put, Txn
 from dlrover_run.rendezvous.etcd_records import Keys
 from dlrover_run.rendezvous.local import LocalClient
 from dlrover_run.spec import JobSpec
@@ -121,6 +122,19 @@ class Backend:
         node = WrittenNode(self._place, spec, name, f"i{number}", policy)
         self.nodes.append(node)
         return node
+
+    def allow_internal_errors(self) -> None:
+        """A test plants one; otherwise the trace of a run may have none."""
+        self._laws.internal_errors_allowed = True
+
+    def edit_plan(self, edit: Callable[[bytes], bytes]) -> None:
+        """Change the plan in etcd by hand."""
+        key = Keys(SPEC.prefix, "job").plan
+        before = self._cluster.keys[key]
+        after = edit(before.value)
+        assert after != before.value, before.value
+        self._cluster.on_change = lambda writer, keys: None
+        self._cluster.commit(Txn(then=(Put(key, after, before.lease),)), None)
 
     def wait(self, seconds: float) -> None:
         end = self.timeline.now + seconds

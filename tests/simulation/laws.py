@@ -36,6 +36,7 @@ class Laws:
         self.over: Plan | None = None
         self.slow_disk = False
         self.calm = False
+        self.internal_errors_allowed = False
         self.cut_off: set[NodeKey] = set()
         self._due: dict[int, float | None] = {}
         self._received: dict[NodeKey, RoundKey] = {}

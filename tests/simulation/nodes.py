@@ -90,8 +90,8 @@ class Node(LoopProcess, ABC):
     """
 
     def __init__(self, place: Place, spec: JobSpec, host: str, incarnation: str) -> None:
-        super().__init__(place.timeline, host)
         self.place = place
+        super().__init__(place.timeline, host)
         self.address = spec.local_addr or ""
         self.machine_lost = False
         self.link = Link()
@@ -107,6 +107,11 @@ class Node(LoopProcess, ABC):
         self.answers: list[JobStatus | AskFailed] = []
         self.rendezvous: NodeClient
         self.run(lambda: self._begin(spec))
+
+    def note(self, what: str) -> None:
+        if self.alive and not self.place.laws.internal_errors_allowed:
+            demand_no_internal_error(what)
+        super().note(what)
 
     def ask_to_go(self) -> None:
         """SIGTERM."""
