@@ -22,6 +22,10 @@ IMPORT_DELAY = 2.0
 Sooner it would compete with them for the processor while they start. A restart that comes earlier imports first.
 """
 
+MAX_UNFIT = 3
+"""Modules that are left out of the template because a fork after their import is not safe, one template after the
+other. With more of them the workers are spawned."""
+
 START_CODE_PATH = Path(__file__).resolve().parent.parent / "worker_path"
 
 START_CODE = str(START_CODE_PATH / "sitecustomize.py")
@@ -45,6 +49,7 @@ class Starter:
         self._template: Template | None = None
         self._imported: set[str] = set()
         self._reported: set[str] = set()
+        self._unfit: list[str] = []
         self._import_timer: asyncio.TimerHandle | None = None
         self._importing: asyncio.Task[None] | None = None
         self._prestarting: asyncio.Task[None] | None = None
@@ -155,9 +160,21 @@ class Starter:
         first, *others = environments
         common = {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}
         # Assigned before the first await, so that the orphan killer never takes it for an orphan.
-        self._template = Template.start(self._spec.entrypoint.python, common, self._directory)
-        self._imported.clear()
-        prepared = await self._template.prepare(self._spec.preload, self._program, self._ours)
+        while True:
+            self._template = Template.start(self._spec.entrypoint.python, common, self._directory)
+            self._imported.clear()
+            try:
+                prepared = await self._template.prepare(self._spec.preload, self._program, self._ours, self._unfit)
+                break
+            except UnsafeToFork as unsafe:
+                if not unsafe.module or unsafe.module in self._unfit or len(self._unfit) == MAX_UNFIT:
+                    raise
+                # What was imported cannot be undone. The next template stops at nothing before this module.
+                self._unfit.append(unsafe.module)
+                self._log(
+                    f"--start-method=forkserver: {unsafe}; each worker imports {unsafe.module} itself, and is forked "
+                    "with the rest"
+                )
         self._note_imported(prepared)
         # Which modules of `--preload` are not in the template, each once in a job. Other modules were not requested.
         requested = tuple(f"{name}: " for name in self._spec.preload)

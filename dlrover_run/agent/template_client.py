@@ -25,6 +25,7 @@ from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.process_tree import event_loop, signals
 from dlrover_run.supervisor.process import ProcessSpec
 from dlrover_run.supervisor.unix_sockets import messages
+from dlrover_run.template import allocators
 
 PREPARE_TIMEOUT = 300.0
 """Seconds for the template to start and import; a cold network disk can take minutes over torch."""
@@ -69,7 +70,12 @@ class TemplateError(Exception):
 
 
 class UnsafeToFork(TemplateError):
-    """The template imported something that makes a fork unsafe or different from a fresh interpreter."""
+    """The template imported something that makes a fork unsafe or different from a fresh interpreter. `module` is what
+    another template may leave out, empty if that does not help."""
+
+    def __init__(self, reason: str, module: str = "") -> None:
+        super().__init__(reason)
+        self.module = module
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -102,7 +108,8 @@ class Template:
         """Start a template, which forks nothing before `prepare`.
 
         `env` is what all workers have in common, so that libraries read it while they are imported. What imports print
-        goes to standard error, once. Raises TemplateError when it could not be started.
+        goes to standard error, once. No allocator runs a thread in it. Raises TemplateError when it could not be
+        started.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -111,7 +118,7 @@ class Template:
             with signals.held_back():
                 process = subprocess.Popen(
                     [python, "-u", "-c", BOOT, *arguments],
-                    env=dict(env),
+                    env=allocators.without_threads(env),
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=2,
@@ -127,15 +134,26 @@ class Template:
         return cls(process, ours)
 
     async def prepare(
-        self, preload: Sequence[str], program: tuple[ProgramKind, str] | None = None, ours: Sequence[str] = ()
+        self,
+        preload: Sequence[str],
+        program: tuple[ProgramKind, str] | None = None,
+        ours: Sequence[str] = (),
+        leave_out: Sequence[str] = (),
     ) -> Imported:
         """Have it import `preload` and what `program` (kind, target) imports while it starts: installed modules, and
-        what lies in the directories `ours`.
+        what lies in the directories `ours`, except the modules `leave_out`, which the workers import.
 
         Raises UnsafeToFork when its workers would not be sound, TemplateError when it ended. It is of no use then.
         """
         kind, target = program or (None, "")
-        request = {"op": "prepare", "preload": list(preload), "kind": kind, "target": target, "ours": list(ours)}
+        request = {
+            "op": "prepare",
+            "preload": list(preload),
+            "kind": kind,
+            "target": target,
+            "ours": list(ours),
+            "leave_out": list(leave_out),
+        }
         try:
             return _imported(await self._request(request, (), PREPARE_TIMEOUT))
         except BaseException:
@@ -237,7 +255,7 @@ class Template:
             finally:
                 self._answer = None
         if "unsafe" in answer:
-            raise UnsafeToFork(answer["unsafe"])
+            raise UnsafeToFork(answer["unsafe"], answer.get("module", ""))
         if "error" in answer:
             raise TemplateError(answer["error"])
         return answer

@@ -40,7 +40,12 @@ MAX_TRIAL_IMPORTS = 3
 
 
 class Unsafe(Exception):
-    """The template must not be forked; the text is the reason."""
+    """The template must not be forked; the text is the reason. `module` is the one whose import has made it so, empty
+    if that is none that could be left out."""
+
+    def __init__(self, reason: str, module: str = "") -> None:
+        super().__init__(reason)
+        self.module = module
 
 
 class Server:
@@ -91,6 +96,13 @@ class Server:
             if scan.stopped_at is not None:
                 self._learns = False
                 notes.append(f"what is imported after {scan.stopped_at}, which changes os.environ or sys.path")
+        self._unfit = set(request.get("leave_out", ()))
+        # Such as a library of LD_PRELOAD that runs a thread: no import is to blame.
+        if (reason := fork_blockers.fork_blocker({self._control.fileno()})) is not None:
+            self.unsafe = f"before any import {reason}"
+            raise Unsafe(self.unsafe)
+        notes += [f"{name}: a fork after its import is not safe" for name in names if self._is_unfit(name)]
+        names = [name for name in names if not self._is_unfit(name)]
         wanted = [name for name in names if self._can_preload(name.partition(":")[0])]
         answer = self._import(wanted)
         notes += [f"{name}: no installed module has this name" for name in names if name not in wanted]
@@ -109,9 +121,10 @@ class Server:
         if reason is None:
             reason, module = fork_blockers.fork_blocker(ours), ""
         if reason is not None:
-            self.unsafe = f"after `import {module.partition(':')[0]}` {reason}" if module else reason
+            module = module.partition(":")[0]
+            self.unsafe = f"after `import {module}` {reason}" if module else reason
             fork_blockers.end_children()
-            raise Unsafe(self.unsafe)
+            raise Unsafe(self.unsafe, module)
         # Objects that the garbage collector never touches stay on pages that all workers share. The little garbage
         # among them is not worth a collection, for which the start of the workers would wait.
         gc.freeze()
@@ -121,7 +134,9 @@ class Server:
         recorded = dict.fromkeys(name for log in self._logs for name in log.finish())
         self._logs.clear()
         known = sys.modules.keys() | self._unfit
-        names = [name for name in recorded if name not in known and self._can_preload(name)]
+        names = [
+            name for name in recorded if name not in known and not self._is_unfit(name) and self._can_preload(name)
+        ]
         notes: list[str] = []
         for _ in range(MAX_TRIAL_IMPORTS):
             if not names:
@@ -134,6 +149,10 @@ class Server:
             self._unfit.add(module)
             names = [name for name in names if module and name != module and not name.startswith(module + ".")]
         return {"imported": [], "skipped": notes}
+
+    def _is_unfit(self, name: str) -> bool:
+        module = name.partition(":")[0]
+        return any(module == unfit or module.startswith(f"{unfit}.") for unfit in self._unfit)
 
     def _can_preload(self, name: str) -> bool:
         return can_preload(name, self._where, self._worker_path, self._finders)
@@ -280,7 +299,7 @@ def serve(control_fd: int, agent: int) -> Worker:
         try:
             answer = server.answer(_read(received[0]), received)
         except Unsafe as unsafe:
-            answer = {"unsafe": str(unsafe)}
+            answer = {"unsafe": str(unsafe), "module": unsafe.module}
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"

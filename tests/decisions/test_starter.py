@@ -94,6 +94,37 @@ def test_workers_that_meet_a_dead_template_together_warn_once(monkeypatch: pytes
     assert warnings == ["--start-method=forkserver: it cannot fork; workers are spawned instead"]
 
 
+@pytest.mark.parametrize("unfit", [1, starter.MAX_UNFIT, starter.MAX_UNFIT + 1])
+def test_modules_that_forbid_a_fork_are_left_out_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, unfit: int
+) -> None:
+    warnings: list[str] = []
+    left_out: list[tuple[str, ...]] = []
+
+    class Refusing(Stub):
+        async def prepare(self, *args: object) -> Imported:
+            names = args[3]
+            assert isinstance(names, list)
+            left_out.append(tuple(names))
+            if len(names) < unfit:
+                raise UnsafeToFork(f"after `import m{len(names)}` a thread runs", f"m{len(names)}")
+            return Imported((), ())
+
+    async def run() -> bool:
+        stubbed(monkeypatch, *(Refusing() for _ in range(unfit + 1)))
+        workers = Starter(SPEC, warnings.append)
+        await workers.prepare([{}])
+        return workers.forks
+
+    forks = asyncio.run(run())
+    assert forks == (unfit <= starter.MAX_UNFIT)
+    names = [f"m{number}" for number in range(min(unfit, starter.MAX_UNFIT))]
+    assert left_out == [tuple(names[:count]) for count in range(len(names) + 1)]
+    assert len(warnings) == unfit
+    assert warnings[0].endswith("each worker imports m0 itself, and is forked with the rest")
+    assert ("spawned instead" in warnings[-1]) == (not forks)
+
+
 def test_a_round_waits_for_an_import_and_its_cancellation_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(starter, "IMPORT_DELAY", 0.0)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import only_long
+from harness import OURS, only_long, run
 
 from dlrover_run.agent.template_client import BOOT, TEMPLATE_FOLDER
 
@@ -580,6 +580,54 @@ def test_a_module_of_the_user_that_shadows_a_standard_one(case: Case) -> None:
     write(case, "import random\n", "lib/site-packages/installed.py")
     case.env, case.preload = {"PYTHONPATH": str(case.directory / "lib" / "site-packages")}, ("installed",)
     assert f"your module {case.directory}/random.py takes the place of random" in case.agent("fork")["unsafe"]
+
+
+# As pyarrow's jemalloc does, which reads its settings when it is loaded.
+ALLOCATOR = """\
+import os, threading
+settings = os.environ.get("JE_ARROW_MALLOC_CONF", "").split(",")
+if [each for each in settings if each.startswith("background_thread")][-1:] != ["background_thread:false"]:
+    threading.Thread(target=threading.Event().wait, name="jemalloc_bg_thd", daemon=True).start()
+"""
+
+LOOKS = """\
+import os, sys
+print(*(name in sys.modules for name in ("threaded", "allocator", "colorsys")), os.environ.get("JE_ARROW_MALLOC_CONF"))
+sys.stdout.flush()
+import allocator, colorsys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_module_that_leaves_a_thread_is_left_out_and_the_rest_is_forked(case: Case, threaded: bool) -> None:
+    libraries = case.directory / "lib" / "site-packages"
+    write(case, ALLOCATOR, "lib/site-packages/allocator.py")
+    write(case, LIBRARIES["a thread"][0], "lib/site-packages/threaded.py")
+    write(
+        case, LOOKS.replace("import allocator, colorsys", "import allocator, threaded, colorsys") if threaded else LOOKS
+    )
+    flags = ["--start-method=forkserver", "--max-restarts=1"]
+    env = {"PYTHONPATH": str(libraries), "JE_ARROW_MALLOC_CONF": "dirty_decay_ms:0"}
+    ended = run(OURS, [*flags, case.target], cwd=case.directory, env=env)
+    assert ended.code == 0, ended.err
+    # The workers have what the user set.
+    assert ended.out == "False True True dirty_decay_ms:0\n" * 2
+    assert "spawned instead" not in ended.err
+    line = (
+        "after `import threaded` the thread busy is running; each worker imports threaded itself, and is forked with "
+        "the rest"
+    )
+    assert ended.err.count(line) == threaded
+
+
+def test_a_thread_that_no_import_has_started_is_blamed_on_none(case: Case) -> None:
+    """As a library of LD_PRELOAD does."""
+    write(case, LIBRARIES["a thread"][0], "path/sitecustomize.py")
+    write(case, "import os\n")
+    case.env = {"PYTHONPATH": str(case.directory / "path")}
+    assert case.agent("fork")["unsafe"] == "before any import the thread busy is running"
 
 
 # Preloaded modules.
