@@ -52,7 +52,7 @@ def _explain(
         failed_first = end.failed_first or causes.failed_before(error, worker.stopped_at)
         end = replace(end, error=error, error_file=found, failed_first=failed_first)
     if worker.stopped_with is None and causes.may_be_oom_kill(end.code, seen):
-        end = replace(end, oom_kill=guarded("the out-of-memory kills", oom_kills.explain, None))
+        end = replace(end, oom_kill=guarded("the out-of-memory kills", lambda: oom_kills.explain(end.pid), None))
     if causes.left_no_message(end):
         end = replace(end, full_disk=guarded("the full disks", lambda: _full_disk(placed), None))
     return end

@@ -29,7 +29,7 @@ from dlrover_run.events.records import (
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
 from dlrover_run.failures.guard import guarded
-from dlrover_run.failures.oom_kills import OomKillCounters
+from dlrover_run.failures.oom_kills import NOTE_INTERVAL, OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.process_tree import tree
@@ -67,6 +67,7 @@ class WorkerRound:
         self._on_news = on_news
         self._events = events
         self._oom_kills = OomKillCounters()
+        self._noting: asyncio.TimerHandle | None = None
         self._started = time.monotonic()
         self.progress = RoundProgress(specs, self.group, events, self._started)
         self._starting: asyncio.Future[None] | None = None
@@ -154,6 +155,7 @@ class WorkerRound:
         """Start the workers; `cancel` ends this early. `at_store`: they meet at the store of the round, so those that
         are forked on other nodes begin when it listens. Raises what `starter` raises, when some may run already."""
         self._specs.startup_probe.marks.listen(self._note_checkpoint)
+        self._note_memory()
         self._starting = asyncio.ensure_future(self._start(starter, at_store))
         try:
             with contextlib.suppress(asyncio.CancelledError):
@@ -210,6 +212,12 @@ class WorkerRound:
             self.saved_for = self._change
         if is_news:
             self._on_news()
+
+    def _note_memory(self) -> None:
+        """Read the counters of out-of-memory kills once a second while the workers run."""
+        if not self._closed and not self.has_failed:
+            guarded("the out-of-memory kills", self._oom_kills.note, None)
+            self._noting = asyncio.get_running_loop().call_later(NOTE_INTERVAL, self._note_memory)
 
     def cancel(self) -> None:
         """Start no further worker: a template may import for minutes, and a shutdown does not wait for it."""
@@ -268,6 +276,8 @@ class WorkerRound:
     def close(self) -> None:
         """Release the port, the pages of progress and the results, and cancel pending requests."""
         self._closed = True
+        if self._noting is not None:
+            self._noting.cancel()
         if self._asking is not None:
             self._asking.cancel()
         if self._port is not None:

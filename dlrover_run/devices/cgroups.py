@@ -45,8 +45,9 @@ def read_cgroup_field(path: Path, name: str) -> int | None:
     """The number of a field in a cgroup file of several; None if it cannot be read."""
     for line in _lines(path):
         key, _, value = line.partition(" ")
-        if key == name and value.strip().isdecimal():
-            return int(value)
+        number = value.strip().removesuffix(" kB")
+        if key == name and number.isdecimal():
+            return int(number)
     return None
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Launcher, run
+from harness import Launcher, Mailbox, finish, launch, run
 
 DIES_ONCE = """
 import os
@@ -91,3 +96,62 @@ def test_a_worker_that_dies_is_restarted_where_no_directory_can_be_written(tmp_p
     args = ("--nproc-per-node=1", "--max-restarts=1", "--start-method=spawn", tmp_path / "train.py")
     done = run(launcher, args, cwd=tmp_path, env={"TMPDIR": None, "TEMP": None, "TMP": None})
     assert (done.code, done.out.split()) == (0, ["trained"]), done.err
+
+
+LIMIT = 400 << 20
+
+LOSES_A_CHILD = """
+import os, signal
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    sys.exit(0)
+if os.environ["RANK"] == "0" and sys.argv[1] == "child":
+    pid = os.fork()
+    if pid == 0:
+        open("/proc/self/oom_score_adj", "w").write("1000")
+        greedy = []
+        while True:
+            greedy.append(bytearray(10_000_000))
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+post(pid=os.getpid(), rank=int(os.environ["RANK"]))
+signal.pause()
+"""
+
+
+@pytest.fixture
+def limited_group() -> Iterator[Path]:
+    """A real control group of version 1 with LIMIT, below the one of this process."""
+    own = {line.split(":")[1]: line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+    group = Path("/sys/fs/cgroup/memory") / own.get("memory", "").strip("/") / f"dlrover-run-kills-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT))
+    except OSError as problem:
+        pytest.skip(f"no memory limit can be set here: {problem}")
+    yield group
+    deadline = time.monotonic() + 10
+    while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    group.rmdir()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["child", "none"])
+def test_an_earlier_kill_for_memory_does_not_explain_a_kill_by_hand(
+    mailbox: Mailbox, limited_group: Path, case: str
+) -> None:
+    """A data loader's child was killed for memory and its worker trains on; then someone kills another worker."""
+    enter = str(limited_group / "cgroup.procs")
+    script = mailbox.script("train.py", LOSES_A_CHILD)
+    job = launch(
+        mailbox,
+        *("--nproc-per-node=2", "--max-restarts=1", script, case),
+        preexec_fn=lambda: Path(enter).write_text(str(os.getpid())),
+    )
+    pids = {message["rank"]: message["pid"] for message in mailbox.gather(2)}
+    # Longer than a kill counts as one of a moment ago; any longer time would do.
+    time.sleep(4)
+    os.kill(pids[1], signal.SIGKILL)
+    done = finish(job)
+    assert done.code == 0, done.err
+    line = next(line for line in done.err.splitlines() if "restart 1 of 1" in line)
+    assert re.search("rank 1 was killed by SIGKILL, not by the launcher", line), line

@@ -71,7 +71,7 @@ def test_a_failure_with_a_higher_count_of_kills_is_a_kill_for_memory(
 def test_without_a_limit_only_a_sigkill_with_evidence_is_a_kill_for_memory() -> None:
     task_limit = MemoryEnforcer.open("worker-0", 0)
     evidence: str | None = "the machine had run out"
-    task_limit._oom_kills = SimpleNamespace(explain=lambda: evidence)  # type: ignore[assignment]
+    task_limit._oom_kills = SimpleNamespace(explain=lambda _: evidence)  # type: ignore[assignment]
     assert task_limit.explain_memory_kill(-9) == "the machine had run out"
     assert task_limit.explain_memory_kill(1) is None
     evidence = None

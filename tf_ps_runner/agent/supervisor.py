@@ -42,8 +42,8 @@ STEP_REPORT_INTERVAL = 2.0
 """Seconds between two reports of the chief's steps: it makes some hundred a second."""
 
 MEMORY_CHECK_INTERVAL = 1.0
-"""Seconds between two checks of how much memory a task with a limit uses: the kernel does not notify. A task that
-reaches its limit within that time is killed for it."""
+"""Seconds between two checks of how much memory a task with a limit uses, and of the kills for memory: the kernel does
+not notify. A task that reaches its limit within that time is killed for it."""
 
 
 class TaskSupervisor:
@@ -313,8 +313,7 @@ class TaskSupervisor:
             self._probe.watch(task.key, task.port)
         self._starter.import_later()
         self._channel.send_order(task.key, task.message(order))
-        if task.assigned.memory_mib:
-            self._check_memory(task)
+        self._check_memory(task)
         self._wake()
 
     def _abandon(self, task: TaskProcess) -> None:

@@ -68,7 +68,7 @@ class MemoryEnforcer:
         self._limit = limit
         self._group = group
         self._counters = _counters(group) if group else None
-        self._oom_kills = None if group else OomKillCounters()
+        self._oom_kills = None if group else _launcher_kills()
         self._watch: ProcessTreeWatch | None = None
         self._pid: int | None = None
 
@@ -123,6 +123,10 @@ class MemoryEnforcer:
 
     @property
     def near_memory_limit(self) -> bool:
+        """Whether the task is near its limit. The agent asks once a second, so that the counters of a moment ago are
+        known when the task ends."""
+        if self._oom_kills is not None:
+            self._oom_kills.note()
         return bool(self._limit) and is_near_limit(self.usage(), self._limit)
 
     def explain_memory_kill(self, exit_code: int) -> str | None:
@@ -134,7 +138,7 @@ class MemoryEnforcer:
         if self._group is not None and self._counters is not None:
             return explain_group_kill(exit_code, self._counters, _counters(self._group), self._limit)
         # The machine itself may have run out of memory, or the launcher's own group.
-        return self._oom_kills.explain() if self._oom_kills and exit_code == -signal.SIGKILL else None
+        return self._oom_kills.explain(self._pid) if self._oom_kills and exit_code == -signal.SIGKILL else None
 
     def close(self) -> None:
         """The task has ended. What it left in its group is killed."""
@@ -148,6 +152,12 @@ class MemoryEnforcer:
 
 def _counters(group: TaskCgroup) -> GroupCounters:
     return GroupCounters(group.kills, group.hits)
+
+
+@cache
+def _launcher_kills() -> OomKillCounters:
+    """The counters of the launcher's own group. All tasks share them: a kill explains the end of one."""
+    return OomKillCounters()
 
 
 @cache
