@@ -39,11 +39,19 @@ MAX_RESPONSE = 64 * 1024 * 1024
 PING_INTERVAL_MS = 6000
 """Milliseconds between two of gRPC's pings on a connection. etcd closes a connection with a ping every 5 s or less."""
 
+PING_TIMEOUT_MS = 5000
+"""Milliseconds after which an unanswered ping ends the connection, and another member is called; without this gRPC
+waits a minute. It ends no node: that is what its lease is for."""
+
 _OPTIONS = {
     **dict(grpc_setup.CHANNEL_OPTIONS),
     "grpc.max_receive_message_length": MAX_RESPONSE,
     "grpc.max_send_message_length": MAX_RESPONSE,
     "grpc.keepalive_time_ms": PING_INTERVAL_MS,
+    "grpc.keepalive_timeout_ms": PING_TIMEOUT_MS,
+    # Keepalive alone waits for 60 s on the ping's own timer.
+    "grpc.http2.ping_timeout_ms": PING_TIMEOUT_MS,
+    "grpc.http2.max_pings_without_data": 0,
     # etcd closes a connection that pings without an open call.
     "grpc.keepalive_permit_without_calls": 0,
 }

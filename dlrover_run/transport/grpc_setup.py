@@ -18,11 +18,8 @@ from dlrover_run.transport import auth
 from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.messages import MAX_MASTER_MESSAGE, MAX_NODE_MESSAGE
 
-PING_INTERVAL_MS = 5000
-"""Milliseconds between two of gRPC's own pings on a connection. They find a peer whose machine has vanished."""
-
-PING_TIMEOUT_MS = 5000
-"""Milliseconds after which an unanswered ping ends the connection; without this gRPC waits a minute."""
+NEVER_MS = 2**31 - 1
+"""gRPC's number of milliseconds for what never happens."""
 
 MAX_STREAMS = 1000
 """Streams that one connection may have at a time. A node needs one. Without a limit a client could open and reset them
@@ -41,12 +38,11 @@ at once."""
 Options = list[tuple[str, Any]]
 
 _BOTH: Options = [
-    ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
-    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
-    # Keepalive alone waits for 60 s on the ping's own timer.
-    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
+    # Without pings: node and master detect each other's silence by their heartbeats, whose times are rules of the job.
+    # A second detector with times of its own would end the connection of a node whose pause these rules allow. This
+    # also turns off the kernel's limit on unacknowledged data (TCP_USER_TIMEOUT), by default 20 s for a server.
+    ("grpc.keepalive_time_ms", NEVER_MS),
+    ("grpc.http2.ping_timeout_ms", NEVER_MS),
     # A proxy that the cluster configures for web pages must not get between a node and its master.
     ("grpc.enable_http_proxy", 0),
 ]
@@ -64,10 +60,6 @@ SERVER_OPTIONS: Options = [
     # Each such connection holds a descriptor, by default for two minutes or for ever.
     ("grpc.server_handshake_timeout_ms", UNAUTHENTICATED_TIMEOUT_MS),
     ("grpc.max_connection_idle_ms", UNAUTHENTICATED_TIMEOUT_MS),
-    # By default a server closes a connection that pings more often than its limit.
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
 ]
 
 CHANNEL_OPTIONS: Options = [

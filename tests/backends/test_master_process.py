@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import master_process
+import msgspec
 import psutil
 import pytest
 from cluster import NEVER, Cluster, succeed
@@ -32,7 +33,7 @@ from dlrover_run.master.command import Options, read_options
 from dlrover_run.master.journal import Journal
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.spec import JobSpec, SpecError
-from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
+from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS, NEVER_MS, SERVER_OPTIONS
 from dlrover_run.transport.messages import Proof, encode_rules
 
 
@@ -483,6 +484,29 @@ def test_a_master_that_keeps_a_result_is_not_idle() -> None:
         assert ends == ["every job is over"]
 
     run_virtually(test())
+
+
+def test_no_ping_of_grpc_ends_a_connection_whose_silence_the_rules_allow() -> None:
+    for options in (dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)):
+        assert options["grpc.keepalive_time_ms"] == options["grpc.http2.ping_timeout_ms"] == NEVER_MS
+
+
+@pytest.mark.long
+def test_a_pause_that_the_rules_allow_ends_no_connection() -> None:
+    rules = msgspec.structs.replace(FAST, keep_alive_interval=30.0, keep_alive_attempts=3)
+    with master() as one:
+
+        async def test(channel: Any) -> None:
+            node = Node(channel, status("a"))
+            await node.join(rules)
+            one.process.send_signal(signal.SIGSTOP)
+            # Longer than a ping and its timeout were, 10 s in all.
+            await asyncio.sleep(15)
+            one.process.send_signal(signal.SIGCONT)
+            await node.report(workers=2)
+            await node.until(bool)
+
+        talk(one.address, test)
 
 
 def test_it_serves_though_its_output_is_not_read() -> None:
