@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dlrover_run.agent.stall_response import RoundStalls
     from dlrover_run.agent.survivors import Survivors
     from dlrover_run.agent.watch_health import WatchHealth
+    from dlrover_run.stall.outside import LearnedPauses
 
 
 class Features:
@@ -42,6 +43,7 @@ class Features:
         self.autoscaler: Autoscaler | None = None
         self.stalls: RoundStalls | None = None
         self.watch_health: WatchHealth | None = None
+        self._pauses: LearnedPauses | None = None
         self._services = services
         self._starter = starter
         self._reporter = reporter
@@ -84,12 +86,15 @@ class Features:
             # Its imports take milliseconds, for which the start of the workers has not waited.
             from dlrover_run.agent.stall_response import watch_stalls
             from dlrover_run.agent.watch_health import WatchHealth
+            from dlrover_run.stall.outside import LearnedPauses
 
             services = self._services
             if self.watch_health is None:
                 action = services.job.stall_action
                 self.watch_health = WatchHealth(action, services.console, services.events, services.wake)
-            self.stalls = watch_stalls(workers, services.job, services, self.watch_health)
+                self._pauses = LearnedPauses()
+            assert self._pauses is not None
+            self.stalls = watch_stalls(workers, services.job, services, self.watch_health, self._pauses)
 
     def end_watch(self) -> None:
         """Watch no more, before the files of the round are closed. Idempotent."""

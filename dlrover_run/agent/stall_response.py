@@ -24,12 +24,13 @@ from dlrover_run.evidence.sample import Sampler
 from dlrover_run.policies.stall.model import MAX_SUSPECTS, StallAssignment, StallNodeReport, StallQuestion
 from dlrover_run.spec import JobSpec, StallAction
 from dlrover_run.stall.detector import Resumed
+from dlrover_run.stall.outside import LearnedPauses
 from dlrover_run.stall.read import RoundStacks
 from dlrover_run.stall.round_detectors import ENOUGH_WITNESSES, RoundDetectors
 
 
 def watch_stalls(
-    workers: WorkerRound, spec: JobSpec, services: AgentServices, health: WatchHealth
+    workers: WorkerRound, spec: JobSpec, services: AgentServices, health: WatchHealth, pauses: LearnedPauses
 ) -> RoundStalls | None:
     """Watch the workers of a round for stalls, until `close`; None where they cannot be watched."""
     running, ranks = workers.group.running, workers.ranks
@@ -39,9 +40,13 @@ def watch_stalls(
     sampling = Sampler({one.spec.rank: one.pid for one in running}, ranks.store_port)
     stacks = RoundStacks(lambda: {one.spec.rank: one.pid for one in workers.group.running}, health.note_denied)
     response = StallResponse(workers, spec.stall_action, services)
-    detectors = RoundDetectors(spec.stall_timeout, elsewhere=ranks.nodes > 1)
+    detectors = RoundDetectors(spec.stall_timeout, elsewhere=ranks.nodes > 1, earlier=pauses.rhythm)
     stragglers = RoundStragglers(workers, services.events, services.wake) if ranks.world_size > 1 else None
-    stalls = RoundStalls(workers, services.wake, stragglers, detectors.witnesses)
+
+    def keep_rhythm() -> None:
+        pauses.rhythm = detectors.pauses
+
+    stalls = RoundStalls(workers, services.wake, stragglers, detectors.witnesses, keep_rhythm)
     on_quiet = stalls.note_quiet if ranks.nodes > 1 else None
     watch = StallWatch(
         detectors,
@@ -53,6 +58,7 @@ def watch_stalls(
         on_quiet,
         stalls.observe,
         health=health,
+        pauses=pauses,
     )
     stalls.begin(watch)
     return stalls
@@ -60,7 +66,7 @@ def watch_stalls(
 
 class RoundStalls:
     """The watch of one round, and what this node and the coordinator exchange about it. `wake` has a report built;
-    `witnesses` is that of `RoundDetectors`."""
+    `witnesses` is that of `RoundDetectors`, `on_close` is called when the watch ends."""
 
     def __init__(
         self,
@@ -68,11 +74,13 @@ class RoundStalls:
         wake: Callable[[], None],
         stragglers: RoundStragglers | None = None,
         witnesses: Callable[[float], int] = lambda since: 0,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._workers = workers
         self._wake = wake
         self._stragglers = stragglers
         self._witnesses = witnesses
+        self._on_close = on_close
         self._watch: StallWatch | None = None
         self._task: asyncio.Task[None] | None = None
         self._quiet: StallNodeReport | None = None
@@ -159,6 +167,7 @@ class RoundStalls:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+            self._on_close()
         self._watch = None
         self._quiet = None
         self._question = self._found = 0

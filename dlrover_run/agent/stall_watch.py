@@ -22,6 +22,7 @@ from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.evidence.records import Evidence
 from dlrover_run.stall.detector import AskStacks, Decision, Resumed, StallCode, Stalled
 from dlrover_run.stall.guilt import Finding, find_alone, find_stall, ranks_to_restart
+from dlrover_run.stall.outside import LearnedPauses, is_held_back
 from dlrover_run.stall.spin import PROBES, moves
 from dlrover_run.stall.stacks import Stack
 from dlrover_run.stall.suspects import Suspect, describe_worker
@@ -136,8 +137,8 @@ class StallWatch:
     Without `on_quiet` the workers of this node are all of the round. With it, it is called with what is known of them
     when they make no progress, and with None when they do again; whether that is a stall comes back by `confirm`.
     `on_sample` gets each sample, and must not wait. `find` replaces the rules for a round, and `names` the names of its
-    ranks. `health` takes errors; without it `run` raises them. `vary` returns the seconds to wait in place of an
-    interval.
+    ranks. `pauses` are those of the job over its rounds. `health` takes errors; without it `run` raises
+    them. `vary` returns the seconds to wait in place of an interval.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class StallWatch:
         find: Find | None = None,
         names: Names | None = None,
         health: WatchHealth | None = None,
+        pauses: LearnedPauses | None = None,
         vary: Callable[[float], float] = lambda seconds: seconds * uniform(1 - VARIATION, 1 + VARIATION),
     ) -> None:
         self._detector = detector
@@ -166,6 +168,10 @@ class StallWatch:
         self._find = find or self._find_in_round
         self._names = names
         self._health = health
+        self._pauses = pauses or LearnedPauses()
+        # Since when a worker waits outside that was not named for it, and when what was found of it is looked at again.
+        self._outside_since: float | None = None
+        self._again_at = float("inf")
         self._vary = vary
         self._ranks: tuple[int, ...] = ()
         self._ended: list[int] = []
@@ -240,6 +246,7 @@ class StallWatch:
                 # The first sample and the last are enough for the share of a processor.
                 self._figures[one.rank][1:] = [one]
         decision: Decision = self._detector.observe(samples, steps)
+        self._note_waits_outside()
         for one in samples:
             if one.figures is not None and self._detector.has_progressed(one.rank):
                 # What it used before belongs to no stall.
@@ -250,6 +257,15 @@ class StallWatch:
             await self._on_no_progress(decision, samples)
         elif isinstance(decision, Resumed):
             self._resume(decision)
+        elif self._sampled_at >= self._again_at and all(one.figures is not None for one in samples):
+            for quiet in filter(None, (self._quiet, self._quiet_alone)):
+                await self._on_no_progress(quiet.stalled, samples)
+
+    def _note_waits_outside(self) -> None:
+        """A wait outside that is over has shown how long they may be."""
+        if self._outside_since is not None and all(map(self._detector.has_progressed, self._ranks)):
+            self._pauses.note_outside(self._sampled_at - self._outside_since)
+            self._outside_since = None
 
     def _share(self, on_sample: Callable[[Sequence[Evidence]], None], samples: Sequence[Evidence]) -> None:
         """Give the samples to the search for stragglers. A defect in it does not end, or slow down, that for hangs."""
@@ -291,6 +307,12 @@ class StallWatch:
         finding = self._find(stalled, suspects, stacks)
         if finding is None:
             self._detector.withdraw()
+        elif is_held_back(finding, suspects):
+            self._outside_since = stalled.since
+            if stalled.code is StallCode.ALONE:
+                self._detector.withdraw()
+            else:
+                self._detector.postpone(self._pauses.outside_limit)
         elif self._sampled_at - stalled.since < finding.min_quiet:
             self._detector.postpone(finding.min_quiet)
         else:
@@ -314,8 +336,14 @@ class StallWatch:
             if one.rank in alone:
                 counts = one.rank in counting or self._detector.timeout is not None
                 suspect = msgspec.structs.replace(suspect, alone=True, counts=counts)
+            if suspect.outside and not self._may_be_outside(stalled):
+                suspect = msgspec.structs.replace(suspect, outside=False)
             suspects.append(suspect)
         return suspects + [Suspect(rank, ended=True) for rank in self._ended]
+
+    def _may_be_outside(self, stalled: Stalled) -> bool:
+        """Whether a worker may wait outside for so long. A limit of the user's counts for it too."""
+        return self._detector.timeout is None and self._sampled_at - stalled.since < self._pauses.outside_limit
 
     def _note_quiet(self, quiet: _Quiet, suspects: Sequence[Suspect]) -> None:
         """Have this node report what it has found; whether it is a stall comes back by `confirm`."""
@@ -329,6 +357,10 @@ class StallWatch:
         if partly or self._quiet is quiet:
             self._quiet_count += 1
         here = suspects if not partly else [one for one in suspects if one.alone]
+        self._again_at = float("inf")
+        if any(one.outside for one in here):
+            self._outside_since = quiet.stalled.since
+            self._again_at = quiet.stalled.since + self._pauses.outside_limit
         self._on_quiet(QuietNode(self._quiet_count, self._trains, tuple(map(self._with_common_age, here)), partly))
 
     @property
@@ -359,6 +391,9 @@ class StallWatch:
     ) -> None:
         self._is_reported = True
         seconds = self._sampled_at - quiet.stalled.since
+        if self._outside_since is not None:
+            self._pauses.note_outside(seconds)
+            self._outside_since = None
         self._on_stall(
             StallReport(quiet.stalled, guilty, reasons, seconds, quiet.stacks, to_restart, nodes, self._names)
         )
@@ -366,6 +401,7 @@ class StallWatch:
     def _resume(self, resumed: Resumed) -> None:
         if self._on_quiet is not None:
             self._quiet = self._quiet_alone = None
+            self._again_at = float("inf")
             self._on_quiet(None)
             if not self._is_reported:
                 return

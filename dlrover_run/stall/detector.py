@@ -121,12 +121,14 @@ class Detector:
     """The detector of one round. `timeout` is the limit that the user has set (`--stall-timeout`), None to learn it.
     `elsewhere`: the round has workers on other nodes too, for which those of this node may wait. `trains`: the workers
     are known to train when the detector begins, and have no store to reach. A limit that is learned is at least
-    `min_limit`."""
+    `min_limit`, and as long as the pauses of an `earlier` round ask for, until those of this one are as many."""
 
     timeout: float | None = None
     elsewhere: bool = False
     trains: bool = False
     min_limit: float = MIN_LIMIT
+    earlier: tuple[float, ...] = ()
+    _own_pauses: int = 0
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
     _last: dict[int, Evidence] = field(default_factory=dict)
     _figures: dict[int, Evidence] = field(default_factory=dict)
@@ -148,6 +150,14 @@ class Detector:
     _min_quiet: float = 0.0
     _stacks: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._pauses.extend(self.earlier)
+
+    @property
+    def pauses(self) -> tuple[float, ...]:
+        """The last pauses that are known, for the detector of the next round."""
+        return tuple(self._pauses)
+
     @property
     def limit(self) -> float:
         """The seconds without progress after which the workers count as stalled."""
@@ -165,7 +175,7 @@ class Detector:
     @property
     def has_rhythm(self) -> bool:
         """Whether the pauses of this round are known."""
-        return len(self._pauses) >= PAUSES_TO_LEARN
+        return self._own_pauses >= PAUSES_TO_LEARN
 
     @property
     def stalled(self) -> Stalled | None:
@@ -285,9 +295,16 @@ class Detector:
                 self._probed_since = now
             if now - self._probed_since < PROBING or any(not stays(self._stacks.get(rank, ())) for rank in busy):
                 return AskStacks(busy)
+            if self._is_unknown(busy) and self.timeout is None and now - since < UNLEARNED_LIMIT:
+                # Without a stack nothing tells a loop that hangs from one that evaluates.
+                return None
         code = StallCode.BUSY if busy else StallCode.TRAINING
         self._reported = Stalled(code, ranks, self._progress_at, self.limit)
         return self._reported
+
+    def _is_unknown(self, busy: Sequence[int]) -> bool:
+        """Whether no stack shows where one of these workers is."""
+        return any(not any(stack[0] for stack in self._stacks.get(rank, ())) for rank in busy)
 
     def _late_starters(self, samples: Sequence[Evidence], now: float) -> Stalled | None:
         if self.trains:
@@ -302,7 +319,7 @@ class Detector:
             or since is None
             or now - since < STARTUP_LIMIT
             or now - self._progress_at < MIN_LIMIT
-            or self._pauses
+            or self._own_pauses
         ):
             return None
         late = tuple(one.rank for one in samples if not one.traffic.at_store)
@@ -323,6 +340,7 @@ class Detector:
             # first step do not: imports and connections have no rhythm.
             if self._trains and self._has_trained:
                 self._pauses.append(pause)
+                self._own_pauses += 1
             self._has_trained = self._has_trained or self._trains
         self._progress_at = at
         self._reported = None

@@ -96,14 +96,21 @@ class RoundDetectors:
     """The detectors of one round, with the parameters of `Detector`. With `elsewhere` a worker that is quiet by itself
     is a stall of this node; whether the others train on is known where all nodes report."""
 
-    def __init__(self, timeout: float | None = None, *, elsewhere: bool = False) -> None:
-        self._together = Detector(timeout, elsewhere=elsewhere)
+    def __init__(
+        self, timeout: float | None = None, *, elsewhere: bool = False, earlier: tuple[float, ...] = ()
+    ) -> None:
+        self._together = Detector(timeout, elsewhere=elsewhere, earlier=earlier)
         self._workers: dict[int, _Worker] = {}
         self._elsewhere = elsewhere
         self._sampled: float | None = None
         self._judged: frozenset[int] = frozenset()
         self._judge_again = float("inf")
         self._decided_alone = False
+
+    @property
+    def pauses(self) -> tuple[float, ...]:
+        """The last pauses of the workers together."""
+        return self._together.pauses
 
     @property
     def timeout(self) -> float | None:

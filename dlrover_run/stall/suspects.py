@@ -11,6 +11,7 @@ from msgspec import Meta
 from dlrover_run.coordination.bounds import Count, Total
 from dlrover_run.evidence.records import Evidence
 from dlrover_run.stall.detector import BUSY_SHARE
+from dlrover_run.stall.outside import waits_outside
 from dlrover_run.stall.stacks import Frame, Stack
 
 MAX_FILE = 140
@@ -44,7 +45,8 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     `lost_child`: it waits for a child that is stopped or dead. `unsent`: the number of its connections on which it has
     sent data that is not acknowledged. `sent_age` are the seconds since it last sent data, None if unknown. `late`: it
     has not reached the store long after the first worker. `ended`: it has exited with 0. `alone`: it has been quiet for
-    longer than its own limit (`round_detectors`). `counts`: it has counted steps, or the user has set the limit.
+    longer than its own limit (`round_detectors`). `outside`: it waits for a time, a child or a server, and not for long
+    enough yet (`outside`). `counts`: it has counted steps, or the user has set the limit.
     `file`, `line` and `function` are the innermost call in a file of the user, empty if unknown.
     """
 
@@ -58,6 +60,7 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     late: bool = False
     ended: bool = False
     alone: bool = False
+    outside: bool = False
     counts: bool = False
     file: File = ""
     line: Count = 0
@@ -85,6 +88,7 @@ def describe_worker(
         unsent=0 if evidence is None else evidence.traffic.unsent_peers,
         sent_age=None if evidence is None else evidence.traffic.sent_age,
         late=late,
+        outside=waits_outside(evidence, stack),
         file="" if frame is None else _printable(frame.file)[-MAX_FILE:],
         line=0 if frame is None else min(frame.line, MAX_LINE),
         function="" if frame is None else _printable(frame.function)[:MAX_FUNCTION],

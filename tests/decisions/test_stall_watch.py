@@ -21,6 +21,7 @@ from dlrover_run.evidence.records import Evidence, Traffic
 from dlrover_run.spec import StallAction
 from dlrover_run.stall.detector import PAUSES_TO_LEARN, Detector, Resumed
 from dlrover_run.stall.guilt import GuiltCode
+from dlrover_run.stall.outside import OUTSIDE_LIMIT, LearnedPauses
 from dlrover_run.stall.round_detectors import RoundDetectors
 from dlrover_run.stall.spin import PROBES
 from dlrover_run.stall.stacks import Frame, Stack, Thread
@@ -441,3 +442,118 @@ def test_a_defect_in_what_takes_samples_too_does_not_end_the_watch() -> None:
     (line,) = told.lines
     assert line.startswith("warning: stragglers are not found in this round: internal error: ValueError(")
     assert told.health.problem == ""
+
+
+BROADCASTS = (
+    Frame("/x/site-packages/torch/distributed/c10d.py", 3, "broadcast"),
+    Frame("/u/train.py", 44, "end_epoch"),
+)
+OUTSIDE = {
+    "http": ("wait_woken", stack(Frame("/usr/lib/python3.11/socket.py", 5, "readinto"), Frame("/u/train.py", 9, "f"))),
+    "child": ("do_wait", stack(Frame("/usr/lib/python3.11/subprocess.py", 5, "wait"), Frame("/u/train.py", 9, "run"))),
+    "sleep": ("hrtimer_nanosleep", stack(Frame("/u/train.py", 9, "back_off"))),
+}
+
+
+class WaitsOutside(Workers):
+    """Two workers; from 30 s on rank 1 waits outside for so many seconds, and rank 0 for rank 1."""
+
+    def __init__(self, kind: str, seconds: float, again: float = float("inf")) -> None:
+        super().__init__()
+        self.wchan, self.stacks[1] = OUTSIDE[kind]
+        self.seconds = seconds
+        self.again = again
+
+    def sample(self, full: bool) -> list[Evidence]:
+        now = asyncio.get_running_loop().time()
+        self.hung = self.idle = now >= 30 and (now - 30) % self.again < self.seconds
+        found = super().sample(full)
+        child = ProcessFigures(50, "sleep", "S", 10, 0.0, 0, 0, 0)
+        return [self._outside(one._replace(at=now), child) for one in found]
+
+    def _outside(self, one: Evidence, child: ProcessFigures) -> Evidence:
+        if one.figures is None or one.rank == 0 or not self.hung:
+            return one
+        children = (child,) if self.wchan == "do_wait" else ()
+        return one._replace(figures=one.figures._replace(wchan=self.wchan, children=children))
+
+
+@pytest.mark.parametrize("seconds", [8, 10, 12, 15, 18, 20, 25, 30, 35, 40, 45, 50, 55, 60])
+@pytest.mark.parametrize("kind", OUTSIDE)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_worker_that_waits_for_an_answer_from_outside_is_not_named(kind: str, seconds: float, nodes: int) -> None:
+    workers, told = WaitsOutside(kind, seconds), Told()
+    quiet: list[QuietNode | None] = []
+    watch = StallWatch(
+        RoundDetectors(elsewhere=nodes > 1),
+        workers,
+        workers,
+        told.reports.append,
+        lambda _: None,
+        on_quiet=quiet.append if nodes > 1 else None,
+    )
+    run_virtually(run_for(130, watch))
+    assert told.reports == []
+    for one in quiet:
+        assert one is None or [suspect.outside for suspect in one.suspects] == [False, True]
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_it_is_named_when_no_answer_comes(kind: str) -> None:
+    workers, told = WaitsOutside(kind, 10_000), Told()
+    watch = StallWatch(RoundDetectors(), workers, workers, told.reports.append, lambda _: None)
+    run_virtually(run_for(130, watch))
+    (report,) = told.reports
+    assert report.guilty == (1,)
+    assert OUTSIDE_LIMIT <= report.seconds < OUTSIDE_LIMIT + 3
+
+
+def test_a_node_of_several_reports_it_again_when_no_answer_comes() -> None:
+    workers = WaitsOutside("http", 10_000)
+    quiet: list[QuietNode | None] = []
+    watch = StallWatch(
+        RoundDetectors(elsewhere=True), workers, workers, lambda _: None, lambda _: None, on_quiet=quiet.append
+    )
+    run_virtually(run_for(130, watch))
+    found = [(one.number, [suspect.outside for suspect in one.suspects]) for one in quiet if one is not None]
+    assert found[0] == (1, [False, True])
+    assert found[-1][1] == [False, False]
+    assert found[-1][0] > 1, "the coordinator takes it as a new one"
+
+
+def test_the_next_round_knows_how_long_such_waits_are() -> None:
+    pauses, told = LearnedPauses(), Told()
+    for _ in range(2):
+        workers = WaitsOutside("http", 100, again=150)
+        detectors = RoundDetectors(earlier=pauses.rhythm)
+        watch = StallWatch(detectors, workers, workers, told.reports.append, lambda _: None, pauses=pauses)
+        run_virtually(run_for(400, watch))
+        pauses.rhythm = detectors.pauses
+        assert len(told.reports) == 1, "the first of them"
+    assert pauses.outside_limit >= 3 * OUTSIDE_LIMIT
+
+
+@pytest.mark.parametrize("change", ["futex", "lost child", "lost data", "collective", "timeout"])
+def test_what_hangs_in_the_job_itself_is_named_in_seconds(change: str) -> None:
+    workers, told = WaitsOutside("http", 10_000), Told()
+    child = ProcessFigures(50, "python", "Z", 10, 0.0, 0, 0, 0)
+    plain = workers._outside
+
+    def changed(one: Evidence, _: ProcessFigures) -> Evidence:
+        one = plain(one, child)
+        if one.figures is None or one.rank == 0 or not workers.hung:
+            return one
+        if change == "futex":
+            workers.stacks[1] = stack(Frame("/u/train.py", 10, "next_batch"))
+            return one._replace(figures=one.figures._replace(wchan="futex_do_wait"))
+        if change == "lost child":
+            return one._replace(figures=one.figures._replace(children=(child,)))
+        return one._replace(traffic=one.traffic._replace(unsent_peers=1)) if change == "lost data" else one
+
+    workers._outside = changed  # type: ignore[method-assign]
+    if change == "collective":
+        workers.stacks[1] = stack(*BROADCASTS)
+    detectors = RoundDetectors(5.0 if change == "timeout" else None)
+    watch = StallWatch(detectors, workers, workers, told.reports.append, lambda _: None)
+    run_virtually(run_for(60, watch))
+    assert [report.seconds < 10 for report in told.reports] == [True]

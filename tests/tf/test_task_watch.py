@@ -59,6 +59,7 @@ class Watch:
         find: Any,
         names: Any,
         health: Any,
+        pauses: Any,
     ) -> None:
         self.on_stall, self.on_resume, self.find, self.names = on_stall, on_resume, find, names
         Watch.last = self

@@ -20,6 +20,7 @@ from dlrover_run.policies.parameter_servers.rules import ROLES
 from dlrover_run.spec import JobSpec
 from dlrover_run.stall.detector import Resumed, Stalled
 from dlrover_run.stall.guilt import Finding
+from dlrover_run.stall.outside import LearnedPauses
 from dlrover_run.stall.read import RoundStacks
 from dlrover_run.stall.stacks import Stack
 from dlrover_run.stall.suspects import Suspect
@@ -59,6 +60,7 @@ class TaskWatch:
         self._tasks: dict[int, TaskProcess] = {}
         self._order = NodeOrder(version=0)
         self._detectors = TaskDetectors(job.stall_timeout)
+        self._pauses = LearnedPauses()
         self._health = WatchHealth(job.stall_action, services.console, services.events, services.wake)
         self._sampler: Sampler | None = None
         self._run: asyncio.Task[None] | None = None
@@ -123,6 +125,7 @@ class TaskWatch:
             find=self._find,
             names=self._names,
             health=self._health,
+            pauses=self._pauses,
         )
 
     def _steps(self) -> Mapping[int, int]:

@@ -19,6 +19,7 @@ from dlrover_run.policies.stall.model import (
     StallState,
 )
 from dlrover_run.stall.guilt import NODES_AGE_MARGIN, Finding, find_alone, find_stall, ranks_to_restart
+from dlrover_run.stall.outside import is_held_back
 from dlrover_run.stall.round_detectors import ENOUGH_WITNESSES
 from dlrover_run.stall.suspects import Suspect
 
@@ -82,9 +83,11 @@ def find(plan: Plan, members: Members) -> StallState:
     if all(part.is_quiet for part in parts.values()):
         trains = any(part.trains for part in parts.values())
         finding = find_stall(suspects, trains=trains, age_margin=NODES_AGE_MARGIN)
-        return StallState(None if finding is None else _name(plan, finding, suspects, hosts, number))
+        if finding is None or is_held_back(finding, suspects):
+            return StallState()
+        return StallState(_name(plan, finding, suspects, hosts, number))
     finding = find_alone(suspects)
-    if finding is None:
+    if finding is None or is_held_back(finding, suspects):
         return StallState()
     question = StallQuestion(plan.key, number)
     witnesses = sum(part.witnesses for part in parts.values() if part.answered == number)
