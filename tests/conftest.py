@@ -8,6 +8,7 @@ import importlib.util
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A child that a test forks does not collect the garbage of earlier tests: to end a channel of gRPC waits for threads
 # that a fork leaves behind.
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+# What a launch keeps in the state directory of the user is removed with the run of the tests.
+_STATE = tempfile.TemporaryDirectory(prefix="dlrover-tests-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 def pytest_configure(config: pytest.Config) -> None:

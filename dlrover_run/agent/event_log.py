@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from dlrover_run.agent.host import display_name
@@ -40,9 +41,32 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
     path = event_log_path(job, run_dir)
     if path is None:
         return NO_EVENTS
+    from dlrover_run.events import state_directory
     from dlrover_run.events.writer import EventFile, EventWriter
 
-    return EventWriter(EventFile(path, log_opened(job, program)), warn)
+    kept = _kept_path(job)
+    if kept is not None and path == kept:
+        prepare = partial(state_directory.prepare, kept.parent)
+        file = EventFile(path, log_opened(job, program), state_directory.MAX_BYTES, 1, prepare, private=True)
+        # The user has not asked for it, so there is no line about it, and no end that waits long for it.
+        return EventWriter(file, lambda sentence: None, close_timeout=state_directory.CLOSE_TIMEOUT)
+    note = (lambda: None) if kept is None else partial(_note_place, kept, path)
+    return EventWriter(EventFile(path, log_opened(job, program), prepare=note), warn)
+
+
+def _note_place(kept: Path, path: Path) -> None:
+    from dlrover_run.events import state_directory
+
+    with contextlib.suppress(OSError):
+        state_directory.prepare(kept.parent, kept.name, path)
+
+
+def _kept_path(job: JobSpec) -> Path | None:
+    """The log that an agent keeps without a flag."""
+    from dlrover_run.events.state_directory import file_name, state_directory
+
+    directory = state_directory(os.environ)
+    return None if directory is None else directory / file_name(job.display_name, display_name(job), os.getpid())
 
 
 def log_opened(job: JobSpec, program: str = PROGRAM) -> LogOpened:
@@ -69,16 +93,17 @@ def log_opened(job: JobSpec, program: str = PROGRAM) -> LogOpened:
 
 def event_log_path(job: JobSpec, run_dir: RunDir) -> Path | None:
     """The file of this agent: in the directory of `--journal`, which agents may share, or in the directory of the run,
-    if the user has named a log directory. None, as with /dev/null: no log is kept."""
+    if the user has named a log directory, else in the state directory of the user. None, as with /dev/null: no log is
+    kept."""
     if job.journal == os.devnull:
         return None
     if job.journal is not None:
-        # A run id may be any text, but a file's name is one path component.
-        name = re.sub(r"[^\w.-]", "_", f"{job.display_name}.{display_name(job)}.{os.getpid()}")
-        return Path(job.journal, f"{name[:200]}.{FILE_NAME}")
+        from dlrover_run.events.state_directory import file_name
+
+        return Path(job.journal, file_name(job.display_name, display_name(job), os.getpid()))
     if job.logs.log_dir and run_dir.keep and run_dir.path is not None:
         return Path(run_dir.path, FILE_NAME)
-    return None
+    return _kept_path(job)
 
 
 class AssignmentEvents:

@@ -217,7 +217,7 @@ TABLE: tuple[Flag, ...] = (
     Flag("log-dir", OUTPUT, "Directory of the log files; /dev/null forbids any file.", "DIR", files="directory"),
     Flag("journal", OUTPUT,
         "Directory of the event log, JSON lines with what happened and when; /dev/null forbids it "
-        "[dim](else with the log files of --log-dir)[/].",
+        "[dim](else with the log files of --log-dir, or in ~/.local/state/dlrover-run)[/].",
         "DIR", extension=True, files="directory"),
     Flag("redirects", OUTPUT,
         "Write output to files: 1 stdout, 2 stderr, 3 both; or for some local ranks, as in 0:3,1:2.",

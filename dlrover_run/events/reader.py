@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from dlrover_run.events.records import FILE_NAME, UNSET_TIME, AgentEnded, AnyEvent, Event, JobEnded, LogOpened
+from dlrover_run.events.state_directory import name_prefix
 
 MAX_LINE = 64 * 1024
 """Maximum bytes of a line: an event has bounded texts."""
@@ -75,18 +76,26 @@ def parse_log(lines: Iterable[bytes]) -> AgentLog | None:
     return None if opened is None else AgentLog(opened, tuple(events), unread)
 
 
-def read_logs(place: str | os.PathLike[str]) -> list[AgentLog]:
+def read_logs(place: str | os.PathLike[str], job: str | None = None) -> list[AgentLog]:
     """The logs of all agents in a directory and below it, or in one file with the files that it has rotated. They are
-    sorted by their first line. Raises NoEventLog, and OSError for what cannot be read."""
+    sorted by their first line. With `job`, other jobs' files are not read where names tell. Raises NoEventLog, and
+    OSError for what cannot be read."""
     root = Path(place)
     if root.is_dir():
         bases = sorted({_base(path) for path in root.rglob("*events.jsonl*") if _NAME.fullmatch(path.name)})
+        if job is not None:
+            bases = [base for base in bases if base.name == FILE_NAME or base.name.startswith(name_prefix(job))]
     else:
         bases = [_base(root)]
     logs = [log for base in bases if (log := _read_one(base)) is not None]
     if not logs:
         raise NoEventLog(f"there is no event log (*{FILE_NAME}) in {root}")
     return sorted(logs, key=lambda log: (log.opened.time, log.opened.node_id))
+
+
+def other_runs(logs: Sequence[AgentLog], chosen: Sequence[AgentLog]) -> list[str]:
+    """The jobs, each once, that have logs beside the chosen ones."""
+    return sorted({log.opened.job for log in logs if log not in chosen})
 
 
 def latest_run(logs: Sequence[AgentLog]) -> list[AgentLog]:
@@ -108,6 +117,9 @@ def _base(path: Path) -> Path:
 
 
 def _read_one(base: Path) -> AgentLog | None:
+    if base.is_symlink():
+        # The rotated files are beside the file itself.
+        base = base.resolve()
     older = sorted(
         (int(found[1]), path)
         for path in base.parent.glob(f"{base.name}.*")

@@ -40,10 +40,23 @@ def rotated(path: Path, number: int) -> Path:
 
 
 class EventFile:
-    """The file of one agent at `path`, which must not exist. It is rotated before it would exceed `max_bytes`."""
+    """The file of one agent at `path`, which must not exist. It is rotated before it would exceed `max_bytes`.
 
-    def __init__(self, path: Path, opened: LogOpened, max_bytes: int = MAX_BYTES, kept_files: int = KEPT_FILES) -> None:
+    `prepare` is called before the file is opened, and may raise OSError. A `private` one is for this user alone, and no
+    failure waits for the disk itself."""
+
+    def __init__(
+        self,
+        path: Path,
+        opened: LogOpened,
+        max_bytes: int = MAX_BYTES,
+        kept_files: int = KEPT_FILES,
+        prepare: Callable[[], None] = lambda: None,
+        private: bool = False,
+    ) -> None:
         self.path = path
+        self._prepare = prepare
+        self._private = private
         self._opened = opened
         self._max_bytes = max_bytes
         self._kept_files = kept_files
@@ -69,7 +82,7 @@ class EventFile:
 
     def sync(self) -> None:
         """Wait until the disk itself has what is written. Raises OSError."""
-        if self._fd >= 0:
+        if self._fd >= 0 and not self._private:
             os.fsync(self._fd)
 
     def close(self) -> None:
@@ -79,8 +92,10 @@ class EventFile:
             os.close(fd)
 
     def _open(self) -> None:
+        self._prepare()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(self.path, flags, 0o600 if self._private else 0o666)
         self._size = os.fstat(self._fd).st_size
         self._torn = self._size > 0
         self._has_head = False
@@ -117,7 +132,9 @@ class EventWriter(Events):
         warn: Callable[[str], None],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         mono: Callable[[], float] = time.monotonic,
+        close_timeout: float = CLOSE_TIMEOUT,
     ) -> None:
+        self._close_timeout = close_timeout
         self._file = file
         self._warn = warn
         self._now = now
@@ -146,8 +163,9 @@ class EventWriter(Events):
                 self._thread.start()
             self._changed.notify()
 
-    def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
-        """Write what waits, and close the file. Returns whether that was done in `timeout` seconds."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Write what waits, and close the file. Returns whether that was done in `timeout` seconds, those of this
+        writer if None."""
         with self._changed:
             self._closed = True
             self._note_overflow()
@@ -155,7 +173,7 @@ class EventWriter(Events):
             thread = self._thread
         if thread is None:
             return True
-        thread.join(timeout)
+        thread.join(self._close_timeout if timeout is None else timeout)
         return not thread.is_alive()
 
     def _stamped_now(self, event: Event) -> Event:

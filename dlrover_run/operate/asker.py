@@ -19,9 +19,11 @@ from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.options import OTHER
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
 from dlrover_run.console.text import sanitize
+from dlrover_run.coordination.reasons import shown_names
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.text import join_names
 from dlrover_run.operate.find import FoundJob, find_job
 from dlrover_run.rendezvous.client import AskFailed
 
@@ -102,15 +104,23 @@ class Asker:
     async def read_logs(self, place: str | None) -> tuple[list[AgentLog], FoundJob | None]:
         """The event logs at a place that the user names, else those of the running job that this machine can read, and
         this job. Raises SpecError and AskFailed."""
-        from dlrover_run.operate.logs import named_logs, running_logs
+        from dlrover_run.operate.logs import ended_logs, named_logs, running_logs
 
         if place is not None and _is_job(place):
             self.name_job(place)
         elif place is not None:
-            return named_logs(place), None
+            found = named_logs(place, self._given.get("rdzv_id"))
+            if found.others and self._given.get("rdzv_id") is None:
+                others = join_names(shown_names([repr(name) for name in found.others]))
+                name = found.logs[0].opened.job
+                report(self.name, f"this is of the job {name!r}; there are logs of {others} too (--rdzv-id).")
+            return found.logs, None
         try:
             job = await self.find()
         except AskFailed as failed:
+            if ended := ended_logs(self._given.get("rdzv_id")):
+                report(self.name, f"the job {sanitize(ended[0].opened.job)!r} has ended; this is of its event log.")
+                return ended, None
             hint = "of a job that is over name the event logs, for example logs/latest"
             raise AskFailed(f"{failed}; {hint}", failed.no_job) from None
         return running_logs(job.agents), job

@@ -206,7 +206,7 @@ async def why(
 ) -> int:
     """Say why a job is in its state: why it waits, failed, was restarted, is slow, or was slow to start.
 
-    The answer is from its event logs ([b]--log-dir[/] or [b]--journal[/]), also after its end.
+    The answer is from its event logs, also after its end: without a directory, of the last job here.
 
     Of a job that is over: [b]dlrover-run why --last-restart logs/latest[/]
     """

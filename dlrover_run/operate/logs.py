@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from dlrover_run.command_line import values
+from dlrover_run.coordination.reasons import shown_names
+from dlrover_run.coordination.text import join_names
 from dlrover_run.events.ledger import build_ledger
-from dlrover_run.events.reader import AgentLog, Entry, NoEventLog, latest_run, merged, read_logs
+from dlrover_run.events.reader import AgentLog, Entry, NoEventLog, latest_run, merged, other_runs, read_logs
 from dlrover_run.events.records import FILE_NAME, WorkerFailed
+from dlrover_run.events.state_directory import name_prefix, state_directory
 from dlrover_run.operate.protocol import AgentInfo
 from dlrover_run.operate.text import Effectiveness
 from dlrover_run.spec import SpecError
@@ -20,10 +26,22 @@ MAX_QUICK_BYTES = 8 * 1024 * 1024
 """Bytes of logs that are read for a figure that was not asked for."""
 
 
-def named_logs(path: str) -> list[AgentLog]:
-    """The logs of the last job in a directory or a file that the user names. Raises SpecError."""
+class NamedLogs(NamedTuple):
+    """The logs of one run, and the names of the other jobs of which there are logs at that place."""
+
+    logs: list[AgentLog]
+    others: list[str]
+
+
+def named_logs(path: str, job: str | None = None) -> NamedLogs:
+    """The logs of a job, else of the last one, in a directory or a file that the user names. Raises SpecError."""
     try:
-        return latest_run(read_logs(path))
+        found = read_logs(path)
+        logs = latest_run([log for log in found if job is None or log.opened.job == job])
+        others = other_runs(found, logs)
+        if not logs:
+            raise SpecError(f"{path!r} has no event log of the job {job!r}, but of {join_names(shown_names(others))}.")
+        return NamedLogs(logs, others)
     except NoEventLog as missing:
         raise SpecError(f"{missing}: name the directory of --log-dir or of --journal.") from None
     except OSError as error:
@@ -36,12 +54,32 @@ def running_logs(agents: Sequence[AgentInfo]) -> list[AgentLog]:
     paths = {Path(agent.log) for agent in agents if agent.log}
     places = {path if path.name == FILE_NAME else path.parent for path in paths}
     names = {agent.job for agent in agents}
-    return latest_run([log for place in sorted(places) for log in _readable(place) if log.opened.job in names])
+    found = [log for place in sorted(places) for name in sorted(names) for log in _readable(place, name)]
+    return latest_run([log for log in found if log.opened.job in names])
 
 
-def _readable(place: Path) -> list[AgentLog]:
+def ended_logs(word: str | None) -> list[AgentLog]:
+    """The logs of the last job of this user here that has ended, with this id, the beginning of it, or this pid if a
+    word is given, from the state directory."""
+    directory = state_directory(os.environ)
+    if directory is None:
+        return []
+    files = []
+    for path in directory.glob(f"*.{FILE_NAME}"):
+        with contextlib.suppress(OSError):
+            files.append((path.stat().st_mtime, path))
+    begin = "" if word is None else name_prefix(word)[:-1]
+    for _, path in sorted(files, reverse=True):
+        if path.name.startswith(begin) or (word is not None and f".{word}.{FILE_NAME}" in path.name):
+            for log in _readable(path):
+                job = log.opened.job
+                return latest_run([each for each in _readable(directory, job) if each.opened.job == job])
+    return []
+
+
+def _readable(place: Path, job: str | None = None) -> list[AgentLog]:
     try:
-        return read_logs(place)
+        return read_logs(place, job)
     except (NoEventLog, OSError):
         return []
 

@@ -84,15 +84,18 @@ def test_the_end_of_the_job_is_written_once(phase: PlanPhase) -> None:
 @pytest.mark.parametrize(
     ("journal", "log_dir", "kept", "path"),
     [
-        (None, None, False, None),
-        (None, None, True, None),
+        (None, None, False, "/state/dlrover-run/events/"),
+        (None, None, True, "/state/dlrover-run/events/"),
         (None, "logs", True, "/run/events.jsonl"),
         ("/dev/null", "logs", True, None),
         ("/j", None, False, "/j/"),
         ("/j", "logs", True, "/j/"),
     ],
 )
-def test_where_the_log_is(journal: str | None, log_dir: str | None, kept: bool, path: str | None) -> None:
+def test_where_the_log_is(
+    journal: str | None, log_dir: str | None, kept: bool, path: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
     job = JobSpec(Entrypoint("script", "train.py"), run_id="../a b", journal=journal, logs=LogSpec(log_dir=log_dir))
     found = event_log_path(job, RunDir("/run", keep=kept))
     if path is None:

@@ -1,0 +1,112 @@
+"""The event logs that agents keep without a flag: where they are, who can read them, and which are removed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from dlrover_run.events import state_directory
+from dlrover_run.events.reader import other_runs, read_logs
+from dlrover_run.events.records import LogOpened, StopRequested
+from dlrover_run.events.state_directory import KeptFile, file_name, name_prefix, prepare, superfluous
+from dlrover_run.events.writer import EventFile, EventWriter
+from dlrover_run.operate.logs import ended_logs, named_logs
+from dlrover_run.spec import SpecError
+
+OTHER = 2_000_000_000
+"""No pid of a process."""
+
+
+def opened(job: str) -> LogOpened:
+    return LogOpened(time=datetime.now(UTC), schema=1, job=job, host="n1", node_id="a", pid=1, workers=1, began=1)
+
+
+def keep(directory: Path, job: str, pid: int, **options: object) -> Path:
+    """Write a log as an agent without flags does."""
+    path = directory / file_name(job, "n1", pid)
+    file = EventFile(path, opened(job), prepare=lambda: prepare(directory), private=True)
+    writer = EventWriter(file, lambda sentence: None)
+    writer.emit(StopRequested(signal="SIGTERM"))
+    assert writer.close()
+    return path
+
+
+def test_only_the_user_can_read_them(tmp_path: Path) -> None:
+    directory = tmp_path / "state" / "dlrover-run" / "events"
+    path = keep(directory, "a", OTHER)
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (directory.parent, directory, path)]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_the_logs_of_the_agents_that_wrote_last_are_kept_and_of_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_directory, "MAX_LOGS", 2)
+    names = [file_name("job", "n1", pid) for pid in (1, 2, 3, 4)]
+    files = [KeptFile(name, float(place)) for place, name in enumerate(names)]
+    # Its rotated file goes with a log, and what is no log stays.
+    files += [KeptFile(f"{names[0]}.1", 0.0), KeptFile("notes.txt", 0.0)]
+    assert superfluous(files, running=[]) == [names[1], names[0], f"{names[0]}.1"]
+    assert superfluous(files, running=[2]) == [names[0], f"{names[0]}.1"]
+
+
+def test_a_job_that_begins_removes_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_directory, "MAX_LOGS", 1)
+    old, new = keep(tmp_path, "a", OTHER), keep(tmp_path, "b", OTHER + 1)
+    os.utime(old, (1, 1))
+    last = keep(tmp_path, "c", OTHER + 2)
+    assert [old.exists(), new.exists(), last.exists()] == [False, True, True]
+
+
+def test_a_job_with_a_log_elsewhere_has_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = keep(tmp_path / "logs", "a", OTHER)
+    directory = state_directory.state_directory(os.environ)
+    assert directory is not None
+    prepare(directory, file_name("a", "n1", OTHER), path)
+    assert [log.opened.job for log in ended_logs(None)] == ["a"]
+    path.unlink()
+    assert ended_logs(None) == []
+
+
+def test_the_last_job_is_meant_or_the_one_that_a_word_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = state_directory.state_directory(os.environ)
+    assert directory is not None
+    for place, job in enumerate(("resnet", "gpt/3", "bert")):
+        os.utime(keep(directory, job, OTHER + place), (place, place))
+    words = (None, "resnet", "res", "gpt/3", str(OTHER + 1), "llama")
+    assert [[log.opened.job for log in ended_logs(word)] for word in words] == [
+        ["bert"], ["resnet"], ["resnet"], ["gpt/3"], ["gpt/3"], [],
+    ]  # fmt: skip
+
+
+def test_a_home_of_another_user_or_none_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert state_directory.state_directory({}) == tmp_path / ".local" / "state" / "dlrover-run" / "events"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert state_directory.state_directory({}) is None
+    monkeypatch.setenv("HOME", str(tmp_path / "missing"))
+    assert state_directory.state_directory({}) is None
+
+
+def test_other_jobs_files_are_not_read(tmp_path: Path) -> None:
+    keep(tmp_path, "a", OTHER)
+    damaged = tmp_path / file_name("b", "n1", OTHER)
+    damaged.mkdir()
+    assert [log.opened.job for log in read_logs(tmp_path, "a")] == ["a"]
+    assert name_prefix("a.b") == "a.b."
+
+
+def test_a_named_job_of_a_shared_directory_is_read_and_the_others_are_named(tmp_path: Path) -> None:
+    keep(tmp_path, "2.0", OTHER)
+    keep(tmp_path, "2.0-restart1", OTHER + 1)
+    last = named_logs(str(tmp_path))
+    assert ([log.opened.job for log in last.logs], last.others) == (["2.0-restart1"], ["2.0"])
+    first = named_logs(str(tmp_path), "2.0")
+    assert ([log.opened.job for log in first.logs], first.others) == (["2.0"], ["2.0-restart1"])
+    assert other_runs(first.logs, first.logs) == []
+    with pytest.raises(SpecError, match=r"no event log of the job 'x', but of 2\.0 and 2\.0-restart1"):
+        named_logs(str(tmp_path), "x")
