@@ -150,6 +150,7 @@ def _job(
     )
     if local:
         job_size.check_local_entrypoint(local.spec, spec.entrypoint)
+    job_size.check_standard_input(spec.entrypoint, workers, rules.max_restarts)
     for sentence in (*warnings, *ignored_flags.flag_warnings(flags, spec, conf, environ), *backend.warnings):
         warn(sentence)
     if found and found.first is not False:

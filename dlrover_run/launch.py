@@ -145,13 +145,11 @@ def _print(spec: JobSpec, text: str, *, timed: bool = True) -> None:
 
 def run() -> int:
     """Run the job in the file whose descriptor is the first argument (see `launch_request`)."""
-    import msgspec
-
-    from dlrover_run.launch_request import LaunchRequest
+    from dlrover_run.launch_request import LaunchRequest, decode
     from dlrover_run.policies.registry import decode_part
 
     with open(int(sys.argv[1]), "rb") as file:
-        request = msgspec.json.decode(file.read(), type=LaunchRequest, dec_hook=decode_part)
+        request = decode(file.read(), LaunchRequest, decode_part)
     try:
         return launch(request.spec, request.parent_pipe, request.result_fd)
     except SpecError as mistake:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +25,20 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     spec: JobSpec
     parent_pipe: int
     result_fd: int
+
+
+T = TypeVar("T")
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """A record for another process of this machine, as JSON. Arguments and paths are bytes for the kernel: those that
+    are no UTF-8 are surrogates in Python, which msgspec's own JSON refuses."""
+    return json.dumps(msgspec.to_builtins(record, str_keys=True)).encode()
+
+
+def decode(data: bytes, type: type[T], dec_hook: Callable[[Any, Any], Any] | None = None) -> T:
+    """The record of `encode`. Raises ValueError, also for a part of one."""
+    return msgspec.convert(json.loads(data), type, str_keys=True, dec_hook=dec_hook)
 
 
 def command(request_fd: int, module: str = "dlrover_run.launch") -> list[str]:

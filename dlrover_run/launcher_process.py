@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
-from dlrover_run.launch_request import LaunchRequest, command, memory_file
+from dlrover_run.launch_request import LaunchRequest, command, decode, encode, memory_file
 from dlrover_run.process_tree import signals
 from dlrover_run.spec import JobSpec
 
@@ -46,7 +44,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
         inherited.append(spec.entrypoint.payload_fd)
     try:
         with (
-            memory_file(msgspec.json.encode(request)) as request_fd,
+            memory_file(encode(request)) as request_fd,
             _Forwarding(spec.handled_signals) as forwarding,
         ):
             launcher = subprocess.Popen(
@@ -66,7 +64,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
         for fd in (result_read, result_write, parent_pipe_read, parent_pipe_write):
             if fd >= 0:
                 os.close(fd)
-    result = msgspec.json.decode(answer, type=JobResult) if answer else None
+    result = decode(answer, JobResult) if answer else None
     return LauncherEnd(code, result, forwarding.seen)
 
 

@@ -38,7 +38,25 @@ def explain_os_error(error: OSError) -> str:
         limit = _limit(resource.RLIMIT_NPROC)
         return f"no more processes are allowed; raise `ulimit -u` (it is {limit}) or the container's limit on processes"
     what = error.strerror or str(error)
+    if error.errno in (errno.ENOENT, errno.ENOEXEC) and (problem := _first_line_problem(error)):
+        return problem
     return what if error.filename is None else f"{what}: {error.filename}"
+
+
+def _first_line_problem(error: OSError) -> str | None:
+    """Why the kernel does not execute a file that exists: a clause on its first line, which names its interpreter."""
+    try:
+        with open(error.filename, "rb") as file:
+            first = file.readline(_LONGEST).rstrip(b"\n")
+    except (OSError, TypeError, ValueError):
+        return None
+    name = os.fsdecode(error.filename)
+    if error.errno == errno.ENOEXEC:
+        return f"{name} is no program: its first line names no interpreter, as #!/bin/bash would (it is {first!r})"
+    if not first.startswith(b"#!"):
+        return None  # A program for another dynamic loader.
+    ending = "; remove the carriage returns of its lines" if first.endswith(b"\r") else ""
+    return f"{name} exists, and the interpreter that its first line names does not: {first!r}{ending}"
 
 
 def _limit(which: int) -> str:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
 from msgspec.structs import replace
 
 from dlrover_run import exit_codes
@@ -21,6 +20,7 @@ from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console, open_console
 from dlrover_run.coordination.model import Failure
 from dlrover_run.exit_reasons import ExitReason
+from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir, make_temp_dir, remove_run_dir
 from dlrover_run.process_tree import tree
@@ -64,9 +64,11 @@ async def run_agent(
     tree.end_children(pids_to_spare)
     remove_run_dir(run_dir)
     if result_fd is not None:
+        from dlrover_run import launch_request
+
         # The process that reads the result may have ended, and that may be why this node ends.
         with contextlib.suppress(BrokenPipeError), open(result_fd, "wb") as file:
-            file.write(msgspec.json.encode(result))
+            file.write(launch_request.encode(result))
     return result.exit_code
 
 
@@ -85,6 +87,14 @@ def _without_paths(result: JobResult) -> JobResult:
     """The result without paths into a directory that is removed with the job."""
     ends = tuple(replace(end, error_file=None) for end in result.ends)
     return replace(result, ends=ends, root=result.root and replace(result.root, error_file=None))
+
+
+def _hint(job: JobSpec, root: WorkerExit | None) -> str:
+    from dlrover_run.failures.causes import summarize_error
+    from dlrover_run.failures.other_environment import explain_missing_module
+
+    error = None if root is None else summarize_error(root)
+    return explain_missing_module(error, job.entrypoint.python, os.environ) or ""
 
 
 def _print_result(job: JobSpec, result: JobResult, console: Console) -> None:
@@ -113,6 +123,7 @@ def _print_result(job: JobSpec, result: JobResult, console: Console) -> None:
         max_restarts=job.rules.max_restarts if job.rules.policy is None or job.rules.policy.has_rounds else None,
         exit_code=result.exit_code,
         why_over=result.why_over,
+        hint=guarded("the environment of the workers", lambda: _hint(job, result.root), ""),
     )
     plain = f"the job failed: {result.reason}; this launcher exits with code {result.exit_code}"
     console.print(guarded("the failure report", lambda: render_failure(report, console.width, console.color), plain))

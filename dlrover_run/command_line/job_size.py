@@ -159,6 +159,16 @@ def fit_rules(
     return rules, (f"{used}, and {surplus} more {wait} too.",)
 
 
+def check_standard_input(entrypoint: Entrypoint, workers: int, max_restarts: int) -> None:
+    """Refuse a script from standard input that would have to be read twice: the second worker, or the same one after a
+    restart, would run an empty program, and succeed."""
+    if entrypoint.kind not in ("script", "run_path") or entrypoint.target != lookup.STANDARD_INPUT:
+        return
+    if workers > 1 or max_restarts > 0:
+        why = f"{workers} workers share" if workers > 1 else "a restart would need again"
+        raise SpecError(f"The script '-' is standard input, which {why}, and it can be read only once: name a file.")
+
+
 def check_local_entrypoint(local: LocalSpec, entrypoint: Entrypoint) -> None:
     """Refuse what local nodes cannot have: a script from standard input, or an isolated network without the rights."""
     if entrypoint.kind in ("script", "run_path") and entrypoint.target == lookup.STANDARD_INPUT:

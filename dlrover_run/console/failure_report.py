@@ -37,7 +37,8 @@ class FailureReport(msgspec.Struct, frozen=True):
     `job` is the workers' program as the user named it. `ends` are the exits of this node's workers of the last round,
     in the order in which they were observed. `root` is the worker that failed first: one of these, or the failure that
     another node reported. `restarts` of `max_restarts` were used; `why_over` is the reason why there is no further
-    restart if it is not that number, or if `max_restarts` is None. `exit_code` is the launcher's.
+    restart if it is not that number, or if `max_restarts` is None. `exit_code` is the launcher's. `hint` is a
+    sentence on what the launcher knows of the cause, empty if nothing.
     """
 
     job: str
@@ -48,6 +49,7 @@ class FailureReport(msgspec.Struct, frozen=True):
     max_restarts: int | None
     exit_code: int
     why_over: str = ""
+    hint: str = ""
 
 
 def render_failure(report: FailureReport, width: int = 80, color: bool = False, zone: tzinfo | None = None) -> str:
@@ -73,6 +75,7 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
         lines += [colored(line, red) for line in _wrapped(exit_text, width, "  ")]
         lines += _fields(root, report.host, width, zone)
         lines += _own_output(root)
+        lines += _wrapped(sanitize(report.hint), width, "  ") if report.hint else []
         lines += _where_to_look(root, width)
     others = [end for end in report.ends if end.rank != root.rank]
     if others:

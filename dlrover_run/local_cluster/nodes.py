@@ -14,10 +14,9 @@ import signal
 import subprocess
 from collections.abc import Callable, Collection, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
-from dlrover_run import exit_codes
+from dlrover_run import exit_codes, launch_request
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.exit_reasons import ExitReason
@@ -111,7 +110,7 @@ class NodeProcess:
             kept.callback(os.close, result_fd)
             logs = replace(spec.logs, temp_dir=self._temp_dir)
             request = LaunchRequest(spec=replace(spec, logs=logs), parent_pipe=theirs, result_fd=result_end)
-            request_fd = passed_on.enter_context(memory_file(msgspec.json.encode(request)))
+            request_fd = passed_on.enter_context(memory_file(launch_request.encode(request)))
             # The node has a session of its own, so the terminal's Ctrl-C comes through the supervisor only, and once. A
             # stopped agent reads no parent-death pipe; the end of its watchdog, which dies with its parent, continues
             # it. No signal is lost: they stay blocked until the watchdog takes them.
@@ -235,6 +234,6 @@ def end_of(number: int, code: int, result: JobResult | None, sent: Collection[in
 
 def decode(data: bytes) -> JobResult | None:
     """The result in these bytes; None if there is none, or if its writer was killed while it wrote."""
-    with contextlib.suppress(msgspec.MsgspecError):
-        return msgspec.json.decode(data, type=JobResult)
+    with contextlib.suppress(ValueError):
+        return launch_request.decode(data, JobResult)
     return None

@@ -88,11 +88,11 @@ async def _supervise(
         # The relay has ended.
         os.write(2, f"dlrover-run: {tree.describe_refused(refused)}\n".encode())
     if result_fd is not None:
-        import msgspec
+        from dlrover_run import launch_request
 
         # The process that reads the result may have ended, and that may be why the nodes end.
         with contextlib.suppress(BrokenPipeError), open(result_fd, "wb") as file:
-            file.write(msgspec.json.encode(replace(result, exit_code=code)))
+            file.write(launch_request.encode(replace(result, exit_code=code)))
     return code
 
 

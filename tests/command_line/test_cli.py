@@ -303,6 +303,15 @@ def test_a_directory_or_an_archive_with_a_main_is_a_script(here: Path) -> None:
         assert parse([target], {}).entrypoint.target == target
 
 
+def test_standard_input_is_read_by_one_worker_and_once(here: Path) -> None:
+    for args, why in (
+        (["--nproc-per-node=2"], "2 workers share"),
+        (["--max-restarts=1"], "a restart would need again"),
+    ):
+        with pytest.raises(SpecError, match=f"standard input, which {why}, and it can be read only once: name a file"):
+            parse([*args, "-"], {})
+
+
 def test_a_module_is_searched_here_and_in_pythonpath_without_being_run(here: Path) -> None:
     boom = "raise RuntimeError('imported')"
     (here / "pkg").mkdir()

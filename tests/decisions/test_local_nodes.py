@@ -93,7 +93,7 @@ def test_a_module_in_the_working_directory_does_not_take_the_place_of_one_of_pyt
         )
     # It gets as far as the request, which is empty.
     assert "the wrong module" not in done.stderr
-    assert "msgspec.DecodeError" in done.stderr
+    assert "JSONDecodeError" in done.stderr
 
 
 # ---- how its end is classified
