@@ -9,6 +9,7 @@ import msgspec
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import (
     MAX_PEERS,
+    MAX_SUCCESSORS,
     OVER,
     Assignment,
     NodeKey,
@@ -55,6 +56,18 @@ def choose_peers(keys: Sequence[NodeKey], members: Members) -> dict[NodeKey, tup
     return found
 
 
+def choose_successors(plan: Plan, members: Members) -> tuple[str, ...]:
+    """The addresses of the first MAX_SUCCESSORS machines of the round, in the order of their ranks."""
+    found: dict[str, None] = {}
+    for member in plan.members:
+        state = members.get(member.key)
+        if state is not None and state.connected and state.report.address:
+            found.setdefault(state.report.address)
+        if len(found) == MAX_SUCCESSORS:
+            break
+    return tuple(found)
+
+
 def with_peers(views: Mapping[NodeKey, NodeView], members: Members) -> dict[NodeKey, NodeView]:
     """The parts of nodes that have something to run, with the peers of each."""
     peers = choose_peers([key for key, view in views.items() if not view.waits], members)
@@ -98,6 +111,7 @@ _NOT_SENT_APART = frozenset(
         "saves",
         "change",
         "desired",
+        "quorum",
     }
 )
 """Fields of a plan from which no node's own part is made: they are sent to all nodes alike, or to none."""

@@ -20,6 +20,7 @@ from dlrover_run.coordination.assignment import (
     EMPTY_VIEW,
     affects_nodes,
     build_assignment,
+    choose_successors,
     continued_assignment,
     node_views,
     with_peers,
@@ -42,7 +43,7 @@ from dlrover_run.coordination.model import (
     Waiting,
 )
 from dlrover_run.coordination.reasons import Reasons, sentence
-from dlrover_run.coordination.recovery import latest_round
+from dlrover_run.coordination.recovery import latest_round, needed_members
 from dlrover_run.coordination.requested_changes import apply_request
 from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
@@ -78,7 +79,9 @@ MAX_ERROR_TEXT = 500
 
 class Coordinator:
     """Decides for one job. `plan` is its predecessor's last, for a coordinator that takes over; `return_grace` is how
-    many seconds the members of that plan have to connect.
+    many seconds the members of that plan have to connect. `names_successors`: the nodes may start the next master.
+    `ended` is for a successor on another machine how many nodes have ended with the master before it, 0 if that is not
+    known.
 
     An exception in a decision is a defect of ours, and must end neither a node nor a job: the plan stays as it was,
     `take_error` says so once, and `wake_at` falls on the next attempt.
@@ -94,6 +97,8 @@ class Coordinator:
         epoch: int = 0,
         plan: Plan | None = None,
         return_grace: float = RETURN_GRACE,
+        names_successors: bool = False,
+        ended: int | None = None,
     ) -> None:
         before = plan or Plan()
         if plan is not None and epoch <= plan.epoch:
@@ -107,6 +112,11 @@ class Coordinator:
         self._members: dict[NodeKey, MemberState] = {}
         # The keys of `_members` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
+        self._names_successors = names_successors and self.policy.has_rounds
+        self._ended = ended
+        if plan is not None:
+            self.plan = self._with_quorum(self.plan)
+        self._other_view = EMPTY_VIEW
         self._views = node_views(self.policy, self.plan)
         self._activities: dict[NodeKey, Received] = {}
         # Of nodes that are gone.
@@ -287,6 +297,10 @@ class Coordinator:
             return False
         if affects_nodes(before, self.plan):
             self._views = with_peers(node_views(self.policy, self.plan), self._members)
+            if self._names_successors:
+                successors = choose_successors(self.plan, self._members)
+                self._views = {key: replace(view, successors=successors) for key, view in self._views.items()}
+                self._other_view = replace(EMPTY_VIEW, successors=successors)
         # What was just decided may call for more, such as a deadline that is known only now.
         self._wake_at = time
         return True
@@ -310,7 +324,7 @@ class Coordinator:
 
     def view(self, key: NodeKey) -> NodeView:
         """What of the plan concerns this node alone."""
-        return self._views.get(key, EMPTY_VIEW)
+        return self._views.get(key, self._other_view)
 
     def ranks(self, key: NodeKey) -> RankAssignment | None:
         return self.view(key).ranks
@@ -415,9 +429,15 @@ class Coordinator:
             return False
         self._recovering_until = None
         if plan is not None:
-            plan = self.policy.recover(plan, self._members)
+            plan = self._with_quorum(self.policy.recover(plan, self._members))
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
+
+    def _with_quorum(self, plan: Plan) -> Plan:
+        if self._ended is None or not plan.members:
+            return plan
+        members = sum(not member.done for member in plan.members)
+        return msgspec.structs.replace(plan, quorum=needed_members(members, self.rules.min_size, self._ended))
 
     def _remember(self, newcomer: MemberState) -> None:
         key = newcomer.report.key

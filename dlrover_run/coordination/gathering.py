@@ -57,9 +57,12 @@ def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision 
     if is_first and not alive and not (policy.has_started(plan) and members):
         # No node waits.
         return Decision(plan)
-    size = rules.size(len(alive))
+    lacks_quorum = _lacks_quorum(plan, alive)
+    size = 0 if lacks_quorum else rules.size(len(alive))
     # Where the policy has held a round there were enough nodes before, and some were lost or removed.
     timeout = rules.join_timeout if _is_first(policy, plan) else rules.pend_timeout
+    if lacks_quorum:
+        timeout = min(timeout, rules.master_timeout)
     if not size:
         deadline = plan.since + timeout
         if now >= deadline:
@@ -94,6 +97,12 @@ def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision 
     return Decision(form_round(rules, plan, ranked, now, reasons))
 
 
+def _lacks_quorum(plan: Plan, alive: list[MemberState]) -> bool:
+    """Whether members of the last round are not here that another master may have."""
+    members = {member.key for member in plan.members if not member.done}
+    return sum(state.report.key in members for state in alive) < plan.quorum
+
+
 def _is_first(policy: Policy, plan: Plan) -> bool:
     """Whether the job has had no round, and the policy has held none."""
     return plan.key.number == 0 and not policy.has_started(plan)
@@ -116,6 +125,7 @@ def form_round(rules: JobRules, plan: Plan, ranked: list[MemberState], now: floa
         store_port=port,
         reasons=reasons,
         change=None,
+        quorum=0,
     )
 
 
@@ -195,9 +205,10 @@ def _complete(
 def _short_of_nodes(policy: Policy, plan: Plan, alive: list[MemberState], waited: float) -> Reasons:
     rules = policy.rules
     hosts = display_names(plan, alive)
-    here = Code.NO_NODE_CAME(seconds=waited, least=rules.min_size)
+    least = max(rules.min_size, plan.quorum) if _lacks_quorum(plan, alive) else rules.min_size
+    here = Code.NO_NODE_CAME(seconds=waited, least=least)
     if hosts:
-        here = Code.TOO_FEW_NODES(seconds=waited, number=len(hosts), least=rules.min_size, names=shown_names(hosts))
+        here = Code.TOO_FEW_NODES(seconds=waited, number=len(hosts), least=least, names=shown_names(hosts))
     before = () if _is_first(policy, plan) else plan.reasons
     return chain(before, here, *missing_nodes(rules, plan, alive))
 

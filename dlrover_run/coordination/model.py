@@ -225,6 +225,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     the state of the job's policy. `draining` are nodes that an operator has asked to leave, `to_drain` those that are
     to leave with the planned change. `saves` is set once a worker of the job has marked a checkpoint. `change` is the
     planned change that waits for the next one. `desired` is the size that an operator has asked for.
+    `quorum` is how many of `members` have to be here before the next round, 0 for any number: after a succession others
+    of them may still have the old master.
     """
 
     epoch: int = 0
@@ -246,6 +248,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     saves: bool = False
     change: PlannedChange | None = None
     desired: DesiredSize | None = None
+    quorum: int = 0
 
     @property
     def reason(self) -> str:
@@ -286,15 +289,22 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 Peers = Annotated[tuple[Peer, ...], Meta(max_length=MAX_PEERS)]
 
+MAX_SUCCESSORS = 8
+"""Nodes that may start the next master; each node receives their addresses. All of them are hardly lost at once."""
+
+Successors = Annotated[tuple[Name, ...], Meta(max_length=MAX_SUCCESSORS)]
+
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One node's own part of its assignment, which no other node receives. `ranks` is None for a node without ranks in
-    the round. `policy` is what the job's policy assigns to the node. `peers` are some other nodes on other machines.
-    `drains` asks the node to leave."""
+    the round. `policy` is what the job's policy assigns to the node. `peers` are some other nodes on other machines,
+    `successors` the addresses of the nodes that may start the next master, in the order of their ranks. `drains` asks
+    the node to leave."""
 
     ranks: RankAssignment | None = None
     policy: PolicyAssignment | None = None
     peers: Peers = ()
+    successors: Successors = ()
     drains: bool = False
 
     @property

@@ -38,7 +38,8 @@ SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 @dataclass(frozen=True)
 class Options:
     """The settings of a master. `idle_timeout` None serves for ever; a descriptor of -1 is not used. `web` is where the
-    status is served over HTTP. `warnings` are sentences about the command line."""
+    status is served over HTTP. `ended` is for the successor of a master on another machine (see `Coordinator`).
+    `warnings` are sentences about the command line."""
 
     host: str
     port: int
@@ -50,6 +51,7 @@ class Options:
     ready_fd: int = -1
     report_fd: int = -1
     parent_pipe_fd: int = -1
+    ended: int | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -88,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--auth-required", action="store_true", help="refuse to run without a token or --tls-ca")
     add("--ready-fd", metavar="N", help="an inherited descriptor that gets one line of JSON when the master listens")
     add("--report-fd", metavar="N", help="an inherited descriptor that gets the lines about the node check")
+    add("--ended", metavar="N", help="take over from a master on another machine, with which N nodes have ended")
     add("--parent-pipe-fd", metavar="N", help="an inherited descriptor of a parent-death pipe: the master ends with it")
     return parser
 
@@ -142,6 +145,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         ready_fd=descriptor("--ready-fd"),
         report_fd=descriptor("--report-fd"),
         parent_pipe_fd=descriptor("--parent-pipe-fd"),
+        ended=None if given["ended"] is None else values.integer("--ended", given["ended"], 0),
         warnings=() if token_fd >= 0 else tuple(credentials.token_warnings(token, conf, environ)),
     )
 
@@ -252,7 +256,16 @@ async def _serve(options: Options) -> int:
     log_to_launcher = partial(_write_line, options.report_fd)
     with contextlib.suppress(OSError):
         os.set_blocking(options.report_fd, False)
-    server = MasterServer(options.token, options.state_dir, log, on_change, log_to_launcher)
+    server = MasterServer(
+        options.token,
+        options.state_dir,
+        log,
+        on_change,
+        log_to_launcher,
+        # The machine of a master that a node has started may be lost with it.
+        names_successors=options.idle_timeout is not None and options.parent_pipe_fd < 0,
+        ended=options.ended,
+    )
     if options.parent_pipe_fd < 0:
         for number in SHUTDOWN_SIGNALS:
             loop.add_signal_handler(number, on_signal, f"received {number.name}")

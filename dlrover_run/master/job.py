@@ -49,9 +49,9 @@ STORE_RETRY = 1.0
 class RequestRefused(Exception):
     """The connection must end; `last_message` is the last message to the node."""
 
-    def __init__(self, reason: str, retry: bool = False, over: bool = False) -> None:
+    def __init__(self, reason: str, retry: bool = False, over: bool = False, moved: str = "") -> None:
         super().__init__(reason)
-        self.last_message = Refused(reason[:2000], retry, over)
+        self.last_message = Refused(reason[:2000], retry, over, moved)
 
 
 class NodeConnection(Protocol):

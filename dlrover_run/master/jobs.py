@@ -31,6 +31,10 @@ MAX_JOBS = 1000
 MAX_ENDED = 1000
 """Names of ended jobs that a master remembers, for nodes that come back later."""
 
+MOVED_RETENTION = 15.0
+"""Seconds for which a master sends the nodes of a job to its successor, which repeats every `RECALL_INTERVAL` that it
+has the job."""
+
 LOG_STALLS_FROM = 3.0
 """Seconds from which on a stall of the master is logged."""
 
@@ -38,6 +42,10 @@ LOG_STALLS_FROM = 3.0
 def internal_error(error: Exception) -> str:
     """A sentence about an internal error. It is also sent to nodes, because a launched master has no console."""
     return f"internal error of the master: {repr(error)[:MAX_ERROR_TEXT]}; please report it"
+
+
+def _moved_text(name: str, address: str) -> str:
+    return f"the job {name!r} goes on with a master on {address}"
 
 
 class Jobs:
@@ -53,6 +61,8 @@ class Jobs:
         log: Callable[[str], None],
         on_change: Callable[[], None] = lambda: None,
         log_to_launcher: Callable[[str], None] = lambda line: None,
+        names_successors: bool = False,
+        ended: int | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._state_dir = state_dir
@@ -67,6 +77,9 @@ class Jobs:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._taken_over: set[str] = set()
         self._ended: dict[str, int] = {}
+        self._moved: dict[str, tuple[str, float]] = {}
+        self._names_successors = names_successors
+        self._ended_before = ended
         self._last_problem = ""
         self._stalls = StallDetector(self._loop.time())
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -96,6 +109,9 @@ class Jobs:
             raise RequestRefused(f"the job {name!r} has ended while this node was not connected to it", over=True)
         now = self._now()
         job = self._jobs.get(name)
+        moved, until = self._moved.get(name, ("", 0.0))
+        if now < until:
+            raise RequestRefused(_moved_text(name, moved), retry=True, moved=moved)
         if job is None:
             job = self._begin(name, rules, now)
         self._schedule(name)
@@ -156,6 +172,20 @@ class Jobs:
             found = job.end_stacks(request)
         return Answered(stacks=msgspec.Raw(msgspec.json.encode(found)))
 
+    def move(self, name: str, address: str) -> Answered:
+        """Leave a job to the successor at that address, and send its nodes there."""
+        if name not in self._moved and len(self._moved) >= MAX_JOBS:
+            del self._moved[next(iter(self._moved))]
+        self._moved[name] = (address, self._now() + MOVED_RETENTION)
+        job = self._jobs.get(name)
+        if job is not None:
+            text = _moved_text(name, address)
+            self._log(text)
+            self._drop(job)
+            job.close(Refused(text, retry=True, moved=address))
+            self._on_change()
+        return Answered()
+
     def _no_job(self, name: str) -> Answered:
         known = ", ".join(map(repr, sorted(self._jobs)[:3]))
         return Answered(refusal=f"no job {name!r} runs here" + (f", but {known}" if known else ""))
@@ -186,7 +216,14 @@ class Jobs:
         if len(self._jobs) >= MAX_JOBS:
             raise RequestRefused(f"this master coordinates {MAX_JOBS} jobs and takes no more", retry=True)
         if self._state_dir is None:
-            journal, coordinator = None, Coordinator(rules, now, next(self._epochs))
+            journal = None
+            coordinator = Coordinator(
+                rules,
+                now,
+                next(self._epochs),
+                names_successors=self._names_successors,
+                ended=self._ended_before,
+            )
         else:
             journal = Journal(self._state_dir, name)
             coordinator = self._take_over(name, journal, rules, now)
@@ -235,7 +272,14 @@ class Jobs:
         self._taken_over.discard(name)
         if contents.plan is not None:
             self._log(f"job {name!r}: continues from {journal.path}, round {contents.plan.key.number}")
-        return Coordinator(contents.header.rules, now, contents.header.epoch, contents.plan)
+        return Coordinator(
+            contents.header.rules,
+            now,
+            contents.header.epoch,
+            contents.plan,
+            names_successors=self._names_successors,
+            ended=self._ended_before,
+        )
 
     def _refuse_journal(self, name: str, problem: str, retry: bool) -> NoReturn:
         """Refuse a node because of the job's journal. Raises RequestRefused."""

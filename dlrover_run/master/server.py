@@ -210,11 +210,13 @@ class MasterServer:
         log: Callable[[str], None],
         on_change: Callable[[], None] = lambda: None,
         log_to_launcher: Callable[[str], None] = lambda line: None,
+        names_successors: bool = False,
+        ended: int | None = None,
     ) -> None:
         self._token = token
         self._log = log
         self.grpc = load_grpc()
-        self.jobs = Jobs(state_dir, int(time.time() * 1000), log, on_change, log_to_launcher)
+        self.jobs = Jobs(state_dir, int(time.time() * 1000), log, on_change, log_to_launcher, names_successors, ended)
         self._sessions: set[NodeSession] = set()
         self._unauthenticated: set[NodeSession] = set()
         self._refusals = 0

@@ -168,7 +168,9 @@ class NodeSession:
         InvalidMessage and ConnectionLost."""
         while True:
             self._timer.cancel()
-            if ask.stacks is None:
+            if ask.moved:
+                self._reply(self._jobs.move(job, ask.moved))
+            elif ask.stacks is None:
                 self._reply(self._jobs.answer(job, ask.request))
             else:
                 self._reply(await self._jobs.stacks(job, ask.stacks))

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from dlrover_run.coordination.model import NodeReport
+from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RoundKey
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.rendezvous import cut_off
-from dlrover_run.rendezvous.client import AskFailed, OnChange
+from dlrover_run.rendezvous import cut_off, succession
+from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.rendezvous.master_launcher import CannotLaunchMaster, MasterLauncher
 from dlrover_run.rendezvous.reconnect import Reaches, RemoteClient
+from dlrover_run.rendezvous.succession import Probe, Reach, Succession
 from dlrover_run.spec import JobSpec, MasterSpec
 from dlrover_run.transport import auth, messages
 from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
@@ -59,10 +62,12 @@ Part = TypeVar("Part")
 
 class MasterRefused(Exception):
     """The master refuses this node; the message is its reason. `retry`: the refusal may be temporary. `over`: the job
-    of this node has ended. `authenticated`: the sender has proved that it knows the job's token, if there is one."""
+    of this node has ended. `moved`: the address of the successor that has the job. `authenticated`: the
+    sender has proved that it knows the job's token, if there is one."""
 
-    def __init__(self, reason: str, retry: bool, over: bool, authenticated: bool) -> None:
+    def __init__(self, reason: str, retry: bool, over: bool, authenticated: bool, moved: str = "") -> None:
         super().__init__(reason)
+        self.moved = moved
         self.retry = retry
         self.over = over
         self.authenticated = authenticated
@@ -125,7 +130,7 @@ class MasterSession:
         except InvalidMessage as error:
             raise ConnectionLost(f"its message is {error}") from None
         if isinstance(message, Refused):
-            raise MasterRefused(message.reason, message.retry, message.over, self._authenticated)
+            raise MasterRefused(message.reason, message.retry, message.over, self._authenticated, message.moved)
         return message
 
     async def finish(self) -> None:
@@ -133,13 +138,13 @@ class MasterSession:
 
 
 async def ask_master(
-    spec: MasterSpec, job: str, request: OperatorRequest | None, connect: Connect = GrpcConnection
+    spec: MasterSpec, job: str, request: OperatorRequest | None, connect: Connect = GrpcConnection, place: str = ""
 ) -> JobStatus:
     """The status of a job, over a connection of its own. The caller limits the time. Raises AskFailed."""
     # Imported only here: a node that joins does not wait for it.
     from dlrover_run.coordination.status import JobStatus
 
-    answer = await _ask(spec, job, Ask(request), connect)
+    answer = await _ask(spec, job, Ask(request), connect, place)
     status = _decoded(spec, answer.status, JobStatus)
     if status is None or answer.refusal:
         raise AskFailed(f"{_server(spec)}: {answer.refusal}" if status is None else answer.refusal, status is None)
@@ -147,12 +152,12 @@ async def ask_master(
 
 
 async def ask_master_for_stacks(
-    spec: MasterSpec, job: str, query: StackQuery, connect: Connect = GrpcConnection
+    spec: MasterSpec, job: str, query: StackQuery, connect: Connect = GrpcConnection, place: str = ""
 ) -> JobStacks:
     """The stacks of a job's workers, over a connection of its own. The caller limits the time. Raises AskFailed."""
     from dlrover_run.coordination.stacks import JobStacks
 
-    answer = await _ask(spec, job, Ask(stacks=query), connect)
+    answer = await _ask(spec, job, Ask(stacks=query), connect, place)
     stacks = _decoded(spec, answer.stacks, JobStacks)
     if stacks is None:
         no_job = answer.status == messages.NULL
@@ -160,11 +165,11 @@ async def ask_master_for_stacks(
     return stacks
 
 
-async def _ask(spec: MasterSpec, job: str, question: Ask, connect: Connect) -> Answered:
-    """The master's answer. Raises AskFailed."""
+async def _ask(spec: MasterSpec, job: str, question: Ask, connect: Connect, place: str = "") -> Answered:
+    """The answer of the master, at `place` or else at its endpoint. Raises AskFailed."""
     server = _server(spec)
     try:
-        addresses = await resolve(spec.host, spec.port)
+        addresses = await resolve(place or spec.host, spec.port)
     except UnresolvedHost as unknown:
         raise AskFailed(str(unknown)) from None
     problem = AskFailed(f"{server} has no address")
@@ -210,19 +215,27 @@ class MasterClient(RemoteClient):
         connect: Connect = GrpcConnection,
         rng: Callable[[], float] = random.random,
         reaches: Reaches = cut_off.reaches,
+        probe: Probe = succession.probe,
     ) -> None:
         assert spec.master is not None, "the backend `master` has a master's endpoint"
         self._master = spec.master
         self._rules = spec.rules
         self._connect = connect
+        self._probe = probe
+        self._succession = Succession()
+        self._recalling: asyncio.Task[None] | None = None
         self._launcher = MasterLauncher(spec.master, log)
+        self._successor: MasterLauncher | None = None
         self._stacks_found: list[StacksFound] = []
+        self._connection: Connection | None = None
+        self._trying = ""
+        self._is_elsewhere = False
         super().__init__(spec, _server(spec.master), on_change, log, rng, reaches=reaches)
 
     @property
     def pids(self) -> set[int]:
         """The master, if this node has started it. It outlives the agent because the other nodes need it."""
-        return set(self._launcher.pids)
+        return self._launcher.pids | (set() if self._successor is None else self._successor.pids)
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
         if self.is_away and self._latest_report is not None:
@@ -232,7 +245,7 @@ class MasterClient(RemoteClient):
             from dlrover_run.rendezvous.own_node import own_status
 
             return own_status(self._spec.run_id, self._rules, self._latest_report, self._absence)
-        return await ask_master(self._master, self._spec.run_id, request, self._connect)
+        return await ask_master(self._master, self._spec.run_id, request, self._connect, self._succession.place)
 
     async def ask_stacks(self, query: StackQuery) -> JobStacks:
         if self.is_away and self._latest_report is not None and self.stack_source is not None:
@@ -242,7 +255,8 @@ class MasterClient(RemoteClient):
                 return own_stacks(self._spec.run_id, self._latest_report, query, await self.stack_source(query.rank))
             except RequestFailed as failed:
                 raise AskFailed(f"{failed}, and {self._absence}") from None
-        return await ask_master_for_stacks(self._master, self._spec.run_id, query, self._connect)
+        place = self._succession.place
+        return await ask_master_for_stacks(self._master, self._spec.run_id, query, self._connect, place)
 
     @property
     def _absence(self) -> str:
@@ -264,8 +278,83 @@ class MasterClient(RemoteClient):
             else:
                 self._give_up(str(reason), is_user_error=True)
 
+    def _learn(self, assignment: Assignment) -> None:
+        self._succession.learn(assignment.successors)
+
+    async def close(self) -> None:
+        if self._recalling is not None:
+            self._recalling.cancel()
+        await super().close()
+
     async def _find(self) -> None:
-        """Connect to the master, which this node starts if it is the host, and stay connected until that ends."""
+        """Connect to the master, and stay connected until that ends: where it was, at the endpoint, or where another
+        node has started the next one, if this node does not start it."""
+        known = self._succession
+        if not self._ever_connected or not known.candidates or self._is_leaving:
+            return await self._find_at_endpoint()
+        ended = ConnectionLost(f"{self._server} does not answer")
+        endpoint, port = self._master.host, self._master.port
+        places = dict.fromkeys((known.place, endpoint, *known.others))
+        found = await asyncio.gather(*(self._probe(place, port) for place in places))
+        reached = dict(zip(places, found, strict=True))
+        if self._successor is not None and known.place == self._own_address:
+            await self._successor.ensure(await resolve(known.place, port))
+            reached[known.place] = Reach.ACCEPTS
+        step = known.step(self._own_address, reached, self._rules.lost_after, self._loop.time())
+        first = [known.place] if self._is_elsewhere and reached[known.place] is Reach.ACCEPTS else []
+        # An endpoint that is of this node is not silent; while the job is elsewhere, no master is started there.
+        useful = (Reach.ACCEPTS,) if self._is_elsewhere else (Reach.ACCEPTS, Reach.REFUSES)
+        at_endpoint = reached[endpoint] in useful
+        for place in (*first, *([""] if at_endpoint else []), *step.follow):
+            try:
+                return await (self._take_part_in(place) if place else self._find_at_endpoint())
+            except ConnectionLost as error:
+                if self._connected:
+                    raise
+                ended = error
+        if step.starts and self._own_address is not None:
+            return await self._succeed(self._own_address, step.ended)
+        raise ended
+
+    async def _succeed(self, own: str, ended: int) -> None:
+        """Start the next master on this node, and take part in it."""
+        self._log_once(f"{self._server} is lost with its machine; this node starts the next one")
+        spec = replace(self._master, host=own, bind=own, is_host=True)
+        self._successor = MasterLauncher(spec, self._log, ended)
+        await self._successor.ensure(await resolve(own, self._master.port))
+        if self._successor.problem is not None:
+            raise ConnectionLost(self._successor.problem)
+        await self._take_part_in(own)
+
+    async def _take_part_in(self, place: str) -> None:
+        """Take part in the job of the master at another address than the endpoint."""
+        try:
+            addresses = await resolve(place, self._master.port)
+        except UnresolvedHost as unknown:
+            raise ConnectionLost(str(unknown)) from None
+        self._trying = place
+        await self._take_part_at(addresses)
+
+    async def _recall(self, own: str) -> None:
+        """While this node has the successor of the master: send the nodes that come back to the endpoint here. A
+        successor that has no round gives way to a master that is back there."""
+        while True:
+            await asyncio.sleep(succession.RECALL_INTERVAL)
+            if await self._probe(self._master.host, self._master.port) is not Reach.ACCEPTS:
+                continue
+            if self.assignment.phase is not PlanPhase.TRAINING:
+                self._is_elsewhere = False
+                if self._connection is not None:
+                    await self._connection.close()
+                return
+            with contextlib.suppress(AskFailed, TimeoutError):
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                    await _ask(self._master, self._spec.run_id, Ask(moved=own), self._connect)
+
+    async def _find_at_endpoint(self) -> None:
+        """Connect to the master at the endpoint, which this node starts if it is the host, and stay connected until
+        that ends."""
+        self._trying = ""
         try:
             addresses = await resolve(self._master.host, self._master.port)
         except UnresolvedHost as unknown:
@@ -286,14 +375,33 @@ class MasterClient(RemoteClient):
     async def _take_part_at(self, addresses: list[Address]) -> None:
         if self._spec.local_addr is None:
             self._own_address = route_source(addresses[0]) or self._own_address
-        connection = self._connect(self._master, addresses)
+        connection = self._connection = self._connect(self._master, addresses)
+        place = self._trying or addresses[0].host
         try:
             session = MasterSession(connection, self._master.token)
             report = self._own_report()
-            self._apply_welcome(await session.join(self._spec.run_id, report, self._rules))
+            welcome = await session.join(self._spec.run_id, report, self._rules)
+            self._note_place(place)
+            self._apply_welcome(welcome)
             await self._stay(session, report)
         finally:
+            if self._recalling is not None:
+                self._recalling.cancel()
+                self._recalling = None
+            self._connection = None
             await connection.close()
+
+    def _note_place(self, place: str) -> None:
+        """Note where the master is that has taken this node in."""
+        self._is_elsewhere = bool(self._trying)
+        if self._is_elsewhere and place != self._succession.place:
+            self._log(f"the master of the job is now at {join_address(place, self._master.port)}")
+            self._loss_shown = False
+        self._succession.note_connected(place)
+        self._server = _server(replace(self._master, host=self._trying or self._master.host))
+        if self._trying and place == self._own_address:
+            self._recalling = asyncio.ensure_future(self._recall(place))
+            self._recalling.add_done_callback(self._note_internal_error)
 
     async def _stay(self, session: MasterSession, joined: NodeReport) -> None:
         """Report and receive until the connection ends, which raises ConnectionLost, or `close` has finished."""
@@ -399,7 +507,9 @@ class MasterClient(RemoteClient):
 
     def _note_refused(self, refusal: MasterRefused) -> None:
         reason = f"{self._server} refuses this node: {refusal}"
-        if refusal.over and refusal.authenticated:
+        if refusal.moved and refusal.authenticated:
+            self._follow_to(refusal.moved, str(refusal))
+        elif refusal.over and refusal.authenticated:
             self._give_up(reason)
         elif (self._connected and refusal.retry) or (self._ever_connected and not refusal.authenticated):
             # Another process may listen at the address of a lost master: it cannot end a running job.
@@ -414,7 +524,26 @@ class MasterClient(RemoteClient):
         else:
             self._note_refusal(reason, refusal.retry)
 
+    def _follow_to(self, place: str, reason: str) -> None:
+        """Look for the master of the job at another address, to which the one at the endpoint sends this node."""
+        self._note_end(reason, show_reason=True)
+        self._succession.learn(self._succession.candidates or (place,))
+        self._succession.place = place
+        self._ever_connected = self._is_elsewhere = True
+        self._backoff.retry_now()
+        if self._latest_report is not None and self._latest_report.known_round == RoundKey():
+            # It was in no round of the other master, whose epoch may be later than that of the successor.
+            self._assignments = AssignmentTracker()
+
+    def _own_report(self) -> NodeReport:
+        report = super()._own_report()
+        if self._assignments.assignment.epoch == 0 and report.known_round == RoundKey():
+            report = msgspec.structs.replace(report, epoch=0)
+        return report
+
     def _note_end(self, reason: str, show_reason: bool = False) -> None:
+        if self._connected:
+            self._succession.note_lost(self._loop.time())
         super()._note_end(self._launcher.problem or reason, show_reason)
 
     def _describe_absence(self, reason: str) -> str:

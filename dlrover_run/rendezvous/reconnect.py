@@ -228,12 +228,16 @@ class RemoteClient(abc.ABC):
     def _take(self, assignment: Assignment) -> None:
         # A coordinator that has just taken over may not know them yet.
         self._peers = assignment.peers or self._peers
+        self._learn(assignment)
         before = self._assignments.memory
         if self._assignments.take(assignment):
             if self._assignments.memory != before:
                 # The memory is part of the report that is sent, and the agent does not know of it.
                 self._changed.set()
             self._on_change()
+
+    def _learn(self, assignment: Assignment) -> None:  # noqa: B027 (etcd has no successors)
+        """Note what an assignment says of where the next server may be."""
 
     def _follow_rules(self, rules: JobRules) -> None:
         """Take the times of the job, which are those of its first node."""

@@ -21,7 +21,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import NodeId, Total
+from dlrover_run.coordination.bounds import Name, NodeId, Total
 from dlrover_run.coordination.combined_records import TAG
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
@@ -96,10 +96,12 @@ class StacksFound(msgspec.Struct, frozen=True, tag="stacks_found", forbid_unknow
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True, omit_defaults=True):
     """A question for the status of the job, after `request` has been taken, if there is one; with `stacks` a question
-    for the stacks of its workers."""
+    for the stacks of its workers. With `moved`, the address of a successor, it is no question: the master sends the
+    nodes of the job there."""
 
     request: OperatorRequest | None = None
     stacks: StackQuery | None = None
+    moved: Name = ""
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
@@ -141,11 +143,12 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
     """The connection ends here. `retry`: another attempt may succeed a little later. `over`: the job that the node was
-    part of has ended."""
+    part of has ended. `moved` is the address of the successor that has the job, empty for none."""
 
     reason: Sentence
     retry: bool = False
     over: bool = False
+    moved: Name = ""
 
 
 NodeMessage = Hello | Proof | Join | Report | StacksFound | Ask
