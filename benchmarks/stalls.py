@@ -31,7 +31,7 @@ from dlrover_run.evidence.processes import read_process
 from dlrover_run.local_cluster import network
 from dlrover_run.process_tree.tree import children_of
 
-LIMIT = 60.0
+LIMIT = 100.0
 """Seconds after which a hang that was not reported counts as one that never will."""
 
 START_TIMEOUT = 120.0
