@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import msgspec
 
@@ -54,15 +54,17 @@ class ActivityReport:
         now: float,
         memory: MemoryUse | None = None,
         watch_problem: str = "",
+        ended: Sequence[str] = (),
     ) -> bool:
-        """Take what the tasks do, the codes of those that are stalled, what their checkpoints take in memory, and why
-        none of them is looked at, if so; whether `current` has changed."""
+        """Take what the tasks do, the codes of those that are stalled, what their checkpoints take in memory, why
+        none of them is looked at, if so, and which have ended; whether `current` has changed."""
         if now - self._reported_at < MIN_INTERVAL:
             return False
         names = list(dict.fromkeys([*activities, *stalled]))[:MAX_TASKS]
         tasks = tuple(self._task(name, activities, stalled, now) for name in names)
-        has_any = tasks or memory is not None or watch_problem
-        found = NodeActivity(tasks, memory, watch_problem=watch_problem) if has_any else None
+        gone = tuple(ended)[:MAX_TASKS]
+        has_any = tasks or memory is not None or watch_problem or gone
+        found = NodeActivity(tasks, memory, watch_problem=watch_problem, ended=gone) if has_any else None
         before = self.current
         is_news = before is None or found is None or _means_more(before, found)
         is_old = now - self._reported_at >= self._refresh
@@ -105,7 +107,7 @@ def _means_more(before: NodeActivity, now: NodeActivity) -> bool:
     """Whether a reader of these figures would conclude something else, leaving out how many steps there are."""
     if len(before.tasks) != len(now.tasks) or (before.memory is None) != (now.memory is None):
         return True
-    if before.watch_problem != now.watch_problem:
+    if (before.watch_problem, before.ended) != (now.watch_problem, now.ended):
         return True
     return any(_differs(one, other) for one, other in zip(before.tasks, now.tasks, strict=True))
 

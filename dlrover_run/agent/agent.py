@@ -210,8 +210,9 @@ class Agent:
             self._adapter.log_progress()
         if self._activity is not None:
             activities, stalled = self._progress.sample(), self._adapter.stalled()
-            memory, problem = self._adapter.checkpoint_memory, self._adapter.watch_problem
-            is_news = self._activity.take(activities, stalled, time.monotonic(), memory, problem)
+            adapter = self._adapter
+            memory, problem, ended = adapter.checkpoint_memory, adapter.watch_problem, adapter.ended
+            is_news = self._activity.take(activities, stalled, time.monotonic(), memory, problem, ended)
             if self._follow_phases(is_news) or is_news:
                 self._wake.set()
 

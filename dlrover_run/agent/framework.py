@@ -107,6 +107,11 @@ class FrameworkAdapter(ABC, Generic[Key]):
         return {}
 
     @property
+    def ended(self) -> Sequence[str]:
+        """The tasks that have ended with success while others of their round run, by name."""
+        return ()
+
+    @property
     def watch_problem(self) -> str:
         """Why this node cannot look for tasks that hang; empty if it can, or is not to."""
         return ""

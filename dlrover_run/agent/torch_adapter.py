@@ -159,6 +159,13 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         return {f"rank {rank}": code for rank, code in self._round.stalled.items()}
 
     @property
+    def ended(self) -> Sequence[str]:
+        if self._round is None or not self._round.group.running:
+            return ()
+        ended = [one.spec for one in self._round.group.ended if one.code == 0]
+        return [one.name for one in sorted(ended, key=lambda spec: spec.rank)]
+
+    @property
     def watch_problem(self) -> str:
         health = self._features.watch_health
         return "" if health is None else health.problem

@@ -61,12 +61,13 @@ class PhaseTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class NodeActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the tasks of one node do. `memory` is what their checkpoints take, None if none was held in memory, and
     `times` where their time went, None if that is not known yet. `watch_problem` says why hangs are not looked for,
-    empty if they are, or are not to be."""
+    empty if they are, or are not to be. `ended` names tasks that have ended while others run."""
 
     tasks: Annotated[tuple[TaskActivity, ...], Meta(max_length=MAX_TASKS)]
     memory: MemoryUse | None = None
     times: PhaseTimes | None = None
     watch_problem: WatchProblem = ""
+    ended: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
 
 
 WAITS = "stall.waits"

@@ -267,7 +267,7 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
             workers=hosts[key].workers if p is None else p.report.workers,
             first_rank=None if place is None else place.first_rank,
             tasks=() if part is None else part.task_names,
-            reason="; ".join(filter(None, (_watch_reason(view, key), reason))),
+            reason="; ".join(filter(None, (_ended_reason(view, key), _watch_reason(view, key), reason))),
             progress=progress,
             memory=known.activity.memory if (known := view.activities.get(key)) is not None else None,
             stragglers=() if part is None else tuple(StragglerStatus(*one) for one in part.stragglers),
@@ -296,6 +296,20 @@ def _hanging(nodes: Sequence[NodeStatus]) -> list[HangingNode]:
 def _with_stall(node: NodeStatus, culprit_known: bool) -> NodeStatus:
     stall = stall_reason(node.progress, culprit_known=culprit_known)
     return msgspec.structs.replace(node, reason="; ".join(filter(None, (stall, node.reason)))) if stall else node
+
+
+MAX_ENDED_NAMED = 3
+"""Tasks that have ended whose names are shown."""
+
+
+def _ended_reason(view: JobView, key: NodeKey) -> str:
+    known = view.activities.get(key)
+    ended = () if known is None else known.activity.ended
+    if not ended:
+        return ""
+    more = len(ended) - MAX_ENDED_NAMED
+    names = ", ".join(ended[:MAX_ENDED_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"{names} {'has' if len(ended) == 1 else 'have'} ended, the others run"
 
 
 def _watch_reason(view: JobView, key: NodeKey) -> str:
