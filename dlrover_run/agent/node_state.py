@@ -22,12 +22,20 @@ from dlrover_run.coordination.model import (
 from dlrover_run.exit_reasons import RETRY
 from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
     from dlrover_run.agent.worker_round import WorkerRound
+
+
+def _program(entrypoint: Entrypoint) -> str:
+    """The name of what this node is to run, the same on all machines of a job."""
+    target = entrypoint.target
+    if entrypoint.kind == "module":
+        return f"-m {target}"[:255]
+    return (target if entrypoint.kind == "function" else os.path.basename(target))[:255]
 
 
 class NodeState:
@@ -108,6 +116,7 @@ class NodeState:
             port=self._next_port.number,
             workers=self._spec.workers_per_node,
             role=self._spec.role[:255],
+            program=_program(self._spec.entrypoint),
             preferred_rank=self._spec.node_rank,
             phase=phase,
             ranks=self.ranks,

@@ -151,9 +151,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     obeys, which sent it `restart_count`. `progressed` is set once the workers of this round have found each other or
     have written a checkpoint. `saves` is set once they have marked a checkpoint, and `saved_for` is the planned change
     after whose announcement they have marked one. `preparing` is set while a node without ranks imports what its
-    workers need, which they would wait for. `preferred_rank` is the node rank that the user gave it. `policy` is
-    what it reports to the job's policy. `ended_by` names the signal for which it leaves, or has left; it is empty where
-    there is none.
+    workers need, which they would wait for. `program` names what it is to run. `preferred_rank` is the node rank that
+    the user gave it. `policy` is what it reports to the job's policy. `ended_by` names the signal for which it leaves,
+    or has left; it is empty where there is none.
     `activity` is what its tasks do, which only a status shows.
     """
 
@@ -164,6 +164,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     port: Port
     workers: Count
     role: Name = "default"
+    program: Name = ""
     preferred_rank: Count | None = None
     phase: NodePhase = NodePhase.WAITING
     ranks: RankAssignment | None = None

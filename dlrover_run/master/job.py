@@ -26,6 +26,13 @@ from dlrover_run.coordination.model import (
     PlanPhase,
     Waiting,
 )
+from dlrover_run.coordination.programs import (
+    describe_mixed_programs,
+    describe_other_program,
+    differs,
+    is_full,
+    job_program,
+)
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
@@ -145,6 +152,10 @@ class Job:
                 if self.over:
                     self._unaware.add(key)
             raise RequestRefused(refusal, retry=True)
+        program = job_program(coordinator.plan, coordinator.members)
+        is_other = not report.epoch and key not in coordinator.members and differs(program, report.program)
+        if is_other and is_full(coordinator.rules, coordinator.plan):
+            raise RequestRefused(describe_other_program(self.name, program, report.program))
         self._displaced.discard(key)
         if len(coordinator.members) >= MAX_NODES and key not in coordinator.members:
             raise RequestRefused(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)
@@ -153,7 +164,10 @@ class Job:
         if before is not None:
             before.connection.end(Refused("this node has opened another stream", retry=True))
         self._take(report, now)
-        return Welcome(encode_rules(coordinator.rules), config_mismatch(coordinator.rules, rules))
+        notices = [config_mismatch(coordinator.rules, rules)]
+        if is_other:
+            notices.insert(0, describe_mixed_programs(program, report.program))
+        return Welcome(encode_rules(coordinator.rules), "; ".join(filter(None, notices))[:2000])
 
     def receive(self, connection: NodeConnection, report: NodeReport, now: float) -> bool:
         """Take a node's latest report; return whether `step` is needed. Raises RequestRefused."""

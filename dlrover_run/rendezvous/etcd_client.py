@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
 from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
+from dlrover_run.coordination.programs import describe_mixed_programs, describe_other_program, differs
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch, wrong_job_kind
@@ -307,6 +308,12 @@ class EtcdClient(RemoteClient):
         if problem := wrong_job_kind(rules, self._own_report()):
             self._give_up(f"this node cannot take part in the job {self._spec.run_id!r}: {problem}", is_user_error=True)
             return
+        own = self._own_report()
+        if not own.epoch and differs(message.program, own.program):
+            if message.full:
+                self._give_up(describe_other_program(self._spec.run_id, message.program, own.program))
+                return
+            self._log_once(f"warning: {describe_mixed_programs(message.program, own.program)}")
         if notice := config_mismatch(rules, self._rules):
             self._log_once(f"warning: {notice}")
         self._result_lease = current.lease if message.common.phase in OVER else 0

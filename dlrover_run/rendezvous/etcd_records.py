@@ -33,6 +33,7 @@ from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeView, Plan, Waiting
 from dlrover_run.coordination.policy_records import PolicyAssignment
+from dlrover_run.coordination.programs import is_full, job_program
 from dlrover_run.policies.registry import decode_part
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, encode_rules
 
@@ -59,13 +60,15 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `common` is the part that all nodes have in common. `views` are the parts of single nodes of the bucket, by node id
     and incarnation; a node without tasks waits, for `waiting`. What the policy assigns to all nodes alike is in
-    `common` only.
+    `common` only. `program` is what the nodes of the round run, and `full` whether it has all that it may have.
     """
 
     rules: RuleValues
     common: Assignment
     waiting: Waiting | None = None
     views: tuple[tuple[str, str, NodeView], ...] = ()
+    program: str = ""
+    full: bool = False
 
     def assignment(self, key: NodeKey) -> Assignment:
         own = next((view for *process, view in self.views if tuple(process) == key), EMPTY_VIEW)
@@ -178,10 +181,16 @@ def messages_by_bucket(
         return math.inf if view.ranks is None else view.ranks.node_rank, node_id, incarnation
 
     rules = encode_rules(coordinator.rules)
+    program, full = job_program(plan, coordinator.members), is_full(coordinator.rules, plan)
     common = msgspec.structs.replace(common_assignment(plan), policy=shared)
     return {
         bucket: BucketMessage(
-            rules, common, waiting if bucket in waiting_buckets else None, tuple(sorted(entries, key=by_rank))
+            rules,
+            common,
+            waiting if bucket in waiting_buckets else None,
+            tuple(sorted(entries, key=by_rank)),
+            program,
+            full,
         )
         for bucket, entries in views.items()
     }

@@ -28,7 +28,7 @@ from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.registry import decode_part
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The version of this protocol, increased with each incompatible change."""
 
 METHOD = "/dlrover_run.Master/Session"

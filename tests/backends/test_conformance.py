@@ -379,7 +379,31 @@ def a_node_with_servers_is_refused_where_nodes_train(backend: Backend) -> None:
     assert "was started with dlrover-run and this node with tf-ps-run" in problem_of(backend, node)
 
 
+def a_node_of_another_program_is_no_spare(backend: Backend) -> None:
+    train(backend, backend.node("a"), backend.node("b"))
+    other = backend.node("c", program="other.py")
+    other.report(phase=NodePhase.WAITING)
+    problem = problem_of(backend, other)
+    assert "the job 'job' runs a.py and has all of its nodes, and this node would run other.py" in problem
+    same = backend.node("d")
+    same.report(phase=NodePhase.WAITING)
+    backend.until(lambda: same.assignment.waiting and same.assignment.epoch)
+    backend.wait(30)
+    assert same.rendezvous.problem is None
+
+
+def a_node_of_another_program_takes_part_where_it_is_needed(backend: Backend) -> None:
+    a = backend.node("a")
+    train(backend, a)
+    other = backend.node("b", program="other.py")
+    other.report(phase=NodePhase.WAITING)
+    backend.until(lambda: other.assignment.ranks)
+    assert other.rendezvous.problem is None
+
+
 FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
+    a_node_of_another_program_is_no_spare: TWO,
+    a_node_of_another_program_takes_part_where_it_is_needed: TWO,
     two_nodes_meet_at_one_store: TWO,
     the_loss_of_a_node_costs_no_restart: TWO,
     a_node_that_leaves_is_not_waited_for: TWO,
@@ -418,6 +442,13 @@ def an_unfit_plan_in_etcd_counts_as_no_plan(backend: Backend) -> None:
 def test_an_unfit_plan_in_etcd_counts_as_no_plan() -> None:
     with Backend("etcd", FACTS[a_node_is_checked_before_it_trains]) as backend:
         an_unfit_plan_in_etcd_counts_as_no_plan(backend)
+
+
+def test_a_node_that_takes_part_with_another_program_is_warned() -> None:
+    with Backend("master", TWO) as backend:
+        a_node_of_another_program_takes_part_where_it_is_needed(backend)
+        warning = "warning: the other nodes of the job run a.py, and this node runs other.py"
+        assert any(warning in line for line in backend.lines), backend.lines
 
 
 @pytest.mark.parametrize("name", ALL)

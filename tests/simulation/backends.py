@@ -16,7 +16,7 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.etcd.operations import Put, Txn
 from dlrover_run.rendezvous.etcd_records import Keys
 from dlrover_run.rendezvous.local import LocalClient
-from dlrover_run.spec import JobSpec
+from dlrover_run.spec import Entrypoint, JobSpec
 from simulation.etcd import EtcdCluster
 from simulation.etcd_client import Client
 from simulation.etcd_laws import Store
@@ -115,10 +115,11 @@ class Backend:
             process.dispose()
         self._stack.close()
 
-    def node(self, name: str = "a", policy: PolicyReport | None = None) -> WrittenNode:
+    def node(self, name: str = "a", policy: PolicyReport | None = None, program: str = "a.py") -> WrittenNode:
         """Start a process that becomes a node of the job, and reports that it waits."""
         number = len(self.nodes) + 1
         spec = job_spec(name, f"10.1.0.{number}", 2, "default", None, self.rules)
+        spec = replace(spec, entrypoint=Entrypoint("script", f"/home/{name}/{program}"))
         node = WrittenNode(self._place, spec, name, f"i{number}", policy)
         self.nodes.append(node)
         return node
