@@ -253,7 +253,7 @@ def _entrypoint(line: CommandLine, flags: FlagValues, environ: Mapping[str, str]
     target, args = lookup.require_script(line), line.script_args
     if flags.is_on("run_path"):
         entry_point.refuse_reserved(DLROVER_RUN, target)
-        lookup.check_script(target)
+        lookup.check_script(target, args, DLROVER_RUN)
         return Entrypoint("run_path", target, args, sys.executable)
     if flags.is_on("no_python"):
         if flags.is_on("module"):
@@ -262,7 +262,7 @@ def _entrypoint(line: CommandLine, flags: FlagValues, environ: Mapping[str, str]
         return Entrypoint("program", target, args)
     if not flags.is_on("module"):
         entry_point.refuse_reserved(DLROVER_RUN, target)
-    return lookup.python_entrypoint(line, environ, module=flags.is_on("module"))
+    return lookup.python_entrypoint(line, environ, DLROVER_RUN, module=flags.is_on("module"))
 
 
 def read_job(line: CommandLine, warn: Callable[[str], None]) -> JobSpec:

@@ -112,7 +112,7 @@ def _job(
     warnings += backend.warnings
     local_addr = flags.get("local_addr")
     shutdown_timeout = flags.explicit("shutdown_timeout") or FlagValue("--shutdown-timeout", str(SHUTDOWN_TIMEOUT))
-    entrypoint = lookup.python_entrypoint(line, environ, module=flags.is_on("module"))
+    entrypoint = lookup.python_entrypoint(line, environ, TF_PS_RUN, module=flags.is_on("module"))
     require(entrypoint.python)
     job = JobSpec(
         entrypoint=entrypoint,

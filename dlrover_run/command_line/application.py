@@ -59,6 +59,9 @@ def run(program: Program, argv: Sequence[str]) -> int:
         code = end.code
     except _USAGE_ERROR as error:
         message = str(cast(Any, error).format_message())
+        number = next((word for word in argv[1:] if word.isdecimal()), None)
+        if number is not None and message.startswith("Missing option '--nodes'"):
+            message = f"Missing option '--nodes': did you mean --nodes={number}?"
         raise UsageError(message if message.endswith((".", "?")) else f"{message}.") from None
     return code if isinstance(code, int) else exit_codes.SUCCESS
 
@@ -99,11 +102,34 @@ def show_completion(program: Program, shell: str | None) -> int:
     return exit_codes.SUCCESS
 
 
-def flag_option(flag: Flag) -> Any:
-    """The option of a subcommand that takes a flag of the launch command line, for `Annotated`."""
+def flag_option(flag: Flag, complete: Callable[..., list[str]] | None = None) -> Any:
+    """The option of a subcommand that takes a flag of the launch command line, for `Annotated`. `complete` returns the
+    shell's candidates for its value, by default those of the launch command line."""
     return typer.Option(
-        f"--{flag.name}", help=flag.help, metavar=flag.value, rich_help_panel=flag.panel, show_default=False
+        f"--{flag.name}",
+        help=flag.help,
+        metavar=flag.value,
+        rich_help_panel=flag.panel,
+        show_default=False,
+        autocompletion=complete or _candidates(flag),
     )
+
+
+def _candidates(flag: Flag) -> Callable[..., list[str]] | None:
+    """What completes the value of a flag; None for one whose values are not known."""
+    if flag.dest == "rdzv_conf":
+        return complete_keys
+    if not flag.choices:
+        return None
+    return lambda incomplete: [word for word in flag.choices if word.startswith(incomplete)]
+
+
+def complete_keys(incomplete: str) -> list[str]:
+    """The keys for the last of the pairs `key=value,key=value`."""
+    before, comma, begun = incomplete.rpartition(",")
+    if "=" in begun:
+        return []
+    return [f"{before}{comma}{key.name}=" for key in rdzv_conf.TABLE if key.help and key.name.startswith(begun)]
 
 
 def _typer_script(program: Program, shell: str) -> str:
@@ -126,14 +152,16 @@ def _tcsh_script(program: Program) -> str:
     return " ".join((f"complete {program.name}", *(f"'{rule}'" for rule in rules)))
 
 
-def _print_keys(program: Program) -> None:
-    """The keys of `--rdzv-conf` that have an effect, drawn as typer draws the flags."""
+def _print_keys(program: Program, *, connection_only: bool = False) -> None:
+    """The keys of `--rdzv-conf` that have an effect, drawn as typer draws the flags; or only those that a command for
+    running jobs reads."""
     defaults = rdzv_conf.rule_defaults()
     keys = Table(show_header=False, box=None, pad_edge=False, expand=True)
     keys.add_column(style="bold cyan", no_wrap=True)
     keys.add_column(ratio=1)
     for key in rdzv_conf.TABLE:
-        if key.help and key.name not in program.ignored_keys:
+        read = key.name in rdzv_conf.CONNECTION_KEYS if connection_only else key.name not in program.ignored_keys
+        if key.help and read:
             default = f" [dim]\\[default: {defaults[key.rule]:g}][/]" if key.rule else ""
             keys.add_row(key.name, f"{key.help}.{default}")
     Console().print(Panel(keys, title="Keys of --rdzv-conf", title_align="left", border_style="dim"))
@@ -156,9 +184,29 @@ def _script_is_typed(program: Program, environ: Mapping[str, str]) -> bool:
 class _Group(typer.core.TyperGroup):
     """The launch command line and its subcommands."""
 
+    _page = ""
+    """Which part of the help is being printed, if any. typer prints flags before commands; here commands come first."""
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        program, about, epilog = ctx.find_root().obj, self.help, self.epilog
+        self._page, self.epilog = "commands", None
         super().format_help(ctx, formatter)
-        _print_keys(ctx.find_root().obj)
+        self._page, self.epilog, self.help = "flags", epilog, None
+        super().format_help(ctx, formatter)
+        self._page, self.help = "", about
+        _print_keys(program)
+
+    def get_usage(self, ctx: Any) -> str:
+        name = ctx.find_root().obj.name
+        if self._page == "commands":
+            return f"{super().get_usage(ctx).rstrip()}\n       {name} COMMAND [JOB] [FLAGS]"
+        return "Flags of a launch:" if self._page == "flags" else str(super().get_usage(ctx))
+
+    def get_params(self, ctx: Any) -> Any:
+        return [] if self._page == "commands" else super().get_params(ctx)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [] if self._page == "flags" else super().list_commands(ctx)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """The candidates. Without a first letter only flags are offered, because the next word is most often a file."""
@@ -179,7 +227,7 @@ class _Subcommand(typer.core.TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
         if any(parameter.name == "rdzv_conf" for parameter in self.params):
-            _print_keys(ctx.find_root().obj)
+            _print_keys(ctx.find_root().obj, connection_only=True)
 
 
 def _command(program: Program, needed: Container[str] = (), *, with_underscores: bool = False) -> Any:
@@ -270,7 +318,5 @@ def _option(flag: Flag, *, hidden: bool) -> Any:
         rich_help_panel=flag.panel,
         show_default=bool(flag.value and flag.default),
         hidden=hidden,
-        autocompletion=(lambda incomplete: [word for word in flag.choices if word.startswith(incomplete)])
-        if flag.choices
-        else None,
+        autocompletion=_candidates(flag),
     )

@@ -89,6 +89,11 @@ def _answer(program: Program, line: CommandLine) -> int:
 
         print(f"{program.name} {version('dlrover-run')}")
         return exit_codes.SUCCESS
+    if request.name == "help" and value == request.short:
+        from dlrover_run.command_line.short_help import short_help
+
+        print(short_help(program))
+        return exit_codes.SUCCESS
     from dlrover_run.command_line import application
 
     if request.name == "help":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dlrover_run.command_line import credentials
+from dlrover_run.command_line import credentials, rdzv_conf
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
 from dlrover_run.command_line.rendezvous_options import LOCAL_MASTER, MASTER_VARIABLE, Rendezvous
+from dlrover_run.command_line.suggestions import closest
 from dlrover_run.coordination.policy_records import applies
 from dlrover_run.spec import JobSpec
 
@@ -24,7 +25,9 @@ def rendezvous_warnings(
 ) -> Iterator[str]:
     """Warnings about keys of `--rdzv-conf`, `--spares` and token variables."""
     for name in conf.unknown:
-        yield f"--rdzv-conf contains {name!r}, which is not a known key and has no effect."
+        meant = closest(name, [key.name for key in rdzv_conf.TABLE if key.help])
+        hint = f"; did you mean {meant}?" if meant else "."
+        yield f"--rdzv-conf contains {name!r}, which is not a known key and has no effect{hint}"
     for key in conf.keys:
         if warning := _key_warning(key, rendezvous):
             yield warning

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError
+from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
+from dlrover_run.command_line.suggestions import instead_of_script
 from dlrover_run.spec import Entrypoint, SpecError
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def require_script(line: CommandLine) -> str:
     return line.script
 
 
-def python_entrypoint(line: CommandLine, environ: Mapping[str, str], *, module: bool) -> Entrypoint:
-    """A script, or a module for `python -m`, with its interpreter. Raises SpecError when it does not exist."""
+def python_entrypoint(line: CommandLine, environ: Mapping[str, str], program: Program, *, module: bool) -> Entrypoint:
+    """A script, or a module for `python -m`, with its interpreter, for a launch by that program. Raises SpecError when
+    it does not exist."""
     target = require_script(line)
     python = environ.get(INTERPRETER_VARIABLE) or sys.executable
     if python != sys.executable:
@@ -43,7 +45,7 @@ def python_entrypoint(line: CommandLine, environ: Mapping[str, str], *, module: 
         values.module("--module", target)
         check_module(target, environ, python)
         return Entrypoint("module", target, line.script_args, python)
-    check_script(target)
+    check_script(target, line.script_args, program)
     return Entrypoint("script", target, line.script_args, python)
 
 
@@ -55,8 +57,9 @@ def _working_directory() -> str | None:
         return None
 
 
-def check_script(path: str) -> None:
-    """Refuse a script that Python cannot run: neither a file nor a directory with a `__main__`."""
+def check_script(path: str, args: Sequence[str], program: Program) -> None:
+    """Refuse a script that Python cannot run: neither a file nor a directory with a `__main__`. `args` are its
+    arguments, which help to guess what was meant."""
     if path == STANDARD_INPUT:
         return
     if os.path.isdir(path):
@@ -65,7 +68,10 @@ def check_script(path: str) -> None:
         return
     if not os.path.exists(path):
         where = "" if os.path.isabs(path) else f" in {_working_directory() or _DELETED}"
-        raise SpecError(f"The script {path!r} does not exist{where}: check the path (-m runs a module instead).")
+        remedy = instead_of_script(path, args, program.name, program.subcommands)
+        raise SpecError(
+            f"The script {path!r} does not exist{where}: {remedy or 'check the path (-m runs a module instead).'}"
+        )
     if not os.access(path, os.R_OK):
         raise SpecError(f"The script {path!r} cannot be read by this user: change its permissions.")
 

@@ -255,7 +255,7 @@ TABLE: tuple[Flag, ...] = (
     Flag("numa-binding", DEVICES,
         "Bind each worker to the CPUs near its GPU: [b]node[/], [b]socket[/], [b]exclusive[/] or [b]core-complex[/].",
         "MODE", has_variable=False, choices=NUMA_BINDINGS),
-    Flag("help", OTHER, "Show this page.", short="-h", request=True),
+    Flag("help", OTHER, "Show this page; [b]-h[/] shows one screen of it.", short="-h", request=True),
     Flag("version", OTHER, "Show the version.", extension=True, request=True),
     Flag("print-completion", OTHER,
         "Print the completion script for [b]bash[/], [b]zsh[/], [b]tcsh[/] or [b]fish[/].",

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from dlrover_run.command_line import values
 from dlrover_run.command_line.options import FIRST_TORCHRUN, TABLE, UNSUPPORTED_DLROVER_FLAGS, Flag
+from dlrover_run.command_line.suggestions import closest
 from dlrover_run.spec import FlagValue, SpecError
 
 
@@ -44,7 +45,7 @@ class Program:
     subcommands do not import. `about` and `epilog` are the help texts before and after the flags, `usage` the line
     above them. `subcommands` are described in `application.py`. `unsupported` says what to do instead of a flag that
     users bring from `unsupported_from`, by the name without dashes. `ignored_keys` are the keys of `--rdzv-conf` that
-    have no effect.
+    have no effect. `common` are the flags, by their names, that the short help shows.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Program:
     unsupported: Mapping[str, str] = field(default_factory=dict)
     unsupported_from: str = "DLRover"
     ignored_keys: frozenset[str] = frozenset()
+    common: tuple[str, ...] = ()
 
     @property
     def completion_variable(self) -> str:
@@ -123,6 +125,17 @@ A drop-in for torchrun: every flag of torchrun 2.13 to 2.15 means the same here.
         "scale": Subcommand("dlrover_run.operate.scale:scale", "Change how many nodes of a running job train."),
     },
     unsupported=UNSUPPORTED_DLROVER_FLAGS,
+    common=(
+        "nproc-per-node",
+        "nnodes",
+        "rdzv-backend",
+        "rdzv-endpoint",
+        "rdzv-id",
+        "max-restarts",
+        "network-check",
+        "start-method",
+        "log-dir",
+    ),
 )
 
 
@@ -131,7 +144,7 @@ class CommandLine(NamedTuple):
 
     `values` holds every text that was given for a flag, in order, by `Flag.dest`: an empty text for a switch, and
     `Flag.const` for a flag without its optional value. `request` is the flag that asks for help, the version or
-    completion, with `request_value`: the words after it are not parsed.
+    completion, with `request_value`, or for a flag that takes no value its spelling: the words after it are not parsed.
     """
 
     values: dict[str, list[str]]
@@ -185,7 +198,7 @@ def parse_argv(argv: Sequence[str], program: Program = DLROVER_RUN) -> CommandLi
                 remedy = f"write {match.spelling}={text} if you mean this value"
                 raise UsageError(f"{match.spelling} needs a value ({flag.value}), and {text!r} is a flag: {remedy}.")
         if flag.request:
-            return line._replace(request=flag, request_value=text or "")
+            return line._replace(request=flag, request_value=text or (match.spelling if not flag.value else ""))
         line.values.setdefault(flag.dest, []).append(text or "")
     return line
 
@@ -233,10 +246,8 @@ def _resolve(word: str, program: Program) -> _Match:
         raise UsageError(f"{head} is ambiguous: give {values.alternatives(names)}.")
     if instead := program.unsupported.get(head.removeprefix("--").replace("_", "-")):
         raise UsageError(f"{head} of {program.unsupported_from} is not supported by {program.name}: {instead}.")
-    import difflib
-
-    close = difflib.get_close_matches(head, list(program.by_spelling), n=1)
-    hint = f"; did you mean {close[0]}?" if close else "."
+    close = closest(head, program.by_spelling)
+    hint = f"; did you mean {close}?" if close else "."
     raise UsageError(f"{head} is not a flag of {program.name}{hint}")
 
 

@@ -244,6 +244,11 @@ TABLE: tuple[Key, ...] = (
 
 _BY_NAME = {key.name: key for key in TABLE}
 
+CONNECTION_KEYS = frozenset(
+    (*("token_file", "tls_ca", "tls_cert", "tls_key"), *("protocol", "cacert", "cert", "key", "prefix"), "user")
+) | {"password_file"}
+"""The keys that a program reads which only asks a running job: how to reach its records, and its credentials."""
+
 
 def rule_defaults() -> dict[str, Any]:
     """The default of each rule that a key can set."""

@@ -24,6 +24,7 @@ from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.coordination.text import join_names
+from dlrover_run.operate.completion import complete_job
 from dlrover_run.operate.find import FoundJob, find_job
 from dlrover_run.rendezvous.client import AskFailed
 
@@ -37,7 +38,10 @@ REFUSED = 1
 """The exit code of `drain`, `stop` and `stacks` when the job does not carry out the request, or has no stack."""
 
 FLAGS: dict[str, Any] = {
-    dest: Annotated[str | None, flag_option(options.BY_DEST[dest]._replace(help=help))]
+    dest: Annotated[
+        str | None,
+        flag_option(options.BY_DEST[dest]._replace(help=help), complete_job if dest == "rdzv_id" else None),
+    ]
     for dest, help in (
         ("rdzv_backend", "How the nodes of the job meet, if it is elsewhere: [b]c10d[/] or [b]etcd[/]."),
         ("rdzv_endpoint", "Where the nodes meet, if the job is elsewhere."),
@@ -49,7 +53,12 @@ FLAGS: dict[str, Any] = {
 
 _Job = Annotated[
     str | None,
-    typer.Argument(metavar="[JOB]", help="The same as --rdzv-id; see the list of [b]jobs[/].", show_default=False),
+    typer.Argument(
+        metavar="[JOB]",
+        help="The same as --rdzv-id; see the list of [b]jobs[/].",
+        show_default=False,
+        autocompletion=complete_job,
+    ),
 ]
 
 _Timeout = Annotated[

@@ -28,6 +28,7 @@ from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuer
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
 from dlrover_run.coordination.text import counted
 from dlrover_run.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
+from dlrover_run.operate.completion import complete_node
 from dlrover_run.operate.drain import drain_problem, named
 from dlrover_run.operate.find import FoundJob, survey_here
 from dlrover_run.operate.survey import group
@@ -335,7 +336,12 @@ async def stacks(
 @operator_command(*FLAGS, refused=REFUSED)
 async def drain(
     asker: Asker,
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Rank, host or id of the node, as in `status`.")],
+    node: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE", help="Rank, host or id of the node, as in `status`.", autocompletion=complete_node
+        ),
+    ],
     force: Annotated[
         bool, typer.Option("--force", help="Also if the job then has too few nodes.", rich_help_panel=OTHER)
     ] = False,

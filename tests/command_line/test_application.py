@@ -14,13 +14,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from command_lines import LIMIT, run_python
 from harness import only_long
 
-from dlrover_run.command_line import options, rdzv_conf
+from dlrover_run.command_line import application, options, rdzv_conf
 from dlrover_run.command_line.parser import DLROVER_RUN, Program
+from dlrover_run.operate.completion import complete_job, complete_node
 from tf_ps_runner.command_line.options import TF_PS_RUN
 
 
@@ -29,7 +32,7 @@ def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return run_python("-m", "dlrover_run", *words, **variables)
 
 
-@pytest.mark.parametrize(("word", "columns"), [("--help", 80), *only_long(("-h", 80), ("--he", 120))])
+@pytest.mark.parametrize(("word", "columns"), [("--help", 80), *only_long(("--he", 120))])
 def test_the_help_names_every_flag_in_its_panel_and_fits_the_screen(word: str, columns: int) -> None:
     done = command(word, "--nonsense", COLUMNS=str(columns), NO_COLOR="1")
     assert (done.returncode, done.stderr) == (0, "")
@@ -48,6 +51,64 @@ def test_the_help_names_every_flag_in_its_panel_and_fits_the_screen(word: str, c
     assert listed == [key.name for key in rdzv_conf.TABLE if key.help]
     assert "<bool>" not in done.stdout
     assert "Usage: dlrover-run [FLAGS] SCRIPT [ARGS]..." in done.stdout
+
+
+def test_the_commands_come_first_and_the_page_of_a_command_has_no_key_of_a_launch() -> None:
+    page = command("--help", COLUMNS="80", NO_COLOR="1").stdout
+    assert 0 < page.index("╭─ Commands ") < page.index(f"╭─ {options.SIZE} ")
+    page = command("status", "--help", COLUMNS="80", NO_COLOR="1").stdout
+    assert "token_file" in page
+    assert "join_timeout" not in page
+
+
+@pytest.mark.parametrize("program", [DLROVER_RUN, TF_PS_RUN], ids=lambda program: program.name)
+def test_the_short_help_is_a_screen_with_every_command(program: Program) -> None:
+    done = run_python("-m", program.launcher.partition(".")[0], "-h")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) < 80
+    listed = [line.split()[0] for line in lines if re.match(r"  \S", line)]
+    assert listed == [*program.subcommands, *(f"--{flag}" for flag in program.common)]
+
+
+@pytest.mark.parametrize(
+    ("begun", "candidates"),
+    [
+        ("join", ["join_timeout="]),
+        ("join_timeout=3,pend", ["join_timeout=3,pend_timeout="]),
+        ("join_timeout=", []),
+        ("nothing", []),
+    ],
+)
+def test_the_keys_of_rdzv_conf_are_completed(begun: str, candidates: list[str]) -> None:
+    assert application.complete_keys(begun) == candidates
+
+
+def test_the_names_of_jobs_and_nodes_are_completed(tmp_path: Path) -> None:
+    """Real agents of this machine are asked, as by a shell at the key TAB."""
+    script = tmp_path / "wait.py"
+    script.write_text("import sys; sys.stdin.read()")
+    name = f"job-{os.getpid()}-{os.urandom(4).hex()}"
+    launch = [sys.executable, "-m", "dlrover_run", f"--rdzv-id={name}", str(script)]
+    with subprocess.Popen(launch, stdin=subprocess.PIPE) as job:
+        try:
+            deadline = time.monotonic() + LIMIT
+            while complete_job(name) != [name] and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert complete_job(name[:-1]) == [name]
+            assert complete_job(str(job.pid)) == [str(job.pid)]
+            context: Any = SimpleNamespace(params={"job": name}, find_root=lambda: SimpleNamespace(obj=DLROVER_RUN))
+            assert "0" in complete_node(context, "")
+            assert complete_job("no-such-job") == []
+        finally:
+            job.terminate()
+
+
+def test_a_number_for_scale_is_taken_for_a_number_of_nodes() -> None:
+    done = command("scale", "2")
+    assert done.returncode == 2
+    assert "did you mean --nodes=2?" in done.stderr
 
 
 def test_the_help_names_every_choice_of_a_flag() -> None:

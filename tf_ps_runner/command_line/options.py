@@ -134,6 +134,7 @@ Each task gets its TF_CONFIG. Arguments after SCRIPT are passed to SCRIPT.""",
             "Each of several: [b]tf-ps-run --role=ps --ps=1:4 --workers=2:8 --rdzv-endpoint=node0 train.py[/]",
         )
     ),
+    common=("ps", "workers", "evaluator", "role", "rdzv-endpoint", "rdzv-id", "max-restarts", "log-dir"),
     subcommands={
         "scale": Subcommand(
             "tf_ps_runner.scale:scale", "Change the number of parameter servers and workers of a running job."
