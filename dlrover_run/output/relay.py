@@ -206,7 +206,8 @@ class _Relay:
         if any(source.can_copy for source in self.all):
             return 0
         unfinished = (source.lines.due for source in self.all if source.lines is not None)
-        times = [at for at in (self.deadline, self.watcher.due, *unfinished) if at is not None]
+        retries = (sink.retry_at for sink in self.sinks if sink.pending)
+        times = [at for at in (self.deadline, self.watcher.due, *unfinished, *retries) if at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _on_ready(self, fd: int) -> None:
@@ -322,6 +323,8 @@ class _Relay:
         if not self.begun:
             self._begin()
         self.deadline = time.monotonic() + ORPHAN_SECONDS
+        for sink in self.sinks:
+            sink.retry_now()
         self.poller.unregister(self.control.fileno())
         if self.parent >= 0:
             self.poller.unregister(self.parent)
@@ -345,6 +348,8 @@ class _Relay:
                 source.fill_all()
                 source.close()
         sources = self.all if everything else ended
+        for sink in self.sinks:
+            sink.retry_now()
         self.drains.append(_Drain(number, ended, {source: source.size() for source in sources}))
         for source in sources:
             source.grown = True
@@ -356,7 +361,8 @@ class _Relay:
                     continue
                 self._finish(drain.end)
                 drain.marks = {sink: sink.put_bytes for sink in self.sinks}
-            if all(sink.written_bytes >= mark for sink, mark in drain.marks.items()):
+            # A full disk may stay full: nobody waits for it.
+            if all(sink.written_bytes >= mark or sink.postponed for sink, mark in drain.marks.items()):
                 self.drains.remove(drain)
                 if drain.end:
                     _send(self.control, {"event": "forgotten", "sources": [source.number for source in drain.end]})
@@ -382,6 +388,10 @@ class _Relay:
     def _flush(self) -> None:
         for sink in self.sinks:
             sink.flush()
+            if sink.postponed and sink.refused_with is not None and not sink.reported:
+                sink.reported = True
+                why = sink.refused_with.strerror
+                self._warn(f"{sink.name} takes no output now ({why}); it is tried again, and the workers go on")
             if sink.error is not None and not sink.reported:
                 sink.reported = True
                 self._warn(f"{sink.name} takes no more output ({sink.error.strerror}); the workers go on")
@@ -391,7 +401,7 @@ class _Relay:
         for pipe in self.pipes:
             pipe.wait()
         for sink in self.sinks:
-            wants = sink.pending and sink.waits
+            wants = sink.pending and sink.waits and not sink.postponed
             if wants and not sink.watched:
                 self.poller.register(sink.fd, select.EPOLLOUT)
             elif sink.watched and not wants:

@@ -7,11 +7,13 @@ made non-blocking; the relay opens it a second time, which gives it an open file
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
 import socket
 import stat
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 
 QUEUE_LIMIT = 4 * 1024 * 1024
 """Bytes queued for a console above which its sources are no longer read."""
+
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE})
+"""Errors of a file that may pass: someone frees space, a network file system comes back."""
+
+RETRY_SECONDS = 1.0
+"""Seconds from such an error to the next attempt."""
 
 PROMPT_SECONDS = 0.1
 """Seconds of quiet before an unfinished line is shown on a terminal.
@@ -64,7 +72,9 @@ class Segment:
 class Sink:
     """A descriptor to write to, with a queue of what it has not taken yet.
 
-    It is `dead` once a write has failed for good: what is put into it is then dropped, and the sources go on.
+    It is `dead` once a write has failed for good: what is put into it is then dropped, and the sources go on. After one
+    of the errors PASSING of a file it is `postponed`: it is tried again, and keeps the last QUEUE_LIMIT bytes
+    meanwhile, so that no worker waits for the disk. A line says how much is missing.
     """
 
     def __init__(self, fd: int, write: Write, *, waits: bool = False) -> None:
@@ -75,6 +85,9 @@ class Sink:
         self.written_bytes = 0
         self.name = ""
         self.error: OSError | None = None
+        self.refused_with: OSError | None = None
+        self.retry_at: float | None = None
+        """When a file that refused the last write is tried again; None if it did not."""
         self.reported = False
         """Whether the user has read of the error."""
         self.watched = False
@@ -85,6 +98,8 @@ class Sink:
         """The writer whose unfinished line was put last; None at the beginning of a line."""
         self._write = write
         self._queue: deque[Segment] = deque()
+        self._lost = 0
+        self._notice = b""
         self._regular = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode)
         self.start = self._position() if self._regular else 0
         """The position of the file before this relay wrote to it."""
@@ -94,12 +109,17 @@ class Sink:
         return self.error is not None
 
     @property
+    def postponed(self) -> bool:
+        """Whether the last write was refused for now, so that no one can wait for the next one."""
+        return self.retry_at is not None
+
+    @property
     def pending(self) -> bool:
         return bool(self._queue)
 
     @property
     def has_room(self) -> bool:
-        return self.put_bytes - self.written_bytes < QUEUE_LIMIT
+        return self.postponed or self.put_bytes - self.written_bytes < QUEUE_LIMIT
 
     def put(self, segment: Segment, writer: LineWriter | None = None) -> None:
         """Queue a segment. `writer` is its `LineWriter`, None for output that is not cut into lines."""
@@ -113,12 +133,27 @@ class Sink:
         self.unfinished_by = writer if segment.unfinished else None
         self._queue.append(segment)
         self.put_bytes += len(segment.view)
+        while self.postponed and self.put_bytes - self.written_bytes > QUEUE_LIMIT and len(self._queue) > 1:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        segment = self._queue.popleft()
+        segment.source.record(Cursor(segment.end, 0, LINE_BEGUN if segment.unfinished else 0))
+        self.written_bytes += len(segment.view)
+        self._lost += len(segment.view)
 
     def flush(self) -> None:
         """Write what the descriptor takes now."""
+        if self.retry_at is not None and time.monotonic() < self.retry_at:
+            return
+        if self._lost and not self._notice:
+            self._notice = f"\n... {self._lost} bytes of output are missing here: the file took none ...\n".encode()
+            self._lost = 0
         while self._queue:
             segment = self._queue[0]
             try:
+                while self._notice:
+                    self._notice = self._notice[self._write(memoryview(self._notice)) :]
                 if self._regular:
                     # A signal during the write kills the relay before it is recorded, after all of it or a part.
                     start = self._position() + 1
@@ -127,8 +162,14 @@ class Sink:
             except BlockingIOError:
                 return
             except OSError as error:
-                self.fail(error)
+                if self._regular and error.errno in PASSING:
+                    self.retry_at = time.monotonic() + RETRY_SECONDS
+                    self.refused_with = error
+                else:
+                    self.fail(error)
                 return
+            if self.postponed:
+                self.retry_at, self.reported = None, False
             if segment.interrupts is not None and count:
                 # Recorded first: from the other record a successor can tell that this one was due.
                 segment.interrupts.interrupted()
@@ -159,8 +200,14 @@ class Sink:
         appends = fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND
         return os.fstat(self.fd).st_size if appends else os.lseek(self.fd, 0, os.SEEK_CUR)
 
+    def retry_now(self) -> None:
+        """Try at the next `flush`: it may be the last one."""
+        if self.postponed:
+            self.retry_at = 0.0
+
     def fail(self, error: OSError) -> Sink:
         self.error = error
+        self.retry_at = None
         self._queue.clear()
         self.written_bytes = self.put_bytes
         return self

@@ -305,7 +305,9 @@ class PipeSource(Source):
                 self._file_is_full(error)
 
     def behind(self, goal: int) -> bool:
-        return super().behind(goal) or bool(self._read and not (self.sink is not None and self.sink.dead))
+        return super().behind(goal) or bool(
+            self._read and not (self.sink is not None and (self.sink.dead or self.sink.postponed))
+        )
 
     def record(self, cursor: Cursor) -> None:
         super().record(cursor)
