@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from dlrover_run.master.jobs import Jobs
     from dlrover_run.operate.web import WebServer
 
+WEB_RETRY_INTERVAL = 2.0
+"""Seconds between two attempts of a launched master to serve at a port that was taken."""
+
+WEB_ATTEMPTS = 90
+"""These attempts last longer than an earlier master lingers there (`scrapes.MAX_LINGER`)."""
+
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -282,7 +288,8 @@ async def _serve(options: Options) -> int:
             "free"
         ) from None
     log(f"listens on {join_address(options.host, port)}")
-    web = None
+    web: WebServer | None = None
+    starting: asyncio.Task[None] | None = None
     if options.web is not None:
         try:
             web = await _start_web(server.jobs, options, options.web)
@@ -291,6 +298,18 @@ async def _serve(options: Options) -> int:
                 raise
             # The job does not need it, and a master without a console can tell it only to its launcher.
             log_to_launcher(f"warning: {error}")
+            address = options.web
+
+            async def start_when_free() -> None:
+                """The master of a job that has failed may show that for some time yet."""
+                nonlocal web
+                for _ in range(WEB_ATTEMPTS):
+                    await asyncio.sleep(WEB_RETRY_INTERVAL)
+                    with contextlib.suppress(OSError):
+                        web = await _start_web(server.jobs, options, address)
+                        return
+
+            starting = asyncio.create_task(start_when_free())
     for sentence in options.warnings:
         log(f"warning: {sentence}")
     if not options.token and tls is None and not all(address.loopback for address in addresses):
@@ -302,9 +321,14 @@ async def _serve(options: Options) -> int:
     idle_shutdown.follow(server.jobs)
     reason = await ended
     log(f"ends: {reason}")
-    if web is not None:
-        web.close()
     await server.stop(f"the master ends: {reason}")
+    if starting is not None:
+        starting.cancel()
+    if web is not None:
+        # The endpoint is free already: the next job of that name begins with a master of its own.
+        if options.is_launched and options.parent_pipe_fd < 0:
+            await web.linger()
+        web.close()
     return exit_codes.SUCCESS
 
 

@@ -73,6 +73,7 @@ class Jobs:
         self._log_to_launcher = log_to_launcher
         self._jobs: dict[str, Job] = {}
         self._listeners: list[Callable[[], None]] = []
+        self._on_end: Callable[[JobStatus, JobHistory], None] = lambda status, history: None
         self._due: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._taken_over: set[str] = set()
@@ -202,6 +203,10 @@ class Jobs:
         """Call `on_change` after each step of a job, and when what its nodes do has changed; returns what ends that."""
         self._listeners.append(on_change)
         return lambda: self._listeners.remove(on_change)
+
+    def on_end(self, call: Callable[[JobStatus, JobHistory], None]) -> None:
+        """Call that with the last status and history of each job that is over, when nothing else knows it any more."""
+        self._on_end = call
 
     def close(self, reason: str) -> None:
         """End every stream; the journals stay, for a successor."""
@@ -335,6 +340,7 @@ class Jobs:
                 job.delete()
                 self.last_one_over = job.over
                 if job.over:
+                    self._on_end(job.status(now), job.history)
                     self._note_ended(job)
             elif (time := job.wake_at()) is not None:
                 self._timers[name] = self._loop.call_at(time, self._schedule, name)

@@ -23,9 +23,10 @@ import msgspec
 
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.requests import StackQuery
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.operate.connections import ConnectionServer
 from dlrover_run.operate.metrics import CONTENT_TYPE, JobFigures, render_metrics
+from dlrover_run.operate.scrapes import SCRAPES, ScrapeTimes
 from dlrover_run.transport.messages import Answered
 
 MAX_HEAD = 8192
@@ -65,6 +66,10 @@ class JobSource(Protocol):
 
     def listen(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """Call `on_change` after each change of a job; returns what ends that."""
+        ...
+
+    def on_end(self, call: Callable[[JobStatus, JobHistory], None]) -> None:
+        """Call that with the last status and history of each job that is over."""
         ...
 
     async def stacks(self, name: str, query: StackQuery) -> Answered:
@@ -134,12 +139,44 @@ class WebServer:
         self._source = source
         self._token = token
         self._connections = ConnectionServer(self._answer, MAX_CONNECTIONS)
+        self._scrapes = ScrapeTimes()
+        self._failed: dict[str, tuple[JobFigures, float]] = {}
+        self._scraped = asyncio.Event()
+        source.on_end(self._note_end)
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen; returns the port. Raises OSError."""
         accept = self._connections.accept
         self._connections.server = server = await asyncio.start_server(accept, host, port, limit=MAX_HEAD, ssl=tls)
         return int(server.sockets[0].getsockname()[1])
+
+    async def linger(self) -> None:
+        """Wait until the jobs that have failed just now have been scraped, or are not shown any more."""
+        for _ in range(SCRAPES):
+            until = max((until for _, until in self._failed.values()), default=0.0)
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            self._scraped.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._scraped.wait()
+
+    def _note_end(self, status: JobStatus, history: JobHistory) -> None:
+        now = time.monotonic()
+        linger = self._scrapes.linger(now)
+        if status.state is JobState.FAILED and linger > 0:
+            self._failed[status.job] = JobFigures(status, history.rounds), now + linger
+
+    def _figures(self) -> list[JobFigures]:
+        """All jobs, and those that have failed since the last scrapes, unless there is another one of that name."""
+        names, now = self._source.names(), time.monotonic()
+        self._scrapes.note(now)
+        self._scraped.set()
+        self._failed = {name: known for name, known in self._failed.items() if known[1] > now and name not in names}
+        reports = [report for name in names if (report := self._source.report(name)) is not None]
+        ended = [figures for figures, _ in self._failed.values()]
+        return [*(JobFigures(status, history.rounds) for status, history in reports), *ended]
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
@@ -180,9 +217,7 @@ class WebServer:
             page = PAGE.read_bytes()
             return HTML, page, _page_policy(page)
         if request.path == "/metrics":
-            reports = [report for name in self._source.names() if (report := self._source.report(name)) is not None]
-            figures = [JobFigures(status, history.rounds) for status, history in reports]
-            return CONTENT_TYPE, render_metrics(figures, time.time()).encode(), ""
+            return CONTENT_TYPE, render_metrics(self._figures(), time.time()).encode(), ""
         if request.path == "/v1/jobs":
             return JSON, msgspec.json.encode(list(self._source.names())), ""
         if request.path == "/v1/status":

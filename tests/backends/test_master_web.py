@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from harness import WAIT
@@ -26,9 +27,11 @@ from dlrover_run.coordination.history import CAUSES, JobHistory, round_cause
 from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.stacks import StackProblem
+from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.master.command import read_options
 from dlrover_run.operate import web
 from dlrover_run.operate.metrics import CONTENT_TYPE, JobFigures, render_metrics
+from dlrover_run.operate.scrapes import ScrapeTimes
 from dlrover_run.operate.text import PROBLEMS
 from dlrover_run.operate.web import HttpError, HttpRequest, WebServer, check_access, parse_head
 from dlrover_run.spec import SpecError
@@ -230,6 +233,60 @@ def test_an_error_of_our_own_is_answered_reported_and_takes_no_connection(monkey
     with_web(look)
 
 
+@pytest.mark.parametrize(
+    ("scrapes", "now", "seconds"),
+    [
+        ((), 100.0, 0.0),
+        ((100.0,), 101.0, 0.0),
+        ((100.0, 115.0), 116.0, 31.0),
+        # Two servers in turn.
+        ((100.0, 100.5, 115.0, 115.5), 116.0, 30.0),
+        # Nothing scrapes any more.
+        ((100.0, 115.0), 200.0, 0.0),
+        ((0.0, 600.0), 610.0, 150.0),
+    ],
+)
+def test_how_long_a_failure_is_shown(scrapes: tuple[float, ...], now: float, seconds: float) -> None:
+    times = ScrapeTimes()
+    for each in scrapes:
+        times.note(each)
+    assert times.linger(now) == seconds
+
+
+FAILED = JobStatus(
+    job="job", state=JobState.FAILED, seconds=1.0, age=9.0, epoch=1, round=1, min_nodes=2, max_nodes=2,
+    node_counts={}, nodes=(),
+)  # fmt: skip
+
+
+def test_a_job_that_has_failed_is_shown_for_two_scrapes_and_only_where_something_scrapes() -> None:
+    async def look(bed: Bed, port: int) -> None:
+        server = WebServer(bed.server.jobs, TOKEN)
+        port = await server.start("127.0.0.1", 0)
+
+        async def states() -> dict[str, float]:
+            return parse_metrics(body(await ask(port, "/metrics"))).get("dlrover_job_state", {})
+
+        try:
+            bed.server.jobs._on_end(FAILED, JobHistory())
+            await server.linger()
+            assert await states() == {}, "nothing had scraped"
+            await states()
+            bed.server.jobs._on_end(msgspec.structs.replace(FAILED, state=JobState.SUCCEEDED), JobHistory())
+            assert await states() == {}
+            bed.server.jobs._on_end(FAILED, JobHistory())
+            lingers = asyncio.create_task(server.linger())
+            await asyncio.sleep(0)
+            assert (await states())['dlrover_job="job",state="failed"'] == 1
+            assert not lingers.done()
+            await states()
+            await lingers
+        finally:
+            server.close()
+
+    with_web(look)
+
+
 def test_rounds_are_counted_by_their_cause() -> None:
     history = JobHistory()
     plans = [
@@ -273,7 +330,8 @@ def test_a_parser_of_prometheus_reads_each_metric() -> None:
         return float(sample.value)
 
     assert value("dlrover_steps") == 11
-    assert value("dlrover_step_duration_seconds") == 0.5
+    # Rank 1 has stalled, so that the pace of the past is not that of now.
+    assert list(families["dlrover_step_duration_seconds"].samples) == []
     assert value("dlrover_data_wait_ratio") == 0.1
     assert value("dlrover_last_progress_timestamp_seconds") == 1_800_000_000.0 - 5
     assert value("dlrover_stalled_workers") == 1

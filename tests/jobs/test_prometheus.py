@@ -21,13 +21,21 @@ from typing import Any
 import psutil
 import pytest
 from cluster import quiet_port
-from harness import OURS, WAIT, run, start
+from harness import OURS, WAIT, finish, run, start
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "examples" / "monitoring"
 PROGRAM = shutil.which("prometheus")
 TOKEN = "a token that is long enough"
 
+FAILS = """
+import os, time
+from dlrover_run.training import report
+while not os.path.exists("fail"):
+    time.sleep(0.05)
+    report(1, 8)
+raise SystemExit(3)
+"""
 TRAINS = """
 import time
 from dlrover_run.training import report
@@ -94,6 +102,39 @@ def until(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         assert time.monotonic() < deadline, what
         time.sleep(0.3)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(PROGRAM is None, reason="no Prometheus here: make prometheus")
+def test_a_job_that_fails_is_seen_and_its_endpoint_and_port_are_free_for_the_next(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    (tmp_path / "trains.py").write_text(TRAINS)
+    meets, web, port = (quiet_port() for _ in range(3))
+    environ = {"DLROVER_RDZV_TOKEN": TOKEN}
+    flags = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{meets}", "--rdzv-id=aa"]
+    flags += [f"--rdzv-conf=web={web},last_call_timeout=1"]
+    processes = [start(OURS, [*flags, tmp_path / "fails.py"], cwd=tmp_path, env=environ)]
+    prometheus = Prometheus(tmp_path / "prometheus", port, [web])
+    shown = 'count_over_time(dlrover_job_state{state="%s"}[10m:1s])'
+    try:
+        until(lambda: len(prometheus.labels_of(shown % "training")) == 1, "the job is scraped")
+        until(lambda: len(prometheus.labels_of("dlrover_steps_total")) == 1, "it is scraped more than once")
+        (tmp_path / "fail").touch()
+        assert finish(processes[0]).code == 3
+        # At once, while its master may still show that it has failed.
+        flags[flags.index("--rdzv-id=aa")] = "--rdzv-id=bb"
+        processes.append(start(OURS, [*flags, tmp_path / "trains.py"], cwd=tmp_path, env=environ))
+        until(lambda: prometheus.firing("DlroverJobFailed") == {"aa"}, "the failure is seen")
+        until(
+            lambda: [labels["dlrover_job"] for labels in prometheus.labels_of("dlrover_steps_total")] == ["bb"],
+            "the next job has metrics",
+        )
+    finally:
+        prometheus.close()
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(WAIT)
 
 
 @pytest.mark.long
