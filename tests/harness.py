@@ -73,8 +73,6 @@ def environment(extra: dict[str, str | None] | None = None) -> dict[str, str]:
         for key, value in os.environ.items()
         if not key.startswith(("PET_", "TORCHELASTIC_")) and key not in ("OMP_NUM_THREADS", "PYTHON_EXEC")
     }
-    # torchrun loses jobs at random if restarts share its store; the tests compare everything else.
-    clean["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     for key, value in (extra or {}).items():
         if value is None:
             clean.pop(key, None)

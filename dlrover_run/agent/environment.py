@@ -55,9 +55,7 @@ def worker_environment(
         TORCHELASTIC_RESTART_COUNT=str(ranks.restart_count),
         TORCHELASTIC_MAX_RESTARTS=str(spec.rules.max_restarts),
         TORCHELASTIC_RUN_ID=spec.run_id,
-        # The worker with rank 0 hosts the store, so that it dies with its round; True would make rank 0 a client as
-        # well.
-        TORCHELASTIC_USE_AGENT_STORE="False",
+        TORCHELASTIC_USE_AGENT_STORE=str(serves_store(parent)),
         TORCHELASTIC_ERROR_FILE=error_file,
         TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(s.name for s in spec.signals),
     )
@@ -72,6 +70,12 @@ def worker_environment(
     if spec.virtual_local_rank:
         _show_own_device(environment, local_rank)
     return environment
+
+
+def serves_store(parent: Mapping[str, str]) -> bool:
+    """Whether the agent of rank 0 serves the store of each round, so that every worker is its client; otherwise rank 0
+    hosts it (as torchrun)."""
+    return parent.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
 
 
 def requeue_count(parent: Mapping[str, str]) -> int:

@@ -67,8 +67,7 @@ class Features:
         if applies(services.job.rules.policy, "survivors"):
             from dlrover_run.agent.survivors import Survivors
 
-            python = services.job.entrypoint.python
-            self.survivors = Survivors(python, self._on_formed, services.wake, services.console.info)
+            self.survivors = Survivors(self._on_formed, services.wake, services.console.info)
 
     def begin(self, assignment: Assignment) -> None:
         """Begin what the job has by this assignment, whether or not the command line of this node asks for it."""

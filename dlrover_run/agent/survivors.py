@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from dlrover_run.agent.group_store import GroupStore
-from dlrover_run.agent.plain_script_probe import PlainScriptProbe
-from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker
 from dlrover_run.coordination.combined_records import with_part
@@ -48,17 +46,15 @@ class Survivors:
     be due, and `log` with a sentence for the user. To be used in the thread of a running loop.
     """
 
-    def __init__(
-        self, python: str, on_formed: Callable[[int], None], wake: Callable[[], None], log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, on_formed: Callable[[int], None], wake: Callable[[], None], log: Callable[[str], None]) -> None:
         self._on_formed = on_formed
         self._wake = wake
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._listener: LineListener[int] = LineListener("dlrover-run", line.MAX_LINE, self)
         self._listener.open()
-        self._store = GroupStore(python, self._note_store_end)
-        self._probe = PlainScriptProbe(self._note_plain_script)
+        self._store = GroupStore(log, wake)
+        self._store_client: tuple[RoundKey, str] | None = None
         self._no_block: Reasons = ()
         self._records: dict[int, WorkerRecord] = {}
         self._part: SurvivorsAssignment | None = None
@@ -84,7 +80,6 @@ class Survivors:
         if ranks is None:
             self._part = None
             self._set_timer(None)
-            self._probe.stop()
         else:
             before, self._part = self._part, follow(self._part, SurvivorsAssignment.find(assignment.policy), ranks.key)
             if before is None or before.key != ranks.key:
@@ -97,7 +92,6 @@ class Survivors:
         is_same = current.key == ranks.key
         if is_same and current.has_failed:
             self._set_timer(None)
-            self._probe.stop()
             return False
         steps = self._advance(ranks)
         late = f"within {self._timeout:g} s"
@@ -129,11 +123,16 @@ class Survivors:
         self._records[local_rank] = WorkerRecord(started=key, store=store)
         return {LINE_VARIABLE: self._listener.address, TOKEN_VARIABLE: self._listener.expect(local_rank)}
 
-    async def start_store(self, starter: Starter, environment: Mapping[str, str], node: NodeKey) -> None:
+    def start_store(self, node: NodeKey) -> None:
         """Start the store, if this node is to run it and does not yet. Raises OSError."""
         store = None if self._part is None else self._part.store
         if store is not None and store.node == node and store.port == self._store.port:
-            await self._store.start(starter, environment)
+            self._store.start()
+
+    def note_store_client(self, key: RoundKey, address: str) -> None:
+        """A client has connected to the store of the round `key`, which this node serves."""
+        self._store_client = key, address
+        self._wake()
 
     def note_end(self, worker: Worker) -> None:
         """The process of a worker has ended. One of an earlier round that succeeds before the group of this one has
@@ -153,8 +152,7 @@ class Survivors:
         if part is None or part.key != ranks.key:
             return {}
         self._allow_for_stall(now)
-        # Before an order to rank 0: it may have to host the store.
-        self._look_for_plain_script(part, ranks)
+        self._look_for_plain_script(part)
         found: dict[int, Step] = {}
         times: list[float] = []
         for local_rank, record in sorted(self._records.items()):
@@ -187,9 +185,8 @@ class Survivors:
     async def close(self) -> None:
         """End the lines and the store."""
         self._set_timer(None)
-        self._probe.stop()
         self._listener.close()
-        await self._store.close()
+        self._store.close()
 
     # The lines of workers: see `LineHandler`.
 
@@ -246,21 +243,15 @@ class Survivors:
                 lost_at=record.lost_at + late,
             )
 
-    def _look_for_plain_script(self, part: SurvivorsAssignment, ranks: RankAssignment) -> None:
-        """The node of rank 0 looks for a worker without a block until it is known how the group forms."""
-        rank_0 = self._records.get(0)
-        if ranks.first_rank or rank_0 is None or part.store is None or part.own_formation or self._no_block:
-            self._probe.stop()
-        else:
-            self._probe.watch(ranks.store_port, rank_0.able)
-
-    def _note_plain_script(self, worker: str) -> None:
-        self._no_block = (SurvivorsCode.NO_BLOCK(worker=worker),)
-        self._wake()
-
-    def _note_store_end(self, sentence: str) -> None:
-        self._log(sentence)
-        self._wake()
+    def _look_for_plain_script(self, part: SurvivorsAssignment) -> None:
+        """A worker without a block of `Survivor` has no line to its agent: it waits for the others at the store of the
+        round, where they will not come. The node of that store sees it there before it is known how the group forms."""
+        if self._store_client is None or part.store is None or part.own_formation or self._no_block:
+            return
+        key, address = self._store_client
+        if key == part.key:
+            self._no_block = (SurvivorsCode.NO_BLOCK(worker=f"a worker at {address}"),)
+            self._wake()
 
 
 def not_stopping(current: WorkerRound) -> list[Worker]:

@@ -17,6 +17,7 @@ from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import EventLog, ProgressReporter
 from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults, worker_results
+from dlrover_run.agent.round_store import RoundStores
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
@@ -70,6 +71,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._assignment = Assignment()
         self._ends = False
         self._round: WorkerRound | None = None
+        self._stores = RoundStores(os.environ, console.info, self._note_store_client)
         self._features = Features(services, self._starter, self._progress, self._progress_in, self._note_formed)
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
@@ -78,7 +80,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     @property
     def pids(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
-        workers = self._round.group.pids if self._round is not None else set()
+        workers = self._round.pids if self._round is not None else set()
         return self._starter.pids | self._features.pids | self._memory.pids | plugin | workers
 
     @property
@@ -342,7 +344,10 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             kept=kept,
         )
         is_same = before is not None and before.key == ranks.key
-        port = before.give_port() if before is not None and is_same else self._node_state.take_port()
+        if before is not None and is_same:
+            port = before.give_port()
+        else:
+            port = self._stores.open(self._node_state.take_port(), ranks)
         started = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
         if before is not None:
             self._features.end_watch()
@@ -351,7 +356,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         with self._orphans.paused():
             await started.start(self._starter, at_store=survivors is None)
             if survivors is not None:
-                await survivors.start_store(self._starter, os.environ, self._node_state.key)
+                survivors.start_store(self._node_state.key)
         self._features.watch(self._round)
         self._starter.import_later()
         if not is_same:
@@ -361,6 +366,10 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         # First, because it reads the files of the round.
         self._features.end_watch()
         ended.close()
+
+    def _note_store_client(self, key: RoundKey, address: str) -> None:
+        if self._features.survivors is not None:
+            self._features.survivors.note_store_client(key, address)
 
     def _note_formed(self, local_rank: int) -> None:
         if self._round is not None and self._round.key == self._node_state.round:

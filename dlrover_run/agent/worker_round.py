@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from msgspec.structs import replace
 
 from dlrover_run.agent.round_progress import RoundProgress
+from dlrover_run.agent.round_store import StorePort
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_exits import build_worker_exit, read_stderr
 from dlrover_run.agent.worker_specs import Worker, WorkerSpec, WorkerSpecs, close_streams
@@ -33,7 +34,6 @@ from dlrover_run.failures.oom_kills import NOTE_INTERVAL, OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.process_tree import tree
-from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import ProcessGroup
 
 LOST_PEER_DELAY = 2.0
@@ -45,14 +45,15 @@ its traceback is written, and long before it exits."""
 class WorkerRound:
     """The workers of one round and the resources opened for them.
 
-    `port` is the port of the store, held for the worker that hosts it, or None if another node hosts it. `on_end` is
+    `port` is that of the round's store: served, or held for the worker that hosts it; None if another node has the
+    store. `on_end` is
     called with each worker that ends, `on_news` when more is known about a failure.
     """
 
     def __init__(
         self,
         specs: WorkerSpecs,
-        port: HeldPort | None,
+        port: StorePort | None,
         relay: RelayClient,
         on_end: Callable[[Worker], None],
         on_news: Callable[[], None],
@@ -103,6 +104,11 @@ class WorkerRound:
         return self.ranks.key
 
     @property
+    def pids(self) -> set[int]:
+        """The pids of its processes that run, the store's among them."""
+        return self.group.pids | (set() if self._port is None else self._port.pids)
+
+    @property
     def specs(self) -> WorkerSpecs:
         """The specs of its workers, and what was opened for them."""
         return self._specs
@@ -124,7 +130,7 @@ class WorkerRound:
         self._lasted = self.lasted
         self.close()
 
-    def give_port(self) -> HeldPort | None:
+    def give_port(self) -> StorePort | None:
         """The port of the store, which the caller releases from now on."""
         port, self._port = self._port, None
         return port

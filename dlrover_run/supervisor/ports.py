@@ -16,6 +16,9 @@ _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUP
 """The errors of a kernel that has IPv6 compiled in but disabled, and of a sandbox that forbids it."""
 
 
+BACKLOG = 4096
+"""Connections that wait to be accepted: those of all workers of a large job, which connect at the same moment."""
+
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -32,9 +35,22 @@ class HeldPort:
         """Hold `port`, or any free one for 0. Raises OSError when a process listens on it."""
         self._socket = bind_everywhere(port)
         self.number: int = self._socket.getsockname()[1]
+        self._listens = False
+
+    def listen(self) -> socket.socket:
+        """Listen at the port until `release`, and return the socket, for a process that accepts. Raises OSError when
+        another process listens there."""
+        self._socket.listen(BACKLOG)
+        self._listens = True
+        return self._socket
 
     def release(self) -> None:
         """Release the port. Idempotent."""
+        if self._listens:
+            # The process that has the socket too may end later, and the port has to be free now.
+            self._listens = False
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 

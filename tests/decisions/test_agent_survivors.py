@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,11 +16,9 @@ import pytest
 from msgspec.structs import replace
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.plain_script_probe import STORE_CLIENT
 from dlrover_run.agent.survivors import Survivors
 from dlrover_run.coordination.model import Assignment, NodeReport, RankAssignment, RoundKey
 from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssignment, SurvivorsReport
-from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.training.agent_line import LINE_VARIABLE, TOKEN_VARIABLE
 
 STORE = Store("a", "1", "127.0.0.1", 7000)
@@ -123,7 +120,7 @@ async def node() -> AsyncIterator[Node]:
     """A node whose two workers train in round 1."""
     formed: list[int] = []
     lines: list[str] = []
-    found = Node(Survivors("python", formed.append, lambda: None, lines.append), formed, lines)
+    found = Node(Survivors(formed.append, lambda: None, lines.append), formed, lines)
     found.assign(1)
     try:
         for local_rank in (0, 1):
@@ -276,45 +273,32 @@ def unable(node: Node) -> tuple[str, ...]:
     return () if part is None else tuple(reason.code for reason in part.unable)
 
 
-async def settle(node: Node, ranks: RankAssignment) -> None:
-    """Let the kernel's connections of this process, which need real time, reach the agent."""
-    for _ in range(20):
-        time.sleep(0.005)
-        await node.choose(ranks)
-
-
-@pytest.mark.parametrize("client", [True, False])
-def test_a_client_of_the_store_that_rank_0_does_not_host_is_a_worker_without_a_block(client: bool) -> None:
+def test_a_client_of_the_store_of_the_round_is_a_worker_without_a_block() -> None:
     async def run() -> None:
         async with node() as here:
-            held = HeldPort()
-            ranks = here.assign(2, port=held.number)
+            ranks = here.assign(2)
             await here.choose(ranks)
-            with socket.create_connection(("127.0.0.1", held.number)) as connected:
-                connected.sendall(STORE_CLIENT if client else b"GET / HTTP/1.1\r\n\r\n")
-                await settle(here, ranks)
-            assert unable(here) == (("survivors.no_block",) if client else ())
-            here.assign(2, Formation(ranks.key), port=held.number)
+            here.survivors.note_store_client(RoundKey(5, 1), "10.0.0.1")
             await here.choose(ranks)
-            # It is left to rank 0, which hosts the store now.
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", held.number))
-            assert unable(here) == (("survivors.no_block",) if client else ())
+            assert unable(here) == (), "it was a client of another round's store"
+            here.survivors.note_store_client(ranks.key, "10.0.0.1")
+            await here.choose(ranks)
+            assert unable(here) == ("survivors.no_block",)
+            here.assign(2, Formation(ranks.key))
+            await here.choose(ranks)
+            assert unable(here) == ("survivors.no_block",)
             here.assign(3)
             assert unable(here) == (), "another round may have no such worker"
-            held.release()
 
     run_virtually(run())
 
 
-def test_a_rank_0_that_has_no_line_and_listens_has_no_block() -> None:
+def test_a_client_of_the_store_after_the_group_has_formed_changes_nothing() -> None:
     async def run() -> None:
         async with node() as here:
-            here.survivors.note_end(here.workers[0])
-            here.survivors.variables(RoundKey(5, 2), 0)
-            with socket.create_server(("127.0.0.1", 0)) as store:
-                ranks = here.assign(2, port=store.getsockname()[1])
-                await settle(here, ranks)
-            assert unable(here) == ("survivors.no_block",)
+            ranks = await here.form(2, 0, 1)
+            here.survivors.note_store_client(ranks.key, "10.0.0.1")
+            await here.choose(ranks)
+            assert unable(here) == ()
 
     run_virtually(run())

@@ -50,7 +50,7 @@ class Job:
 
     @property
     def store(self) -> psutil.Process:
-        return next(one for one in agent_of(self.process).children() if "group_store" in " ".join(one.cmdline()))
+        return next(one for one in agent_of(self.process).children() if one.name() == "dlrover-store")
 
 
 @contextmanager

@@ -25,7 +25,6 @@ OBSERVE = WORKERS / "observe.py"
 FRESH_EACH_RUN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TEST_MAILBOX"}
 OURS_DIFFERS = {
     "MASTER_ADDR": "a host name that may not resolve has no advantage over the loopback address on one machine",
-    "TORCHELASTIC_USE_AGENT_STORE": "the worker with rank 0 hosts the store, so that every round has a fresh one",
     "NODE_RANK": "a DLRover user expects it",
     "NODE_NUM": "a DLRover user expects it",
     "WORKER_RANK": "a DLRover user expects it",

@@ -4,9 +4,10 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import time
 
-from dlrover_run.agent.plain_script_probe import STORE_CLIENT
+from dlrover_run.tcp_store import parser
 from dlrover_run.training.reconfigurable_group import ReconfigurableGroup
 
 
@@ -22,22 +23,22 @@ class MeshGroup(ReconfigurableGroup):
 
     def open_as_in_any_script(self):
         self.rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        port = int(os.environ["MASTER_PORT"])
-        if self.rank == 0:
-            listener = socket.socket()
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            listener.listen()
-            self._meet(listener, world, "plain", STORE_CLIENT)
-            self.of_all("all are here")
-            return
-        while True:
-            # As torch's client, which tries again if the store has ended.
-            with contextlib.suppress(OSError, RuntimeError):
-                self._join(port, "plain", first=STORE_CLIENT)
-                self.of_all("all are here")
-                return
-            time.sleep(0.1)
+        with self._wait_for("127.0.0.1", int(os.environ["MASTER_PORT"])) as store:
+            # As torch's client.
+            store.sendall(struct.pack("<BI", parser.VALIDATE, parser.MAGIC))
+            key = struct.pack("<Q", 4) + b"mesh"
+            if self.rank == 0:
+                listener = socket.create_server(("127.0.0.1", 0))
+                store.sendall(bytes([parser.SET]) + key + struct.pack("<QQ", 8, listener.getsockname()[1]))
+                self._meet(listener, world, "plain")
+            else:
+                store.sendall(struct.pack("<BQ", parser.WAIT, 1) + key)
+                if not store.recv(1):
+                    raise RuntimeError("the store has ended")
+                store.sendall(bytes([parser.GET]) + key)
+                _, port = struct.unpack("<QQ", store.recv(16, socket.MSG_WAITALL))
+                self._join(port, "plain")
+        self.of_all("all are here")
 
     def handle(self, address, port, rank, world_size):
         # As torch, which reads and writes there.
@@ -83,30 +84,20 @@ class MeshGroup(ReconfigurableGroup):
     def of_rank(self, value, source):
         return self.of_all(value)[source]
 
-    def _meet(self, listener, world, name, first=b""):
+    def _meet(self, listener, world, name):
         places = {}
         while len(places) < world - 1:
             accepted, _ = listener.accept()
             accepted.settimeout(None)
             peer = (accepted, accepted.makefile("rb"))
-            if first and not self._begins_with(peer, first):
-                continue
             theirs, rank = self._receive(peer)
             if theirs == name:
                 places[rank] = peer
         self._peers = [places[rank] for rank in sorted(places)]
 
-    @staticmethod
-    def _begins_with(peer, first):
-        # A probe that only looks whether this listens sends nothing, and ends with a reset.
-        with contextlib.suppress(OSError):
-            return peer[1].read(len(first)) == first
-        return False
-
-    def _join(self, port, name, timeout=60.0, first=b""):
+    def _join(self, port, name, timeout=60.0):
         connected = self._wait_for("127.0.0.1", port, timeout)
         self._peers = [(connected, connected.makefile("rb"))]
-        connected.sendall(first)
         self._send(self._peers[0], (name, self.rank))
 
     @staticmethod
