@@ -145,7 +145,8 @@ def test_the_loss_of_the_template_is_harmless(mailbox: Mailbox) -> None:
 def test_a_fixed_port_is_available_again_although_a_child_of_rank_0_still_listens(
     mailbox: Mailbox, free_port: int
 ) -> None:
-    """A forked child, such as a data loader, inherits the store's socket and outlives its parent for a moment."""
+    """Where rank 0 hosts the store, a forked child, such as a data loader, inherits its socket and outlives its parent
+    for a moment."""
     script = mailbox.script(
         "listen.py",
         "import os, signal, socket\n"
@@ -157,7 +158,7 @@ def test_a_fixed_port_is_available_again_although_a_child_of_rank_0_still_listen
         "signal.pause()\n",
     )
     flags = [f"--master-port={free_port}", "--max-restarts=2"]
-    job = launch(mailbox, *flags, script)
+    job = launch(mailbox, *flags, script, env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     for attempt in range(2):
         message = mailbox.receive()
         assert message["restart"] == attempt

@@ -207,19 +207,6 @@ def test_the_store_ends_with_its_agent_and_no_worker_outlives_it(mailbox: Mailbo
                 kill_leftovers(ended)
 
 
-def test_a_store_that_cannot_listen_makes_it_a_job_of_today(mailbox: Mailbox) -> None:
-    broken = mailbox.directory / "broken"
-    (broken / "torch").mkdir(parents=True)
-    (broken / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
-    path = os.pathsep.join([str(broken), str(WORKERS)])
-    with job(mailbox, "--reconfigure-timeout=1", workers=2, PYTHONPATH=path) as started:
-        group = started.round()
-        assert [one["world"] for one in group] == [2, 2]
-        ended = started.end()
-    assert ended.code == 0
-    assert "no torch here" in ended.err
-
-
 def test_a_job_is_stopped_while_its_workers_change_their_group(mailbox: Mailbox) -> None:
     with job(mailbox, "--reconfigure-timeout=60", "--shutdown-timeout=1") as started:
         group = started.round()
