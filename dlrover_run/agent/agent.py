@@ -40,9 +40,12 @@ from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
+    from dlrover_run.agent.worker_logs import WorkerLogs
     from dlrover_run.coordination.activity import PhaseTimes
-    from dlrover_run.coordination.requests import OperatorRequest
+    from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+    from dlrover_run.coordination.stacks import JobStacks, NodeStacks
     from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.coordination.worker_logs import LogRequest
     from dlrover_run.operate.protocol import AgentInfo, JobEnding, TaskProgress
 
 NO_PIDFD = (
@@ -73,6 +76,7 @@ class Agent:
         if job.backend in REFRESH_INTERVAL:
             events = self._ledger = LiveLedger(log_opened(job), events)
         self._times: PhaseTimes | None = None
+        self._logs: WorkerLogs | None = None
         self._began = time.monotonic()
         self._job = job
         self._relay = relay
@@ -94,12 +98,12 @@ class Agent:
             )
         )
         self._client = open_client(self._wake.set, self._print_job_line)
-        self._client.stack_source = self._adapter.stacks
+        self._client.stack_source = self._find_in_workers
         self._operator = AgentSocket(
             lambda: self._info(run_dir),
             self._ask,
             self._task_progress,
-            lambda query: self._client.ask_stacks(query),
+            self._ask_stacks,
             lambda: self._adapter.checkpoint_memory,
         )
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
@@ -191,6 +195,26 @@ class Agent:
         seconds = round(time.monotonic() - self._began, 3)
         return JobEnding(exit_code=result.exit_code, reason=result.error or result.reason, seconds=seconds)
 
+    async def _ask_stacks(self, query: StackQuery) -> JobStacks:
+        if query.logs is None or not self._is_over:
+            return await self._client.ask_stacks(query)
+        # The coordinator may be gone, and its plan has no ranks any more: a reader that follows gets the last lines.
+        from dlrover_run.coordination.stacks import JobStacks
+
+        found = await self._find_in_workers(query.rank, query.logs)
+        return JobStacks(job=self._job.display_name, round=0, nodes=1, logs=found.logs)
+
+    async def _find_in_workers(self, rank: int | None, logs: LogRequest | None = None) -> NodeStacks:
+        """The stacks of the workers here, or of that with the rank, or their output."""
+        if logs is None:
+            return await self._adapter.stacks(rank)
+        from dlrover_run.agent.worker_logs import WorkerLogs
+        from dlrover_run.coordination.stacks import NodeStacks
+
+        if self._logs is None:
+            self._logs = WorkerLogs(self._adapter.outputs, self._relay.kept)
+        return NodeStacks(logs=await self._logs.read(logs))
+
     def _task_progress(self) -> Sequence[TaskProgress]:
         from dlrover_run.operate.protocol import TaskProgress
 
@@ -259,6 +283,8 @@ class Agent:
         self._assignment_events.follow(assignment)
         await self._adapter.close(assignment, result)
         self._orphans.close()
+        if self._logs is not None:
+            await self._logs.end()
         await self._operator.finish(lambda: self._ending(result))
         self._operator.close()
         await self._client.close()

@@ -28,6 +28,7 @@ from dlrover_run.progress.page import Progress
 from dlrover_run.spec import JobSpec
 
 if TYPE_CHECKING:
+    from dlrover_run.agent.worker_logs import WorkerOutput
     from dlrover_run.coordination.stacks import NodeStacks
 
 
@@ -119,6 +120,10 @@ class FrameworkAdapter(ABC, Generic[Key]):
     @abstractmethod
     async def stacks(self, rank: int | None) -> NodeStacks:
         """The stacks of the running tasks of this node, or of the one with that rank."""
+
+    def outputs(self) -> Sequence[WorkerOutput]:
+        """Where the output of the tasks of this node can be read."""
+        return ()
 
     @property
     def checkpoint_memory(self) -> MemoryUse | None:

@@ -30,6 +30,7 @@ from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
     from dlrover_run.agent.survivors import Survivors
+    from dlrover_run.agent.worker_logs import WorkerOutput
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
 
@@ -179,6 +180,12 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         round_ = self._round
         asked = [] if round_ is None else [one for one in round_.group.running if rank in (None, one.spec.rank)]
         return await node_stacks({one.spec.rank: one.pid for one in asked})
+
+    def outputs(self) -> Sequence[WorkerOutput]:
+        # Imported only here: a launch does not wait for it.
+        from dlrover_run.agent.worker_logs import round_outputs
+
+        return () if self._round is None else round_outputs(self._round.specs)
 
     @property
     def checkpoint_memory(self) -> MemoryUse | None:

@@ -96,6 +96,7 @@ OPERATOR_COMMANDS = {
         ("why", "Say why a job is in its state: why it waits, failed, was restarted, is slow, or was slow to start."),
         ("events", "List what happened in a job, from its event logs, also after its end."),
         ("stacks", "Show what all workers of a job do now: the calls of their main threads, equal ones once."),
+        ("logs", "Print the latest output of the workers of a job, from any of its nodes."),
         ("drain", "Ask one node to leave the job: its workers get the time to save, and a spare takes its place."),
         ("stop", "Stop a job on all of its nodes. The workers get SIGTERM and the time of [b]--shutdown-timeout[/]."),
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from dlrover_run.coordination.bounds import Count, Name, Total
 from dlrover_run.coordination.policy_records import PolicyRequest
+from dlrover_run.coordination.worker_logs import LogRequest
 
 
 class Action(enum.StrEnum):
@@ -41,10 +42,11 @@ class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
 class StackQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A question for the stacks of a job's workers: of all, of the worker with this `rank`, or of those of one `node`,
-    named as in a request."""
+    named as in a request. With `logs` it is their output that is asked for."""
 
     rank: Total | None = None
     node: Name = ""
+    logs: LogRequest | None = None
 
 
 JUST_BEGUN = "the coordinator of the job has just begun; try again in a moment"

@@ -13,11 +13,13 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from dlrover_run.coordination import worker_logs
 from dlrover_run.coordination.bounds import Count, Name, NodeId, Total
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, RankAssignment, rank_assignments
 from dlrover_run.coordination.requested_changes import find_nodes
 from dlrover_run.coordination.requests import RequestFailed, StackQuery
+from dlrover_run.coordination.worker_logs import LogPiece
 
 SCHEMA = 1
 """The version of the meaning of the fields of `JobStacks`. New fields keep it."""
@@ -91,11 +93,12 @@ class MissingStacks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Annotated[tuple[Worker, ...], Meta(max_length=MAX_WORKERS)]
 
 
-class NodeStacks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer of one node."""
+class NodeStacks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The answer of one node: stacks, or output in `logs` if that was asked for."""
 
     stacks: Annotated[tuple[FoldedStack, ...], Meta(max_length=MAX_WORKERS)] = ()
     missing: Annotated[tuple[MissingStacks, ...], Meta(max_length=len(StackProblem))] = ()
+    logs: Annotated[tuple[LogPiece, ...], Meta(max_length=MAX_WORKERS)] = ()
 
 
 class SilentNode(msgspec.Struct, frozen=True):
@@ -109,7 +112,8 @@ class SilentNode(msgspec.Struct, frozen=True):
 
 class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
     """The stacks of a job: those of the fewest workers first, then workers without one, and nodes without an answer.
-    `nodes` is the number of nodes that were asked."""
+    `nodes` is the number of nodes that were asked. Asked for output it has `logs` in their place, and says how many
+    pieces had no room."""
 
     schema: int = SCHEMA
     job: str
@@ -118,6 +122,8 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
     stacks: tuple[FoldedStack, ...] = ()
     missing: tuple[MissingStacks, ...] = ()
     silent: tuple[SilentNode, ...] = ()
+    logs: tuple[LogPiece, ...] = ()
+    logs_omitted: int = 0
 
 
 class NodeName(NamedTuple):
@@ -183,6 +189,9 @@ class StackRequest:
         self._nodes = dict(nodes)
         self._on_done = on_done
         self._folder = StackFolder(MAX_JOB_BYTES)
+        self._logs: list[LogPiece] = []
+        self._logs_room = worker_logs.MAX_JOB_BYTES
+        self._logs_omitted = 0
         self._problems = dict.fromkeys(nodes, StackProblem.NODE_DISCONNECTED)
         self._problems.update((key, StackProblem.NODE_NO_ANSWER) for key in connected if key in nodes)
 
@@ -199,6 +208,12 @@ class StackRequest:
             self._folder.add(stack.workers, stack.frames)
         for missing in found.missing:
             self._folder.add_missing(missing.problem, missing.workers)
+        for piece in found.logs:
+            if len(piece.data) <= self._logs_room:
+                self._logs_room -= len(piece.data)
+                self._logs.append(piece)
+            else:
+                self._logs_omitted += 1
         self._note_change()
 
     def lose(self, key: NodeKey) -> None:
@@ -215,6 +230,8 @@ class StackRequest:
             nodes=len(self._nodes),
             stacks=self._folder.folded,
             missing=self._folder.missing,
+            logs=tuple(self._logs),
+            logs_omitted=self._logs_omitted,
             silent=tuple(SilentNode(*self._nodes[key], problem) for key, problem in self._problems.items())[
                 :MAX_SILENT
             ],

@@ -270,7 +270,7 @@ class Job:
         nodes = nodes_to_ask(self._coordinator.plan, self._coordinator.members, query)
         request = self._stack_requests.add(nodes, self._nodes.keys(), on_done)
         for key in request.waits_for:
-            self._nodes[key].connection.want_stacks(StacksWanted(request.number, query.rank))
+            self._nodes[key].connection.want_stacks(StacksWanted(request.number, query.rank, query.logs))
         if not request.waits_for:
             on_done()
         return request

@@ -28,7 +28,7 @@ READ_TIMEOUT = 5.0
 ASK_TIMEOUT = 20.0
 """Seconds that the coordinator of the job has to answer."""
 
-MAX_REQUEST = 4096
+MAX_REQUEST = 16 * 1024
 """The longest line that an agent reads."""
 
 ENDING_TIMEOUT = 1.0
@@ -80,6 +80,7 @@ class AgentSocket:
         """Answer the programs that wait for the end of the job."""
         if self._ending is not None and not self._ending.done():
             self._ending.set_result(end())
+        if self._watchers:
             await asyncio.wait(self._watchers, timeout=ENDING_TIMEOUT)
 
     def close(self) -> None:
@@ -109,6 +110,8 @@ class AgentSocket:
         reply = AgentReply(agent=self._info(), tasks=tasks, memory=self._memory() if request.progress else None)
         if request.ending:
             return msgspec.json.encode(await self._until_end(reply)) + b"\n"
+        if request.stacks is not None and request.stacks.logs is not None:
+            self._watch()
         if request.waits:
             reply = await self._ask_coordinator(reply, request)
         return msgspec.json.encode(reply) + b"\n"
@@ -116,12 +119,16 @@ class AgentSocket:
     async def _until_end(self, reply: AgentReply) -> AgentReply:
         from msgspec.structs import replace
 
+        self._ending = self._ending or asyncio.get_running_loop().create_future()
+        self._watch()
+        return replace(reply, ending=await asyncio.shield(self._ending))
+
+    def _watch(self) -> None:
+        """The end of this agent waits until the program of this connection has its answer."""
         watcher = asyncio.current_task()
         assert watcher is not None, "a connection has a task"
-        self._ending = self._ending or asyncio.get_running_loop().create_future()
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
-        return replace(reply, ending=await asyncio.shield(self._ending))
 
     async def _ask_coordinator(self, reply: AgentReply, request: AgentRequest) -> AgentReply:
         from msgspec.structs import replace

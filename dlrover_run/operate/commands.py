@@ -7,8 +7,11 @@ scripts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import values
@@ -27,6 +31,7 @@ from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
 from dlrover_run.coordination.text import counted
+from dlrover_run.coordination.worker_logs import LogRequest
 from dlrover_run.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.operate.completion import complete_node
 from dlrover_run.operate.drain import drain_problem, named
@@ -45,6 +50,12 @@ WAITING, FAILED = 1, 2
 
 MAX_DIGITS = 15
 """Digits of the largest rank that can be asked for."""
+
+DEFAULT_LINES = 10
+"""Lines of each stream that are printed if no worker is named."""
+
+MAX_LINES = 1_000_000
+"""More lines than a node keeps."""
 
 WAIT_INTERVAL = 1.0
 """Seconds between two looks at a job while `--wait` waits, or `top` shows it."""
@@ -331,6 +342,66 @@ async def stacks(
     found = await asker.stacks(await asker.find(), query)
     print(msgspec.json.encode(found).decode() if as_json else render_stacks(found), flush=True)
     return exit_codes.SUCCESS if found.stacks or not (found.missing or found.silent) else REFUSED
+
+
+@operator_command(*FLAGS, refused=REFUSED, timeout="20")
+async def logs(
+    asker: Asker,
+    rank: Annotated[
+        str | None,
+        typer.Option("--rank", metavar="R", help="Only this worker: its rank, or a task.", rich_help_panel=OTHER),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="N", help="Only this node: rank, host or id.", rich_help_panel=OTHER),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print what is written from now on, too.", rich_help_panel=OTHER)
+    ] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", metavar="N", min=0, help="Lines of each stream, by default all of one worker, else 10."),
+    ] = None,
+) -> int:
+    """Print the latest output of the workers of a job, from any of its nodes.
+
+    What goes to log files is read from them. Else each node keeps the last 32 KiB of each stream, also of a worker that
+    has ended. With [b]-f[/] it ends when the job does.
+
+    The output of one worker: [b]dlrover-run logs -f --rank=3[/]
+    """
+    from dlrover_run.operate.output import FOLLOW_WAIT, OutputPrinter, workers_of
+    from dlrover_run.operate.output import follow as follow_output
+
+    if rank is not None and (len(rank) > 64 or not (rank.isdecimal() or re.fullmatch(r"[a-z]+-\d+", rank))):
+        raise values.invalid("--rank", rank, "is no rank", "give a number such as 7")
+    lines = tail if tail is not None else (0 if rank is not None else DEFAULT_LINES)
+    number = int(rank) if rank is not None and rank.isdecimal() and len(rank) <= MAX_DIGITS else None
+    worker = (rank or "") if number is None else str(number)
+    request = LogRequest(worker, min(lines, MAX_LINES))
+    query = StackQuery(number, node or "", request)
+    job = await asker.find()
+    found = await asker.stacks(job, query)
+    if not found.logs and not follow:
+        silent = ", ".join(each.host for each in found.silent[:3])
+        why = f"no answer from {silent}" if silent else "none was written to a file or through the launcher's console"
+        raise AskFailed(f"there is no output of {f'rank {rank}' if rank else 'any worker'}: {why}")
+    reading = asyncio.current_task()
+    if follow and reading is not None:
+        # The default action of the signal would end in the middle of a line.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, reading.cancel)
+    printer = OutputPrinter(sys.stdout.write, several=len(workers_of(found)) > 1)
+    printer.show(found.logs)
+    sys.stdout.flush()
+    if found.logs_omitted:
+        report(asker.name, f"{counted(found.logs_omitted, 'stream')} had no room: give --rank, --node or --tail")
+    for each in found.silent:
+        report(asker.name, f"node {each.host if each.node is None else each.node} has not answered")
+    if follow:
+        further = replace(query, logs=replace(request, wait=FOLLOW_WAIT))
+        with contextlib.suppress(asyncio.CancelledError):
+            report(asker.name, await follow_output(lambda query: asker.stacks(job, query), further, found, printer))
+    return exit_codes.SUCCESS
 
 
 @operator_command(*FLAGS, refused=REFUSED)

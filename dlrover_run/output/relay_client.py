@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from dlrover_run import linux
-from dlrover_run.output.cursors import OWN_MESSAGES, create_cursor_table, reset_cursor
+from dlrover_run.output.cursors import OWN_MESSAGES, create_cursor_table, release_memory, reset_cursor
 from dlrover_run.output.relay_process import CLOSE_TIMEOUT, RelayProcess
 from dlrover_run.output.sinks import is_writable
 from dlrover_run.output.streams import TAIL_BYTES, tail_text
@@ -33,6 +33,8 @@ DRAIN_TIMEOUT = 5.0
 
 STUCK_TIMEOUT = 0.5
 """The same for a console that is known to take nothing; the relay's replies need a few milliseconds."""
+
+PAGE = 4096
 
 PIPE_BYTES = 1024 * 1024
 """The size of a worker's pipe, the maximum for an unprivileged user: 10 ms of a worker that writes 100 MB a second."""
@@ -95,6 +97,8 @@ class RelayClient:
         self._cursors = create_cursor_table()
         self._messages = linux.memfd_create("dlrover-run messages")
         self._sources: dict[int, _ShownOutput] = {}
+        self._ended: dict[str, int] = {}
+        self._closing = False
         self._owned: list[str] = []
         self._hurried = False
         self._stuck = False
@@ -274,8 +278,27 @@ class RelayClient:
                     os.close(fd)
                 del source.fds[1:]
 
+    def kept(self, key: str) -> list[int]:
+        """The memory files of the outputs with this key, the latest last, which stay open until the next await: what is
+        shown now, and before it the end of an output of that key that has ended."""
+        live = [source.fds[0] for source in self._sources.values() if source.key == key and source.fds]
+        return [*([self._ended[key]] if key in self._ended else []), *live]
+
+    def _keep(self, source: _ShownOutput) -> None:
+        """Keep the end of an output that is forgotten, in place of an earlier one of its key."""
+        spool = source.fds.pop(0)
+        before = self._ended.pop(source.key, -1)
+        if before >= 0:
+            os.close(before)
+        unused = (os.fstat(spool).st_size - TAIL_BYTES) // PAGE * PAGE
+        if unused > 0:
+            release_memory(spool, 0, unused)
+        self._ended[source.key] = spool
+
     def _drop(self, number: int) -> None:
         source = self._sources.pop(number, None)
+        if source is not None and source.fds and self._cursors >= 0 and not self._closing:
+            self._keep(source)
         for fd in source.fds if source is not None else ():
             asyncio.get_running_loop().remove_reader(fd)
             os.close(fd)
@@ -291,14 +314,16 @@ class RelayClient:
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         await self._process.close(timeout)
+        self._closing = True
         # A relay that was not killed has removed them already.
         for path in self._owned:
             shutil.rmtree(path, ignore_errors=True)
         for number in list(self._sources):
             self._drop(number)
-        for fd in {self._cursors, self._messages} - {-1}:
+        for fd in {self._cursors, self._messages, *self._ended.values()} - {-1}:
             os.close(fd)
         self._cursors = self._messages = -1
+        self._ended.clear()
 
     @contextlib.contextmanager
     def _request(self, what: str, keys: Collection[str], **more: list[int]) -> Iterator[_Request]:

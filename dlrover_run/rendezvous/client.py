@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.requests import OperatorRequest, StackQuery
     from dlrover_run.coordination.stacks import JobStacks, NodeStacks
     from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.transport.messages import StacksWanted
 
-StackSource = Callable[["int | None"], Awaitable["NodeStacks"]]
-"""Returns the stacks of the workers of this node, or of that with the rank, within `stall.read.STACKS_TIMEOUT`."""
+StackSource = Callable[..., Awaitable["NodeStacks"]]
+"""Returns the stacks of the workers of this node, or of that with the rank, within `stall.read.STACKS_TIMEOUT`; with a
+`LogRequest` as the second argument their output."""
+
+
+def ask_source(source: StackSource, query: StackQuery | StacksWanted) -> Awaitable[NodeStacks]:
+    """What a node answers to a question."""
+    return source(query.rank) if query.logs is None else source(query.rank, query.logs)
+
 
 OnChange = Callable[[], None]
 """Called when the assignment or the problem of a client has changed."""

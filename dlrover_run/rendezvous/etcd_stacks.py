@@ -120,7 +120,7 @@ async def _answer(
         # Without a lease the answer would stay.
         return
     number = asked.key.removeprefix(keys.stack_requests)
-    found = await find_stacks(source, wanted.query.rank, log)
+    found = await find_stacks(source, wanted.query, log)
     if found is None:
         return
     # The program that asked may be gone.

@@ -95,7 +95,7 @@ class LocalClient:
         if request.waits_for:
             from dlrover_run.rendezvous.find_stacks import find_stacks
 
-            if (found := await find_stacks(self.stack_source, query.rank, self._log)) is not None:
+            if (found := await find_stacks(self.stack_source, query, self._log)) is not None:
                 request.take(report.key, found)
         return request.result(self._name, coordinator.plan)
 

@@ -17,7 +17,7 @@ from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, Ro
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off, succession
-from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange
+from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange, ask_source
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.rendezvous.master_launcher import CannotLaunchMaster, MasterLauncher
 from dlrover_run.rendezvous.reconnect import Reaches, RemoteClient
@@ -252,7 +252,9 @@ class MasterClient(RemoteClient):
             from dlrover_run.rendezvous.own_node import own_stacks
 
             try:
-                return own_stacks(self._spec.run_id, self._latest_report, query, await self.stack_source(query.rank))
+                return own_stacks(
+                    self._spec.run_id, self._latest_report, query, await ask_source(self.stack_source, query)
+                )
             except RequestFailed as failed:
                 raise AskFailed(f"{failed}, and {self._absence}") from None
         place = self._succession.place
@@ -478,7 +480,7 @@ class MasterClient(RemoteClient):
             # Imported only here: a node that is not asked does not need it.
             from dlrover_run.rendezvous.find_stacks import find_stacks
 
-            found = await find_stacks(self.stack_source, wanted.rank, self._log_once)
+            found = await find_stacks(self.stack_source, wanted, self._log_once)
             if found is None:
                 return
             self._stacks_found.append(StacksFound(wanted.number, msgspec.Raw(msgspec.json.encode(found))))

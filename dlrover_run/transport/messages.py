@@ -26,6 +26,7 @@ from dlrover_run.coordination.combined_records import TAG
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.worker_logs import LogRequest
 from dlrover_run.policies.registry import decode_part
 
 PROTOCOL = 5
@@ -124,11 +125,12 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned", forbid_unknown_field
     assignment: Assignment
 
 
-class StacksWanted(msgspec.Struct, frozen=True, tag="stacks_wanted", forbid_unknown_fields=True):
-    """The node is to send the stacks of its workers, or of that with this `rank`."""
+class StacksWanted(msgspec.Struct, frozen=True, tag="stacks_wanted", forbid_unknown_fields=True, omit_defaults=True):
+    """The node is to send the stacks of its workers, or of that with this `rank`; with `logs` their output."""
 
     number: Total
     rank: Total | None = None
+    logs: LogRequest | None = None
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

@@ -18,6 +18,7 @@ from dlrover_run.coordination.decision import Unsettled
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import NodeReport, Plan
 from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.requests import StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.stacks import NodeStacks
 from dlrover_run.etcd.operations import Change
@@ -48,7 +49,7 @@ def test_stacks_that_cannot_be_read_are_no_answer(error: Exception) -> None:
         raise error
 
     lines: list[str] = []
-    assert asyncio.run(find_stacks(source, None, lines.append)) is None
+    assert asyncio.run(find_stacks(source, StackQuery(), lines.append)) is None
     assert len(lines) == 1
     assert lines[0].startswith("warning: the stacks of the workers of this node cannot be sent: ")
 

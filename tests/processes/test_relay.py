@@ -547,7 +547,7 @@ def test_without_a_relay_workers_continue_and_the_job_ends(
         assert await relay.tails(["1"]) == {"1": "the worker of the next round\n"}
         os.close(late)
         assert await relay.end_round(["1"], timeout=None) == {"1": "the worker of the next round\n"}
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) == before + 1, "the end of its output is kept"
         relay.write("the job has ended\n")
 
     play(relay, scene, warnings.append)
@@ -680,7 +680,7 @@ def test_a_worker_that_has_exited_is_removed_while_another_continues(tmp_path: P
         assert await relay.tails(["a", "b"]) == {"b": ""}
         _write(goes_on, b"still here\n")
         assert await relay.end_round(["b"]) == {"b": "still here\n"}
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) == before + 2, "the end of each output is kept"
 
     play(relay, scene)
     assert (tmp_path / "err").read_text() == "a: last words\nb: still here\n"

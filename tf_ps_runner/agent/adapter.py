@@ -31,6 +31,7 @@ from tf_ps_runner.agent.task_start import PACKAGE
 from tf_ps_runner.spec import PsJobSpec
 
 if TYPE_CHECKING:
+    from dlrover_run.agent.worker_logs import WorkerOutput
     from dlrover_run.coordination.stacks import NodeStacks
 
 MOVE_TIMEOUT = 2.0
@@ -118,6 +119,9 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         from dlrover_run.agent.worker_stacks import node_stacks
 
         return await node_stacks(dict(self._tasks.processes))
+
+    def outputs(self) -> Sequence[WorkerOutput]:
+        return self._tasks.outputs
 
     def begin_move(self, number: signal.Signals) -> str | None:
         """Begin to move the tasks, if a cluster manager evicts this node: it sends SIGTERM or a preemption notice, and

@@ -32,6 +32,7 @@ from tf_ps_runner.spec import PsJobSpec
 from tf_ps_runner.tf_config import proxy_exceptions, servers_of, task_variables, tf_config
 
 if TYPE_CHECKING:
+    from dlrover_run.agent.worker_logs import WorkerOutput
     from tf_ps_runner.agent.task_watch import TaskWatch
 
 PEER_TIMEOUT = 5.0
@@ -126,6 +127,20 @@ class TaskSupervisor:
     def watch_problem(self) -> str:
         """Why tasks that make no progress cannot be found; empty if they can, or are not to be."""
         return "" if self._watch is None else self._watch.problem
+
+    @property
+    def outputs(self) -> list[WorkerOutput]:
+        """Where the output of the tasks can be read."""
+        # Imported only here: a launch does not wait for it.
+        from dlrover_run.agent.worker_logs import WorkerOutput
+
+        found = []
+        for key, task in sorted(self._tasks.items()):
+            if (start := task.start) is not None:
+                for stream, path, at in (("err", start.stderr_path, ""), ("out", start.stdout_path, " stdout")):
+                    own = "" if path else f"{start.spec.name}{at}"
+                    found.append(WorkerOutput(str(key), stream, path or "", own))
+        return found
 
     @property
     def stalled(self) -> Mapping[str, str]:
