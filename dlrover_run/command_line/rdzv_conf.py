@@ -195,7 +195,7 @@ TABLE: tuple[Key, ...] = (
         "Missed heartbeats after which a silent connection counts as ended",
         alias="keep_alive_attempts"),
     Key("early_failure_limit", _count,
-        "Identical failures in a row before any worker got to work, after which the job stops; 0 for no limit"),
+        "Failures in a row before any worker got to work, after which the job stops; 0 for no limit"),
     Key("check_timeout", _time_above_zero,
         "Seconds for a round of --network-check, after which a node that did not answer has failed"),
     *(Key(AUTOSCALE + name, parse, f"For --autoscale: {help[0].lower()}{help[1:]}", scope="nodes")

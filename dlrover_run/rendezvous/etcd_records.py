@@ -9,7 +9,7 @@
 | `wanted` | the leader of a job that chooses its size: how many nodes it wants | the same |
 | `over` | the leader, once the job is over | the same |
 | `unaware` | the leader, if a disconnected member may come back to learn of the end | the same |
-| `requests/ID` | an operator's program: its request; the leader deletes it once it has carried it out | the program's |
+| `requests/ID` | an operator's program: its request; the leader writes the answer in its place | the program's |
 | `stack_requests/ID` | an operator's program: its question for stacks, which the nodes answer | the program's |
 | `stacks/ID/NODE` | that node: the answer, which the program deletes with its lease | the program's |
 | `last_write` | the leader: the number of its last write | the same |

@@ -1,7 +1,8 @@
 """Heartbeat timeouts, corrected for stalls of this process.
 
 A process that was stopped, or whose machine is overloaded, finds its own timers late. Time in which it could not
-receive anything must not count against its peers (memberlist calls this local health awareness).
+receive anything must not count against its peers (memberlist has the same aim with its local
+health awareness, by longer timeouts).
 
 Pure: times are passed in, in seconds of one monotonic clock.
 """

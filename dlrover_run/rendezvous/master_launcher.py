@@ -111,7 +111,7 @@ class MasterProcess:
         return _parse_port(message, self.listen)
 
     def end(self) -> None:
-        """End a `bound` master, as the end of this process would."""
+        """End a master that `ends_with_parent`, as the end of this process would."""
         if self._parent_pipe >= 0:
             os.close(self._parent_pipe)
             self._parent_pipe = -1

@@ -187,8 +187,8 @@ def _find_kinds(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]]) 
 
 class SpeedRanking(msgspec.Struct, frozen=True):
     """How nodes compare by one kind of speed. `slow` are fewer than those that are quicker by the threshold, so that
-    these are the usual; `doubtful` are all that may turn out to be slow when more is known. `usual` is the speed that a
-    node is compared with."""
+    these are the usual; `doubtful` are all that may turn out to be slow when more is known. `median` is the speed that
+    a node is compared with."""
 
     slow: frozenset[int]
     doubtful: frozenset[int]
@@ -206,8 +206,8 @@ def _usual_place(count: int) -> int:
 
 
 def lower_median_with(ordered: Sequence[float], removed: Collection[float], added: Collection[float]) -> float:
-    """`usual` of the speeds `ordered` with a few of them `removed` and others `added`. Takes no longer for many speeds
-    than for few: a few that go and come move the others by as many places at most."""
+    """`lower_median` of the speeds `ordered` with a few of them `removed` and others `added`. Takes no
+    longer for many speeds than for few: a few that go and come move the others by as many places at most."""
     place = _usual_place(len(ordered) - len(removed) + len(added))
     begin = max(0, place - len(added))
     near = list(ordered[begin : place + len(removed) + 1])

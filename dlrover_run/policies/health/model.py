@@ -106,7 +106,7 @@ class LinkResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The results of the links of one task; one that is not among `tried` was not tried, and nothing is known of it.
+    """The results of the links of one task; one that is not among `results` was not tried, and nothing is known of it.
     `problem` is set if this node's own check process ended, or hung where no other node was concerned; empty when it
     did not."""
 
@@ -168,8 +168,8 @@ class LinkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a running check. `trusted` means that it has passed an earlier one and is here as a partner, or only
-    to be compared with; `present` that it was still here when the last round of the check ended."""
+    """One node of a running check. `already_passed` means that it has passed an earlier one and is here as a
+    partner, or only to be compared with; `is_here` that it was still here when the last round of the check ended."""
 
     node_id: str
     incarnation: str

@@ -51,8 +51,8 @@ def _first_problems(check: HealthCheck) -> Mapping[frozenset[int], str]:
 
 @dataclass(frozen=True)
 class Notes:
-    """All the notes of a check. `cut` are nodes without a network, of which the `unconfirmed` are to try their links
-    once more; `slow_linked` are those with a slow network."""
+    """All the notes of a check. `unreachable` are nodes without a network, of which the `unconfirmed` are to try
+    their links once more; `slow_links` are those with a slow network."""
 
     evidence: Evidence
     threshold: float

@@ -1,0 +1,84 @@
+"""A lower-case name in backticks in the docstring of a class occurs in that class, or in one that it extends."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2] / "dlrover_run"
+
+NAME = re.compile(r"`([a-z_][a-z0-9_]*)`")
+
+ELSEWHERE = frozenset(
+    [
+        "AskStacks.note_stacks",
+        "Cause.memory",
+        "ElasticBatchSampler.batch_sampler",
+        "ElasticBatchSampler.collate_fn",
+        "Entrypoint.elastic_launch",
+        "EtcdMembers.http",
+        "EtcdMembers.https",
+        "EtcdSpec.ca",
+        "FrameworkAdapter.wake",
+        "JobEnded.failed",
+        "JobEnded.finished",
+        "LastStep.destroy_process_group",
+        "LaunchConfig.etcd",
+        "LaunchRequest.command",
+        "LauncherEnd.subprocess",
+        "Program.launch",
+        "Program.read_job",
+        "QuietNode.find_stall",
+        "ScaleCommandEnded.subprocess",
+        "StatusLines.status",
+        "StragglerStatus.computing",
+        "StragglerStatus.data",
+        "StragglerStatus.disk",
+        "StragglerStatus.network",
+        "StragglerStatus.processor",
+        "StragglerStatus.time",
+        "Stream.file",
+        "Stream.inherit",
+        "Stream.null",
+        "Stream.relay",
+        "Stream.stderr",
+        "Survivor.init_process_group",
+        "SurvivorsAssignment.reconfigure_timeout",
+        "Suspect.round_detectors",
+        "TaskState.serve",
+        "WorkerExit.subprocess",
+        "WorkerExited.mono",
+        "WorkerExited.subprocess",
+        "WorkerReady.mono",
+        "WorkerReady.step",
+        "WorkerReady.store",
+        "WorkerStalled.mono",
+        "WorkerStarted.mono",
+    ]
+)
+"""Names of other modules, of parameters and of values, as `Class.name`: what a docstring may name all the same."""
+
+
+def names_elsewhere() -> set[str]:
+    """Each name that its class does not have, as `Class.name`."""
+    found = set()
+    for path in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        for name, node in classes.items():
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            code = "\n".join(_code(classes[each]) for each in (name, *bases) if each in classes)
+            for word in NAME.findall(ast.get_docstring(node) or ""):
+                if not re.search(rf"\b_?{word}\b", code):
+                    found.add(f"{name}.{word}")
+    return found
+
+
+def _code(node: ast.ClassDef) -> str:
+    """The source of a class without its docstring."""
+    return "\n".join(ast.unparse(statement) for statement in node.body[1:])
+
+
+def test_each_name_in_the_docstring_of_a_class_is_a_name_of_that_class() -> None:
+    assert not names_elsewhere() - ELSEWHERE
