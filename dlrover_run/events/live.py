@@ -19,8 +19,13 @@ from dlrover_run.events.records import (
     LogOpened,
     RoundClosed,
     RoundFormed,
+    ScaleCommandEnded,
+    StragglerFound,
+    StragglerGone,
     WorkerProgress,
     WorkerReady,
+    WorkerResumed,
+    WorkerStalled,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +36,11 @@ MAX_CHECKPOINTS = 64
 """Checkpoints that are kept: a worker that goes back to an earlier one has its work from there on counted as done."""
 
 MAX_EVENTS = 2000
-"""Events that are kept: with more, the rounds before a new one are added up and forgotten."""
+"""Events that are kept: with more, rounds and stalls that are over are added up and forgotten."""
+
+
+NO_PHASE = (WorkerProgress, StragglerFound, StragglerGone, ScaleCommandEnded)
+"""Events that begin no phase."""
 
 
 class LiveLedger(Events):
@@ -49,7 +58,7 @@ class LiveLedger(Events):
 
     def emit(self, event: Event) -> None:
         self._log.emit(event)
-        if isinstance(event, WorkerProgress):
+        if isinstance(event, NO_PHASE):
             return
         if isinstance(event, RoundFormed) and len(self._events) >= MAX_EVENTS:
             self._add_up()
@@ -61,6 +70,8 @@ class LiveLedger(Events):
                 oldest = next(place for place, one in enumerate(self._events) if isinstance(one, CheckpointSeen))
                 del self._events[oldest]
                 self._checkpoints -= 1
+        elif isinstance(event, WorkerResumed) and len(self._events) > MAX_EVENTS:
+            self._forget_stall()
 
     def close(self) -> bool:
         return self._log.close()
@@ -89,6 +100,23 @@ class LiveLedger(Events):
         from dlrover_run.events.ledger import Ledger
 
         return {phase: spent + self._past.get(phase, 0) for phase, spent in Ledger(tuple(places)).totals().items()}
+
+    def _forget_stall(self) -> None:
+        """Keep of the first stall that is over its time alone: a round of weeks may have very many."""
+        from dlrover_run.events.timeline import TimePhase, microseconds
+
+        begun: dict[int, int] = {}
+        for place, event in enumerate(self._events):
+            if isinstance(event, WorkerStalled):
+                begun.setdefault(event.local_rank, place)
+            elif isinstance(event, WorkerResumed) and (first := begun.get(event.local_rank)) is not None:
+                stalled = self._events[first]
+                assert isinstance(stalled, WorkerStalled), "it was just found"
+                spent = microseconds(event.mono) - microseconds(stalled.since)
+                for phase, change in ((TimePhase.STALLED, spent), (TimePhase.TRAIN, -spent)):
+                    self._past[phase] = self._past.get(phase, 0) + change
+                del self._events[place], self._events[first]
+                return
 
     def _add_up(self) -> None:
         """Keep of all rounds until now the time of each phase, the last checkpoint, and that there were rounds."""

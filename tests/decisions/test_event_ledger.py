@@ -30,6 +30,8 @@ from dlrover_run.events.records import (
     RoundClosed,
     RoundFormed,
     StopRequested,
+    StragglerFound,
+    StragglerGone,
     WorkerExited,
     WorkerKept,
     WorkerProgress,
@@ -458,4 +460,25 @@ def test_of_many_rounds_only_the_time_is_kept(monkeypatch: pytest.MonkeyPatch) -
             whole.emit(event)
         assert short.times() == whole.times()
     assert short.times().seconds["lost"] == 49 * 3.0
+    assert len(short._events) < 20
+
+
+def test_of_many_stalls_in_one_round_only_the_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    whole = LiveLedger(opened(), Events(), lambda: now[0])
+    short = LiveLedger(opened(), Events(), lambda: now[0])
+    place = {"round": 1, "rank": 0, "local_rank": 0}
+    for _ in range(100):
+        stalled, slow = WorkerStalled(**place, since=now[0] + 1), StragglerFound(**place)
+        for event in (formed(1), started(), ready("step")) if now[0] == 100.0 else ():
+            whole.emit(event)
+            short.emit(event)
+        for seconds_later, event in ((3, stalled), (4, WorkerResumed(**place)), (1, slow), (1, StragglerGone(**place))):
+            now[0] += seconds_later
+            monkeypatch.setattr(live, "MAX_EVENTS", 10)
+            short.emit(event)
+            monkeypatch.setattr(live, "MAX_EVENTS", 10_000)
+            whole.emit(event)
+        assert short.times() == whole.times()
+    assert short.times().seconds == {"train": 300.0, "stalled": 600.0}
     assert len(short._events) < 20
