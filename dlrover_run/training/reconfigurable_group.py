@@ -69,7 +69,7 @@ class ReconfigurableGroup:
             # A backend that does not listen can abort.
             self._own = listening() - before
             if not _c10d()._supports_reconfigure():
-                raise RuntimeError(f"backend {self._backend} cannot form a process group in place: use gloo or nccl")
+                raise RuntimeError(unfit_backend(self._backend))
         return _MARK.join([str(_c10d()._get_reconfigure_handle()), *(f"{host} {port}" for host, port in self._own)])
 
     def form(self, uuid: int, handles: Sequence[str], timeout: float) -> None:
@@ -99,6 +99,15 @@ class ReconfigurableGroup:
         values = [value]
         _distributed().broadcast_object_list(values, src=source)
         return values[0]
+
+
+def unfit_backend(backend: str | None) -> str:
+    """The sentence for a backend of this torch that cannot form a process group in place."""
+    what = f"backend {backend} cannot form a process group in place"
+    if backend is None or "nccl" not in backend:
+        return f"{what}: use gloo or nccl"
+    # In torch 2.14 the NCCL backend that can has to be chosen; from 2.15 on it is the default.
+    return f"{what}: set TORCH_DIST_USE_NCCL2=1, which torch 2.14 needs, and use the backend nccl"
 
 
 def _distributed() -> Any:

@@ -22,7 +22,7 @@ from dlrover_run.policies.survivors import line as agent_side
 from dlrover_run.policies.survivors.line import Formed, Lost, Offer, WorkerHello, WorkerMessage, after_message
 from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssignment
 from dlrover_run.policies.survivors.node import WorkerRecord
-from dlrover_run.training import agent_line
+from dlrover_run.training import agent_line, reconfigurable_group
 from dlrover_run.training.agent_line import AgentGone, AgentLine
 from dlrover_run.training.reconfigurable_group import ReconfigurableGroup
 from dlrover_run.training.survivor import NextRound, Round, Survivor
@@ -304,3 +304,27 @@ def test_both_sides_have_the_same_order_and_variables() -> None:
     assert set(agent_line.Order._fields) == set(
         msgspec.structs.asdict(agent_side.WorkerOrder((1, 1), 0, 1, "", 0, 1.0, 1.0))
     )
+
+
+class OldBackend:
+    """The parts of torch that open a group, with a backend that cannot be formed in place."""
+
+    @staticmethod
+    def TCPStore(*args: object, **options: object) -> None: ...
+
+    @staticmethod
+    def init_process_group(*args: object, **options: object) -> None: ...
+
+    @staticmethod
+    def _supports_reconfigure() -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("backend", "remedy"), [("nccl", "TORCH_DIST_USE_NCCL2=1"), ("ucc", "use gloo or nccl")])
+def test_a_backend_that_cannot_form_in_place_says_what_to_do(
+    backend: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconfigurable_group, "_distributed", OldBackend)
+    monkeypatch.setattr(reconfigurable_group, "_c10d", OldBackend)
+    with pytest.raises(RuntimeError, match=remedy):
+        reconfigurable_group.ReconfigurableGroup(backend).handle("127.0.0.1", 1, 0, 1)
