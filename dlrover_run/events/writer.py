@@ -70,6 +70,7 @@ class EventFile:
         """Write one event as a line. Raises OSError; the event is then not in the log, or only as the incomplete line
         that a reader ignores."""
         line = msgspec.json.encode(event) + b"\n"
+        self._follow()
         if self._fd >= 0 and self._size + len(line) > self._max_bytes:
             self._rotate()
         if self._fd < 0:
@@ -90,6 +91,21 @@ class EventFile:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+    def _follow(self) -> None:
+        """Close a file that another program has moved or removed, so that the next one is written at `path`; begin one
+        anew that it has truncated."""
+        if self._fd < 0:
+            return
+        own = os.fstat(self._fd)
+        try:
+            there: os.stat_result | None = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            self.close()
+        elif own.st_size < self._size:
+            self._size, self._has_head, self._torn = own.st_size, own.st_size > 0, own.st_size > 0
 
     def _open(self) -> None:
         self._prepare()

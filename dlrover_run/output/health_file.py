@@ -83,9 +83,11 @@ class HealthFile:
             result = replace(result, others=self._known.others, links=self._known.links)
         if result == self._known:
             return
-        self._known = result
         problem = write_health_file(self._directory, result, time.time())
-        if problem is not None and not self._warned:
+        if problem is None:
+            # Otherwise the next assignment tries it again: a full disk may have room then.
+            self._known = result
+        elif not self._warned:
             self._warned = True
             self._warn(problem)
 

@@ -100,6 +100,9 @@ class Source:
         with contextlib.suppress(OSError):
             if shown or self.steps is not None:
                 data = os.pread(self._fd, READ_BYTES, self.offset)
+                if not data and self.path and self.size() < self.offset:
+                    self._begin_again()
+                    data = os.pread(self._fd, READ_BYTES, 0)
             else:
                 # Nothing will be shown, so the memory of all output can be released.
                 self.offset = self.size()
@@ -112,6 +115,12 @@ class Source:
             self.record(Cursor(self.offset, 0))
         else:
             self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()), begin, resumed)
+
+    def _begin_again(self) -> None:
+        """Another program has truncated the log file, as logrotate does with `copytruncate`: what the worker appends
+        now is at its beginning. What came since and is longer than the old content cannot be told from more of it."""
+        self._show(LineWriter.all_held)
+        self.offset = self._queued = self._skip = 0
 
     def resume(self) -> None:
         """Queue the rest of the write in which the predecessor was killed, or record that there is none.

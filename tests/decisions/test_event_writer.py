@@ -50,6 +50,26 @@ def written(path: Path, *events: Event, warn: Callable[[str], None] = print, **l
     return log
 
 
+def test_a_file_that_another_program_moves_removes_or_truncates_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    file = EventFile(path, opened())
+    file.append(steps(1)[0])
+    path.rename(tmp_path / "moved")
+    file.append(StopRequested(signal="SIGTERM"))
+    file.append(StopRequested(signal="SIGINT"))
+    assert len((tmp_path / "moved").read_text().splitlines()) == 2
+    assert ["opened" in line or "stop" in line for line in path.read_text().splitlines()] == [True] * 3
+    path.unlink()
+    file.append(FAILED)
+    assert "KeyError" in path.read_text().splitlines()[1]
+    os.truncate(path, 0)
+    file.append(FAILED)
+    first, second = path.read_text().splitlines()
+    assert "dlrover.log.opened" in first
+    assert "KeyError" in second
+    file.close()
+
+
 def test_each_line_is_one_object_with_its_name_and_times(tmp_path: Path) -> None:
     written(tmp_path / FILE_NAME, StopRequested(signal="SIGTERM"), FAILED)
     first, second, third = (tmp_path / FILE_NAME).read_text().splitlines()

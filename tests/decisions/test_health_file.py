@@ -161,6 +161,17 @@ def test_where_it_cannot_be_written_one_line_reports_it_and_no_file_is_left(tmp_
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_what_a_full_disk_refused_is_written_with_the_next_assignment(tmp_path: Path) -> None:
+    lines: list[str] = []
+    file = HealthFile(kept(tmp_path), lines.append)
+    os.symlink("/dev/full", tmp_path / f"{FILE_NAME}.new")
+    file.follow(FIRST, DEVICES)
+    assert not (tmp_path / FILE_NAME).exists()
+    file.follow(FIRST, DEVICES)
+    assert (tmp_path / FILE_NAME).exists()
+    assert len(lines) == 1
+
+
 def test_a_disk_that_is_full_leaves_the_last_file_as_it_was(tmp_path: Path) -> None:
     follow(tmp_path, FIRST)
     before = (tmp_path / FILE_NAME).read_bytes()

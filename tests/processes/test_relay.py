@@ -651,6 +651,33 @@ def test_successive_rounds(tmp_path: Path, console: tuple[int, int]) -> None:
     assert len(set(descriptors)) == 1
 
 
+def test_a_log_that_another_program_truncates_or_moves_is_followed(tmp_path: Path, console: tuple[int, int]) -> None:
+    """As logrotate does, with `copytruncate` and without: the worker appends to the file that it has open."""
+    relay = RelayClient(console)
+    log = tmp_path / "log"
+    worker = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    async def scene() -> None:
+        relay.add_tail(str(log), 1, "> ")
+        os.write(worker, b"a line before\nan unfinished one")
+        await relay.drain(timeout=30.0)
+        os.truncate(log, 0)
+        os.write(worker, b"after truncation\n")
+        await relay.drain(timeout=30.0)
+        log.rename(tmp_path / "log.1")
+        log.touch()
+        os.write(worker, b"after a move\n")
+        await relay.end_round()
+
+    play(relay, scene)
+    os.close(worker)
+    shown = (tmp_path / "out").read_text().splitlines()
+    assert shown[0] == "> a line before"
+    assert "an unfinished one" in shown[1]
+    assert shown[-2].endswith("after truncation")
+    assert shown[-1] == "> after a move"
+
+
 def test_a_filtered_log_that_cannot_be_written_is_reported(tmp_path: Path, console: tuple[int, int]) -> None:
     relay = RelayClient(console)
     warnings: list[str] = []
