@@ -221,6 +221,8 @@ def end_of(number: int, code: int, result: JobResult | None, sent: Collection[in
         kind, clause = EndKind.DIED, f"died without a result (exit code {code})"
     elif result.stopped:
         kind, clause = EndKind.LEFT, f"left: {result.reason}"
+    elif result.exit_reason is ExitReason.STOPPED_ON_REQUEST:
+        return NodeEnd(number, EndKind.FAILED, code, "was stopped on request", requested=True)
     elif result.exit_reason in _KINDS:
         kind, clause = _KINDS[result.exit_reason]
     elif result.exit_reason is ExitReason.CANNOT_JOIN and result.ends:

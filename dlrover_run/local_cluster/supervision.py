@@ -43,13 +43,15 @@ class LocalNode(msgspec.Struct, frozen=True):
 
 class NodeEnd(msgspec.Struct, frozen=True):
     """The end of node `number`; `clause` is such as "was killed by SIGKILL". `by_peer`: it FAILED because of another
-    node, so its exit code is not that of the failure."""
+    node, so its exit code is not that of the failure. `requested`: an operator has stopped the job, as the node has
+    printed already."""
 
     number: int
     kind: EndKind
     code: int
     clause: str
     by_peer: bool = False
+    requested: bool = False
 
 
 class LocalCluster(msgspec.Struct, frozen=True):
@@ -121,6 +123,8 @@ def node_ended(cluster: LocalCluster, end: NodeEnd) -> Transition:
     line = f"node {end.number} {end.clause}"
     if end.kind is EndKind.DONE:
         return Transition(replace(left, done=True), end_others=_ends_others(left))
+    if end.requested:
+        return replace(_fail(left, line, end.code), lines=())
     if end.kind is EndKind.FAILED:
         return _fail(left, line, end.code, by_peer=end.by_peer)
     if cluster.settled:

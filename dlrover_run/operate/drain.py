@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
+from dlrover_run.coordination.text import counted
 
 _TRAINS_ON = frozenset({NodeCondition.TRAINING, NodeCondition.STARTING, NodeCondition.SPARE, NodeCondition.WAITING})
 
@@ -22,4 +23,5 @@ def drain_problem(status: JobStatus, name: str) -> str | None:
     left = sum(node.state in _TRAINS_ON and node.node_id not in leaving for node in status.nodes)
     if left + status.nodes_omitted >= status.min_nodes:
         return None
-    return f"the job needs at least {status.min_nodes} nodes and would have {left}; it would wait for another one"
+    least = counted(status.min_nodes, "node")
+    return f"the job needs at least {least} and would have {left}; it would wait for another one"

@@ -174,7 +174,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         ),
         (
             "a was dismissed by the node check: computes wrongly: a product was off by 3; after 100 s none "
-            "of at least 1 nodes is here"
+            "of at least 1 node is here"
         ),
     ),
     (

@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run import exit_codes
+from dlrover_run.agent.result import JobResult
+from dlrover_run.exit_reasons import ExitReason
+from dlrover_run.local_cluster.nodes import end_of
 from dlrover_run.local_cluster.supervision import (
     EndKind,
     LocalCluster,
@@ -225,6 +228,18 @@ def test_the_first_failure_of_the_job_is_its_code() -> None:
     assert (step.end_others, step.lines) == (False, ("node 0 failed with exit code 1",))
     history.end(1, EndKind.DIED)
     assert (history.cluster.over, exit_code(history.cluster)) == (True, 7)
+
+
+def test_a_job_that_an_operator_has_stopped_has_not_failed() -> None:
+    """Each node prints who has stopped the job; the supervisor adds no failure to that."""
+    history = History.of(LocalSpec(2, 2))
+    result = JobResult(143, ExitReason.STOPPED_ON_REQUEST, "ann@n0 stopped the job")
+    end = end_of(0, 143, result)
+    assert (end.clause, end.requested) == ("was stopped on request", True)
+    step = node_ended(history.cluster, end)
+    assert (step.lines, step.end_others, step.cluster.failed) == ((), True, 143)
+    step = node_ended(step.cluster, end_of(1, 143, result))
+    assert (step.lines, exit_code(step.cluster)) == ((), 143)
 
 
 Event = Callable[[History], Transition]
