@@ -85,6 +85,11 @@ class JoinRefused(Exception):
         self.current = current
 
 
+class OtherLeaseTime(Exception):
+    """The job's rules, which are those of its first node, say another length of a lease than this node's. Else the loss
+    of this node would become known later than the others expect, and be charged to one of them."""
+
+
 class JobGone(Exception):
     """The job has ended while another process had the node id of this one. The message is a sentence."""
 
@@ -106,6 +111,7 @@ class EtcdClient(RemoteClient):
         self._keys = Keys(spec.etcd.prefix, spec.run_id)
         self._store = store
         self._ttl = lease_time(spec.rules)
+        self._interval = spec.rules.keep_alive_interval
         self._rules = replace(spec.rules, detection_delay=self._ttl + LEASE_MARGIN)
         self._lease = self._result_lease = 0
         self._is_displaced = False
@@ -136,6 +142,10 @@ class EtcdClient(RemoteClient):
         try:
             async with self._store.watch((Range(self._keys.leader), self._message_key)) as watch:
                 await self._stay(await self._join(), watch)
+        except OtherLeaseTime:
+            await self._revoke_lease()
+            self._lease = 0
+            self._backoff.retry_now()
         except Compacted:
             # Missed changes were compacted, so the next attempt reads the current values.
             return
@@ -248,7 +258,7 @@ class EtcdClient(RemoteClient):
 
     async def _renew(self) -> None:
         # A renewal that fails at one member must leave time for another one.
-        interval = min(self._spec.rules.keep_alive_interval, self._ttl / 3)
+        interval = min(self._interval, self._ttl / 3)
         while True:
             await asyncio.sleep(interval)
             if not await self._store.renew(self._lease):
@@ -305,6 +315,7 @@ class EtcdClient(RemoteClient):
             self._log_once(f"warning: {current.key} in etcd is ignored: it is {error}")
             return
         self._follow_rules(rules)
+        self._interval = rules.keep_alive_interval
         if problem := wrong_job_kind(rules, self._own_report()):
             self._give_up(f"this node cannot take part in the job {self._spec.run_id!r}: {problem}", is_user_error=True)
             return
@@ -317,6 +328,9 @@ class EtcdClient(RemoteClient):
         if notice := config_mismatch(rules, self._rules):
             self._log_once(f"warning: {notice}")
         self._result_lease = current.lease if message.common.phase in OVER else 0
+        if message.common.phase not in OVER and lease_time(rules) != self._ttl:
+            self._ttl = lease_time(rules)
+            raise OtherLeaseTime
         self._take(message.assignment(self._own_report().key))
 
     @property

@@ -444,6 +444,21 @@ def test_an_unfit_plan_in_etcd_counts_as_no_plan() -> None:
         an_unfit_plan_in_etcd_counts_as_no_plan(backend)
 
 
+def test_with_etcd_a_lease_follows_the_rules_of_the_first_node() -> None:
+    with Backend("etcd", TWO) as backend:
+        a = backend.node("a")
+        train(backend, a)
+        backend.rules = msgspec.structs.replace(TWO, keep_alive_interval=60.0)
+        b = backend.node("b")
+        b.report(phase=NodePhase.WAITING)
+        train(backend, a, b, number=2)
+        b.kill(silent=True)
+        lost = backend.timeline.now
+        after = train(backend, a, number=3)
+        assert backend.timeline.now - lost < 2 * TWO.heartbeat_timeout + TWO.lost_after
+        assert after.restart_count == 0
+
+
 def test_a_node_that_takes_part_with_another_program_is_warned() -> None:
     with Backend("master", TWO) as backend:
         a_node_of_another_program_takes_part_where_it_is_needed(backend)
