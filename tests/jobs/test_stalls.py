@@ -8,7 +8,7 @@ import pytest
 from harness import Mailbox, finish, launch
 
 from dlrover_run.events.reader import merged, read_logs
-from dlrover_run.events.records import WorkerStalled
+from dlrover_run.events.records import WorkerFailed, WorkerStalled
 from dlrover_run.stall.guilt import GuiltCode
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.long]
@@ -63,8 +63,9 @@ def test_the_worker_that_the_others_wait_for_is_named_and_restarted(
     assert [event.rank for event in stalls if event.guilty] == [guilty]
     (why, *where) = next(event.reasons for event in stalls if event.guilty)
     assert f"rank {guilty} was killed by {signal.SIGKILL.name}" in ended.err
+    failures = [entry.event for entry in merged(read_logs(journal)) if isinstance(entry.event, WorkerFailed)]
+    assert [(event.rank, event.cause) for event in failures] == [(guilty, "stall")]
     if fault == "stop":
-        # A stopped worker writes no stack.
         assert GuiltCode.STOPPED.within((why,))
     else:
         (place,) = where
