@@ -48,6 +48,7 @@ class StackReader:
 
     def __init__(self, pid: int) -> None:
         self._memory = ProcessMemory(pid)
+        self._main = 0
         try:
             self._find_interpreter()
         except (Unreadable, NoPython) as error:
@@ -62,7 +63,11 @@ class StackReader:
         begins and after it has ended."""
         names: dict[int, str] = {}
         try:
+            if main and self._main and self._memory.word(self._main + self._layout.native_id) == self._memory.pid:
+                # To follow hundreds of threads takes longer than all else.
+                return Stack((Thread(self._name(self._main), self._frames(self._main, names)),))
             *others, last = self._threads() or [0]
+            self._main = last if self._layout.native_id else 0
         except Unreadable:
             return Stack(())
         if not last:

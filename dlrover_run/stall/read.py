@@ -18,7 +18,7 @@ from dlrover_run.process_tree.tree import read_stat
 from dlrover_run.python_stacks.reader import NoPython, StackReader
 from dlrover_run.stall.stacks import Stack
 
-STACKS_TIMEOUT = 1.0
+STACKS_TIMEOUT = 2.0
 """Seconds that the reads have."""
 
 PAUSE = 0.01
@@ -102,6 +102,7 @@ def read_process_stacks(
     pid: int, *, main: bool = False, times: int = 1, enough: Callable[[list[Stack]], bool] | None = None
 ) -> Reading:
     """As `read_stacks`, of one process, in this thread."""
+    began = time.monotonic()
     state = _state(pid)
     if state in "XZ":
         return Reading(problem=StackProblem.ENDED, state=state)
@@ -122,7 +123,9 @@ def read_process_stacks(
             if number:
                 time.sleep(PAUSE)
             stacks.append(reader.read(main=main))
-            if enough is not None and enough(stacks):
+            late = time.monotonic() - began > STACKS_TIMEOUT / 2
+            if late or (enough is not None and enough(stacks)):
+                # On a machine without a free processor fewer stacks are better than none.
                 break
     finally:
         reader.close()
