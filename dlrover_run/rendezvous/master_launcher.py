@@ -258,8 +258,9 @@ class MasterLauncher:
             return
         if not addresses:
             self._fail(
-                f"--rdzv-conf is_host, but {self._spec.host} is no address of this machine: "
-                "give the address to listen on with --rdzv-conf bind=ADDRESS"
+                f"this node is to start the master (--rdzv-conf is_host, or it is the first of the cluster), but "
+                f"{self._spec.host} is no address of this machine: run the launcher there (mpirun --hostfile), or give "
+                "the address to listen on with --rdzv-conf bind=ADDRESS"
             )
             return
         error = bind_error(addresses[0])
