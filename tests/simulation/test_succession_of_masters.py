@@ -1,0 +1,60 @@
+"""The loss of the machine of the master and of its successor, a divided network, and the return of the first node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from dlrover_run.coordination import coordinator
+from dlrover_run.master.jobs import Jobs
+from dlrover_run.rendezvous import succession
+from dlrover_run.rendezvous.succession import Succession
+from dlrover_run.transport.messages import Answered
+from simulation.succession import play
+from simulation.timeline import Broken
+
+SEEDS = 25
+
+
+def test_one_world_goes_on_without_the_machine_of_the_master() -> None:
+    played = [play(seed) for seed in range(SEEDS)]
+    assert {kind for kind, _ in played} == {"lose", "lose both", "divide"}
+    assert sum(masters > 2 for _, masters in played) > SEEDS / 4
+
+
+@pytest.mark.long
+def test_one_world_goes_on_for_two_hundred_seeds() -> None:
+    for seed in range(SEEDS, 200):
+        play(seed)
+
+
+real_step = Succession.step
+
+
+def start_nothing(self: Succession, *given: Any) -> Any:
+    return real_step(self, *given)._replace(starts=False)
+
+
+def play_ten() -> None:
+    for seed in range(10):
+        play(seed)
+
+
+DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no node starts the next master": lambda: patch.object(Succession, "step", start_nothing),
+    "all candidates start at once": lambda: patch.object(succession, "CANDIDATE_DELAY", 0.0),
+    "the endpoint's node is not sent to the successor": lambda: patch.object(Jobs, "move", lambda *_: Answered()),
+    "the next master needs more members than there are": lambda: patch.object(
+        coordinator, "needed_members", lambda members, least, ended: members
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
+def test_planted_defects_break_a_law(defect: Callable[[], AbstractContextManager[Any]]) -> None:
+    with defect(), pytest.raises(Broken, match=r"one round|has the job"):
+        play_ten()
