@@ -23,6 +23,7 @@ from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
 from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.devices import holders
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.progress.page import Progress
@@ -39,6 +40,10 @@ PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 DEVICES = "the devices of this node"
 """What the workers of two rounds cannot both have."""
+
+LOST_PEER_GRACE = 1.0
+"""Seconds between the stop signal and SIGKILL for a worker that holds a device and has lost a peer. It waits in a
+collective of NCCL for that peer, where Python runs no handler, so it saves nothing however long it gets."""
 
 RESTART_DRAIN_TIMEOUT = 0.5
 """Seconds without progress after which a restart no longer waits for a console to print the old workers' output."""
@@ -139,11 +144,22 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         elif isinstance(action, Stop) and self._round is not None:
             if self._work is None:
                 # The signal is sent here: a signal to this node from now on goes to the workers directly.
-                self._round.group.begin_stop(*self._shutdown.stop_with(self._spec.shutdown_timeout))
+                self._stop_workers(self._round)
                 self._stopping = True
                 self._begin(self._round.group.wait())
             else:
                 self._round.cancel()
+
+    def _stop_workers(self, current: WorkerRound) -> None:
+        number, grace, delivered_at = self._shutdown.stop_with(self._spec.shutdown_timeout)
+        failed = current.has_failed or self._assignment.restart_count > current.ranks.restart_count
+        if failed and not self._shutdown.wanted and grace > LOST_PEER_GRACE and holders.is_present():
+            for worker in current.group.running:
+                if holders.holds_device(worker.pid):
+                    worker.stop(number, LOST_PEER_GRACE, delivered_at)
+        for worker in current.group.running:
+            if worker.stopped_with is None:
+                worker.stop(number, grace, delivered_at)
 
     def report(self, leaving: bool) -> NodeReport:
         report = build_report(self._node_state, self._round, leaving, self._starter.is_prestarting)
@@ -389,6 +405,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def _end_orphans(self) -> None:
         if self._spec.backend == "static":
             # The next round needs the same port, on which a child of the ended rank 0 may still listen.
+            self._orphans.end_now()
+        elif holders.is_present() and self._orphans.any_orphan(holders.holds_device):
+            # The next workers need the memory of the device.
             self._orphans.end_now()
         else:
             self._orphans.kill_orphans()

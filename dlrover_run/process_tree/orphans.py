@@ -53,6 +53,10 @@ class OrphanKiller:
         """End every process below this one that is not spared, and return when they have ended."""
         tree.end_children(self._spared())
 
+    def any_orphan(self, is_meant: Callable[[int], bool]) -> bool:
+        """Whether a process below this one that is not spared is meant, by its pid."""
+        return any(is_meant(one.pid) for one in tree.descendants(self._spared()))
+
     def kill_session(self, worker: int) -> None:
         """Kill what is still in the session of one worker that has ended while others run."""
         if not self._ended_sessions:
