@@ -17,7 +17,7 @@ from typing import Any
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.launch_request import LaunchRequest, command, decode, encode, memory_file
-from dlrover_run.process_tree import signals
+from dlrover_run.process_tree import signals, unshared
 from dlrover_run.spec import JobSpec
 
 
@@ -35,9 +35,9 @@ class LauncherEnd:
 
 def run_launcher(spec: JobSpec) -> LauncherEnd:
     """Run one job in a launcher process and wait for its end."""
-    result_read, result_write = os.pipe()
+    result_read, result_write = unshared.make_pipe()
     # The launcher reads the end of this pipe when this process ends in any way.
-    parent_pipe_read, parent_pipe_write = os.pipe()
+    parent_pipe_read, parent_pipe_write = unshared.make_pipe()
     request = LaunchRequest(spec=spec, parent_pipe=parent_pipe_read, result_fd=result_write)
     inherited = [parent_pipe_read, result_write]
     if spec.entrypoint.payload_fd >= 0:
@@ -55,7 +55,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
                 start_new_session=True,
             )
             forwarding.to(launcher)
-            os.close(result_write)
+            unshared.close(result_write)
             result_write = -1
             with open(result_read, "rb", closefd=False) as stream:
                 answer = stream.read()
@@ -63,7 +63,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
     finally:
         for fd in (result_read, result_write, parent_pipe_read, parent_pipe_write):
             if fd >= 0:
-                os.close(fd)
+                unshared.close(fd)
     result = decode(answer, JobResult) if answer else None
     return LauncherEnd(code, result, forwarding.seen)
 

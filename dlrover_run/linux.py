@@ -9,6 +9,7 @@ only where it is needed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -71,6 +72,16 @@ def has_pidfd() -> bool:
         # Not for lack of descriptors or memory, which pass.
         return error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES)
     return True
+
+
+def raise_descriptor_limit() -> None:
+    """Have this process open as many descriptors as it may: the usual limit of 1,024 is lower than allowed. Not for a
+    process that starts programs: they inherit the limit, and some cannot handle a high one."""
+    import resource
+
+    _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
 
 
 def close_from(first: int, kept: int) -> None:

@@ -24,6 +24,7 @@ from dlrover_run import linux
 from dlrover_run.checkpoint_memory.held import HeldFile
 from dlrover_run.checkpoint_memory.memory import SEALS, HeldMemory, Number
 from dlrover_run.checkpoint_memory.write_behind import copy
+from dlrover_run.supervisor import unix_sockets
 from dlrover_run.training.saved_steps import parse
 
 COPY_TIMEOUT = 60.0
@@ -186,7 +187,7 @@ class CopyReceiver:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
+            connection = unix_sockets.accept(self._listener)
             if self._senders.acquire(blocking=False):
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
             else:

@@ -6,6 +6,7 @@ refuses every change of it. Nothing has a name in a file system, so the kernel f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -25,6 +26,9 @@ RETRY_INTERVAL = 30.0
 
 SPARE_PIECE = 32 * 1024 * 1024
 """Bytes of a spare that are prepared at a time: a save that comes meanwhile waits for one piece."""
+
+DESCRIPTOR_PAUSE = 1.0
+"""Seconds until a file is tried again for which this process had no descriptor left."""
 
 DROP_TIMEOUT = 1.0
 """Seconds at the end in which the other node is sent the names of the copies that it may drop."""
@@ -68,22 +72,22 @@ class HeldMemory:
         `spare` is used for it if it is still there."""
         with self._changed:
             if spare is not None and self._files.take_spare(spare):
-                return spare, os.dup(self._fds[spare])
+                return self._handed_out(spare)
             number, leaving = self._files.reserve(size)
             self._close(leaving)
             if number is None or not self._create(number, size):
                 return None
             self._note_change()
-            return number, os.dup(self._fds[number])
+            return self._handed_out(number)
 
     def prepare_spare(self, size: int, wanted: Callable[[], bool] = lambda: False) -> Number | None:
         """Fill room with empty memory, so that the next save need not wait for the kernel to find it; None if there is
         no room. It stops early when it is `wanted`, and the kernel finds the rest while it is filled."""
         with self._changed:
             number, _ = self._files.reserve(size, spare=True)
-            if number is None or not self._create(number, size):
+            if number is None or not self._create(number, size) or (room := self._handed_out(number)) is None:
                 return None
-            fd = os.dup(self._fds[number])
+            _, fd = room
         try:
             for start in range(0, size, SPARE_PIECE):
                 if wanted():
@@ -134,7 +138,7 @@ class HeldMemory:
             self._files.take_spare(number)
             if not self._create(number, size):
                 return None
-            return number, os.dup(self._fds[number])
+            return self._handed_out(number)
 
     def add_copy(self, held: HeldFile, number: Number) -> None:
         """Hold a copy of another node's file, which was received whole."""
@@ -171,9 +175,10 @@ class HeldMemory:
                 if (done := self._files.next_to_drop()) is not None:
                     self._changed.notify_all()
                     return done, None
-                if (held := self._files.next_to_copy()) is not None:
-                    return held, os.dup(self._fds[held.number])
-                self._changed.wait()
+                held = self._files.next_to_copy()
+                if held is not None and (fd := self._dup(held.number)) is not None:
+                    return held, fd
+                self._changed.wait(None if held is None else DESCRIPTOR_PAUSE)
 
     def note_copied(self, number: Number) -> None:
         """Note that the other node has a file."""
@@ -226,13 +231,16 @@ class HeldMemory:
         """The next file for the disk, and a descriptor of it that the caller closes, as soon as there is one; None
         after `drain`."""
         with self._changed:
-            while (held := self._files.next_to_write()) is None:
-                if self._ends:
+            while True:
+                if (held := self._files.next_to_write()) is not None:
+                    if (fd := self._dup(held.number)) is not None:
+                        self._writing = held
+                        return held, fd
+                    self._changed.wait(DESCRIPTOR_PAUSE)
+                elif self._ends:
                     return None
-                if not self._changed.wait(RETRY_INTERVAL):
+                elif not self._changed.wait(RETRY_INTERVAL):
                     self._files.retry()
-            self._writing = held
-            return held, os.dup(self._fds[held.number])
 
     def note_written(self, held: HeldFile, problem: str = "") -> bool:
         """Note that a file is on the disk, or why not; whether that problem is new."""
@@ -271,8 +279,27 @@ class HeldMemory:
         if size > self._free():
             self._files.release(number)
             return False
-        self._fds[number] = linux.memfd_create("dlrover-run checkpoint", linux.MFD_CLOEXEC | linux.MFD_ALLOW_SEALING)
+        try:
+            fd = linux.memfd_create("dlrover-run checkpoint", linux.MFD_CLOEXEC | linux.MFD_ALLOW_SEALING)
+        except OSError:
+            self._files.release(number)
+            return False
+        self._fds[number] = fd
         return True
+
+    def _handed_out(self, number: Number) -> tuple[Number, int] | None:
+        """Room with a descriptor for its writer; it is given back where there is no descriptor left."""
+        if (fd := self._dup(number)) is not None:
+            return number, fd
+        self._files.release(number)
+        self._close([number])
+        self._note_change()
+        return None
+
+    def _dup(self, number: Number) -> int | None:
+        with contextlib.suppress(OSError):
+            return os.dup(self._fds[number])
+        return None
 
     def _take_out(self, numbers: Collection[Number]) -> list[int]:
         return [fd for number in numbers if (fd := self._fds.pop(number, None)) is not None]

@@ -15,13 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dlrover_run import linux
 from dlrover_run.checkpoint_memory.copies import Copies
 from dlrover_run.checkpoint_memory.memory import Figures, HeldMemory
 from dlrover_run.checkpoint_memory.worker_line import WorkerLine
 from dlrover_run.checkpoint_memory.write_behind import WriteBehind
 from dlrover_run.devices.capacity import PROC, available_memory, usable_memory
 from dlrover_run.process_tree import tree
-from dlrover_run.supervisor.unix_sockets import peer_of
+from dlrover_run.supervisor import unix_sockets
 
 MAX_CONTROL = 64 * 1024
 
@@ -66,6 +67,8 @@ def run() -> int:
     """Hold checkpoints. The first argument is the descriptor of the control line, on which the descriptor of the
     listening socket comes, with the settings."""
     tree.name_process("dlrover-memory")
+    # Each checkpoint that is held takes one.
+    linux.raise_descriptor_limit()
     control = socket.socket(fileno=int(sys.argv[1]))
     data, fds, _, _ = socket.recv_fds(control, MAX_CONTROL, 1)
     settings = json.loads(data)
@@ -103,8 +106,8 @@ def free_bytes(proc: Path = PROC) -> int:
 def accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
     """Have each worker served that connects."""
     while True:
-        connection, _ = listener.accept()
-        if peer_of(connection).uid in (os.geteuid(), 0):
+        connection = unix_sockets.accept(listener)
+        if unix_sockets.peer_of(connection).uid in (os.geteuid(), 0):
             serve(connection)
         else:
             connection.close()

@@ -9,7 +9,6 @@ import itertools
 import json
 import logging
 import os
-import resource
 import select
 import signal
 import socket
@@ -19,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dlrover_run import exit_codes
+from dlrover_run import exit_codes, linux
 from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.rules import JobRules
@@ -254,10 +253,8 @@ async def _serve(options: Options) -> int:
 
     if options.parent_pipe_fd >= 0:
         event_loop.watch_pipe(options.parent_pipe_fd, lambda: end("the process that started it has ended"))
-    # Each node takes a descriptor, and the usual limit of 1024 is lower than allowed.
-    _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
+    # Each node takes a descriptor.
+    linux.raise_descriptor_limit()
     idle_shutdown = IdleShutdown(options.idle_timeout, end)
     log_to_launcher = partial(_write_line, options.report_fd)
     with contextlib.suppress(OSError):

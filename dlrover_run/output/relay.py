@@ -35,6 +35,7 @@ message is one line of JSON; a newline and raw bytes may follow. The agent numbe
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -87,6 +88,7 @@ def main(control: socket.socket, parent: int, console: tuple[int, int] | None, s
         signals.ignore()
         signals.release()
         tree.name_process("dlrover-relay")
+        linux.raise_descriptor_limit()
         _Relay(control, parent, shared).run()
         code = 0
     except BaseException as error:
@@ -236,6 +238,9 @@ class _Relay:
             self._on_agent_gone()
             return
         message = json.loads(data)
+        if not fds and message["do"] in ("cursors", "pipe"):
+            # The kernel drops what it cannot pass on. Another relay gets it again.
+            raise OSError(errno.EMFILE, "too many files are open to take the output of a worker")
         match message["do"]:
             case "cursors":
                 self.cursors = CursorTable(fds[0])

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import resource
 import select
 import shutil
 from collections.abc import Callable, Collection, Iterator
@@ -197,16 +198,23 @@ class RelayClient:
         """Write `text` to the console's standard error, after the output of the workers so far; never blocks while
         there is a relay."""
         data = text.encode(errors="backslashreplace")
-        if not self._process.over:
+        if not self._process.over and self._has_room(len(data)):
             os.write(self._messages, data)
             self._process.send({"do": "message"})
             return
         # A console that was closed is no reason to fail.
         with contextlib.suppress(OSError):
-            if not self._process.gave_up:
+            if self._process.over and not self._process.gave_up:
                 os.write(self._console[1], data)
-            while self._process.gave_up and data and is_writable(self._console[1]):
+                return
+            while data and is_writable(self._console[1]):
                 data = data[os.write(self._console[1], data[: select.PIPE_BUF]) :]
+
+    def _has_room(self, count: int) -> bool:
+        """Whether the file of messages, which grows with the job, stays within `ulimit -f`; beyond that they are
+        written at once, before output that still waits."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        return limit == resource.RLIM_INFINITY or os.fstat(self._messages).st_size + count <= limit
 
     def remove_at_end(self, path: str) -> None:
         """Have the relay remove a directory when it ends, so that even SIGKILL leaves nothing in /tmp."""

@@ -9,12 +9,19 @@ each side asks the kernel for the user of the other, and accepts only its own.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+ACCEPT_PAUSE = 0.2
+"""Seconds until `accept` tries again. A listener stays readable meanwhile, so the kernel cannot tell."""
+
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO)
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -54,6 +61,18 @@ def peer_of(connection: socket.socket) -> Peer:
     """The process at the other end, as the kernel knows it: no process can fake that."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid)
+
+
+def accept(listener: socket.socket) -> socket.socket:
+    """The next connection. Where the process or the machine has no descriptor or memory left, which passes, it waits
+    until there is one: a server that ends for that loses what it holds."""
+    while True:
+        try:
+            return listener.accept()[0]
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            time.sleep(ACCEPT_PAUSE)
 
 
 def messages(control: socket.socket, max_bytes: int) -> Iterator[bytes]:

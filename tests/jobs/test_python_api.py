@@ -342,6 +342,72 @@ def test_the_end_of_the_caller_ends_the_job(mailbox: Mailbox, number: signal.Sig
     assert json.dumps(mailbox.pending()) == "[]"
 
 
+FORKS_WHILE_IT_RUNS = """\
+import os, signal, threading
+import dlrover_run
+from post import post
+def work():
+    post()
+    signal.pause()
+if __name__ == "__main__":
+    launch = dlrover_run.elastic_launch(dlrover_run.LaunchConfig(1, 1, 1), work)
+    threading.Thread(target=launch, daemon=True).start()
+    input()
+    # As a Pool or a DataLoader does.
+    if (forked := os.fork()) == 0:
+        os.close(1)
+        signal.pause()
+    print(forked, flush=True)
+    signal.pause()
+"""
+
+
+def test_a_fork_of_the_caller_does_not_keep_the_job_alive(mailbox: Mailbox, tmp_path: Path) -> None:
+    caller = tmp_path / "caller.py"
+    caller.write_text(FORKS_WHILE_IT_RUNS)
+    variables = environment({"TEST_MAILBOX": mailbox.name, "PYTHONPATH": str(Path(__file__).parents[1] / "workers")})
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, caller], env=variables, text=True, **pipes)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    with watched(*(message["pid"] for message in mailbox.gather(1))) as workers:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        fork = int(process.stdout.readline())
+        try:
+            process.kill()
+            assert process.wait(WAIT) == -signal.SIGKILL
+            assert still_alive(workers, 60.0) == 0
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+
+def test_the_result_comes_while_a_fork_of_the_caller_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread forks just when the pipe of the result has been made."""
+    forks: list[int] = []
+    popen = subprocess.Popen
+
+    def fork_first(*args: Any, **options: Any) -> Any:
+        forks.append(fork := os.fork())
+        if not fork:
+            signal.pause()
+            os._exit(0)
+        return popen(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", fork_first)
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.append(dlrover_run.elastic_launch(config(1), len)("one")), daemon=True
+    )
+    thread.start()
+    thread.join(60.0)
+    for fork in forks:
+        os.kill(fork, 0)
+        os.kill(fork, signal.SIGKILL)
+        os.waitpid(fork, 0)
+    assert results == [{0: 3}]
+
+
 def test_a_configuration_ignores_the_variables_of_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "none")
     monkeypatch.setenv("PET_STANDALONE", "none")

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
+import resource
 import signal
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import WAIT
 from test_held_checkpoints import MIB, filled, in_thread, node, play
 
-from dlrover_run.checkpoint_memory.copies import Copies
+from dlrover_run import linux
+from dlrover_run.checkpoint_memory import memory
+from dlrover_run.checkpoint_memory.copies import NONCE_BYTES, Copies, CopyReceiver
+from dlrover_run.checkpoint_memory.held import HeldFile
 from dlrover_run.checkpoint_memory.memory import Figures, HeldMemory
 from dlrover_run.checkpoint_memory.write_behind import WriteBehind
+from dlrover_run.supervisor import unix_sockets
 from dlrover_run.training.memory_line import MemoryLine
 from dlrover_run.training.saved_steps import SavedFile
 
@@ -144,3 +153,58 @@ async def until_listed(folder: Path) -> None:
     async with asyncio.timeout(WAIT):
         while not folder.is_dir() or SavedFile(5).name not in os.listdir(folder):
             await asyncio.sleep(0.02)
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """This process may open no more descriptors."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_without_descriptors_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "DESCRIPTOR_PAUSE", 0.01)
+    node = Side()
+    room = node.memory.reserve(100)
+    assert room is not None
+    number, fd = room
+    os.write(fd, bytes(100))
+    fcntl.fcntl(fd, linux.F_ADD_SEALS, memory.SEALS)
+    os.close(fd)
+    node.memory.add(HeldFile(number, tmp_path, SavedFile(1), 100, 1), 1)
+    with no_descriptor_left():
+        assert node.memory.reserve(100) is None
+        assert node.memory.prepare_spare(100) is None
+        assert node.memory.reserve_copy(100) is None
+        assert node.memory.figures.used == 100
+        node.write()
+    node.until(lambda: node.memory.figures.waiting == 0)
+    assert (tmp_path / SavedFile(1).name).exists()
+
+
+def test_copies_are_taken_again_once_there_are_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unix_sockets, "ACCEPT_PAUSE", 0.01)
+    refused = threading.Event()
+    accept = socket.socket.accept
+
+    def observed(listener: socket.socket) -> Any:
+        try:
+            return accept(listener)
+        except OSError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(socket.socket, "accept", observed)
+    receiver = CopyReceiver(Side().memory, HERE)
+    with socket.socket() as first, socket.socket() as second:
+        with no_descriptor_left():
+            first.connect((HERE, receiver.port))
+            assert refused.wait(WAIT)
+        second.connect((HERE, receiver.port))
+        for sender in (first, second):
+            sender.settimeout(WAIT)
+            assert len(sender.recv(64)) == NONCE_BYTES

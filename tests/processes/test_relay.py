@@ -6,6 +6,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import resource
 import select
 import signal
 import struct
@@ -424,6 +425,30 @@ def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remem
     play(relay, scene)
     os.close(reader)
     assert timeouts[:3] == [STUCK_TIMEOUT, STUCK_TIMEOUT, NO_PATIENCE]
+
+
+def test_messages_beyond_the_limit_of_a_file_reach_the_console() -> None:
+    """The file of the launcher's messages grows with the job, and `ulimit -f` counts for files in memory."""
+    reader, writer = os.pipe()
+    relay = RelayClient((writer, writer))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def scene() -> None:
+        relay.write("first\n")
+        await relay.drain()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))
+        try:
+            relay.write("second\n")
+            relay.write("3\n")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        await relay.drain()
+        await relay.close()
+
+    play(relay, scene)
+    assert sorted(os.read(reader, 64).decode().splitlines()) == ["3", "first", "second"]
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("kind", ["as it is", "prefixed", "teed"])
