@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from dlrover_run.policies.health.model import NodeHealth
 
 
+UNUSED_NODE = (
+    "warning: this launcher has run no worker: the job had all of its nodes (--nnodes), and no spare was asked for "
+    "(--spares is 0); it has succeeded without this node"
+)
+"""What a node says that only waited in a job that has succeeded. Its exit code is 0 all the same: a scheduler that
+starts one node too many, or a replacement too late, must not take the job for failed."""
+
+
 class JobResult(msgspec.Struct, frozen=True):
     """The result of a job on this node. `exit_reason` is why the launcher ends. `results` are the pickled return
     values of a function launch, by global rank.

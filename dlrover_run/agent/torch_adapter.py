@@ -10,13 +10,15 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dlrover_run.agent.checkpoint_memory import DRAIN_TIMEOUT, CheckpointMemory
 from dlrover_run.agent.features import Features
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.progress_reporter import EventLog, ProgressReporter
 from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
-from dlrover_run.agent.result import JobResult, TaskResults, worker_results
+from dlrover_run.agent.result import UNUSED_NODE, JobResult, TaskResults, worker_results
 from dlrover_run.agent.round_store import RoundStores
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
@@ -251,7 +253,11 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             await self._round.collect_exit_info(None)
             ends, returned = self._round.ends, self._round.results()
             self._close_round(self._round)
-        return worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
+        results = worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
+        is_unused = self._round is None and self._node_state.ranks is None
+        if is_unused and assignment.phase is PlanPhase.FINISHED and not self._spec.rules.spares:
+            return msgspec.structs.replace(results, warning=UNUSED_NODE)
+        return results
 
     async def close(self, assignment: Assignment, result: JobResult) -> None:
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")

@@ -133,6 +133,9 @@ class Code(ReasonCode):
     NODES_PREPARE = "{number:#node} {number:imports|import} what {number:its|their} workers need, and then takes part"
     SPARE = "this one waits to step in, {number:#spare} in all"
     SPARE_OF = "this one waits to step in, {number:#spare} in all ({wanted} asked for)"
+    NOT_REQUESTED = (
+        ", and this node was not asked for (--spares is 0, --nnodes has all of its nodes): it waits in case one is lost"
+    )
 
 
 _PREFIXES: dict[type[ReasonCode], str] = {Code: ""}

@@ -14,6 +14,7 @@ from dlrover_run.coordination.gathering import missing_nodes
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.programs import is_full
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import Code, chain, shown_names
 
@@ -74,6 +75,9 @@ def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequ
     if preparing and rules.size(len(alive)) > len(plan.members):
         return Waiting((train, Code.NODES_PREPARE(number=preparing)))
     spares = len(others)
+    is_resized = plan.desired is not None or plan.wanted_nodes  # Then --nnodes counts this node too.
+    if not rules.spares and not is_resized and is_full(rules, plan):
+        return Waiting((train, Code.NOT_REQUESTED()))
     spare = Code.SPARE_OF(number=spares, wanted=rules.spares) if rules.spares else Code.SPARE(number=spares)
     return Waiting((train, spare))
 

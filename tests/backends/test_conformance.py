@@ -401,7 +401,25 @@ def a_node_of_another_program_takes_part_where_it_is_needed(backend: Backend) ->
     assert other.rendezvous.problem is None
 
 
+def a_node_that_was_not_asked_for_is_told_so(backend: Backend) -> None:
+    nodes = [backend.node(name) for name in "ab"]
+    train(backend, *nodes)
+    third = backend.node("c")
+    third.report(phase=NodePhase.WAITING)
+    backend.until(lambda: third.assignment.waiting and third.assignment.epoch)
+    backend.wait(5)
+    assert third.assignment.waiting is not None
+    assert third.assignment.waiting.text == (
+        "2 nodes train, and this node was not asked for (--spares is 0, --nnodes has all of its nodes): it waits in "
+        "case one is lost"
+    )
+    for node in nodes:
+        node.report(phase=NodePhase.SUCCEEDED)
+    backend.until(lambda: third.assignment.phase is PlanPhase.FINISHED)
+
+
 FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
+    a_node_that_was_not_asked_for_is_told_so: TWO,
     a_node_of_another_program_is_no_spare: TWO,
     a_node_of_another_program_takes_part_where_it_is_needed: TWO,
     two_nodes_meet_at_one_store: TWO,

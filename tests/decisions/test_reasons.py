@@ -197,6 +197,11 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ((Code.LEFT_ON_REQUEST(names=("a", "b"), number=2),), "a and b left, as they were asked to"),
     ((Code.TRAINING(number=2), Code.SPARE(number=1)), "2 nodes train; this one waits to step in, 1 spare in all"),
     (
+        (Code.TRAINING(number=2), Code.NOT_REQUESTED()),
+        "2 nodes train, and this node was not asked for (--spares is 0, --nnodes has all of its nodes): it waits in "
+        "case one is lost",
+    ),
+    (
         (Code.TRAINING(number=1), HealthCode.PASSED_JOIN()),
         "1 node trains; those that have passed the node check take part in the next round",
     ),

@@ -98,6 +98,16 @@ def test_a_spare_takes_the_free_rank(cluster: Cluster) -> None:
     succeed(world, nodes["b"], spare)
 
 
+def test_a_node_that_was_not_asked_for_says_so_and_that_it_has_run_nothing(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "2")
+    world = cluster.world(2)
+    third = cluster.node("c", "2")
+    third.until_prints("waiting: 2 nodes train, and this node was not asked for (--spares is 0, ")
+    succeed(world, *nodes, third)
+    assert "warning: this launcher has run no worker: " in third.output, third.output
+    assert "has run no worker" not in nodes[0].output + nodes[1].output
+
+
 def test_nodes_of_one_machine_are_named_by_their_node_rank_and_slurm_node_name(cluster: Cluster) -> None:
     first, second, third = (
         cluster.node(name, "2:3", f"--node-rank={rank}", "--max-restarts=1", env={"SLURMD_NODENAME": f"gpu0{rank}"})
