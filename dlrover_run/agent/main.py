@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -18,6 +19,7 @@ from dlrover_run.agent.host import display_name
 from dlrover_run.agent.progress_reporter import is_verbose
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console, open_console
+from dlrover_run.console.rounds import render_success
 from dlrover_run.coordination.model import Failure
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.failures.worker_exit import WorkerExit
@@ -39,6 +41,7 @@ async def run_agent(
 ) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop.
     `program` is the name of the launcher on the console. The result is written to `result_fd` if that is given."""
+    began = time.monotonic()
     console = open_console(relay.write, job.console_name, program)
     relay.attach(console.info)
     # The relay is the last to end, so the directory goes even when watchdog and agent are killed together.
@@ -59,6 +62,9 @@ async def run_agent(
     if not run_dir.keep:
         result = _without_paths(result)
     _print_result(job, result, console)
+    # Where a person looks. A program that reads the output of a job that succeeds finds nothing of the launcher in it.
+    if result.exit_reason is ExitReason.SUCCESS and result.speaks_for_job and (os.isatty(2) or is_verbose(os.environ)):
+        console.info(render_success(time.monotonic() - began, result.restarts))
     await relay.drain(timeout=None)
     await relay.close()
     tree.end_children(pids_to_spare)

@@ -35,6 +35,7 @@ class ProgressReporter:
         self._spec = spec
         self._console = console
         self._waiting: Waiting | None = None
+        self._place: tuple[int, ...] | None = None
         self._verbose = is_verbose(os.environ)
 
     def begin(self, run_dir: RunDir) -> None:
@@ -60,22 +61,34 @@ class ProgressReporter:
             self.health.print_outcome(assignment)
 
     def begin_round(self, ranks: RankAssignment) -> None:
-        """Print that a round begins: one line on each node. Scripts search logs for torchrun's block of twelve lines,
-        which the node with rank 0 prints; with LOGLEVEL=INFO all nodes do."""
-        if not self._spec.single_node:
+        """Print that a round begins: one line on the node with rank 0, and on each node whose ranks are others than
+        before. Scripts search logs for torchrun's block of twelve lines, which the node with rank 0 prints once. With
+        LOGLEVEL=INFO all nodes print both for each round."""
+        place = (ranks.first_rank, ranks.workers, ranks.world_size, ranks.node_rank, ranks.nodes)
+        is_first, is_same = self._place is None, place == self._place
+        self._place = place
+        if not self._spec.single_node and (self._verbose or ranks.node_rank == 0 or not is_same):
             self._console.info(rounds.render_rank_assignment(ranks))
         has_peers = self._spec.backend in ("master", "etcd")
-        if self._verbose or (has_peers and ranks.node_rank == 0):
+        if self._verbose or (has_peers and ranks.node_rank == 0 and is_first):
             self._console.info(rounds.render_rendezvous(ranks, self._spec.event_log))
 
     def end_round(self, ended: WorkerRound, assignment: Assignment, ranks: RankAssignment) -> None:
-        """Print why a round has ended; `ranks` are this node's in the next one."""
+        """Print why a round has ended; `ranks` are this node's in the next one. The node whose worker failed knows
+        most of it, and the node with rank 0 has the lines of the whole job. The others print it with LOGLEVEL=INFO:
+        a job of 64 nodes, whose scheduler merges their output, would have the line 64 times."""
+        failed_here = assignment.failure is not None and ended.ranks.has_rank(assignment.failure.rank)
         # A master without a journal counts restarts from 0.
-        if ranks.restart_count <= ended.ranks.restart_count:
+        is_restart = ranks.restart_count > ended.ranks.restart_count
+        # On a console that the nodes share, the line of the node that failed is enough.
+        is_for_all = ranks.node_rank == 0 and not (is_restart and self._spec.console_name)
+        if not (self._verbose or is_for_all or (is_restart and failed_here)):
+            return
+        if not is_restart:
             self._console.error(rounds.render_membership_change(assignment.reason, ranks, ended.lasted))
             return
         reason, failure = assignment.reason, assignment.failure
-        if failure is None or ended.ranks.has_rank(failure.rank):
+        if failure is None or failed_here:
             # All exits of this node are known by now, and the name of the only node is left out.
             root = causes.root_cause(ended.ends)
             reason = f"rank {root.rank} {causes.describe_exit(root)}" if root else reason

@@ -50,6 +50,7 @@ class JobResult(msgspec.Struct, frozen=True):
     results: dict[int, bytes] = msgspec.field(default_factory=dict)
     failed_here: bool = False
     warning: str | None = None
+    speaks_for_job: bool = True
 
 
 class TaskResults(msgspec.Struct, frozen=True):
@@ -60,6 +61,7 @@ class TaskResults(msgspec.Struct, frozen=True):
     `succeeded` is true if all tasks succeeded, `restarted` if these were not the first. `why_over` is a clause on
     why nothing was started after the failure. `failed_here` is true if the failed task ran on this
     node, though `root` is not known. `warning` is a sentence about a job that has succeeded all the same.
+    `speaks_for_job` is true on the one node that prints what is said once for the whole job.
     """
 
     ends: tuple[WorkerExit, ...] = ()
@@ -71,6 +73,7 @@ class TaskResults(msgspec.Struct, frozen=True):
     why_over: str = ""
     failed_here: bool = False
     warning: str | None = None
+    speaks_for_job: bool = True
 
 
 class JobEnd(msgspec.Struct, frozen=True):
@@ -119,6 +122,7 @@ def worker_results(
         restarted=ranks is not None and assignment.key.number > 1,
         returned=returned,
         why_over=render(others) if failed else "",
+        speaks_for_job=ranks is not None and ranks.node_rank == 0,
     )
 
 
@@ -156,6 +160,7 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
         results=tasks.returned,
         failed_here=tasks.failed_here,
         warning=tasks.warning,
+        speaks_for_job=tasks.speaks_for_job,
     )
 
 

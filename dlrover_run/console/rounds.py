@@ -18,6 +18,12 @@ def render_restart(reason: str, attempt: int, of: int, after_seconds: float, win
     return f"{_into_round(after_seconds)}, {_clause(reason)}; restart {attempt}{allowed}"
 
 
+def render_success(seconds: float, restarts: int) -> str:
+    """The end of a job that has succeeded, after `seconds`."""
+    often = f", {counted(restarts, 'restart')}" if restarts else ""
+    return f"done after {format_duration(seconds)}{often}"
+
+
 def render_check_before_restart(reason: str, attempt: int) -> str:
     """The end of a round after which the nodes are checked before the next one, which takes a while."""
     return f"{_clause(reason)}; a node check comes before restart {attempt}"

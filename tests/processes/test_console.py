@@ -340,3 +340,28 @@ def test_a_node_check_is_redrawn_in_place_on_a_terminal(tmp_path: Path) -> None:
         "dlrover-run: this is the end",
         "",
     ]
+
+
+RESTARTED = """
+import os, sys
+sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+"""
+
+
+@pytest.mark.parametrize("where", ["terminal", "verbose", "pipe"])
+def test_one_line_tells_a_person_that_the_job_is_done(where: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RESTARTED)
+    variables = {**environment(), **({"LOGLEVEL": "INFO"} if where == "verbose" else {})}
+    argv = [*OURS.command, "--max-restarts=1", str(script)]
+    if where == "terminal":
+        with (
+            terminal() as (master, slave),
+            subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, env=variables),
+        ):
+            read_until(master, r"dlrover-run: done after [\d.]+ s, 1 restart")
+        return
+    done = subprocess.run(argv, capture_output=True, text=True, env=variables, timeout=WAIT)
+    assert done.returncode == 0
+    found = re.search(r"dlrover-run: done after [\d.]+ s, 1 restart\n", done.stderr)
+    assert (found is not None) == (where == "verbose")

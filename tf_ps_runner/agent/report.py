@@ -25,6 +25,7 @@ def task_results(assignment: Assignment, ends: tuple[tuple[TaskEnd, WorkerExit],
         failed_here=failure is not None and failure.host == host,
         why_over=_why_over(assignment, root) if assignment.phase is PlanPhase.FAILED else "",
         warning=_warning(assignment),
+        speaks_for_job=any(task.name.startswith(f"{Role.CHIEF.value}-") for _, task in ends),
     )
 
 
