@@ -189,8 +189,8 @@ DEFECTS = {
     ),
     "what a killed agent leaves is left alone": Defect(
         "dlrover_run/process_tree/watchdog.py",
-        "    tree.end_children()\n",
-        "    pass\n",
+        "if refused := tree.end_children():",
+        "if refused := []:",
         "test_process_tree.py::test_nothing_outlives_a_kill",
     ),
     "orphans go to process 1": Defect(
