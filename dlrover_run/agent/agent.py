@@ -117,6 +117,16 @@ class Agent:
         """The pids of processes that outlive this agent on purpose."""
         return self._client.pids
 
+    def collect_masters(self) -> None:
+        """Wait a bounded time for the end of the master that this node has started, if it is the last node. It blocks,
+        and is called last: the result of the job does not wait for it."""
+        if masters := self._client.pids:
+            # Imported only here: most nodes have started no master.
+            from dlrover_run.rendezvous import master_end
+
+            if master_end.is_last_node(self._client.assignment, self._node_state.ranks):
+                master_end.collect_masters(masters)
+
     async def run(self) -> JobResult:
         """Take part in the job until it is over, and return its result."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)

@@ -46,7 +46,7 @@ async def run_agent(
     relay.attach(console.info)
     # The relay is the last to end, so the directory goes even when watchdog and agent are killed together.
     run_dir = make_temp_dir(run_dir, relay.remove_at_end)
-    pids_to_spare: set[int] = set()
+    agent: Agent | None = None
     events = open_event_log(job, run_dir, program, _print_from_thread(console))
     try:
         agent = Agent(job, run_dir, relay, parent_pipes, console, partial(open_client, job), make_adapter, events)
@@ -56,7 +56,6 @@ async def run_agent(
         result = JobResult(code, reason, "the job was not begun", error=str(mistake))
     else:
         result = await agent.run()
-        pids_to_spare = agent.pids_to_spare
     events.close()
     await asyncio.sleep(0)  # Its warning is printed before the result.
     if not run_dir.keep:
@@ -67,7 +66,7 @@ async def run_agent(
         console.info(render_success(time.monotonic() - began, result.restarts))
     await relay.drain(timeout=None)
     await relay.close()
-    tree.end_children(pids_to_spare)
+    tree.end_children(set() if agent is None else agent.pids_to_spare)
     remove_run_dir(run_dir)
     if result_fd is not None:
         from dlrover_run import launch_request
@@ -75,6 +74,8 @@ async def run_agent(
         # The process that reads the result may have ended, and that may be why this node ends.
         with contextlib.suppress(BrokenPipeError), open(result_fd, "wb") as file:
             file.write(launch_request.encode(result))
+    if agent is not None:
+        agent.collect_masters()
     return result.exit_code
 
 

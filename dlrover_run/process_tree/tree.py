@@ -301,7 +301,7 @@ def end_children(spared: Iterable[int] = ()) -> list[int]:
     while (ending := children() - kept) and time.monotonic() < give_up:
         others = {pid for pid in ending if not _cleans_up(pid)}
         due, grace = (others, ORPHAN_GRACE) if others else (ending, CLEANUP_TIMEOUT)
-        _wait_for_ends(due, began + grace - time.monotonic())
+        wait_for_ends(due, began + grace - time.monotonic())
         reap(kept)
         still = due & children()
         for pid in still:
@@ -309,7 +309,7 @@ def end_children(spared: Iterable[int] = ()) -> list[int]:
             if not send_signal(pid, signal.SIGKILL):
                 refused.append(pid)
                 kept.add(pid)
-        _wait_for_ends(still - kept, give_up - time.monotonic())
+        wait_for_ends(still - kept, give_up - time.monotonic())
         reap(kept)
     return refused
 
@@ -340,7 +340,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def _wait_for_ends(pids: Iterable[int], timeout: float) -> None:
+def wait_for_ends(pids: Iterable[int], timeout: float) -> None:
     """Return when all of `pids`, children of ours, have ended or after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     for pid in pids:
