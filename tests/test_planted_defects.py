@@ -213,8 +213,8 @@ DEFECTS = {
     ),
     "a kill for memory is a plain SIGKILL": Defect(
         "dlrover_run/agent/worker_exits.py",
-        "may_be_oom = worker.stopped_with is None and",
-        "may_be_oom = False and",
+        "if worker.stopped_with is None and causes.may_be_oom_kill",
+        "if False and causes.may_be_oom_kill",
         "test_failures.py::test_a_kill_for_memory_is_looked_for_where_this_launcher_did_not_kill",
     ),
     "every SIGKILL is a kill for memory": Defect(

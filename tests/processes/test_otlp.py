@@ -196,7 +196,7 @@ def test_a_collector_that_is_not_there_is_named(logs: Path) -> None:
         ("--otlp=http://localhost:4318?x=1", "logs"),
         ("--otlp=http://localhost:4318", "--json", "logs"),
         ("--otlp=http://localhost:4318", "--by-node", "logs"),
-        ("--otlp=http://localhost:4318", "absent"),
+        ("--otlp=http://localhost:4318", "absent/logs"),
     ],
 )
 def test_a_wrong_command_line_is_refused(tmp_path: Path, logs: Path, words: tuple[str, ...]) -> None:

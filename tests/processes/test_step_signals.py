@@ -273,9 +273,9 @@ open(os.environ['STATE'] + os.environ.get('RANK', ''), 'w').write(json.dumps(mas
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("ignored", [(signal.SIGHUP, signal.SIGUSR2), *only_long(((),))], ids=["two", "none"])
-@pytest.mark.parametrize(("action", "handled"), [("report", 2), ("off", 0)])
+@pytest.mark.parametrize("action", ["report", "off"])
 def test_workers_inherit_the_signal_state_of_a_program_without_a_launcher(
-    mailbox: Mailbox, method: str, ignored: Sequence[signal.Signals], action: str, handled: int
+    mailbox: Mailbox, method: str, ignored: Sequence[signal.Signals], action: str
 ) -> None:
     (mailbox.directory / "state.py").write_text(STATE)
     state = str(mailbox.directory / "state")
@@ -295,10 +295,8 @@ def test_workers_inherit_the_signal_state_of_a_program_without_a_launcher(
     launcher = launch(mailbox, *flags, "state.py", env={"STATE": state}, preexec_fn=ignore)
     assert finish(launcher).code == 0
     plain, ours = json.loads(Path(state).read_text()), json.loads(Path(f"{state}0").read_text())
-    # The two real-time signals at which a worker writes its stacks.
-    stacks = ours["SigCgt"] ^ plain["SigCgt"]
-    assert (stacks.bit_count(), stacks & (1 << signal.SIGRTMIN) - 1) == (handled, 0)
-    assert {**ours, "SigCgt": 0} == {**plain, "SigCgt": 0}
+    # Stacks are read from outside, so a worker handles no signal for them.
+    assert ours == plain
 
 
 @pytest.mark.parametrize(

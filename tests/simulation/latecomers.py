@@ -11,6 +11,7 @@ from random import Random
 
 from dlrover_run.coordination.model import NodePhase
 from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
+from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.rendezvous.reconnect import BACKOFF_MAX
 from dlrover_run.spec import JobSpec
 from simulation.backends import WrittenNode
@@ -43,6 +44,9 @@ def demand_free_name(timeline: Timeline, rules: JobRules, laws: Laws, disk: Disk
         number = len(nodes) + 1
         spec = job_spec(f"late{number}", f"10.2.0.{number}", 1, "default", None, rules)
         nodes.append(WrittenNode(place, spec, f"late{number}", f"l{number}", None))
+        # A node of the kind of the job, which a coordinator of another kind refuses.
+        has_rounds = rules.policy is None or rules.policy.has_rounds
+        nodes[-1].policy = None if has_rounds else NodeTasks()
         nodes[-1].report(phase=NodePhase.WAITING)
 
     def kill() -> None:
