@@ -200,11 +200,13 @@ def test_copies_are_taken_again_once_there_are_descriptors(tmp_path: Path, monke
 
     monkeypatch.setattr(socket.socket, "accept", observed)
     receiver = CopyReceiver(Side().memory, HERE)
-    with socket.socket() as first, socket.socket() as second:
-        with no_descriptor_left():
-            first.connect((HERE, receiver.port))
-            assert refused.wait(WAIT)
-        second.connect((HERE, receiver.port))
-        for sender in (first, second):
-            sender.settimeout(WAIT)
-            assert len(sender.recv(64)) == NONCE_BYTES
+    with socket.socket() as first, no_descriptor_left():
+        first.connect((HERE, receiver.port))
+        assert refused.wait(WAIT)
+
+    def is_greeted() -> bool:
+        with socket.create_connection((HERE, receiver.port), WAIT) as sender:
+            return len(sender.recv(64)) == NONCE_BYTES
+
+    # One that is accepted while descriptors come back one after the other may lack one of its own, and is closed.
+    assert any(is_greeted() for _ in range(100))
