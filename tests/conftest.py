@@ -43,9 +43,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.register_at_fork(after_in_child=gc.freeze)
 
 
-# What a launch keeps in the state directory of the user is removed with the run of the tests.
-_STATE = tempfile.TemporaryDirectory(prefix="dlrover-tests-state-")
-os.environ["XDG_STATE_HOME"] = _STATE.name
+# What a launch keeps in the state directory of the user is removed with the run of the tests. The processes of
+# pytest-xdist inherit it from the one that starts them: they end without removing anything.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _STATE = tempfile.TemporaryDirectory(prefix="dlrover-tests-state-")
+    os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 def pytest_configure(config: pytest.Config) -> None:
