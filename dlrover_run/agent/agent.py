@@ -52,7 +52,7 @@ NO_PIDFD = (
     "the kernel refuses pidfd_open (Linux before 5.3, or the seccomp profile of an older container runtime): the ends "
     "of processes are learned from SIGCHLD instead"
 )
-"""What a user is told once. The job runs as with pidfds."""
+"""The sentence that a user sees once. The job runs as with pidfds."""
 
 OpenClient = Callable[[OnChange, Callable[[str], None]], RendezvousClient]
 """Opens the rendezvous client, which gets a listener and a function that prints a line about the job."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 SHORT_ID = 8
-"""Characters of an id that nobody has chosen, where no other job's begins with the same."""
+"""Characters of a generated id, where no other job's begins with the same."""
 
 _FRESH_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 

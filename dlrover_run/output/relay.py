@@ -366,7 +366,7 @@ class _Relay:
                     continue
                 self._finish(drain.end)
                 drain.marks = {sink: sink.put_bytes for sink in self.sinks}
-            # A full disk may stay full: nobody waits for it.
+            # A full disk may stay full: nothing waits for it.
             if all(sink.written_bytes >= mark or sink.postponed for sink, mark in drain.marks.items()):
                 self.drains.remove(drain)
                 if drain.end:

@@ -6,13 +6,8 @@ only if other nodes of its job cannot be reached either.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import errno
-import socket
-
 from dlrover_run.rendezvous.failure_detector import FailureDetector
-from dlrover_run.transport.addresses import UnresolvedHost, resolve
+from dlrover_run.rendezvous.reach import Reach, probe
 
 PROBE_INTERVAL = 5.0
 """Seconds between two probes of the other nodes while the coordinator is unreachable; at most a third of
@@ -50,15 +45,4 @@ async def reaches(host: str, port: int) -> bool:
 
     Nothing is sent. No answer within PROBE_TIMEOUT, or no route, means no.
     """
-    with contextlib.suppress(UnresolvedHost, TimeoutError):
-        async with asyncio.timeout(PROBE_TIMEOUT):
-            for address in await resolve(host, port):
-                with socket.socket(address.family, socket.SOCK_STREAM) as probe:
-                    probe.setblocking(False)
-                    try:
-                        await asyncio.get_running_loop().sock_connect(probe, (address.host, address.port))
-                    except OSError as error:
-                        if error.errno not in (errno.ECONNREFUSED, errno.ECONNRESET):
-                            continue
-                    return True
-    return False
+    return await probe(host, port, PROBE_TIMEOUT) is not Reach.SILENT

@@ -20,8 +20,9 @@ from dlrover_run.rendezvous import cut_off, succession
 from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange, ask_source
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.rendezvous.master_launcher import CannotLaunchMaster, MasterLauncher
+from dlrover_run.rendezvous.reach import Reach
 from dlrover_run.rendezvous.reconnect import Reaches, RemoteClient
-from dlrover_run.rendezvous.succession import Probe, Reach, Succession
+from dlrover_run.rendezvous.succession import Probe, Succession
 from dlrover_run.spec import JobSpec, MasterSpec
 from dlrover_run.transport import auth, messages
 from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source

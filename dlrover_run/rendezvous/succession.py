@@ -6,15 +6,11 @@ machines came to and a time go in, a step comes out. The rule, and why it keeps 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import enum
-import errno
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
-from dlrover_run.transport.addresses import UnresolvedHost, resolve
+from dlrover_run.rendezvous import reach
+from dlrover_run.rendezvous.reach import Reach
 
 START_DELAY = 3.0
 """Seconds, after `lost_after`, for which an agent on the machine of a lost master has the time to start it again, which
@@ -30,33 +26,12 @@ RECALL_INTERVAL = 3.0
 """Seconds between two attempts of the successor to tell a master at the endpoint that the job has moved."""
 
 
-class Reach(enum.Enum):
-    """What a connection to the port of a master came to."""
-
-    ACCEPTS = "accepts"
-    REFUSES = "refuses"
-    SILENT = "silent"
-
-
 Probe = Callable[[str, int], Awaitable[Reach]]
 
 
 async def probe(host: str, port: int) -> Reach:
-    """Whether a process listens at an address. Nothing is sent. No answer within PROBE_TIMEOUT, or no route, is
-    silence."""
-    with contextlib.suppress(UnresolvedHost, TimeoutError):
-        async with asyncio.timeout(PROBE_TIMEOUT):
-            for address in await resolve(host, port):
-                with socket.socket(address.family, socket.SOCK_STREAM) as connection:
-                    connection.setblocking(False)
-                    try:
-                        await asyncio.get_running_loop().sock_connect(connection, (address.host, address.port))
-                    except OSError as error:
-                        if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
-                            return Reach.REFUSES
-                        continue
-                    return Reach.ACCEPTS
-    return Reach.SILENT
+    """Whether a master listens at an address, within PROBE_TIMEOUT."""
+    return await reach.probe(host, port, PROBE_TIMEOUT)
 
 
 class Step(NamedTuple):

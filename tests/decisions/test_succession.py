@@ -9,7 +9,8 @@ from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.recovery import needed_members
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.rendezvous.succession import CANDIDATE_DELAY, START_DELAY, Reach, Step, Succession
+from dlrover_run.rendezvous.reach import Reach
+from dlrover_run.rendezvous.succession import CANDIDATE_DELAY, START_DELAY, Step, Succession
 
 A, B, C, D = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"
 LOST_AFTER = 1.0
@@ -68,7 +69,7 @@ def test_two_successors_never_both_have_enough_members(members: int) -> None:
 
 
 def succeeded(ended: int, rules: JobRules) -> VirtualJob:
-    """Four nodes train, and the machine of the first is lost with the master; the next master has heard nobody yet."""
+    """Four nodes train, and the machine of the first is lost with the master; the next master has no report yet."""
     job = VirtualJob(rules)
     job.come("a", "b", "c", "d")
     assert job.ranks == ["a", "b", "c", "d"]
