@@ -60,7 +60,7 @@ class Layout:
     state_shifts: tuple[int, ...] = (2,)
 
 
-_OLD = Layout(
+_BEFORE_311 = Layout(
     interpreters=32,
     next_interpreter=0,
     threads=8,
@@ -80,71 +80,60 @@ _OLD = Layout(
     text=72,
 )
 
+_SINCE_311 = Layout(
+    interpreters=40,
+    next_interpreter=0,
+    threads=16,
+    next_thread=8,
+    interpreter=16,
+    frame=(56, 8),
+    code=32,
+    previous=48,
+    instruction=56,
+    file=112,
+    name=120,
+    lines=136,
+    first_line=72,
+    instructions=184,
+    native_id=160,
+    owner=69,
+    ascii_text=48,
+    text=72,
+)
+
 LAYOUTS = {
-    (3, 9): _OLD,
-    (3, 10): replace(_OLD, instruction=96, kind=Lines.RANGES),
-    (3, 11): Layout(
-        interpreters=40,
-        next_interpreter=0,
-        threads=16,
-        next_thread=8,
-        interpreter=16,
-        frame=(56, 8),
-        code=32,
-        previous=48,
-        instruction=56,
-        file=112,
-        name=120,
-        lines=136,
-        first_line=72,
-        instructions=184,
-        native_id=160,
-        owner=69,
-        ascii_text=48,
-        text=72,
-    ),
-    (3, 12): Layout(
-        interpreters=40,
-        next_interpreter=0,
+    (3, 9): _BEFORE_311,
+    (3, 10): replace(_BEFORE_311, instruction=96, kind=Lines.RANGES),
+    (3, 11): _SINCE_311,
+    (3, 12): replace(
+        _SINCE_311,
         threads=72,
-        next_thread=8,
-        interpreter=16,
         frame=(56, 0),
         code=0,
         previous=8,
-        instruction=56,
-        file=112,
-        name=120,
-        lines=136,
         first_line=68,
         instructions=192,
         native_id=144,
         owner=70,
+        ascii_text=40,
+        text=56,
     ),
 }
 
-# The words of the table that an interpreter has, after its name, version, and whether it has no lock.
-_TABLES = {
-    (3, 13): (
-        "runtime.size runtime.finalizing runtime.interpreters"
-        " interpreter.size interpreter.id interpreter.next interpreter.threads gc modules sysdict builtins gil"
-        " gil_state enabled locked holder"
-        " thread.size thread.previous thread.next thread.interpreter thread.frame thread.id thread.native_id chunk"
-        " status"
-        " frame.size frame.previous frame.code frame.instruction locals frame.owner"
-        " code.size code.file code.name qualname code.lines code.first_line argcount names kinds code.instructions"
-    ),
-    (3, 14): (
-        "runtime.size runtime.finalizing runtime.interpreters"
-        " interpreter.size interpreter.id interpreter.next interpreter.threads main gc modules sysdict builtins gil"
-        " gil_state enabled locked holder code_generation copies_generation"
-        " thread.size thread.previous thread.next thread.interpreter thread.frame thread.id thread.native_id chunk"
-        " status"
-        " frame.size frame.previous frame.code frame.instruction locals frame.owner stack_pointer frame.copy"
-        " code.size code.file code.name qualname code.lines code.first_line argcount names kinds code.instructions"
-        " code.copies"
-    ),
-}
+_DESCRIBED = ((3, 13), (3, 14))
+
+_WORDS = (
+    "runtime.size runtime.finalizing runtime.interpreters"
+    " interpreter.size interpreter.id interpreter.next interpreter.threads +main gc modules sysdict builtins gil"
+    " gil_state enabled locked holder +code_generation +copies_generation"
+    " thread.size thread.previous thread.next thread.interpreter thread.frame thread.id thread.native_id chunk status"
+    " frame.size frame.previous frame.code frame.instruction locals frame.owner +stack_pointer +frame.copy"
+    " code.size code.file code.name qualname code.lines code.first_line argcount names kinds code.instructions"
+    " +code.copies"
+)
+"""The words of the table that an interpreter has, after its name, version, and whether it has no lock. Those with a +
+were added in 3.14."""
+
 _PREFIX = struct.Struct("=8sQQ")
 _LOCKLESS_HEADER = 32
 
@@ -158,9 +147,10 @@ def read_layout(memory: ProcessMemory, runtime: int) -> Layout | None:
     """The layout of the interpreter whose `_PyRuntime` is here, as it describes itself; None if it does not, or is of a
     version that is not known. Raises Unreadable."""
     cookie, hexadecimal, is_lockless = _PREFIX.unpack(memory.read(runtime, _PREFIX.size))
-    if cookie != COOKIE or (names := _TABLES.get(version_of(hexadecimal))) is None:
+    version = version_of(hexadecimal)
+    if cookie != COOKIE or version not in _DESCRIBED:
         return None
-    keys = names.split()
+    keys = [word.removeprefix("+") for word in _WORDS.split() if version >= (3, 14) or not word.startswith("+")]
     words = struct.unpack(f"={len(keys)}Q", memory.read(runtime + _PREFIX.size, 8 * len(keys)))
     table = dict(zip(keys, words, strict=True))
     if max(words) > 1 << 24:
