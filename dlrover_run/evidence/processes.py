@@ -107,22 +107,6 @@ def read_worker(pid: int, proc: Path = Path("/proc")) -> WorkerFigures | None:
     return WorkerFigures(own, tuple(children), wchan, traced)
 
 
-def catches(pid: int, number: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process has a handler for a signal and does not block it in its main thread. The kernel would end a
-    process without a handler."""
-    try:
-        status = _read(f"{proc}/{pid}/status")
-    except OSError:
-        return False
-    masks = {}
-    for line in status.splitlines():
-        name, _, value = line.partition(b":")
-        if name in (b"SigCgt", b"SigBlk"):
-            masks[name] = int(value, 16)
-    bit = 1 << (number - 1)
-    return bool(masks.get(b"SigCgt", 0) & bit) and not masks.get(b"SigBlk", bit) & bit
-
-
 def socket_inodes(pid: int, proc: Path = Path("/proc")) -> set[int]:
     """The inodes of the sockets that a process holds."""
     found = set()

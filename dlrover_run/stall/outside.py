@@ -26,9 +26,6 @@ minute, which is the time-out of many clients."""
 OUTSIDE_FACTOR = 3.0
 """It is this many times the longest such wait of the job, if that is more."""
 
-KEPT_RHYTHM = 64
-"""Pauses that one round leaves to the next one."""
-
 # Calls below the user's line that wait for another process or machine, also where a thread of theirs does it.
 _CLIENTS = re.compile(
     r"/(?:subprocess|socket|ssl|selectors)\.py:|/(?:http|urllib|asyncio|multiprocessing)/"

@@ -144,25 +144,9 @@ def test_a_process_that_writes() -> None:
     assert _figures(os.getpid()).own.written - before.written >= 50_000
 
 
-def test_which_signals_a_process_catches() -> None:
-    number = signal.SIGRTMAX - 9
-    assert not processes.catches(os.getpid(), number)
-    previous = signal.signal(number, lambda *_: None)
-    try:
-        assert processes.catches(os.getpid(), number)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-        try:
-            assert not processes.catches(os.getpid(), number)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-    finally:
-        signal.signal(number, previous)
-
-
 def test_a_process_that_has_exited(tmp_path: Path) -> None:
     assert processes.read_process(1, tmp_path) is None
     assert processes.read_worker(1, tmp_path) is None
-    assert not processes.catches(1, 10, tmp_path)
     assert processes.socket_inodes(1, tmp_path) == set()
 
 
