@@ -230,10 +230,6 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         (SurvivorsCode.TOO_LARGE(workers=2048, most=1024),),
         "2048 workers are more than the 1024 that keep their processes, so all restart with each round",
     ),
-    (
-        (SurvivorsCode.NO_STORE(),),
-        "no node can run the store by which workers keep their processes, so all restart with each round",
-    ),
     ((SurvivorsCode.NO_UUID(round=2097152),), "round 2097152 has no uuid left, so all workers restart with it"),
 ]
 

@@ -159,17 +159,14 @@ def test_the_store_stays_until_its_node_is_lost_or_offers_another_port() -> None
     assert job.part("b").store == Store("c", "1", "c.net", 7009)
 
 
-@pytest.mark.parametrize("case", ["older torch", "no block", "without", "no store"])
+@pytest.mark.parametrize("case", ["older torch", "no block", "without", "all without"])
 def test_one_worker_that_cannot_makes_it_a_round_of_today_and_one_line_says_why(case: str) -> None:
     job = SurvivingJob()
-    job.join("a")
-    if case == "without":
-        job.come("b")
-    else:
-        job.join("b")
-    if case == "no store":
-        for name in ("a", "b"):
-            job.say(name, port=0)
+    for name in "ab":
+        if case == "all without" or (case == "without" and name == "b"):
+            job.come(name)
+        else:
+            job.join(name)
     job.wait(2)
     if case in UNABLE:
         job.say("b", unable=UNABLE[case])
@@ -179,15 +176,14 @@ def test_one_worker_that_cannot_makes_it_a_round_of_today_and_one_line_says_why(
         "older torch": "survivors.unable",
         "no block": "survivors.no_block",
         "without": "survivors.without",
-        "no store": "survivors.no_store",
+        "all without": "survivors.without",
     }
     assert codes(state.why_not)[0] == expected[case]
     play(job, "fail a; number 2")
     if case in UNABLE:
         job.say("b", unable=UNABLE[case])
-    if case != "no store":
-        assert job.formation == Formation(job.plan.key)
-        assert len(job.lines) == 1, "it is said once"
+    assert job.formation == Formation(job.plan.key)
+    assert len(job.lines) == 1, "it is said once"
 
 
 def test_a_round_that_is_too_large_is_one_of_today() -> None:
@@ -239,8 +235,13 @@ def test_a_uuid_belongs_to_one_round() -> None:
 def test_a_report_has_the_handles_of_all_workers_or_of_none() -> None:
     report = NodeReport(node_id="a", incarnation="1", host="a", address="", port=0, workers=2)
     for handles, is_valid in (((), True), (("x", "y"), True), (("x",), False), (("x", "x"), False)):
-        sent = replace(report, policy=SurvivorsReport(handles=handles))
+        sent = replace(report, policy=SurvivorsReport(handles=handles, port=7000))
         assert (validate_report(sent, Plan()) is None) is is_valid
+
+
+def test_a_report_has_the_port_of_a_store() -> None:
+    report = NodeReport(node_id="a", incarnation="1", host="a", address="", port=0, workers=2, policy=SurvivorsReport())
+    assert validate_report(report, Plan()) == "a reports no port for the store of its workers"
 
 
 def test_the_records_travel_and_all_nodes_have_the_long_part_in_common() -> None:

@@ -62,8 +62,8 @@ class SurvivorsReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_
     `handles` are those that they have offered for this round, in the order of their ranks: of all of them, or of none
     yet. `kept` of them run since an earlier round. `unable` says why one of them cannot take part in a group that is
     formed in place; it is empty if each can, as far as is known. `formed` is set once all of them are in the group.
-    `port` is that of the store which the node runs, or could run; another one once that has ended, and 0 for a node
-    that cannot run any. `store` is that of the round, for a coordinator that has lost its records.
+    `port` is that of the store which the node runs, or could run; another one once that has ended.
+    `store` is that of the round, for a coordinator that has lost its records.
     """
 
     key: RoundKey = RoundKey()
@@ -75,6 +75,8 @@ class SurvivorsReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_
     store: Store | None = None
 
     def problem(self, report: NodeReport, plan: Plan) -> str | None:
+        if not self.port:
+            return f"{report.host} reports no port for the store of its workers"
         if self.handles and (len(self.handles) != report.workers or len(set(self.handles)) != report.workers):
             return f"{report.host} reports {len(self.handles)} handles of {report.workers} workers"
         return None
@@ -94,8 +96,8 @@ class Formation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SurvivorsState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="survivors"):
-    """The store, None while no node can run one; how the group of the round is formed, None while that is not known;
-    and why the last group that was not formed in place was not."""
+    """The store, None while no node has reported one; how the group of the round is formed, None while that is not
+    known; and why the last group that was not formed in place was not."""
 
     store: Store | None = None
     formation: Formation | None = None

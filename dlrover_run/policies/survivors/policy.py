@@ -81,13 +81,13 @@ class SurvivorsPolicy(Policy):
 
 def choose_store(before: Store | None, ranked: Sequence[MemberState]) -> Store | None:
     """The store of a round of these nodes, in the order of their ranks: the one before as long as its node runs it,
-    because workers cannot change theirs; else that of the first node that can run one. A coordinator that has lost its
+    because workers cannot change theirs; else that of the first node. A coordinator that has lost its
     records finds the one before in the reports."""
     offered: list[Store] = []
     known = [before]
     for state in ranked:
         report, part = state.report, SurvivorsReport.find(state.report.policy)
-        if part is not None and part.port:
+        if part is not None:
             offered.append(Store(report.node_id, report.incarnation, report.address, part.port))
         if part is not None and before is None:
             known.append(part.store)
@@ -105,15 +105,15 @@ def reasons_against(plan: Plan, members: Members) -> Reasons:
         return (SurvivorsCode.NO_UUID(round=plan.key.number),)
     if workers > MAX_GROUP:
         return (SurvivorsCode.TOO_LARGE(workers=workers, most=MAX_GROUP),)
-    if SurvivorsState.get(plan.policy).store is None:
-        return (SurvivorsCode.NO_STORE(),)
+    has_store = SurvivorsState.get(plan.policy).store is not None
     for rank, member in enumerate(plan.members):
         state = members.get(member.key)
         # A node that leaves reports nothing of its workers any more.
         if state is None or not _works_in(state, plan):
             continue
         name, part = node_name(member.host, rank), SurvivorsReport.find(state.report.policy)
-        if part is None:
+        # Each node with the flag offers a store, so there is none only where no node had the flag when the round began.
+        if part is None or not has_store:
             return (SurvivorsCode.WITHOUT(node=name),)
         if part.key == plan.key and part.unable:
             # The one without a block is named itself, and need not be on this node.

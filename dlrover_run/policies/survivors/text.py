@@ -12,7 +12,6 @@ class SurvivorsCode(ReasonCode):
     NO_BLOCK = "{worker} forms its group without a block of Survivor, so all workers restart with each round"
     OLDER_TORCH = "torch {version} cannot form a process group in place; 2.14 and later can"
     TOO_LARGE = "{workers} workers are more than the {most} that keep their processes, so all restart with each round"
-    NO_STORE = "no node can run the store by which workers keep their processes, so all restart with each round"
     NO_UUID = "round {round} has no uuid left, so all workers restart with it"
 
 
