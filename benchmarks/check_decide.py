@@ -24,7 +24,7 @@ from node_truth import Truth
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import NodeKey, NodeReport, PlanPhase
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health.model import (
+from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,
     ComputeResult,
@@ -33,7 +33,7 @@ from dlrover_run.policies.health.model import (
     HealthState,
     LinkResults,
 )
-from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
 
 SIZES = (2_000, 20_000)
 NOISE = 0.2

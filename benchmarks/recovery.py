@@ -28,8 +28,8 @@ from core.storms import Storm, effective_time
 from core.two_nodes import newest_workers, train, two_nodes
 
 from dlrover_run.coordination.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
-from dlrover_run.local_cluster import network
-from dlrover_run.process_tree.tree import MASTER_NAME
+from dlrover_run.features.local_nodes import network
+from dlrover_run.processes.tree import MASTER_NAME
 
 OLD_ENDED = ", to the end of the old workers"
 NEW_WORLD = ", to the new world"

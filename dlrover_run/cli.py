@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
 
-from dlrover_run import cluster_environment
+from dlrover_run import environment as cluster_environment
 from dlrover_run.command_line import (
     backend_spec,
     entry_point,
@@ -25,15 +25,15 @@ from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, FlagValues
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
-from dlrover_run.coordination.text import counted
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, FlagValue, JobSpec, LogSpec, SpecError, StallAction
+from dlrover_run.words.text import counted
 
 MAX_RESTARTS = 1_000_000
 """More restarts than any job needs, and within the range that a coordinator accepts."""
 
 if TYPE_CHECKING:
-    from dlrover_run.cluster_environment.records import Context
+    from dlrover_run.environment.records import Context
 
 CountWorkers = Callable[[str, Mapping[str, str]], int]
 

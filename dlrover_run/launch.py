@@ -16,7 +16,7 @@ from dlrover_run.agent.host import explain_os_error
 from dlrover_run.console.text import format_time_of_day, prefix_with_node
 from dlrover_run.exit_reasons import ExitReason, in_scheme
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
-from dlrover_run.process_tree import tree, watchdog
+from dlrover_run.processes import tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class LauncherProgram(msgspec.Struct, frozen=True):
 
 
 def _torch_adapter() -> AdapterFactory:
-    from dlrover_run.agent.torch_adapter import TorchAdapter
+    from dlrover_run.workers.adapter import TorchAdapter
 
     return TorchAdapter
 
@@ -58,7 +58,7 @@ def launch(
         # Python would answer with a traceback; the default action ends the watchdog, and that ends the job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if spec.local is not None:
-        from dlrover_run.local_cluster.supervisor import supervise
+        from dlrover_run.features.local_nodes.supervisor import supervise
 
         return supervise(spec, parent_pipe, result_fd)
     tree.become_subreaper()
@@ -106,7 +106,7 @@ def _be_agent(
         # Imported on this side of the fork only: the watchdog needs none of it and stays small.
         from dlrover_run.agent.main import run_agent
         from dlrover_run.output.relay_client import RelayClient
-        from dlrover_run.process_tree import event_loop
+        from dlrover_run.processes import event_loop
 
         make_adapter = program.load_adapter()
         try:
@@ -145,8 +145,8 @@ def _print(spec: JobSpec, text: str, *, timed: bool = True) -> None:
 
 def run() -> int:
     """Run the job in the file whose descriptor is the first argument (see `launch_request`)."""
+    from dlrover_run.features.registry import decode_part
     from dlrover_run.launch_request import LaunchRequest, decode
-    from dlrover_run.policies.registry import decode_part
 
     with open(int(sys.argv[1]), "rb") as file:
         request = decode(file.read(), LaunchRequest, decode_part)

@@ -17,7 +17,7 @@ from typing import Any
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.launch_request import LaunchRequest, command, decode, encode, memory_file
-from dlrover_run.process_tree import signals, unshared
+from dlrover_run.processes import signals, unshared
 from dlrover_run.spec import JobSpec
 
 

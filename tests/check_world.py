@@ -34,9 +34,9 @@ from enum import Enum
 
 import msgspec
 
-from dlrover_run.policies.health import pairing
-from dlrover_run.policies.health.diagnosis import Diagnosis, diagnose
-from dlrover_run.policies.health.model import (
+from dlrover_run.features.node_check.decision import pairing
+from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, diagnose
+from dlrover_run.features.node_check.decision.model import (
     CheckedNode,
     CheckKey,
     ComputeFact,

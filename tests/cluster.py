@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from harness import OURS, WAIT, WORKERS, Mailbox, agent_of, environment, kill_leftovers, start, still_alive, watched
 
-from dlrover_run.process_tree import tree
+from dlrover_run.processes import tree
 
 if TYPE_CHECKING:
     from rendezvous_backends import RendezvousBackend

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dlrover_run.cluster_environment.records import Context
+from dlrover_run.environment.records import Context
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
-from dlrover_run.cluster_environment import MARKERS
 from dlrover_run.coordination.combined_records import CombinedRules
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.stall.rules import StallRules
-from dlrover_run.policies.straggler.rules import StragglerRules
+from dlrover_run.environment import MARKERS
+from dlrover_run.features.hangs.stalls.rules import StallRules
+from dlrover_run.features.hangs.stragglers.rules import StragglerRules
 from dlrover_run.spec import JobSpec, SpecError
 
 LIMIT = 60.0

@@ -24,7 +24,7 @@ from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
 from harness import OURS, TORCHRUN, Launcher, Mailbox
 from rendezvous_backends import RendezvousBackend, place, shared_etcd, shared_etcd_cluster  # noqa: F401
 
-from dlrover_run.local_cluster.network import Network, why_not
+from dlrover_run.features.local_nodes.network import Network, why_not
 
 # A shell makes its background processes ignore SIGINT and SIGQUIT, and nohup makes them ignore SIGHUP. All processes
 # that are started here would inherit that.

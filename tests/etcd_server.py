@@ -28,7 +28,7 @@ import pytest
 from cluster import quiet_port
 from harness import WAIT
 
-from dlrover_run.process_tree import tree
+from dlrover_run.processes import tree
 
 HEARTBEAT = 100
 """Milliseconds between two heartbeats of a leader to its followers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlrover_run.policies.health.model import (
+from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,
     ComputeResult,

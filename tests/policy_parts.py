@@ -17,12 +17,12 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.coordination.policy_records import PolicyRecord, PolicyReport
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health.model import HealthAssignment, HealthReport, HealthState
-from dlrover_run.policies.health.rules import HealthRules
-from dlrover_run.policies.parameter_servers.model import Cluster
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.reports import NodeTasks
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthReport, HealthState
+from dlrover_run.features.node_check.decision.rules import HealthRules
+from tf_ps_runner.cluster.model import Cluster
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.reports import NodeTasks
+from tf_ps_runner.cluster.rules import ClusterRules
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 

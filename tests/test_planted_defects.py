@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from harness import only_long
 
-from dlrover_run.process_tree import tree
+from dlrover_run.processes import tree
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_TIMEOUT = 300.0
@@ -44,13 +44,13 @@ class Defect:
 
 DEFECTS = {
     "a worker that does not leave its last group is asked to end": Defect(
-        "dlrover_run/agent/survivors.py",
+        "dlrover_run/features/survivors/survivors.py",
         "worker.stop(signal.SIGKILL, 0)",
         "pass",
         "test_survivor_jobs.py::test_a_worker_that_does_not_leave_its_last_group_is_replaced_in_time_and_without_a_charge",
     ),
     "all workers restart with each round": Defect(
-        "dlrover_run/agent/survivors.py",
+        "dlrover_run/features/survivors/survivors.py",
         "if not is_same and len(replaced) ==",
         "if not is_same and True or len(replaced) ==",
         "test_survivor_jobs.py::test_a_failure_replaces_the_dead_worker_and_the_others_keep_their_processes",
@@ -62,25 +62,25 @@ DEFECTS = {
         "test_gloo_connections.py::test_the_connections_of_a_group_end_and_no_others",
     ),
     "a reader of a progress page takes a record that is being written": Defect(
-        "dlrover_run/progress/page.py",
+        "dlrover_run/features/observe/page.py",
         "if len(checksum) < _CHECKSUM.size or _CHECKSUM.pack(zlib.crc32(record)) != checksum:",
         "if len(checksum) < _CHECKSUM.size:",
         "test_progress_interleavings.py::test_no_interleaving_of_stores_and_loads_shows_a_torn_record",
     ),
     "a writer of a progress page overwrites its last record": Defect(
-        "dlrover_run/progress/page.py",
+        "dlrover_run/features/observe/page.py",
         "start = self._area + (number & 1) * SLOT_BYTES",
         "start = self._area",
         "test_progress_interleavings.py::test_the_last_complete_record_is_read_between_any_two_stores",
     ),
     "work that a worker has kept counts as lost": Defect(
-        "dlrover_run/events/ledger.py",
+        "dlrover_run/features/inspect/ledger.py",
         "            case WorkerKept():\n                self._at_stake = None\n",
         "",
         "test_event_ledger.py::test_the_seconds_of_each_phase",
     ),
     "a checkpoint leaves memory before it is on the disk": Defect(
-        "dlrover_run/checkpoint_memory/held.py",
+        "dlrover_run/features/checkpoints/held.py",
         "return [each.number for files in old for each in files if each.written]",
         "return [each.number for files in old for each in files]",
         "test_checkpoint_memory.py::test_no_step_leaves_memory_before_it_is_on_the_disk",
@@ -92,13 +92,13 @@ DEFECTS = {
         "test_held_checkpoints.py::test_a_save_to_the_disk_is_not_overwritten_by_an_earlier_state_of_its_step",
     ),
     "the agent ends before checkpoints in memory are on the disk": Defect(
-        "dlrover_run/agent/torch_adapter.py",
+        "dlrover_run/workers/adapter.py",
         "await self._memory.drain(self._drain_timeout)",
         "await self._memory.kill()",
         "test_held_checkpoint_jobs.py::test_all_is_on_the_disk_when_a_job_ends",
     ),
     "another node keeps what a lost node had not written": Defect(
-        "dlrover_run/checkpoint_memory/copies.py",
+        "dlrover_run/features/checkpoints/copies.py",
         "self._memory.adopt(received)",
         "pass",
         "test_held_copies.py::test_the_other_node_writes_what_a_lost_node_had_not_written",
@@ -140,7 +140,7 @@ DEFECTS = {
         "test_agent_rounds.py::test_the_same_ranks_from_another_coordinator_leave_the_workers_alone",
     ),
     "a checkpoint from before the announcement counts": Defect(
-        "dlrover_run/agent/worker_round.py",
+        "dlrover_run/workers/round.py",
         "            self._specs.startup_probe.marks.read()\n            self._change",
         "            self._change",
         "test_worker_round.py::test_only_a_checkpoint_after_its_announcement_counts_for_a_planned_change",
@@ -158,61 +158,61 @@ DEFECTS = {
         "test_agent_rounds.py::TestLeaving::test_no_other_node_restarts_when_its_workers_have_succeeded",
     ),
     "a worker that ignores SIGTERM is never killed": Defect(
-        "dlrover_run/supervisor/process.py",
+        "dlrover_run/processes/process.py",
         "self._kill_timer = asyncio.get_running_loop().call_later(grace,",
         "self._kill_timer = asyncio.get_running_loop().call_later(1e6,",
         "test_signals.py::test_a_worker_that_ignores_the_signal_is_killed_after_its_grace_period",
     ),
     "data loaders get the worker's SIGTERM": Defect(
-        "dlrover_run/supervisor/process.py",
+        "dlrover_run/processes/process.py",
         "if self.spec.signal_group:",
         "if True:",
         "test_step_signals.py::test_data_loaders_live_until_their_worker_has_saved",
     ),
     "a stopped worker does not see its SIGTERM": Defect(
-        "dlrover_run/supervisor/process.py",
+        "dlrover_run/processes/process.py",
         "        self._kill(signal.SIGCONT)\n",
         "        pass\n",
         "test_signals.py::test_a_stopped_worker_is_resumed_to_handle_the_stop_signal",
     ),
     "a signal of the whole step reaches a worker twice": Defect(
-        "dlrover_run/supervisor/process.py",
+        "dlrover_run/processes/process.py",
         "        if delivered_at is None or self._started > delivered_at:\n            self._kill(number)\n        # A",
         "        self._kill(number)\n        # A",
         "test_step_signals.py::test_a_worker_gets_one_stop_signal_though_the_whole_step_gets_it",
     ),
     "a worker outlives its agent": Defect(
-        "dlrover_run/supervisor/process.py",
+        "dlrover_run/processes/process.py",
         "if spec.dies_with_parent:\n            tree",
         "if False:\n            tree",
         "test_process_tree.py::test_a_process_exits_with_its_parent",
     ),
     "what a killed agent leaves is left alone": Defect(
-        "dlrover_run/process_tree/watchdog.py",
+        "dlrover_run/processes/watchdog.py",
         "if refused := tree.end_children():",
         "if refused := []:",
         "test_process_tree.py::test_nothing_outlives_a_kill",
     ),
     "orphans go to process 1": Defect(
-        "dlrover_run/process_tree/tree.py",
+        "dlrover_run/processes/tree.py",
         "    _prctl(_PR_SET_CHILD_SUBREAPER, 1)\n",
         "    pass\n",
         "test_process_tree.py::test_nothing_outlives_a_kill",
     ),
     "a master is ended with the launcher that started it": Defect(
-        "dlrover_run/process_tree/tree.py",
+        "dlrover_run/processes/tree.py",
         "if relative.session != relative.pid or title != MASTER_NAME.encode():",
         "if True:",
         "test_hosting.py::test_the_master_outlives_the_launcher_that_started_it",
     ),
     "children of an ended worker live on": Defect(
-        "dlrover_run/process_tree/orphans.py",
+        "dlrover_run/processes/orphans.py",
         "        self._ended_sessions.add(worker)\n",
         "        pass\n",
         "test_process_tree.py::test_orphans_of_a_worker_are_killed_although_the_other_workers_continue",
     ),
     "a kill for memory is a plain SIGKILL": Defect(
-        "dlrover_run/agent/worker_exits.py",
+        "dlrover_run/workers/exits.py",
         "if worker.stopped_with is None and causes.may_be_oom_kill",
         "if False and causes.may_be_oom_kill",
         "test_failures.py::test_a_kill_for_memory_is_looked_for_where_this_launcher_did_not_kill",
@@ -224,13 +224,13 @@ DEFECTS = {
         "test_failures.py::test_v2_names_the_nearest_limit_that_was_hit",
     ),
     "ranks begin at 0 on each node": Defect(
-        "dlrover_run/agent/environment.py",
+        "dlrover_run/workers/environment.py",
         "    rank = ranks.first_rank + local_rank\n",
         "    rank = local_rank\n",
         "test_two_nodes.py::test_a_round_starts_at_once_with_the_maximum_number_of_nodes",
     ),
     "workers have no bound on threads": Defect(
-        "dlrover_run/agent/environment.py",
+        "dlrover_run/workers/environment.py",
         "    if workers > 1:\n",
         "    if False:\n",
         "test_worker_contract.py::test_the_environment_of_a_worker",

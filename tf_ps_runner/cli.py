@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
 
-from dlrover_run import cluster_environment
+from dlrover_run import environment as cluster_environment
 from dlrover_run.cli import MAX_RESTARTS
 from dlrover_run.command_line import backend_spec, entry_point, lookup, policies, rdzv_conf, rendezvous_options, values
 from dlrover_run.command_line.ignored_flags import rendezvous_warnings, stall_warnings
@@ -24,8 +24,6 @@ from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousAr
 from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
-from dlrover_run.policies.parameter_servers.model import Capacity, Role
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import (
     DEFAULT_ROLE,
     SHUTDOWN_TIMEOUT,
@@ -37,13 +35,15 @@ from dlrover_run.spec import (
     Std,
     StreamMap,
 )
+from tf_ps_runner.cluster.model import Capacity, Role
+from tf_ps_runner.cluster.rules import ClusterRules
 from tf_ps_runner.command_line.options import TF_PS_RUN
 from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
 
 if TYPE_CHECKING:
     from dlrover_run.agent.framework import AdapterFactory
-    from dlrover_run.cluster_environment.records import Context
-    from dlrover_run.policies.autoscale.rules import AutoscaleRules
+    from dlrover_run.environment.records import Context
+    from dlrover_run.features.autoscale.rules import AutoscaleRules
 
 
 def parse(
@@ -239,7 +239,7 @@ def _autoscale(flags: FlagValues, cluster: ClusterRules, conf: RdzvConf, warning
             warnings.append(f"{key} of --rdzv-conf has no effect without --autoscale.")
         return None
     # Imported only here: other launches do not wait for it.
-    from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
+    from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
 
     # A global step is the work of one task with its own batch, or of all tasks together.
     scaling = WEAK if flags.choice("autoscale") == "sync" else STRONG

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlrover_run.policies.parameter_servers.model import Capacity, Role
-from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.spec import JobSpec
+from tf_ps_runner.cluster.model import Capacity, Role
+from tf_ps_runner.cluster.rules import ROLES, ClusterRules
 
 PRELOAD = ("tf_ps_boot", "tensorflow")
 """The modules that the template imports: `tf_ps_boot` comes first, because it hooks the import of TensorFlow."""

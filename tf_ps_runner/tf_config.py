@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from dlrover_run.policies.parameter_servers.model import PlannedTask, Role
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.rules import ROLES
+from tf_ps_runner.cluster.model import PlannedTask, Role
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.rules import ROLES
 
 GATE = "TF_PS_GATE"
 """The variable that makes the bootstrap delay a worker's session until the chief has restored the model."""

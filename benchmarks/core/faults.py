@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import create_server, socket
 
-from dlrover_run.local_cluster.network import Namespace, Network
+from dlrover_run.features.local_nodes.network import Namespace, Network
 
 DATA_NETWORK = "data"
 """The name of the network interface on which the ranks of two nodes exchange data."""

@@ -12,7 +12,7 @@ from core import faults
 from core.faults import why_no_freezer, why_no_mount, why_no_own_disk
 from core.run import Run
 
-from dlrover_run.local_cluster import network
+from dlrover_run.features.local_nodes import network
 
 REPETITIONS = 20
 SCRIPT, CALM_SCRIPT = "stalling.py", "calm.py"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrover_run.coordination.reasons import render
-from dlrover_run.events.records import WorkerStalled
-from dlrover_run.stall.guilt import GuiltCode
+from dlrover_run.features.events.records import WorkerStalled
+from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.words.reasons import render
 from stall_matrix.kinds import BY_NAME, SCRIPT, Key
 
 ONE_REPORT = 0.5

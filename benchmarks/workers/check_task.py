@@ -16,14 +16,21 @@ from typing import TypeVar
 
 from reporting import report
 
-from dlrover_run.agent.health_check import PRELOAD, HealthCheckRunner
-from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health.model import CheckKey, CheckTask, ComputeResult, HealthReport, LinkEnd, LinkResults
-from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
-from dlrover_run.process_tree import tree
+from dlrover_run.features.node_check.decision.model import (
+    CheckKey,
+    CheckTask,
+    ComputeResult,
+    HealthReport,
+    LinkEnd,
+    LinkResults,
+)
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.node.health_check import PRELOAD, HealthCheckRunner
+from dlrover_run.processes import tree
 from dlrover_run.spec import Entrypoint, JobSpec
+from dlrover_run.workers.starter import Starter
 
 ADDRESS = "127.0.0.1"
 TIMEOUT = 60.0

@@ -109,13 +109,13 @@ def our_nodes() -> Callable[[], None]:
 
     load_grpc()
     if KIND == "etcd":
-        import dlrover_run.etcd.store
-        import dlrover_run.rendezvous.etcd_client
-        from dlrover_run.etcd import codec
+        import dlrover_run.rendezvous.kv.client
+        import dlrover_run.store.etcd.store
+        from dlrover_run.store.etcd import codec
 
         codec.load()
     else:
-        import dlrover_run.rendezvous.master_client  # noqa: F401
+        import dlrover_run.rendezvous.master.client  # noqa: F401
     nodes = [Node(number) for number in range(FIRST, FIRST + COUNT)]
 
     async def live() -> None:

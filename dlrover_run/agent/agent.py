@@ -15,12 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dlrover_run import linux
-from dlrover_run.agent.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
-from dlrover_run.agent.environment import requeue_count
-from dlrover_run.agent.event_log import AssignmentEvents, log_opened
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.agent.progress_sampler import ProgressSampler
 from dlrover_run.agent.reconcile import reconcile
 from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
 from dlrover_run.agent.shutdown import ShutdownRequest, received_text
@@ -28,25 +24,29 @@ from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
-from dlrover_run.events.live import LiveLedger
-from dlrover_run.events.records import NO_EVENTS, AgentEnded, Events, StopRequested
-from dlrover_run.operate.agent_socket import AgentSocket
+from dlrover_run.features.events.event_log import AssignmentEvents, log_opened
+from dlrover_run.features.events.live import LiveLedger
+from dlrover_run.features.events.records import NO_EVENTS, AgentEnded, Events, StopRequested
+from dlrover_run.features.observe.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
+from dlrover_run.features.observe.progress_sampler import ProgressSampler
+from dlrover_run.features.operate.agent_socket import AgentSocket
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
-from dlrover_run.process_tree import tree
-from dlrover_run.process_tree.orphans import OrphanKiller
+from dlrover_run.processes import tree
+from dlrover_run.processes.orphans import OrphanKiller
+from dlrover_run.processes.process import StuckProcess
 from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import JobSpec, SpecError
-from dlrover_run.supervisor.process import StuckProcess
+from dlrover_run.workers.environment import requeue_count
 
 if TYPE_CHECKING:
-    from dlrover_run.agent.worker_logs import WorkerLogs
     from dlrover_run.coordination.activity import PhaseTimes
     from dlrover_run.coordination.requests import OperatorRequest, StackQuery
     from dlrover_run.coordination.stacks import JobStacks, NodeStacks
     from dlrover_run.coordination.status import JobStatus
     from dlrover_run.coordination.worker_logs import LogRequest
-    from dlrover_run.operate.protocol import AgentInfo, JobEnding, TaskProgress
+    from dlrover_run.features.operate.node_logs import WorkerLogs
+    from dlrover_run.features.operate.protocol import AgentInfo, JobEnding, TaskProgress
 
 NO_PIDFD = (
     "the kernel refuses pidfd_open (Linux before 5.3, or the seccomp profile of an older container runtime): the ends "
@@ -122,7 +122,7 @@ class Agent:
         and is called last: the result of the job does not wait for it."""
         if masters := self._client.pids:
             # Imported only here: most nodes have started no master.
-            from dlrover_run.rendezvous import master_end
+            from dlrover_run.rendezvous.master import end as master_end
 
             if master_end.is_last_node(self._client.assignment, self._node_state.ranks):
                 master_end.collect_masters(masters)
@@ -200,7 +200,7 @@ class Agent:
         return replace(status, answer="the master is away, so only this node stops; repeat it on the others")
 
     def _ending(self, result: JobResult) -> JobEnding:
-        from dlrover_run.operate.protocol import JobEnding
+        from dlrover_run.features.operate.protocol import JobEnding
 
         seconds = round(time.monotonic() - self._began, 3)
         return JobEnding(exit_code=result.exit_code, reason=result.error or result.reason, seconds=seconds)
@@ -218,15 +218,15 @@ class Agent:
         """The stacks of the workers here, or of that with the rank, or their output."""
         if logs is None:
             return await self._adapter.stacks(rank)
-        from dlrover_run.agent.worker_logs import WorkerLogs
         from dlrover_run.coordination.stacks import NodeStacks
+        from dlrover_run.features.operate.node_logs import WorkerLogs
 
         if self._logs is None:
             self._logs = WorkerLogs(self._adapter.outputs, self._relay.kept)
         return NodeStacks(logs=await self._logs.read(logs))
 
     def _task_progress(self) -> Sequence[TaskProgress]:
-        from dlrover_run.operate.protocol import TaskProgress
+        from dlrover_run.features.operate.protocol import TaskProgress
 
         now = time.monotonic_ns()
         return [

@@ -6,11 +6,11 @@ import os
 import shlex
 import time
 
-from dlrover_run.agent.event_log import event_log_path
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.policy_records import PROGRAM
-from dlrover_run.local_cluster.nodes import CLUSTER_VARIABLE
-from dlrover_run.operate.protocol import MAX_SCRIPT, AgentInfo
+from dlrover_run.features.events.event_log import event_log_path
+from dlrover_run.features.local_nodes.nodes import CLUSTER_VARIABLE
+from dlrover_run.features.operate.protocol import MAX_SCRIPT, AgentInfo
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import join_address

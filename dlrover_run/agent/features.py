@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dlrover_run.agent.framework import AgentServices
-from dlrover_run.agent.progress_reporter import ProgressReporter
-from dlrover_run.agent.starter import Starter
-from dlrover_run.agent.worker_round import WorkerRound
-from dlrover_run.agent.worker_specs import Worker
 from dlrover_run.coordination.model import Assignment, NodeReport, RoundKey
 from dlrover_run.coordination.policy_records import applies, has_part
-from dlrover_run.progress.page import Progress
+from dlrover_run.features.observe.page import Progress
+from dlrover_run.features.observe.progress_reporter import ProgressReporter
+from dlrover_run.workers.round import WorkerRound
+from dlrover_run.workers.specs import Worker
+from dlrover_run.workers.starter import Starter
 
 if TYPE_CHECKING:
-    from dlrover_run.agent.autoscaler import Autoscaler
-    from dlrover_run.agent.node_checks import NodeChecks
-    from dlrover_run.agent.stall_response import RoundStalls
-    from dlrover_run.agent.survivors import Survivors
-    from dlrover_run.agent.watch_health import WatchHealth
-    from dlrover_run.stall.outside import LearnedPauses
+    from dlrover_run.features.autoscale.autoscaler import Autoscaler
+    from dlrover_run.features.hangs.node.stall_response import RoundStalls
+    from dlrover_run.features.hangs.node.watch_health import WatchHealth
+    from dlrover_run.features.hangs.search.outside import LearnedPauses
+    from dlrover_run.features.node_check.node.node_checks import NodeChecks
+    from dlrover_run.features.survivors.survivors import Survivors
 
 
 class Features:
@@ -65,7 +65,7 @@ class Features:
         """Begin what workers need at their start. Raises OSError."""
         services = self._services
         if applies(services.job.rules.policy, "survivors"):
-            from dlrover_run.agent.survivors import Survivors
+            from dlrover_run.features.survivors.survivors import Survivors
 
             self.survivors = Survivors(self._on_formed, services.wake, services.console.info)
 
@@ -75,7 +75,7 @@ class Features:
         if self.checks is None and (has_part(assignment.policy, "health") or has_part(waiting, "health")):
             self._begin_checks()
         if self.autoscaler is None and has_part(assignment.policy, "autoscale"):
-            from dlrover_run.agent.autoscaler import Autoscaler
+            from dlrover_run.features.autoscale.autoscaler import Autoscaler
 
             self.autoscaler = Autoscaler(self._services, self._read, self._services.orphans.kill_session)
 
@@ -83,9 +83,9 @@ class Features:
         """Watch the workers of a round for stalls, if the job does."""
         if self._services.job.stall_action != "off":
             # Its imports take milliseconds, for which the start of the workers has not waited.
-            from dlrover_run.agent.stall_response import watch_stalls
-            from dlrover_run.agent.watch_health import WatchHealth
-            from dlrover_run.stall.outside import LearnedPauses
+            from dlrover_run.features.hangs.node.stall_response import watch_stalls
+            from dlrover_run.features.hangs.node.watch_health import WatchHealth
+            from dlrover_run.features.hangs.search.outside import LearnedPauses
 
             services = self._services
             if self.watch_health is None:
@@ -122,7 +122,7 @@ class Features:
             await one.close()
 
     def _begin_checks(self) -> None:
-        from dlrover_run.agent.node_checks import NodeChecks
+        from dlrover_run.features.node_check.node.node_checks import NodeChecks
 
         self.checks = NodeChecks(self._services, self._starter)
         self._reporter.health = self.checks.reporter

@@ -20,16 +20,16 @@ from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.console.console import Console
 from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.model import Assignment, NodeReport
-from dlrover_run.events.records import NO_EVENTS, Events
+from dlrover_run.features.events.records import NO_EVENTS, Events
+from dlrover_run.features.observe.page import Progress
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
-from dlrover_run.process_tree.orphans import OrphanKiller
-from dlrover_run.progress.page import Progress
+from dlrover_run.processes.orphans import OrphanKiller
 from dlrover_run.spec import JobSpec
 
 if TYPE_CHECKING:
-    from dlrover_run.agent.worker_logs import WorkerOutput
     from dlrover_run.coordination.stacks import NodeStacks
+    from dlrover_run.features.operate.node_logs import WorkerOutput
 
 
 class AgentServices(msgspec.Struct, frozen=True):

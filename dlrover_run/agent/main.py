@@ -13,19 +13,19 @@ from msgspec.structs import replace
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.agent import Agent
-from dlrover_run.agent.event_log import open_event_log
 from dlrover_run.agent.framework import AdapterFactory
 from dlrover_run.agent.host import display_name
-from dlrover_run.agent.progress_reporter import is_verbose
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console, open_console
 from dlrover_run.console.rounds import render_success
 from dlrover_run.coordination.model import Failure
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.features.events.event_log import open_event_log
+from dlrover_run.features.observe.progress_reporter import is_verbose
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir, make_temp_dir, remove_run_dir
-from dlrover_run.process_tree import tree
+from dlrover_run.processes import tree
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError
 

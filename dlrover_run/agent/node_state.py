@@ -22,12 +22,12 @@ from dlrover_run.coordination.model import (
 from dlrover_run.exit_reasons import RETRY
 from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.processes.ports import HeldPort
+from dlrover_run.processes.process import StuckProcess
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
-from dlrover_run.supervisor.ports import HeldPort
-from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
-    from dlrover_run.agent.worker_round import WorkerRound
+    from dlrover_run.workers.round import WorkerRound
 
 
 def _program(entrypoint: Entrypoint) -> str:

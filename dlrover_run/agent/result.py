@@ -10,14 +10,14 @@ import msgspec
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
 from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase, RankAssignment
-from dlrover_run.coordination.reasons import Code, render
 from dlrover_run.exit_reasons import ExitReason, ExitScheme, in_scheme
 from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.spec import SpecError
+from dlrover_run.words.reasons import Code, render
 
 if TYPE_CHECKING:
-    from dlrover_run.policies.health.model import NodeHealth
+    from dlrover_run.features.node_check.decision.model import NodeHealth
 
 
 UNUSED_NODE = (
@@ -170,7 +170,7 @@ def _dismissal(end: JobEnd) -> NodeHealth | None:
     if part is None or not part.dismisses or end.assignment.phase is PlanPhase.FINISHED:
         return None
     # Imported only here: other jobs have no health check.
-    from dlrover_run.policies.health.model import HealthAssignment
+    from dlrover_run.features.node_check.decision.model import HealthAssignment
 
     return HealthAssignment.get(part).health if end.error is None and end.stopped_by is None else None
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dlrover_run.process_tree import signals, watchdog
-from dlrover_run.process_tree.watchdog import ReceivedSignal
+from dlrover_run.processes import signals, watchdog
+from dlrover_run.processes.watchdog import ReceivedSignal
 from dlrover_run.spec import JobSpec, PreemptionNotice
 
 WITNESS_SECONDS = 0.25

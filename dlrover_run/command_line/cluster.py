@@ -14,9 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from dlrover_run.cluster_environment.detect import detect
-from dlrover_run.cluster_environment.host_list import find_host, short
-from dlrover_run.cluster_environment.records import Context, Contradiction, Detected, Unstarted
 from dlrover_run.command_line import values
 from dlrover_run.command_line.options import STATIC_ADDRESS
 from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
@@ -28,6 +25,9 @@ from dlrover_run.command_line.rendezvous_options import (
     RendezvousArgs,
 )
 from dlrover_run.coordination.rules import MAX_NODES
+from dlrover_run.environment.detect import detect
+from dlrover_run.environment.host_list import find_host, short
+from dlrover_run.environment.records import Context, Contradiction, Detected, Unstarted
 from dlrover_run.spec import FlagValue, SpecError
 from dlrover_run.transport.addresses import Address, is_local_address, join_address
 

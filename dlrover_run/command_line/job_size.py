@@ -12,11 +12,11 @@ from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import ETCD_BACKENDS
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
-from dlrover_run.coordination.text import counted
 from dlrover_run.spec import Entrypoint, FlagValue, LocalSpec, SpecError
+from dlrover_run.words.text import counted
 
 if TYPE_CHECKING:
-    from dlrover_run.cluster_environment.records import Detected
+    from dlrover_run.environment.records import Detected
 
 COUNT_VARIABLES = ("NODE_NUM", "WORKER_NUM")
 """The number of nodes that a cluster manager sets, the newer name first."""
@@ -175,7 +175,7 @@ def check_local_entrypoint(local: LocalSpec, entrypoint: Entrypoint) -> None:
         raise SpecError("The script '-' is standard input, which nodes of --local-nodes do not have: name a file.")
     if not local.isolated:
         return
-    from dlrover_run.local_cluster.network import why_not
+    from dlrover_run.features.local_nodes.network import why_not
 
     if problem := why_not():
         raise SpecError(f"--isolate-nodes is not possible here, since {problem}.")

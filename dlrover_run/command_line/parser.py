@@ -85,7 +85,7 @@ class Program:
 
 
 OPERATOR_COMMANDS = {
-    name: Subcommand(f"dlrover_run.operate.commands:{name}", summary)
+    name: Subcommand(f"dlrover_run.features.operate.commands:{name}", summary)
     for name, summary in (
         ("jobs", "List the jobs on this machine: yours, and for root those of all users."),
         ("status", "Show the state of a running job and of each of its nodes."),
@@ -123,7 +123,9 @@ A drop-in for torchrun: every flag of torchrun 2.13 to 2.15 means the same here.
     ),
     subcommands={
         **OPERATOR_COMMANDS,
-        "scale": Subcommand("dlrover_run.operate.scale:scale", "Change how many nodes of a running job train."),
+        "scale": Subcommand(
+            "dlrover_run.features.operate.scale:scale", "Change how many nodes of a running job train."
+        ),
     },
     unsupported=UNSUPPORTED_DLROVER_FLAGS,
     common=(

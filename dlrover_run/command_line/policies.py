@@ -40,7 +40,7 @@ def add_health_check(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules)
     communicate."""
     if not any(flags.explicit(name) or flags.is_on(name) for name in _CHECK_FLAGS):
         return rules, []
-    from dlrover_run.policies.health.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
+    from dlrover_run.features.node_check.decision.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
 
     threshold = values.ratio(*flags.get("straggler_threshold"))
     level = int(flags.choice("precheck"))
@@ -91,7 +91,7 @@ def add_health_check(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules)
 
 def _check_mode(source: str, text: str) -> int:
     """When nodes are checked: `once`, `always`, or a switch value for once (on) or never (off)."""
-    from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+    from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 
     word = text.strip().lower()
     if word in CHECK_MODES:
@@ -114,12 +114,12 @@ def add_stalls(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) -> Jo
     alone = rendezvous.max_nodes == 1
     if flags.choice("stall_action") == "off" or (rendezvous.backend == "static" and not alone):
         return rules
-    from dlrover_run.policies.straggler.rules import StragglerRules
+    from dlrover_run.features.hangs.stragglers.rules import StragglerRules
 
     rules = replace(rules, policy=with_part(rules.policy, StragglerRules(watched=1)))
     if alone:
         return rules
-    from dlrover_run.policies.stall.rules import StallRules
+    from dlrover_run.features.hangs.stalls.rules import StallRules
 
     return replace(rules, policy=with_part(rules.policy, StallRules(watched=1)))
 
@@ -131,7 +131,7 @@ def add_survivors(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) ->
     alone = rendezvous.max_nodes == 1
     if flags.choice("survivors") != "keep" or (rendezvous.backend == "static" and not alone):
         return rules
-    from dlrover_run.policies.survivors.rules import RECONFIGURE_TIMEOUT, START_TIMEOUT, SurvivorsRules
+    from dlrover_run.features.survivors.rules import RECONFIGURE_TIMEOUT, START_TIMEOUT, SurvivorsRules
 
     timeout = RECONFIGURE_TIMEOUT if seconds is None else seconds
     part = SurvivorsRules(reconfigure_timeout=timeout, start_timeout=max(START_TIMEOUT, timeout))
@@ -160,7 +160,7 @@ def add_autoscale(
         raise SpecError(
             f"{given.source} needs nodes that communicate: give --rdzv-backend=c10d or etcd with --rdzv-endpoint."
         )
-    from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
+    from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
 
     scaling = STRONG if kind == "strong" else WEAK
     part = replace(AutoscaleRules(), scaling=scaling, command=int(command is not None), **conf.autoscale)

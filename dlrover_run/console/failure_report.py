@@ -16,10 +16,10 @@ import msgspec
 
 from dlrover_run.console.text import BOLD, RED, colored, format_duration, sanitize
 from dlrover_run.coordination.model import Failure
-from dlrover_run.coordination.text import format_ranks
 from dlrover_run.failures.causes import MAX_SUMMARY, describe_exit, lost_peer, summarize_error, trace_lines
 from dlrover_run.failures.tracebacks import exception_lines, last_link, plain_lines
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.words.text import format_ranks
 
 MAX_TRACE_LINES = 30
 """Maximum lines of the root cause's own output."""

@@ -11,8 +11,8 @@ from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
 from dlrover_run.coordination.policy import Accepted, Policy
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyRequest
-from dlrover_run.coordination.reasons import Reason, Reasons, chain
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.words.reasons import Reason, Reasons, chain
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

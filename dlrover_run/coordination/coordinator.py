@@ -42,13 +42,13 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.recovery import latest_round, needed_members
 from dlrover_run.coordination.requested_changes import apply_request
 from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.waiting import wait_status
-from dlrover_run.policies.registry import policy_of
+from dlrover_run.features.registry import policy_of
+from dlrover_run.words.reasons import Reasons, sentence
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.status import JobStatus

@@ -10,7 +10,7 @@ import msgspec
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Plan, PlanPhase
 from dlrover_run.coordination.policy_records import PolicyState
-from dlrover_run.coordination.reasons import Reasons
+from dlrover_run.words.reasons import Reasons
 
 MAX_STEPS = 20_000
 """Steps that policies may take in one decision, more than a job has nodes or tasks. Two policies that undo each other's

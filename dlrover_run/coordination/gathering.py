@@ -19,9 +19,9 @@ from dlrover_run.coordination.membership import Members, MemberState, all_have_l
 from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import assign_ranks, display_names
-from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.text import node_name
+from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
+from dlrover_run.words.text import node_name
 
 RoundMembers = Sequence[tuple[Member, MemberState | None]]
 """Members of a round, each with what is known of it."""

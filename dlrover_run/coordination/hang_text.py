@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dlrover_run.coordination.activity import HangingTask, NodeProgress
-from dlrover_run.coordination.reasons import Reason, render
-from dlrover_run.coordination.text import counted
+from dlrover_run.words.reasons import Reason, render
+from dlrover_run.words.text import counted
 
 MAX_NAMED = 8
 """Tasks that are named in one reason."""

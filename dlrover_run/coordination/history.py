@@ -7,8 +7,8 @@ from collections import Counter, deque
 import msgspec
 
 from dlrover_run.coordination.model import Plan, PlanPhase
-from dlrover_run.coordination.reasons import Code, Reasons
 from dlrover_run.coordination.status import STATES, JobState
+from dlrover_run.words.reasons import Code, Reasons
 
 MAX_CHANGES = 256
 """Changes that are kept; the oldest are dropped first."""

@@ -27,9 +27,9 @@ from dlrover_run.coordination.bounds import (
     Total,
 )
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyProgress, PolicyReport, PolicyState
-from dlrover_run.coordination.reasons import BoundedReasons, Code, Reason, render
 from dlrover_run.coordination.rules import DesiredSize
-from dlrover_run.coordination.text import node_name
+from dlrover_run.words.reasons import BoundedReasons, Code, Reason, render
+from dlrover_run.words.text import node_name
 
 
 class NodePhase(enum.StrEnum):

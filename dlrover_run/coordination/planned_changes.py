@@ -24,8 +24,8 @@ from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan, PlannedChange, PlanPhase
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import assign_ranks
-from dlrover_run.coordination.reasons import Code, chain, shown_names
-from dlrover_run.coordination.text import node_name
+from dlrover_run.words.reasons import Code, chain, shown_names
+from dlrover_run.words.text import node_name
 
 
 def note_checkpoints(plan: Plan, members: Members, now: float) -> Plan:

@@ -6,7 +6,7 @@ fixed points of a decision and names none. `Policy` itself is the policy of a jo
 A policy is pure: what it returns follows from the rules, the plan, the members and the job time alone.
 
 A job may have several policies. `combined_policy.CombinedPolicy` makes one of them, which the core calls in the same
-way. It asks them in the order of `policies.registry.POLICIES`. Where they disagree:
+way. It asks them in the order of `features.registry.POLICIES`. Where they disagree:
 
 - A node has a rank only if every policy admits it: `admit` and `admitted` filter the nodes that the policies before
   have left.
@@ -33,9 +33,9 @@ from dlrover_run.coordination.decision import Deadline, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
 from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyRequest
-from dlrover_run.coordination.reasons import Reason, Reasons
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.words.reasons import Reason, Reasons
 
 
 class Accepted(NamedTuple):

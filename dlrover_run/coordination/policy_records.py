@@ -1,7 +1,7 @@
 """What policies add to the records of the core: a base class for each record that has a part of a policy.
 
 A policy derives a struct from each class that it needs, with its own name as the tag. The core stores, compares and
-sends these parts and uses only what is declared here; `policies.registry.decode_part` decodes them.
+sends these parts and uses only what is declared here; `features.registry.decode_part` decodes them.
 
 A record has one field for them. It is None without a part, the part itself of one policy, and a combination of the
 parts of several policies (`combined_records`), which is a part as well. So read a part with `find` or `get`, and write

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import Member, NodeReport, Plan
-from dlrover_run.coordination.text import node_name
+from dlrover_run.words.text import node_name
 
 
 def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: int) -> list[MemberState]:

@@ -8,7 +8,7 @@ import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RankAssignment, RoundKey
-from dlrover_run.coordination.reasons import Code
+from dlrover_run.words.reasons import Code
 
 _UNKNOWN = "unknown"
 

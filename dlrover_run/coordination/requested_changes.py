@@ -13,10 +13,10 @@ from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, Plan, PlanPhase
 from dlrover_run.coordination.policy import Accepted, Policy
 from dlrover_run.coordination.policy_records import PROGRAM
-from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import DesiredSize, JobRules
-from dlrover_run.coordination.text import counted
+from dlrover_run.words.reasons import Code
+from dlrover_run.words.text import counted
 
 MAX_DRAINING = 1000
 """Nodes that drain at one time; of more the first."""

@@ -23,9 +23,9 @@ from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.planned_changes import change_round, may_change
 from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.text import node_name
+from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
+from dlrover_run.words.text import node_name
 
 
 def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:

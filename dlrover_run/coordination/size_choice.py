@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.reasons import Reasons
+from dlrover_run.words.reasons import Reasons
 
 
 class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):

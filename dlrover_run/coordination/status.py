@@ -20,9 +20,9 @@ from dlrover_run.coordination.hang_text import HangingNode, hang_headline, stall
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
 from dlrover_run.coordination.policy_records import PROGRAM, PolicyAssignment
-from dlrover_run.coordination.reasons import Reasons
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.size_choice import SizeChoice
+from dlrover_run.words.reasons import Reasons
 
 SCHEMA = 1
 """The version of the meaning of the fields. New fields keep it."""

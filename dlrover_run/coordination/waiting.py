@@ -16,7 +16,7 @@ from dlrover_run.coordination.model import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.programs import is_full
 from dlrover_run.coordination.ranks import display_names
-from dlrover_run.coordination.reasons import Code, chain, shown_names
+from dlrover_run.words.reasons import Code, chain, shown_names
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.coordinator import Coordinator

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrover_run.coordination.text import counted
 from dlrover_run.spec import SpecError
+from dlrover_run.words.text import counted
 
 # These two NVML errors mean that the machine has no NVIDIA GPU. Any other one means that there is a GPU that cannot be
 # queried, and then `auto` must not silently use the CPUs.

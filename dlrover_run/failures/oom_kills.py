@@ -5,7 +5,7 @@ group, so a count that rose in the seconds before the death is evidence. A count
 loader's child may have been killed days before. So the count is read once a second (`note`), and each rise explains one
 end.
 
-`agent.worker_round` asks for a worker, and `tf_ps_runner.memory.enforcer` for a task that has no control group of its
+`workers.round` asks for a worker, and `tf_ps_runner.memory.enforcer` for a task that has no control group of its
 own. The answer is `WorkerExit.oom_kill`, which everything later reads: `failures.causes` for texts and causes, and
 `tf_ps_runner.agent.exits` for what the end costs. Its exit code is that of any SIGKILL, 137.
 """
@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from dlrover_run.coordination.text import format_bytes
 from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_field, read_cgroup_number
+from dlrover_run.words.text import format_bytes
 
 _NO_LIMIT = 1 << 60
 """cgroup v1 has a number about as large as the address space for no limit."""

@@ -23,13 +23,13 @@ from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import IdleShutdown
-from dlrover_run.process_tree import event_loop, signals, tree
+from dlrover_run.processes import event_loop, signals, tree
 from dlrover_run.spec import FlagValue, SpecError, TlsSpec
 from dlrover_run.transport.addresses import Address, bind_error, join_address
 
 if TYPE_CHECKING:
+    from dlrover_run.features.operate.web.server import WebServer
     from dlrover_run.master.jobs import Jobs
-    from dlrover_run.operate.web import WebServer
 
 WEB_RETRY_INTERVAL = 2.0
 """Seconds between two attempts of a launched master to serve at a port that was taken."""
@@ -333,7 +333,7 @@ async def _start_web(jobs: Jobs, options: Options, address: tuple[str, int]) -> 
     """Serve the status over HTTP, encrypted if the master is. Raises OSError and SpecError."""
     import ssl
 
-    from dlrover_run.operate.web import WebServer
+    from dlrover_run.features.operate.web.server import WebServer
 
     tls = None
     if options.tls is not None and options.tls.cert is not None:

@@ -34,16 +34,16 @@ from dlrover_run.coordination.programs import (
     job_program,
 )
 from dlrover_run.coordination.ranks import display_names
-from dlrover_run.coordination.reasons import Reasons, sentence
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.coordination.text import counted
 from dlrover_run.coordination.validation import config_mismatch, validate_report, wrong_job_kind
 from dlrover_run.coordination.waiting import WaitingThrottle
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.transport.messages import Refused, StacksFound, StacksWanted, Welcome, encode_rules
+from dlrover_run.words.reasons import Reasons, sentence
+from dlrover_run.words.text import counted
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import JobStacks, StackRequest

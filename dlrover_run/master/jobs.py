@@ -15,7 +15,6 @@ import msgspec
 from dlrover_run.coordination.coordinator import MAX_ERROR_TEXT, Coordinator
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import NodeKey, NodeReport
-from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
@@ -24,6 +23,7 @@ from dlrover_run.master.job import Job, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
 from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.transport.messages import Answered, InvalidMessage, Join, Refused, Welcome, decode_rules
+from dlrover_run.words.reasons import render
 
 MAX_JOBS = 1000
 """Maximum jobs that a master coordinates at a time."""

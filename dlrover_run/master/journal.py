@@ -24,7 +24,7 @@ import msgspec
 
 from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.registry import decode_part
+from dlrover_run.features.registry import decode_part
 
 FORMAT = 2
 """The version of the file format, increased with each incompatible change."""

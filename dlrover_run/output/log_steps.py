@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
+from dlrover_run.features.observe.page import Area, StepSource, Writer, open_writer
 from dlrover_run.output.lines import LineCutter
-from dlrover_run.progress.page import Area, StepSource, Writer, open_writer
 
 LINE_BYTES = 2048
 """Bytes of a line that are searched. Some expressions take the square of it."""

@@ -22,7 +22,7 @@ import msgspec
 
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.streams import RankStreams, Stream, StreamPlan, Tee
-from dlrover_run.process_tree import event_loop, signals, tree
+from dlrover_run.processes import event_loop, signals, tree
 from dlrover_run.spec import LogSpec, SpecError, StreamMap
 
 ANSWER_TIMEOUT = 300.0

@@ -56,7 +56,7 @@ from dlrover_run.output.log_watcher import LogWatcher
 from dlrover_run.output.sinks import Sink, console_sink, file_sink
 from dlrover_run.output.sources import PipeSource, Source, window_size
 from dlrover_run.output.streams import MAX_MESSAGE
-from dlrover_run.process_tree import signals, tree
+from dlrover_run.processes import signals, tree
 
 if TYPE_CHECKING:
     from dlrover_run.output.log_steps import LogStepSearches

@@ -21,8 +21,8 @@ from typing import Any
 from dlrover_run import launch_request
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.streams import MAX_MESSAGE
-from dlrover_run.process_tree import event_loop, signals
-from dlrover_run.supervisor.unix_sockets import messages
+from dlrover_run.processes import event_loop, signals
+from dlrover_run.processes.unix_sockets import messages
 
 CLOSE_TIMEOUT = 2.0
 """Seconds between closing the relay's socket and SIGKILL; the relay needs 0.3 at most."""
@@ -80,7 +80,7 @@ class RelayProcess:
         if self.pid == 0:
             # Imported only in the child: the agent never runs this code and starts sooner without it.
             from dlrover_run.output.relay import main
-            from dlrover_run.process_tree.scrub import scrub
+            from dlrover_run.processes.scrub import scrub
 
             scrub(secrets)
             main(theirs, parent, console, shared)

@@ -15,13 +15,13 @@ def open_client(spec: JobSpec, on_change: OnChange, log: Callable[[str], None]) 
     """
     if spec.backend == "master":
         # Imported only here: one node needs no gRPC.
-        from dlrover_run.rendezvous.master_client import MasterClient
+        from dlrover_run.rendezvous.master.client import MasterClient
 
         return MasterClient(spec, on_change, log)
     if spec.backend == "etcd":
         # Imported only here: only this backend needs the message classes of etcd.
-        from dlrover_run.etcd.store import EtcdStore
-        from dlrover_run.rendezvous.etcd_client import EtcdClient, renewal_timeout
+        from dlrover_run.rendezvous.kv.client import EtcdClient, renewal_timeout
+        from dlrover_run.store.etcd.store import EtcdStore
 
         assert spec.etcd is not None, "the backend `etcd` has endpoints"
         store = EtcdStore(spec.etcd, renew_timeout=renewal_timeout(spec.rules))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dlrover_run.transport.messages import StacksWanted
 
 StackSource = Callable[..., Awaitable["NodeStacks"]]
-"""Returns the stacks of the workers of this node, or of that with the rank, within `stall.read.STACKS_TIMEOUT`; with a
+"""Returns the stacks of the workers of this node, or of that with the rank, within `features.hangs.stacks.read.STACKS_TIMEOUT`; with a
 `LogRequest` as the second argument their output."""
 
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
-from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.client import AskFailed, OnChange, StackSource
+from dlrover_run.words.reasons import render
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import JobStacks

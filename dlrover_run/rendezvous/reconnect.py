@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Peer, Waiting
-from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import AssignmentTracker, OnChange, StackSource
 from dlrover_run.rendezvous.cut_off import CutOffDetector
 from dlrover_run.spec import JobSpec
+from dlrover_run.words.reasons import sentence
 
 Reaches = Callable[[str, int], Awaitable[bool]]
 """Finds out whether a machine answers at an address and a port."""

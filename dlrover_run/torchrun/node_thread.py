@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, RankAssignment, RoundKey
-from dlrover_run.policies.health.model import HealthAssignment
-from dlrover_run.process_tree import signals
+from dlrover_run.features.node_check.decision.model import HealthAssignment
+from dlrover_run.processes import signals
+from dlrover_run.processes.ports import HeldPort
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError
-from dlrover_run.supervisor.ports import HeldPort
 
 LEAVE_TIMEOUT = 5.0
 """Seconds for the thread to report that this node has left and to end; the client needs 2. After that the process ends

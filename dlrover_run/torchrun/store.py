@@ -18,7 +18,7 @@ from functools import partial
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public, only not marked as such.
 
 from dlrover_run.coordination.model import OVER, NodePhase, RankAssignment
-from dlrover_run.process_tree import signals
+from dlrover_run.processes import signals
 from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread
 
 STORE_TIMEOUT = 60.0

@@ -2,7 +2,7 @@
 goes out.
 
 JSON, one message a line, over the unix stream socket that a variable names; the agent's side of each message is in
-`policies/survivors/line.py`. A daemon thread reads, so the latest order is known whatever the script does. Only the
+`features/survivors/line.py`. A daemon thread reads, so the latest order is known whatever the script does. Only the
 standard library is needed, and nothing of the launcher is imported.
 """
 

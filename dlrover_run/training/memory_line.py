@@ -1,7 +1,7 @@
 """The line from a worker to the process of its node that holds checkpoints in memory.
 
 One message of JSON each way over a unix socket that a variable names; memory comes as a descriptor. Only the standard
-library is needed, and nothing of the launcher is imported; the other end is `checkpoint_memory/worker_line.py`.
+library is needed, and nothing of the launcher is imported; the other end is `features/checkpoints/worker_line.py`.
 """
 
 from __future__ import annotations

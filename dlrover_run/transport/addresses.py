@@ -9,7 +9,7 @@ import socket
 import threading
 from typing import NamedTuple
 
-from dlrover_run.process_tree import signals
+from dlrover_run.processes import signals
 
 RESOLVE_TIMEOUT = 10.0
 """Seconds to resolve a host name. After this the connection attempt has failed; the next one resolves again."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from dlrover_run.process_tree import signals
+from dlrover_run.processes import signals
 from dlrover_run.spec import TlsSpec
 from dlrover_run.transport import auth
 from dlrover_run.transport.addresses import Address

@@ -27,7 +27,7 @@ from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.worker_logs import LogRequest
-from dlrover_run.policies.registry import decode_part
+from dlrover_run.features.registry import decode_part
 
 PROTOCOL = 5
 """The version of this protocol, increased with each incompatible change."""

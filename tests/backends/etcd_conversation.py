@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from etcd_server import PASSWORD, Etcd
 from harness import WAIT
 
-from dlrover_run.etcd.operations import Absent, Change, Get, Put, Range, Txn, TxnResult
-from dlrover_run.etcd.store import EtcdStore, EtcdWatch
 from dlrover_run.spec import EtcdSpec, TlsSpec
+from dlrover_run.store.etcd.operations import Absent, Change, Get, Put, Range, Txn, TxnResult
+from dlrover_run.store.etcd.store import EtcdStore, EtcdWatch
 
 ALL = Range("/", prefix=True)
 

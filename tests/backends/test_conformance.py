@@ -24,9 +24,11 @@ from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeR
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.policies.health.model import HealthReport
-from dlrover_run.policies.health.rules import CHECK_ONCE
-from dlrover_run.policies.parameter_servers.model import (
+from dlrover_run.features.node_check.decision.model import HealthReport
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
+from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.rendezvous.local import LocalClient
+from tf_ps_runner.cluster.model import (
     Capacity,
     EndCause,
     Role,
@@ -35,10 +37,8 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.reports import NodeTasks
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.rendezvous.client import AskFailed
-from dlrover_run.rendezvous.local import LocalClient
+from tf_ps_runner.cluster.reports import NodeTasks
+from tf_ps_runner.cluster.rules import ClusterRules
 
 ALL = ("local", "master", "etcd")
 SEVERAL = ("master", "etcd")

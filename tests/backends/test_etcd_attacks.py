@@ -20,12 +20,12 @@ from rendezvous_backends import EtcdBackend
 
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import RESULT_RETENTION
-from dlrover_run.etcd.operations import Range
-from dlrover_run.etcd.store import EtcdStore
-from dlrover_run.rendezvous import etcd_client
-from dlrover_run.rendezvous.etcd_client import EtcdClient
-from dlrover_run.rendezvous.etcd_records import Keys, decode_record
+from dlrover_run.rendezvous.kv import client as etcd_client
+from dlrover_run.rendezvous.kv.client import EtcdClient
+from dlrover_run.rendezvous.kv.records import Keys, decode_record
 from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
+from dlrover_run.store.etcd.operations import Range
+from dlrover_run.store.etcd.store import EtcdStore
 from dlrover_run.transport.addresses import Address, UnresolvedHost
 
 

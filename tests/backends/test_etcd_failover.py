@@ -20,13 +20,13 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd
 
-from dlrover_run.etcd.operations import (
+from dlrover_run.spec import EtcdSpec
+from dlrover_run.store.etcd.operations import (
     Compacted,
     EtcdUnavailable,
     Range,
 )
-from dlrover_run.etcd.store import EtcdStore
-from dlrover_run.spec import EtcdSpec
+from dlrover_run.store.etcd.store import EtcdStore
 
 
 @pytest.mark.long

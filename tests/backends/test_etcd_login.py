@@ -20,11 +20,11 @@ from etcd_conversation import (
 )
 from etcd_server import PASSWORD, Etcd, serving
 
-from dlrover_run.etcd.operations import (
+from dlrover_run.store.etcd.operations import (
     EtcdMisconfigured,
     Range,
 )
-from dlrover_run.etcd.store import EtcdStore
+from dlrover_run.store.etcd.store import EtcdStore
 
 
 @pytest.fixture(scope="module")

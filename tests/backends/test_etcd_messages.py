@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from harness import WAIT
 
-from dlrover_run.etcd import codec
-from dlrover_run.etcd.codec import PackageMissing
 from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
+from dlrover_run.store.etcd import codec
+from dlrover_run.store.etcd.codec import PackageMissing
 from dlrover_run.torchrun.node_thread import NodeThread
 
 METHODS = [
@@ -63,7 +63,7 @@ def test_loading_leaves_no_module_variable_or_descriptor_that_others_could_find(
     run_program("""
         import os, sys
         before = dict(os.environ)
-        from dlrover_run.etcd import codec
+        from dlrover_run.store.etcd import codec
         codec.load().method("KV.Txn")
         from google.protobuf import descriptor_pool
         from google.protobuf.internal import api_implementation
@@ -84,7 +84,7 @@ def test_another_client_of_etcd_can_run_in_the_same_process(first: str) -> None:
     """Each client has files called `kv.proto` with messages of the same names and different fields."""
     run_program(f"""
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-        from dlrover_run.etcd import codec
+        from dlrover_run.store.etcd import codec
 
         def theirs():
             file = descriptor_pb2.FileDescriptorProto(name="kv.proto", package="mvccpb")
@@ -121,7 +121,7 @@ def test_a_later_release_is_imported_as_an_ordinary_package(tmp_path: Path) -> N
     run_program(
         """
         import sys
-        from dlrover_run.etcd import codec
+        from dlrover_run.store.etcd import codec
         api = codec.load()
         assert "etcd3.etcdrpc.rpc_pb2" in sys.modules
         assert api.method("KV.Txn").request(success=[]) == api.message("TxnRequest")()
@@ -155,7 +155,7 @@ def test_a_missing_protobuf_is_reported_in_the_same_sentence() -> None:
     run_program("""
         import sys
         sys.modules["google.protobuf"] = None
-        from dlrover_run.etcd import codec
+        from dlrover_run.store.etcd import codec
         try:
             codec.load()
         except codec.PackageMissing as error:

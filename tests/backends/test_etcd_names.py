@@ -10,12 +10,12 @@ import pytest
 from etcd_conversation import read, talk, write_ahead
 from etcd_server import Etcd
 
-from dlrover_run.etcd import connection
-from dlrover_run.etcd.connection import AddressCache
-from dlrover_run.etcd.errors import EndpointFailed
-from dlrover_run.etcd.operations import EtcdUnavailable
-from dlrover_run.etcd.store import EtcdStore
 from dlrover_run.spec import EtcdSpec
+from dlrover_run.store.etcd import connection
+from dlrover_run.store.etcd.connection import AddressCache
+from dlrover_run.store.etcd.errors import EndpointFailed
+from dlrover_run.store.etcd.operations import EtcdUnavailable
+from dlrover_run.store.etcd.store import EtcdStore
 from dlrover_run.transport import addresses
 from dlrover_run.transport.addresses import Address
 

@@ -17,7 +17,8 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd, serving
 
-from dlrover_run.etcd.operations import (
+from dlrover_run.spec import EtcdSpec
+from dlrover_run.store.etcd.operations import (
     Absent,
     Change,
     Compacted,
@@ -34,8 +35,7 @@ from dlrover_run.etcd.operations import (
     Txn,
     TxnResult,
 )
-from dlrover_run.etcd.store import EtcdStore
-from dlrover_run.spec import EtcdSpec
+from dlrover_run.store.etcd.store import EtcdStore
 
 
 @pytest.fixture(scope="module")

@@ -21,13 +21,13 @@ from etcd_conversation import (
 )
 from harness import WAIT
 
-from dlrover_run.etcd import codec
-from dlrover_run.etcd.operations import (
+from dlrover_run.spec import EtcdSpec
+from dlrover_run.store.etcd import codec
+from dlrover_run.store.etcd.operations import (
     EtcdMisconfigured,
     EtcdUnavailable,
 )
-from dlrover_run.etcd.store import EtcdStore
-from dlrover_run.spec import EtcdSpec
+from dlrover_run.store.etcd.store import EtcdStore
 from dlrover_run.transport import grpc_setup
 
 

@@ -24,12 +24,10 @@ from dlrover_run.coordination.model import (
     PlanPhase,
     Waiting,
 )
-from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.validation import MAX_EPOCH
-from dlrover_run.etcd.operations import Change, KeyValue
-from dlrover_run.policies.health.rules import CHECK_ONCE
-from dlrover_run.rendezvous.etcd_leader import MembershipWatch
-from dlrover_run.rendezvous.etcd_records import (
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
+from dlrover_run.rendezvous.kv.leader import MembershipWatch
+from dlrover_run.rendezvous.kv.records import (
     BUCKETS,
     Keys,
     bucket_of,
@@ -37,6 +35,8 @@ from dlrover_run.rendezvous.etcd_records import (
     encode_record,
     messages_by_bucket,
 )
+from dlrover_run.store.etcd.operations import Change, KeyValue
+from dlrover_run.words.reasons import sentence
 
 KEYS = Keys("/dlrover-run", "job")
 WAITING = Waiting(sentence("2 nodes of 3 are here"), 12.0)
@@ -186,7 +186,7 @@ def test_an_invalid_value_that_replaces_a_status_does_not_disconnect_the_node() 
 
 
 def test_nodes_above_the_maximum_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.rendezvous.etcd_leader.MAX_NODES", 2)
+    monkeypatch.setattr("dlrover_run.rendezvous.kv.leader.MAX_NODES", 2)
     watched = WatchedMembership()
     for name in "abc":
         watched.put(status(name), name)

@@ -15,8 +15,8 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd, Tls, serving
 
-from dlrover_run.etcd.operations import EtcdMisconfigured
 from dlrover_run.spec import EtcdSpec
+from dlrover_run.store.etcd.operations import EtcdMisconfigured
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from simulation.etcd import EtcdCluster
 from simulation.timeline import Process, Timeline
 
-from dlrover_run.etcd.operations import Absent, Delete, EtcdUnavailable, Put, Range, Txn, TxnResult
-from dlrover_run.rendezvous import etcd_writer
-from dlrover_run.rendezvous.etcd_records import Keys
-from dlrover_run.rendezvous.etcd_writer import FencedWriter, NotElected, StaleWriteApplied
+from dlrover_run.rendezvous.kv import writer as etcd_writer
+from dlrover_run.rendezvous.kv.records import Keys
+from dlrover_run.rendezvous.kv.writer import FencedWriter, NotElected, StaleWriteApplied
+from dlrover_run.store.etcd.operations import Absent, Delete, EtcdUnavailable, Put, Range, Txn, TxnResult
 
 KEYS = Keys("/dlrover-run", "job")
 PLAN, WORDS = KEYS.plan, KEYS.messages(3)

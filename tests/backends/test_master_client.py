@@ -17,14 +17,14 @@ from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
 
 from dlrover_run.coordination.model import Failure, NodePhase, NodeReport, Peer, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off, reconnect
-from dlrover_run.rendezvous.master_client import MasterClient
+from dlrover_run.rendezvous.master.client import MasterClient
 from dlrover_run.rendezvous.reconnect import Reaches
 from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec, TlsSpec
 from dlrover_run.transport import grpc_setup
 from dlrover_run.transport.messages import Challenge, Hello, Proof, Refused
+from dlrover_run.words.reasons import sentence
 
 STATUS = NodeReport(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
 
@@ -611,7 +611,7 @@ def test_grpc_starts_no_thread_that_receives_signals() -> None:
     # In a separate process: this one has threads of the servers of other tests.
     code = (
         "import asyncio, os\n"
-        "from dlrover_run.rendezvous.master_client import MasterClient\n"
+        "from dlrover_run.rendezvous.master.client import MasterClient\n"
         "from dlrover_run.coordination.model import NodeReport\n"
         "from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec\n"
         "async def main():\n"

@@ -19,8 +19,8 @@ from test_master_job import Line
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Failure, NodePhase, NodeReport, RankAssignment, RoundKey
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.registry import decode_part
 from dlrover_run.master.job import Job, RequestRefused
-from dlrover_run.policies.registry import decode_part
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
 from dlrover_run.transport.messages import (
     PROTOCOL,

@@ -19,9 +19,9 @@ from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeR
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
+from dlrover_run.features.node_check.decision.model import HealthReport
 from dlrover_run.master.job import STORE_RETRY, Job, RequestRefused
 from dlrover_run.master.journal import Journal
-from dlrover_run.policies.health.model import HealthReport
 from dlrover_run.transport.messages import Assigned, Refused, Report, decode_from_master, decode_from_node, encode
 
 

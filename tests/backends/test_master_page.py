@@ -20,9 +20,9 @@ from test_master_web import TOKEN, ask, body, with_web
 from dlrover_run.coordination.activity import MemoryUse, NodeActivity, PhaseTimes
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice, WantedServers
-from dlrover_run.events.timeline import TimePhase
-from dlrover_run.operate import web
-from dlrover_run.operate.web import PAGE, WebServer
+from dlrover_run.features.inspect.timeline import TimePhase
+from dlrover_run.features.operate.web import server as web
+from dlrover_run.features.operate.web.server import PAGE, WebServer
 
 CHOICE = SizeChoice(
     wanted_nodes=4,

@@ -25,16 +25,16 @@ from dlrover_run.coordination import stacks
 from dlrover_run.coordination.activity import MemoryUse, NodeActivity, TaskActivity
 from dlrover_run.coordination.history import CAUSES, JobHistory, round_cause
 from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.stacks import StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus
+from dlrover_run.features.operate.text import PROBLEMS
+from dlrover_run.features.operate.web import server as web
+from dlrover_run.features.operate.web.metrics import CONTENT_TYPE, JobFigures, render_metrics
+from dlrover_run.features.operate.web.scrapes import ScrapeTimes
+from dlrover_run.features.operate.web.server import HttpError, HttpRequest, WebServer, check_access, parse_head
 from dlrover_run.master.command import read_options
-from dlrover_run.operate import web
-from dlrover_run.operate.metrics import CONTENT_TYPE, JobFigures, render_metrics
-from dlrover_run.operate.scrapes import ScrapeTimes
-from dlrover_run.operate.text import PROBLEMS
-from dlrover_run.operate.web import HttpError, HttpRequest, WebServer, check_access, parse_head
 from dlrover_run.spec import SpecError
+from dlrover_run.words.reasons import Code
 
 TOKEN = "a token that is long enough"
 MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"

@@ -21,12 +21,12 @@ from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.requests import StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.stacks import NodeStacks
-from dlrover_run.etcd.operations import Change
 from dlrover_run.master import journal
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.client import AskFailed
-from dlrover_run.rendezvous.etcd_requests import REQUEST_LEASE, _read_answer
 from dlrover_run.rendezvous.find_stacks import find_stacks
+from dlrover_run.rendezvous.kv.requests import REQUEST_LEASE, _read_answer
+from dlrover_run.store.etcd.operations import Change
 
 
 def test_a_request_that_no_leader_answers_says_so_when_its_key_is_gone() -> None:

@@ -21,7 +21,7 @@ from dlrover_run.coordination.model import NodePhase, PlanPhase
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.stacks import FoldedStack, NodeStacks, StackFrame, StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
-from dlrover_run.operate.find import JobElsewhere
+from dlrover_run.features.operate.find import JobElsewhere
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.rendezvous.client import AskFailed, RendezvousClient
 from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec, MasterSpec

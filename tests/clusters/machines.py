@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from dlrover_run.local_cluster.network import Network, NetworkError, node_address
+from dlrover_run.features.local_nodes.network import Network, NetworkError, node_address
 
 START_TIMEOUT = 60.0
 """Seconds for the creation of the namespaces, which takes a fraction of one."""

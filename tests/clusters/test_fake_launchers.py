@@ -18,7 +18,7 @@ import pytest
 from harness import WAIT, WORKERS, environment, only_long, still_alive, watched
 from machines import machines
 
-from dlrover_run.local_cluster.network import why_not
+from dlrover_run.features.local_nodes.network import why_not
 
 DLROVER_RUN = [sys.executable, "-m", "dlrover_run"]
 

@@ -20,7 +20,7 @@ import pytest
 from harness import WAIT, WORKERS
 from machines import Machines, machines
 
-from dlrover_run.local_cluster.network import why_not
+from dlrover_run.features.local_nodes.network import why_not
 
 pytestmark = pytest.mark.long
 

@@ -19,7 +19,7 @@ from harness import WORKERS
 from machines import machines
 from slurm import CONTROLLER, Slurm, missing
 
-from dlrover_run.local_cluster.network import why_not
+from dlrover_run.features.local_nodes.network import why_not
 
 pytestmark = pytest.mark.long
 

@@ -23,7 +23,7 @@ from harness import only_long
 
 from dlrover_run.command_line import application, options, rdzv_conf
 from dlrover_run.command_line.parser import DLROVER_RUN, Program
-from dlrover_run.operate.completion import complete_job, complete_node
+from dlrover_run.features.operate.completion import complete_job, complete_node
 from tf_ps_runner.command_line.options import TF_PS_RUN
 
 

@@ -15,7 +15,7 @@ from dlrover_run.command_line import options
 from dlrover_run.command_line.parser import DLROVER_RUN, parse_argv
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch
-from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
 
 
 @pytest.fixture(autouse=True)

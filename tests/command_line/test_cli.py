@@ -20,7 +20,7 @@ from dlrover_run.command_line import options
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.parser import DLROVER_RUN, UsageError, parse_argv
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.straggler.rules import StragglerRules
+from dlrover_run.features.hangs.stragglers.rules import StragglerRules
 from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, PreemptionNotice, SpecError, Std, StreamMap
 
 

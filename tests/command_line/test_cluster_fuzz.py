@@ -16,8 +16,8 @@ from command_lines import isolate
 from harness import only_long
 
 from dlrover_run.cli import parse
-from dlrover_run.cluster_environment import MARKERS
-from dlrover_run.cluster_environment.records import Context
+from dlrover_run.environment import MARKERS
+from dlrover_run.environment.records import Context
 from dlrover_run.spec import JobSpec, SpecError
 
 NONSENSE = (

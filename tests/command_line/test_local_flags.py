@@ -14,8 +14,8 @@ from dlrover_run.command_line import job_size, options
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.parser import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.local_cluster import network
-from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.local_nodes import network
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
 from dlrover_run.spec import LocalSpec, MasterSpec
 
 OWN_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)

@@ -19,10 +19,10 @@ from dlrover_run.command_line.entry_point import job_or_code
 from dlrover_run.command_line.parser import DLROVER_RUN
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.autoscale.rules import AutoscaleRules
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.registry import decode_part
 from dlrover_run.launch_request import LaunchRequest
-from dlrover_run.policies.autoscale.rules import AutoscaleRules
-from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
-from dlrover_run.policies.registry import decode_part
 from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec
 from dlrover_run.transport import messages
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from check_world import Outcome, Pair, World, expected_statuses
 
-from dlrover_run.policies.health.model import HealthStatus
+from dlrover_run.features.node_check.decision.model import HealthStatus
 
 
 def mistakes(world: World, outcome: Outcome) -> list[str]:

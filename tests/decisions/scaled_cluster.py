@@ -18,12 +18,12 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.autoscale.model import AutoscaleState
-from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
-from dlrover_run.policies.parameter_servers.choice import ReplicaChoice, ServersChoice
-from dlrover_run.policies.parameter_servers.model import Role, ScaleRequest, Stage, TaskStage
-from dlrover_run.policies.parameter_servers.reports import Pace, ServerLoad
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.features.autoscale.model import AutoscaleState
+from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
+from tf_ps_runner.cluster.choice import ReplicaChoice, ServersChoice
+from tf_ps_runner.cluster.model import Role, ScaleRequest, Stage, TaskStage
+from tf_ps_runner.cluster.reports import Pace, ServerLoad
+from tf_ps_runner.cluster.rules import ClusterRules
 
 LIMITS = AutoscaleRules(scaling=STRONG)
 TICK = 5.0

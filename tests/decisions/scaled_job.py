@@ -10,9 +10,9 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.model import Failure, NodePhase, PlanPhase, RoundKey
 from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.policies.autoscale.command import CommandKey, CommandResult
-from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
-from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
+from dlrover_run.features.autoscale.command import CommandKey, CommandResult
+from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
+from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
 
 LIMITS = AutoscaleRules(scaling=STRONG)
 TICK = 5.0

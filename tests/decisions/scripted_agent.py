@@ -19,7 +19,6 @@ import msgspec
 
 from dlrover_run.agent.agent import Agent
 from dlrover_run.agent.result import JobResult
-from dlrover_run.agent.torch_adapter import TorchAdapter
 from dlrover_run.console.console import Console
 from dlrover_run.coordination.model import (
     Assignment,
@@ -31,12 +30,13 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.reasons import Code, Reasons, sentence
-from dlrover_run.events.records import Event, Events
+from dlrover_run.features.events.records import Event, Events
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import create_run_dir, make_temp_dir
-from dlrover_run.process_tree import tree, watchdog
+from dlrover_run.processes import tree, watchdog
 from dlrover_run.spec import Entrypoint, JobSpec
+from dlrover_run.words.reasons import Code, Reasons, sentence
+from dlrover_run.workers.adapter import TorchAdapter
 
 PATIENCE = 60.0
 """Seconds that an agent may take before its test counts as hung."""

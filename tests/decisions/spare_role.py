@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dlrover_run.policies.parameter_servers.model import Capacity, EndCause, PlannedTask, Role, Stage, TaskKey
+from tf_ps_runner.cluster.model import Capacity, EndCause, PlannedTask, Role, Stage, TaskKey
 
 SPARE = str.__new__(Role, "spare")
 SPARE._name_, SPARE._value_ = "SPARE", "spare"
@@ -12,7 +12,7 @@ Role._member_names_.append("SPARE")
 Role._member_map_["SPARE"] = SPARE
 Role._value2member_map_["spare"] = SPARE
 
-from dlrover_run.policies.parameter_servers import rules  # noqa: E402
+from tf_ps_runner.cluster import rules
 
 rules.ROLES[SPARE] = rules.RoleSpec(
     noun="spare",
@@ -26,14 +26,14 @@ rules.ROLES[SPARE] = rules.RoleSpec(
 from virtual_cluster import KILLED, SUCCESS, VirtualCluster  # noqa: E402
 from virtual_cluster import rules as job_rules  # noqa: E402
 
-from dlrover_run.cluster_environment.records import Detected  # noqa: E402
 from dlrover_run.coordination.model import PlanPhase  # noqa: E402
+from dlrover_run.environment.records import Detected  # noqa: E402
 from dlrover_run.failures.worker_exit import WorkerExit  # noqa: E402
-from dlrover_run.policies.parameter_servers import text  # noqa: E402
-from dlrover_run.policies.parameter_servers.orders import NodeOrder  # noqa: E402
 from dlrover_run.spec import FlagValue  # noqa: E402
 from tf_ps_runner.agent.desired import LocalTask, task_states  # noqa: E402
 from tf_ps_runner.agent.exits import ExitInfo, classify_exit  # noqa: E402
+from tf_ps_runner.cluster import text
+from tf_ps_runner.cluster.orders import NodeOrder  # noqa: E402
 from tf_ps_runner.command_line import options  # noqa: E402
 from tf_ps_runner.command_line.cluster import tasks_of_node  # noqa: E402
 from tf_ps_runner.spec import whole_job  # noqa: E402

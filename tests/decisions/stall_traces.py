@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
-from dlrover_run.evidence.records import Evidence, Traffic
-from dlrover_run.stall.detector import AskStacks, Decision, Detector, Stalled
-from dlrover_run.stall.round_detectors import RoundDetectors
+from dlrover_run.features.hangs.search.detector import AskStacks, Decision, Detector, Stalled
+from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
+from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.features.observe.records import Evidence, Traffic
 
 INTERVAL = 0.5
 

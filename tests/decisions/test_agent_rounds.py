@@ -19,12 +19,8 @@ from msgspec.structs import replace
 from scripted_agent import FINISHED, Answer, ScriptedAgent, gathering, over, rank_assignment, training
 
 from dlrover_run import exit_codes
-from dlrover_run.agent import startup_probe
-from dlrover_run.agent.checkpoint_marks import MARK_VARIABLE, CheckpointMarks
-from dlrover_run.agent.environment import requeue_count
 from dlrover_run.agent.node_state import build_failure
 from dlrover_run.agent.result import JobEnd, resolve_result, worker_results
-from dlrover_run.agent.startup_probe import StartupProbe, store_clients
 from dlrover_run.coordination.bounds import MAX_TRACE
 from dlrover_run.coordination.model import (
     Assignment,
@@ -36,11 +32,15 @@ from dlrover_run.coordination.model import (
     RankAssignment,
     RoundKey,
 )
-from dlrover_run.coordination.reasons import Code, sentence
 from dlrover_run.exit_reasons import ExitReason, ExitScheme
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.health.model import HealthAssignment, HealthStatus, NodeHealth
+from dlrover_run.features.checkpoints.marks import MARK_VARIABLE, CheckpointMarks
+from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthStatus, NodeHealth
 from dlrover_run.training import mark_checkpoint
+from dlrover_run.words.reasons import Code, sentence
+from dlrover_run.workers import startup_probe
+from dlrover_run.workers.environment import requeue_count
+from dlrover_run.workers.startup_probe import StartupProbe, store_clients
 
 WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED
 FAILED, LEAVING, LEFT = NodePhase.FAILED, NodePhase.LEAVING, NodePhase.LEFT

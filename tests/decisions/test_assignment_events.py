@@ -8,11 +8,9 @@ import msgspec
 import pytest
 from scripted_agent import Emitted, rank_assignment
 
-from dlrover_run.agent.event_log import AssignmentEvents, changes, event_log_path
-from dlrover_run.agent.node_checks import CheckEvents
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
-from dlrover_run.coordination.reasons import Code
-from dlrover_run.events.records import (
+from dlrover_run.features.events.event_log import AssignmentEvents, changes, event_log_path
+from dlrover_run.features.events.records import (
     CheckEnded,
     CheckStarted,
     CoordinatorChanged,
@@ -22,9 +20,17 @@ from dlrover_run.events.records import (
     RoundFormed,
     WorkerProgress,
 )
+from dlrover_run.features.node_check.decision.model import (
+    CheckKey,
+    CheckTask,
+    HealthAssignment,
+    HealthStatus,
+    NodeHealth,
+)
+from dlrover_run.features.node_check.node.node_checks import CheckEvents
 from dlrover_run.output.streams import RunDir
-from dlrover_run.policies.health.model import CheckKey, CheckTask, HealthAssignment, HealthStatus, NodeHealth
 from dlrover_run.spec import Entrypoint, JobSpec, LogSpec
+from dlrover_run.words.reasons import Code
 
 
 def training(number: int, restarts: int = 0, failure: Failure | None = None, epoch: int = 1) -> Assignment:

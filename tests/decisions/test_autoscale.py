@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dlrover_run.coordination.reasons import codes, render
-from dlrover_run.policies.autoscale.decide import decide
-from dlrover_run.policies.autoscale.measure import MIN_BLOCKS, RECENT, estimate, observe, remaining_seconds, work_done
-from dlrover_run.policies.autoscale.model import (
+from dlrover_run.features.autoscale.decide import decide
+from dlrover_run.features.autoscale.measure import MIN_BLOCKS, RECENT, estimate, observe, remaining_seconds, work_done
+from dlrover_run.features.autoscale.model import (
     MAX_BLOCKS,
     MAX_SIZES,
     AutoscaleState,
@@ -26,9 +25,10 @@ from dlrover_run.policies.autoscale.model import (
     SizeRecord,
     Sizes,
 )
-from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
-from dlrover_run.policies.autoscale.search import best_size, next_size
-from dlrover_run.policies.autoscale.text import AutoscaleCode
+from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
+from dlrover_run.features.autoscale.search import best_size, next_size
+from dlrover_run.features.autoscale.text import AutoscaleCode
+from dlrover_run.words.reasons import codes, render
 
 RULES = AutoscaleRules(scaling=STRONG)
 TICK = 10.0

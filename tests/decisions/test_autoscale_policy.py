@@ -10,12 +10,8 @@ from virtual_job import rules
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Plan, PlanPhase
-from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.operate.commands import what_changes
-from dlrover_run.operate.metrics import JobFigures, render_metrics
-from dlrover_run.operate.text import render_status
-from dlrover_run.policies.autoscale.model import (
+from dlrover_run.features.autoscale.model import (
     MAX_BLOCKS,
     MAX_LOSSES,
     MAX_PAUSES,
@@ -26,10 +22,14 @@ from dlrover_run.policies.autoscale.model import (
     Measurement,
     SizeRecord,
 )
-from dlrover_run.policies.autoscale.policy import KEEPERS
-from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
-from dlrover_run.policies.registry import decode_part, policy_of
-from dlrover_run.rendezvous.etcd_records import wanted_value
+from dlrover_run.features.autoscale.policy import KEEPERS
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.operate.commands import what_changes
+from dlrover_run.features.operate.text import render_status
+from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
+from dlrover_run.features.registry import decode_part, policy_of
+from dlrover_run.rendezvous.kv.records import wanted_value
+from dlrover_run.words.reasons import codes
 
 HOUR = 3600.0
 

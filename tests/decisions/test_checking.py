@@ -11,10 +11,9 @@ from policy_parts import check_part, check_report, check_state, fold
 from virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan, PlanPhase
-from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import validate_report
-from dlrover_run.policies.health.model import (
+from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     ComputeResult,
     DeviceSpeed,
@@ -25,11 +24,12 @@ from dlrover_run.policies.health.model import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.policies.health.round import CHECK_MARGIN, check_status
-from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
-from dlrover_run.policies.health.steps import MAX_REMEMBERED, WITHOUT_CHECK
-from dlrover_run.policies.health.text import HealthCode
+from dlrover_run.features.node_check.decision.round import CHECK_MARGIN, check_status
+from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.features.node_check.decision.steps import MAX_REMEMBERED, WITHOUT_CHECK
+from dlrover_run.features.node_check.decision.text import HealthCode
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
+from dlrover_run.words.reasons import Code
 
 TIMEOUT = 40.0
 

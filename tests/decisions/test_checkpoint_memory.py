@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.checkpoint_memory import process
-from dlrover_run.checkpoint_memory.held import HELD_STEPS, HeldFile, HeldFiles
+from dlrover_run.features.checkpoints import process
+from dlrover_run.features.checkpoints.held import HELD_STEPS, HeldFile, HeldFiles
 from dlrover_run.training.memory_line import state_size
 from dlrover_run.training.saved_steps import (
     Attempt,

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlrover_run.etcd.errors import error_for_status
 from dlrover_run.spec import EtcdSpec, TlsSpec
+from dlrover_run.store.etcd.errors import error_for_status
 from dlrover_run.transport import auth, connection
 from dlrover_run.transport.grpc_errors import ConnectionProblem
 

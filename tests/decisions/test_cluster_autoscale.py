@@ -11,26 +11,26 @@ from scaled_cluster import LIMITS, TICK, Model, ScaledCluster, autoscaled
 from virtual_cluster import OUT_OF_MEMORY, SUCCESS, VirtualCluster, rules
 
 from dlrover_run.coordination.model import PlanPhase
-from dlrover_run.coordination.reasons import codes
 from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.size_choice import SizeChoice
 from dlrover_run.coordination.validation import config_mismatch
-from dlrover_run.operate.metrics import JobFigures, render_metrics
-from dlrover_run.operate.text import render_status
-from dlrover_run.policies.autoscale.measure import Estimate
-from dlrover_run.policies.autoscale.model import Condition
-from dlrover_run.policies.autoscale.rules import AutoscaleRules
-from dlrover_run.policies.autoscale.text import AutoscaleCode
-from dlrover_run.policies.parameter_servers.choice import CHIEFS, Baseline, ServersChoice
-from dlrover_run.policies.parameter_servers.model import Cluster, Role, ServerBounds, Stage
-from dlrover_run.policies.parameter_servers.server_load import (
+from dlrover_run.features.autoscale.measure import Estimate
+from dlrover_run.features.autoscale.model import Condition
+from dlrover_run.features.autoscale.rules import AutoscaleRules
+from dlrover_run.features.autoscale.text import AutoscaleCode
+from dlrover_run.features.operate.text import render_status
+from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
+from dlrover_run.words.reasons import codes
+from tf_ps_runner.cluster.choice import CHIEFS, Baseline, ServersChoice
+from tf_ps_runner.cluster.model import Cluster, Role, ServerBounds, Stage
+from tf_ps_runner.cluster.server_load import (
     HIGH,
     LASTING,
     ServersView,
     awaits_measurement,
     decide_servers,
 )
-from dlrover_run.policies.parameter_servers.size_text import ServersCode, WorkersCode, of_workers
+from tf_ps_runner.cluster.size_text import ServersCode, WorkersCode, of_workers
 
 KNEE = Model(alone=0.1, served=0.04)
 """Each task that trains makes 10 steps per second, and each server serves 25."""

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SUCCESS, VirtualCluster, play, rules
 
 from dlrover_run.coordination.model import NodeKey, NodePhase, PlanPhase
-from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.parameter_servers.model import DesiredReplicas, Role, Stage, TaskStage
-from dlrover_run.policies.parameter_servers.placement import spread
-from dlrover_run.policies.parameter_servers.rules import RESTARTS
-from dlrover_run.policies.parameter_servers.text import training
-from dlrover_run.policies.parameter_servers.view import ClusterView
+from dlrover_run.words.reasons import render
+from tf_ps_runner.cluster.model import DesiredReplicas, Role, Stage, TaskStage
+from tf_ps_runner.cluster.placement import spread
+from tf_ps_runner.cluster.rules import RESTARTS
+from tf_ps_runner.cluster.text import training
+from tf_ps_runner.cluster.view import ClusterView
 
 
 def running(ps: int = 2, workers: int = 2, restored: int = 0, **changes: object) -> VirtualCluster:

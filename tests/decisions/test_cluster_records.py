@@ -23,33 +23,10 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import MAX_ROUND, config_mismatch, validate_report
-from dlrover_run.policies.parameter_servers.model import (
-    MAX_NODE_TASKS,
-    MAX_TASKS,
-    AssignedTask,
-    Capacity,
-    Cluster,
-    DesiredReplicas,
-    EndCause,
-    PlannedTask,
-    RecoveryHint,
-    Role,
-    RoleState,
-    Stage,
-    TaskEnd,
-    TaskKey,
-    TaskStage,
-    TaskStatus,
-)
-from dlrover_run.policies.parameter_servers.orders import MAX_ENDS_BYTES, NodeOrder, OrderMemory
-from dlrover_run.policies.parameter_servers.recovery import recover_cluster, recovery_hint
-from dlrover_run.policies.parameter_servers.reports import MAX_ADDRESS, MAX_CAPACITY, MAX_ID, MAX_STEP, NodeTasks
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.client import AssignmentTracker
-from dlrover_run.rendezvous.etcd_records import (
+from dlrover_run.rendezvous.kv.records import (
     BucketMessage,
     bucket_of,
     decode_record,
@@ -68,6 +45,29 @@ from dlrover_run.transport.messages import (
     encode,
     encode_rules,
 )
+from dlrover_run.words.reasons import sentence
+from tf_ps_runner.cluster.model import (
+    MAX_NODE_TASKS,
+    MAX_TASKS,
+    AssignedTask,
+    Capacity,
+    Cluster,
+    DesiredReplicas,
+    EndCause,
+    PlannedTask,
+    RecoveryHint,
+    Role,
+    RoleState,
+    Stage,
+    TaskEnd,
+    TaskKey,
+    TaskStage,
+    TaskStatus,
+)
+from tf_ps_runner.cluster.orders import MAX_ENDS_BYTES, NodeOrder, OrderMemory
+from tf_ps_runner.cluster.recovery import recover_cluster, recovery_hint
+from tf_ps_runner.cluster.reports import MAX_ADDRESS, MAX_CAPACITY, MAX_ID, MAX_STEP, NodeTasks
+from tf_ps_runner.cluster.rules import ClusterRules
 
 RULES = JobRules(max_nodes=4, policy=ClusterRules(min_ps=1, max_ps=4, max_workers=8, save_timeout=2.5))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.policies import parameter_servers
-from dlrover_run.policies.parameter_servers.text import ClusterCode
+from tf_ps_runner import cluster as parameter_servers
+from tf_ps_runner.cluster.text import ClusterCode
 
 MODULES = sorted(Path(parameter_servers.__path__[0]).glob("*.py"))
 

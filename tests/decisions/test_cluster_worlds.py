@@ -10,7 +10,7 @@ import pytest
 from harness import only_long
 from scaled_cluster import LIMITS, Model, ScaledCluster, autoscaled
 
-from dlrover_run.policies.autoscale.model import Sizes
+from dlrover_run.features.autoscale.model import Sizes
 
 QUIET = 900.0
 """Seconds for which nothing changes once the search has ended."""

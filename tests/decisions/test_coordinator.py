@@ -11,10 +11,10 @@ from virtual_job import KILLED, VirtualJob, play, rules
 from dlrover_run.coordination.assignment import _NOT_SENT_APART, affects_nodes
 from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
-from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.recovery import recover_plan
-from dlrover_run.policies.health.round import CHECK_MARGIN
-from dlrover_run.policies.health.rules import CHECK_ONCE
+from dlrover_run.features.node_check.decision.round import CHECK_MARGIN
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
+from dlrover_run.words.reasons import Code
 
 TRIO = "come a b c;"
 """A job that trains with a, b and c, and needs two."""

@@ -12,9 +12,9 @@ from harness import WAIT
 from dlrover_run.coordination.assignment import choose_peers
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import MAX_PEERS, NodeKey, NodeReport, Peer
+from dlrover_run.processes.ports import HeldPort
 from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.cut_off import PROBE_INTERVAL, CutOffDetector, reaches
-from dlrover_run.supervisor.ports import HeldPort
 
 
 class TestDetector:

@@ -24,10 +24,10 @@ from dlrover_run.coordination.model import (
     RoundKey,
     rank_assignments,
 )
-from dlrover_run.coordination.reasons import Code, sentence
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.text import node_name
-from dlrover_run.policies.registry import policy_of
+from dlrover_run.features.registry import policy_of
+from dlrover_run.words.reasons import Code, sentence
+from dlrover_run.words.text import node_name
 
 
 def training(job: VirtualJob, number: int, *ranks: str) -> bool:

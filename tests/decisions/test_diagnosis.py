@@ -26,11 +26,11 @@ from check_world import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrover_run.policies.health import diagnosis as diagnosis_module
-from dlrover_run.policies.health import evidence
-from dlrover_run.policies.health.diagnosis import SLOW_TRIES, Diagnosis, diagnose
-from dlrover_run.policies.health.evidence import CPU_TRIES
-from dlrover_run.policies.health.model import (
+from dlrover_run.features.node_check.decision import diagnosis as diagnosis_module
+from dlrover_run.features.node_check.decision import evidence
+from dlrover_run.features.node_check.decision.diagnosis import SLOW_TRIES, Diagnosis, diagnose
+from dlrover_run.features.node_check.decision.evidence import CPU_TRIES
+from dlrover_run.features.node_check.decision.model import (
     MAX_PROBLEM,
     CheckedNode,
     CheckKey,
@@ -41,8 +41,8 @@ from dlrover_run.policies.health.model import (
     HealthStatus,
     LinkFact,
 )
-from dlrover_run.policies.health.pairing import first_round
-from dlrover_run.policies.health.round import computed_fact
+from dlrover_run.features.node_check.decision.pairing import first_round
+from dlrover_run.features.node_check.decision.round import computed_fact
 
 FAULT, STRAGGLER = HealthStatus.FAULT, HealthStatus.STRAGGLER
 CUT = NodeTruth(cut=True)

@@ -23,10 +23,9 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
-from dlrover_run.rendezvous import etcd_records
-from dlrover_run.rendezvous.etcd_records import (
+from dlrover_run.rendezvous.kv import records as etcd_records
+from dlrover_run.rendezvous.kv.records import (
     BUCKETS,
     BucketMessage,
     Keys,
@@ -36,6 +35,7 @@ from dlrover_run.rendezvous.etcd_records import (
     encode_record,
 )
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
+from dlrover_run.words.reasons import sentence
 
 RULES = encode_rules(JobRules(min_nodes=2, max_nodes=4))
 names = st.text(min_size=1, max_size=20)

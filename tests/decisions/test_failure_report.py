@@ -31,9 +31,9 @@ from dlrover_run.console.rounds import (
 )
 from dlrover_run.console.text import format_duration, use_color
 from dlrover_run.coordination.model import Failure
-from dlrover_run.coordination.text import format_ranks
 from dlrover_run.failures.causes import root_cause
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
+from dlrover_run.words.text import format_ranks
 
 MOMENT = 1_763_647_884.0
 

@@ -16,8 +16,6 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from dlrover_run.agent.worker_exits import build_worker_exit
-from dlrover_run.coordination.text import format_bytes
 from dlrover_run.failures.causes import (
     describe_exit,
     failed_before,
@@ -30,6 +28,8 @@ from dlrover_run.failures.error_file import MAX_BYTES, copy_root_cause, read_err
 from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.tracebacks import exception_lines, last_failure, last_link, plain_lines
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
+from dlrover_run.words.text import format_bytes
+from dlrover_run.workers.exits import build_worker_exit
 
 NOON = 1_700_000_000
 

@@ -17,8 +17,15 @@ import pytest
 from test_devices import FOUR, FakeNvml, FakeNvmlError
 
 from dlrover_run.devices import NodeProblem
-from dlrover_run.devices.gpu_health import MAX_MEMORY_IN_USE, XidErrors, find_gpu_problems, parse_xids, read_kernel_log
-from dlrover_run.devices.health import (
+from dlrover_run.features.node_check.decision.model import MAX_PROBLEM
+from dlrover_run.features.node_check.node.gpus import (
+    MAX_MEMORY_IN_USE,
+    XidErrors,
+    find_gpu_problems,
+    parse_xids,
+    read_kernel_log,
+)
+from dlrover_run.features.node_check.node.machine import (
     MIN_DISK_BYTES,
     MIN_INODES,
     MIN_OPEN_FILES,
@@ -28,7 +35,6 @@ from dlrover_run.devices.health import (
     find_limit_problems,
     find_node_problems,
 )
-from dlrover_run.policies.health.model import MAX_PROBLEM
 
 GIB = 1 << 30
 UNSUPPORTED = FakeNvmlError(3, "Not Supported")
@@ -107,7 +113,7 @@ def only(found: list[NodeProblem], *words: str, severe: bool) -> None:
 
 def test_a_machine_without_a_driver_is_well_and_loads_no_nvml(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from dlrover_run.devices.gpu_health import find_gpu_problems\n"
+        "import sys; from pathlib import Path; from dlrover_run.features.node_check.node.gpus import find_gpu_problems\n"
         f"print(list(find_gpu_problems(2, {{}}, dev=Path({str(tmp_path)!r}))))\n"
         "print([name for name in ('pynvml', 'torch') if name in sys.modules])"
     )
@@ -327,7 +333,7 @@ def test_few_open_files_are_reported() -> None:
 
 def test_the_real_limit_of_open_files_is_read() -> None:
     code = (
-        "from dlrover_run.devices.health import find_node_problems\n"
+        "from dlrover_run.features.node_check.node.machine import find_node_problems\n"
         "print([found.text for found in find_node_problems(1, None, {}) if 'files open' in found.text])"
     )
 
@@ -396,7 +402,7 @@ def test_the_tightest_of_the_groups_above_counts(tmp_path: Path) -> None:
 LOOK = """
 import json, os, subprocess, sys
 from pathlib import Path
-from dlrover_run.devices.health import find_limit_problems
+from dlrover_run.features.node_check.node.machine import find_limit_problems
 for folder, options in json.loads(sys.argv[1]).items():
     os.makedirs(folder)
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)

@@ -24,15 +24,9 @@ from policy_parts import check_part, check_report, fold, with_part
 from scripted_agent import FINISHED, AgentRun, ScriptedAgent, gathering, rank_assignment, training
 
 from dlrover_run import exit_codes
-from dlrover_run.agent import health_check, node_checks
-from dlrover_run.agent.check_workers import find_slow, link_requests
-from dlrover_run.agent.health_check import HealthCheckRunner
-from dlrover_run.agent.template_client import Template
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.devices import health
-from dlrover_run.devices.health import NodeProblem
-from dlrover_run.policies.health.model import (
+from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,
     ComputeResult,
@@ -44,9 +38,15 @@ from dlrover_run.policies.health.model import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.node import health_check, node_checks
+from dlrover_run.features.node_check.node import machine as health
+from dlrover_run.features.node_check.node.check_workers import find_slow, link_requests
+from dlrover_run.features.node_check.node.health_check import HealthCheckRunner
+from dlrover_run.features.node_check.node.machine import NodeProblem
+from dlrover_run.processes.process import ProcessSpec, spawn
 from dlrover_run.spec import Entrypoint, JobSpec
-from dlrover_run.supervisor.process import ProcessSpec, spawn
+from dlrover_run.workers.template_client import Template
 
 WAITING, RUNNING, SUCCEEDED, FAILED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED
 

@@ -12,9 +12,15 @@ from policy_parts import with_part
 from scripted_agent import rank_assignment
 
 from dlrover_run.coordination.model import Assignment, PlanPhase
-from dlrover_run.output.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
+from dlrover_run.features.node_check.decision.model import (
+    DeviceSpeed,
+    HealthAssignment,
+    HealthStatus,
+    LinkRow,
+    NodeHealth,
+)
+from dlrover_run.features.node_check.node.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
-from dlrover_run.policies.health.model import DeviceSpeed, HealthAssignment, HealthStatus, LinkRow, NodeHealth
 from dlrover_run.spec import LogSpec
 
 OWN = NodeHealth(node_id="1-a", incarnation="a", host="gpu-a", status=HealthStatus.PASSED, tflops=0.084, gigabytes=1.25)

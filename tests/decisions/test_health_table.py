@@ -12,10 +12,19 @@ from screens import Screen
 from scripted_agent import rank_assignment
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.node_checks import HealthReporter
-from dlrover_run.agent.progress_reporter import ProgressReporter
 from dlrover_run.console.console import REFRESH_SECONDS, Console
-from dlrover_run.console.health_table import (
+from dlrover_run.console.text import display_width, truncate, use_color
+from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.node_check.decision.model import (
+    HealthAssignment,
+    HealthProgress,
+    HealthStatus,
+    LinkRow,
+    NodeHealth,
+)
+from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.node.health_table import (
     format_bandwidth,
     format_tflops,
     render_health_table,
@@ -23,13 +32,10 @@ from dlrover_run.console.health_table import (
     render_live_table,
     render_own_status,
 )
-from dlrover_run.console.text import display_width, truncate, use_color
-from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
-from dlrover_run.coordination.reasons import sentence
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.health.model import HealthAssignment, HealthProgress, HealthStatus, LinkRow, NodeHealth
-from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.node.node_checks import HealthReporter
+from dlrover_run.features.observe.progress_reporter import ProgressReporter
 from dlrover_run.spec import Entrypoint, JobSpec
+from dlrover_run.words.reasons import sentence
 
 PENDING, PASSED, STRAGGLER, FAULT = (
     HealthStatus.PENDING,

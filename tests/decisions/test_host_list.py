@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import WAIT
 
-from dlrover_run.cluster_environment.host_list import Host, HostListError, expand, find_host, read_hosts
+from dlrover_run.environment.host_list import Host, HostListError, expand, find_host, read_hosts
 
 LISTS = 10_000
 

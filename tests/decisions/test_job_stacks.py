@@ -22,7 +22,7 @@ from dlrover_run.coordination.stacks import (
     StackRequest,
     nodes_to_ask,
 )
-from dlrover_run.operate.text import PROBLEMS, render_stacks
+from dlrover_run.features.operate.text import PROBLEMS, render_stacks
 from dlrover_run.transport.messages import (
     MAX_MASTER_MESSAGE,
     MAX_NODE_MESSAGE,

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.coordination.model import Failure, Member, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master import journal
 from dlrover_run.master.journal import (
@@ -27,6 +26,7 @@ from dlrover_run.master.journal import (
     decode,
     encode,
 )
+from dlrover_run.words.reasons import sentence
 
 RULES = JobRules(min_nodes=2, max_nodes=4, max_restarts=3, store=("10.0.0.1", 29500))
 HEADER = JournalHeader(format=journal.FORMAT, job="job", epoch=7, rules=RULES)

@@ -20,12 +20,12 @@ from dlrover_run.command_line import credentials
 from dlrover_run.coordination.model import Failure
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.features.local_nodes import cluster_master
+from dlrover_run.features.local_nodes.cluster_master import RESTART_PAUSE, ClusterMaster
+from dlrover_run.features.local_nodes.nodes import decode, end_of, environment_of, spec_of
+from dlrover_run.features.local_nodes.supervision import EndKind, LocalNode, job_result
 from dlrover_run.launch_request import command
-from dlrover_run.local_cluster import cluster_master
-from dlrover_run.local_cluster.cluster_master import RESTART_PAUSE, ClusterMaster
-from dlrover_run.local_cluster.nodes import decode, end_of, environment_of, spec_of
-from dlrover_run.local_cluster.supervision import EndKind, LocalNode, job_result
-from dlrover_run.rendezvous.master_launcher import MasterNotReady
+from dlrover_run.rendezvous.master.launcher import MasterNotReady
 from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, LogSpec, MasterSpec
 
 JOB = JobSpec(Entrypoint("script", "train.py"), "run", local=LocalSpec(2, 3), exit_codes="torchrun")

@@ -12,17 +12,17 @@ from virtual_job import KILLED, VirtualJob, rules
 
 from dlrover_run.coordination import status as status_records
 from dlrover_run.coordination.model import NodePhase, PlanPhase
-from dlrover_run.coordination.reasons import Code, codes
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
-from dlrover_run.operate.drain import drain_problem
-from dlrover_run.operate.ids import short_ids
-from dlrover_run.operate.logs import parse_since
-from dlrover_run.operate.protocol import AgentInfo, TaskProgress
-from dlrover_run.operate.survey import choose, group
-from dlrover_run.operate.text import render_status
-from dlrover_run.policies.health.rules import CHECK_ONCE
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
+from dlrover_run.features.operate.drain import drain_problem
+from dlrover_run.features.operate.ids import short_ids
+from dlrover_run.features.operate.logs import parse_since
+from dlrover_run.features.operate.protocol import AgentInfo, TaskProgress
+from dlrover_run.features.operate.survey import choose, group
+from dlrover_run.features.operate.text import render_status
 from dlrover_run.spec import SpecError
+from dlrover_run.words.reasons import Code, codes
 
 
 def trio(**changes: object) -> VirtualJob:

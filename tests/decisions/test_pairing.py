@@ -11,10 +11,10 @@ from check_world import THRESHOLD, Computing, NodeTruth, Outcome, World, check_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrover_run.policies.health.diagnosis import ENOUGH_WITNESSES
-from dlrover_run.policies.health.model import MAX_LINKS, HealthStatus
-from dlrover_run.policies.health.notes import MAX_LINK_NOTES
-from dlrover_run.policies.health.pairing import EVERY_PAIR, MAX_ROUNDS
+from dlrover_run.features.node_check.decision.diagnosis import ENOUGH_WITNESSES
+from dlrover_run.features.node_check.decision.model import MAX_LINKS, HealthStatus
+from dlrover_run.features.node_check.decision.notes import MAX_LINK_NOTES
+from dlrover_run.features.node_check.decision.pairing import EVERY_PAIR, MAX_ROUNDS
 
 OLD = NodeTruth(trusted=True)
 CRASHES_ONCE = NodeTruth(computing=Computing.FAILS_ONCE)

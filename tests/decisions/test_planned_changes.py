@@ -14,8 +14,8 @@ from dlrover_run.coordination.gathering import eligible
 from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.rules import SCALE_WAIT
-from dlrover_run.operate.scale import decision
-from dlrover_run.operate.text import render_status
+from dlrover_run.features.operate.scale import decision
+from dlrover_run.features.operate.text import render_status
 
 PAIR = "come a b; wait 31; round 1 a b; "
 

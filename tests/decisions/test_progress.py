@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.agent.progress_sampler import KEPT, Period, Rhythm
-from dlrover_run.progress.page import (
+from dlrover_run.features.observe.page import (
     AREA_BYTES,
     LAYOUT,
     MAX_COUNT,
@@ -25,6 +24,7 @@ from dlrover_run.progress.page import (
     encode,
     is_blank,
 )
+from dlrover_run.features.observe.progress_sampler import KEPT, Period, Rhythm
 
 WORD = 8
 """Bytes that a processor stores at once."""
@@ -74,7 +74,7 @@ def test_bytes_that_are_no_record_are_none(data: bytes) -> None:
 
 def test_a_record_of_another_layout_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(1, 2, 3.0, 4, StepSource.REPORT, Phase.TRAINING)
-    monkeypatch.setattr("dlrover_run.progress.page.LAYOUT", LAYOUT + 1)
+    monkeypatch.setattr("dlrover_run.features.observe.page.LAYOUT", LAYOUT + 1)
     of_tomorrow = slot(1, progress)
     monkeypatch.undo()
     assert decode(of_tomorrow) is None

@@ -15,9 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrover_run.progress import pages
-from dlrover_run.progress.page import AREA_BYTES, PAGE_BYTES, SLOT_BYTES, Area, Phase, Progress, StepSource, Writer
-from dlrover_run.progress.pages import READ_ATTEMPTS
+from dlrover_run.features.observe import pages
+from dlrover_run.features.observe.page import (
+    AREA_BYTES,
+    PAGE_BYTES,
+    SLOT_BYTES,
+    Area,
+    Phase,
+    Progress,
+    StepSource,
+    Writer,
+)
+from dlrover_run.features.observe.pages import READ_ATTEMPTS
 
 Split = Callable[[int], Sequence[tuple[int, int]]]
 """The pieces of so many bytes, each as the first byte and the one after the last, in their order."""

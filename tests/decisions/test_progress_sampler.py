@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.progress_sampler import SAMPLE_INTERVAL, Activities, Period, ProgressSampler
-from dlrover_run.progress.page import Phase, Progress, StepSource
+from dlrover_run.features.observe.page import Phase, Progress, StepSource
+from dlrover_run.features.observe.progress_sampler import SAMPLE_INTERVAL, Activities, Period, ProgressSampler
 
 STEP = 0.25
 

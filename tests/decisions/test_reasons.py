@@ -8,8 +8,12 @@ import msgspec
 import pytest
 from command_lines import run_python
 
-from dlrover_run.coordination import reasons
-from dlrover_run.coordination.reasons import (
+from dlrover_run.features.autoscale.text import AutoscaleCode
+from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.node_check.decision.text import HealthCode
+from dlrover_run.features.survivors.text import SurvivorsCode
+from dlrover_run.words import reasons
+from dlrover_run.words.reasons import (
     Code,
     Reason,
     chain,
@@ -20,11 +24,7 @@ from dlrover_run.coordination.reasons import (
     sentences,
     shown_names,
 )
-from dlrover_run.policies.autoscale.text import AutoscaleCode
-from dlrover_run.policies.health.text import HealthCode
-from dlrover_run.policies.parameter_servers.text import ClusterCode
-from dlrover_run.policies.survivors.text import SurvivorsCode
-from dlrover_run.stall.guilt import GuiltCode
+from tf_ps_runner.cluster.text import ClusterCode
 
 TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ((Code.NODES_HERE(number=2),), "2 nodes are here"),
@@ -259,7 +259,7 @@ def test_a_reader_that_has_imported_no_policy_shows_the_texts_of_all() -> None:
     """`why` printed "health.passed" of a job that is over."""
     reasons = (HealthCode.PASSED(), ClusterCode.NODES_HERE(number=2), GuiltCode.STOPPED())
     script = (
-        "import json, sys; from dlrover_run.coordination.reasons import Reason, render\n"
+        "import json, sys; from dlrover_run.words.reasons import Reason, render\n"
         "print(json.dumps([render((Reason(**one),)) for one in json.loads(sys.argv[1])]))"
     )
     done = run_python("-c", script, json.dumps([msgspec.to_builtins(one) for one in reasons]))

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stall_traces import HARMLESS, INTERVAL, PROBED, Trace, Worker, evaluation, idle, spin, spin_overloaded
 
-from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
-from dlrover_run.evidence.records import Evidence, Traffic
-from dlrover_run.stall.detector import (
+from dlrover_run.features.hangs.search.detector import (
     MIN_LIMIT,
     PAUSE_FACTOR,
     PROBING,
@@ -25,10 +23,12 @@ from dlrover_run.stall.detector import (
     StallCode,
     Stalled,
 )
-from dlrover_run.stall.guilt import Finding, GuiltCode, find_guilty, find_stall, ranks_to_restart
-from dlrover_run.stall.spin import PROBES
-from dlrover_run.stall.stacks import Frame, Stack, Thread, fold, render
-from dlrover_run.stall.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, describe_worker
+from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode, find_guilty, find_stall, ranks_to_restart
+from dlrover_run.features.hangs.search.spin import PROBES
+from dlrover_run.features.hangs.search.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, describe_worker
+from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread, fold, render
+from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.features.observe.records import Evidence, Traffic
 
 HANGS = {
     "stopped": (idle, StallCode.TRAINING),

@@ -21,10 +21,10 @@ from stall_traces import (
     together,
 )
 
-from dlrover_run.stall.detector import MIN_LIMIT, PAUSE_FACTOR, Detector, Resumed, StallCode, Stalled
-from dlrover_run.stall.guilt import GuiltCode, find_alone
-from dlrover_run.stall.round_detectors import ALONE_LIMIT, ENOUGH_WITNESSES, WITNESS_SECONDS
-from dlrover_run.stall.suspects import Place, Suspect
+from dlrover_run.features.hangs.search.detector import MIN_LIMIT, PAUSE_FACTOR, Detector, Resumed, StallCode, Stalled
+from dlrover_run.features.hangs.search.guilt import GuiltCode, find_alone
+from dlrover_run.features.hangs.search.round_detectors import ALONE_LIMIT, ENOUGH_WITNESSES, WITNESS_SECONDS
+from dlrover_run.features.hangs.search.suspects import Place, Suspect
 
 Each = Callable[[Sequence[Worker], float], None]
 

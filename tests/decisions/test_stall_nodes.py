@@ -9,8 +9,6 @@ import msgspec
 import pytest
 from policy_parts import running_report
 
-from dlrover_run.agent.stall_response import RoundStalls
-from dlrover_run.agent.stall_watch import QuietNode
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import (
@@ -27,14 +25,22 @@ from dlrover_run.coordination.model import (
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import validate_report
-from dlrover_run.evidence.records import Evidence, Traffic
-from dlrover_run.policies.registry import decode_part, policy_of
-from dlrover_run.policies.stall.model import StallAssignment, StallFinding, StallNodeReport, StallQuestion, StallState
-from dlrover_run.policies.stall.policy import StallPolicy
-from dlrover_run.policies.stall.policy import find as find_state
-from dlrover_run.policies.stall.rules import StallRules
-from dlrover_run.stall.guilt import NODES_AGE_MARGIN, GuiltCode
-from dlrover_run.stall.suspects import Place, Suspect
+from dlrover_run.features.hangs.node.stall_response import RoundStalls
+from dlrover_run.features.hangs.node.stall_watch import QuietNode
+from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN, GuiltCode
+from dlrover_run.features.hangs.search.suspects import Place, Suspect
+from dlrover_run.features.hangs.stalls.model import (
+    StallAssignment,
+    StallFinding,
+    StallNodeReport,
+    StallQuestion,
+    StallState,
+)
+from dlrover_run.features.hangs.stalls.policy import StallPolicy
+from dlrover_run.features.hangs.stalls.policy import find as find_state
+from dlrover_run.features.hangs.stalls.rules import StallRules
+from dlrover_run.features.observe.records import Evidence, Traffic
+from dlrover_run.features.registry import decode_part, policy_of
 
 RULES = JobRules(3, 3, policy=StallRules(watched=1))
 KEY = RoundKey(5, 2)
@@ -223,7 +229,9 @@ def test_the_question_is_sent_to_all_nodes_until_the_worker_makes_progress() -> 
 
 
 def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.agent.stall_response.asyncio.ensure_future", lambda running: running.close())
+    monkeypatch.setattr(
+        "dlrover_run.features.hangs.node.stall_response.asyncio.ensure_future", lambda running: running.close()
+    )
     woken: list[None] = []
     since: list[float] = []
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
@@ -271,7 +279,9 @@ def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked(monkeyp
 
 
 def test_a_node_acts_on_a_worker_that_hangs_alone_once_for_each_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.agent.stall_response.asyncio.ensure_future", lambda running: running.close())
+    monkeypatch.setattr(
+        "dlrover_run.features.hangs.node.stall_response.asyncio.ensure_future", lambda running: running.close()
+    )
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
     stalls = RoundStalls(workers, lambda: None)
     watch: Any = Watch()
@@ -347,7 +357,9 @@ def assigned(number: int, key: RoundKey = KEY) -> Assignment:
 
 
 def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.agent.stall_response.asyncio.ensure_future", lambda running: running.close())
+    monkeypatch.setattr(
+        "dlrover_run.features.hangs.node.stall_response.asyncio.ensure_future", lambda running: running.close()
+    )
     woken: list[None] = []
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
     stalls = RoundStalls(workers, lambda: woken.append(None))

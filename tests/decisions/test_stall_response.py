@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dlrover_run.agent.stall_report import STACKS_FILE, StallReport
-from dlrover_run.agent.stall_response import StallResponse
 from dlrover_run.coordination.activity import WAITS
-from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.failures.causes import Cause, cause_of, describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.features.events.records import Event, Events, WorkerResumed, WorkerStalled
+from dlrover_run.features.hangs.node.stall_report import STACKS_FILE, StallReport
+from dlrover_run.features.hangs.node.stall_response import StallResponse
+from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
+from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
+from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
 from dlrover_run.spec import StallAction
-from dlrover_run.stall.detector import Resumed, StallCode, Stalled
-from dlrover_run.stall.guilt import Finding, GuiltCode
-from dlrover_run.stall.stacks import Frame, Stack, Thread
 
 LINE = Frame("/home/u/train.py", 10, "load")
 STACKS = {rank: Stack((Thread("0x1", (LINE,)),)) for rank in (4, 5)}

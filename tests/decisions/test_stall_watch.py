@@ -12,19 +12,19 @@ from unittest.mock import patch
 import pytest
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.stall_report import StallReport
-from dlrover_run.agent.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, QuietNode, StallWatch
-from dlrover_run.agent.watch_health import WatchHealth
-from dlrover_run.events.records import Event, WatchFailed, WatchRestored
-from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
-from dlrover_run.evidence.records import Evidence, Traffic
+from dlrover_run.features.events.records import Event, WatchFailed, WatchRestored
+from dlrover_run.features.hangs.node.stall_report import StallReport
+from dlrover_run.features.hangs.node.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, QuietNode, StallWatch
+from dlrover_run.features.hangs.node.watch_health import WatchHealth
+from dlrover_run.features.hangs.search.detector import PAUSES_TO_LEARN, Detector, Resumed
+from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.hangs.search.outside import OUTSIDE_LIMIT, LearnedPauses
+from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
+from dlrover_run.features.hangs.search.spin import PROBES
+from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
+from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.features.observe.records import Evidence, Traffic
 from dlrover_run.spec import StallAction
-from dlrover_run.stall.detector import PAUSES_TO_LEARN, Detector, Resumed
-from dlrover_run.stall.guilt import GuiltCode
-from dlrover_run.stall.outside import OUTSIDE_LIMIT, LearnedPauses
-from dlrover_run.stall.round_detectors import RoundDetectors
-from dlrover_run.stall.spin import PROBES
-from dlrover_run.stall.stacks import Frame, Stack, Thread
 
 
 def stack(*frames: Frame) -> Stack:
@@ -365,7 +365,7 @@ def test_samples_are_taken_often_until_the_rhythm_is_known() -> None:
             raise asyncio.CancelledError
 
     async def scenario() -> None:
-        with patch("dlrover_run.agent.stall_watch.asyncio.sleep", wait), suppress(asyncio.CancelledError):
+        with patch("dlrover_run.features.hangs.node.stall_watch.asyncio.sleep", wait), suppress(asyncio.CancelledError):
             await watch.run()
 
     asyncio.run(scenario())

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dlrover_run.agent import starter
-from dlrover_run.agent.starter import Starter
-from dlrover_run.agent.template_client import Imported, TemplateError, UnsafeToFork
+from dlrover_run.processes.process import ProcessSpec
 from dlrover_run.spec import Entrypoint, JobSpec
-from dlrover_run.supervisor.process import ProcessSpec
+from dlrover_run.workers import starter
+from dlrover_run.workers.starter import Starter
+from dlrover_run.workers.template_client import Imported, TemplateError, UnsafeToFork
 
 SPEC = JobSpec(Entrypoint("script", "x.py", python="python"), "job", start_method="forkserver")
 PATIENCE = 60.0

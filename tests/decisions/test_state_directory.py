@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.events import state_directory
-from dlrover_run.events.reader import other_runs, read_logs
-from dlrover_run.events.records import LogOpened, StopRequested
-from dlrover_run.events.state_directory import KeptFile, file_name, name_prefix, prepare, superfluous
-from dlrover_run.events.writer import EventFile, EventWriter
-from dlrover_run.operate.logs import ended_logs, named_logs
+from dlrover_run.features.events import state_directory
+from dlrover_run.features.events.records import LogOpened, StopRequested
+from dlrover_run.features.events.state_directory import KeptFile, file_name, name_prefix, prepare, superfluous
+from dlrover_run.features.events.writer import EventFile, EventWriter
+from dlrover_run.features.inspect.reader import other_runs, read_logs
+from dlrover_run.features.operate.logs import ended_logs, named_logs
 from dlrover_run.spec import SpecError
 
 OTHER = 2_000_000_000

@@ -12,8 +12,6 @@ import pytest
 from msgspec.structs import replace
 from policy_parts import running_report
 
-from dlrover_run.agent.round_stragglers import RoundStragglers
-from dlrover_run.agent.stall_watch import TRAINING_INTERVAL
 from dlrover_run.coordination.assignment import build_assignment, node_views
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import MemberState
@@ -30,12 +28,10 @@ from dlrover_run.coordination.model import (
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobView, StragglerStatus, job_status
 from dlrover_run.coordination.validation import validate_report
-from dlrover_run.events.records import Event, Events, StragglerFound, StragglerGone
-from dlrover_run.evidence.records import Evidence, Traffic
-from dlrover_run.evidence.waits import MainThread, Waits, classify
-from dlrover_run.operate.metrics import JobFigures, render_metrics
-from dlrover_run.policies.registry import decode_part, policy_of
-from dlrover_run.policies.straggler.finding import (
+from dlrover_run.features.events.records import Event, Events, StragglerFound, StragglerGone
+from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
+from dlrover_run.features.hangs.node.stall_watch import TRAINING_INTERVAL
+from dlrover_run.features.hangs.stragglers.finding import (
     CAUSES,
     FOUND_GAP,
     GONE_GAP,
@@ -43,15 +39,15 @@ from dlrover_run.policies.straggler.finding import (
     Straggler,
     find_stragglers,
 )
-from dlrover_run.policies.straggler.model import (
+from dlrover_run.features.hangs.stragglers.model import (
     MAX_REPORTED,
     StragglerAssignment,
     StragglerNodeReport,
     StragglerState,
 )
-from dlrover_run.policies.straggler.policy import StragglerPolicy, find
-from dlrover_run.policies.straggler.rules import StragglerRules
-from dlrover_run.policies.straggler.shares import (
+from dlrover_run.features.hangs.stragglers.policy import StragglerPolicy, find
+from dlrover_run.features.hangs.stragglers.rules import StragglerRules
+from dlrover_run.features.hangs.stragglers.shares import (
     KEPT_WINDOWS,
     SENDING_BYTES,
     WINDOW,
@@ -59,7 +55,11 @@ from dlrover_run.policies.straggler.shares import (
     Shares,
     WorkerSample,
 )
-from dlrover_run.policies.straggler.text import StragglerCode
+from dlrover_run.features.hangs.stragglers.text import StragglerCode
+from dlrover_run.features.observe.records import Evidence, Traffic
+from dlrover_run.features.observe.waits import MainThread, Waits, classify
+from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
+from dlrover_run.features.registry import decode_part, policy_of
 from dlrover_run.transport.messages import MAX_NODE_MESSAGE, InvalidMessage, Report, decode_from_node, encode
 
 PEERS, DATA, DISK, TIME, RUNS = Waits.PEERS, Waits.DATA, Waits.DISK, Waits.TIME, Waits.NOTHING

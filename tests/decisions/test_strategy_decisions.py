@@ -12,10 +12,10 @@ from policy_parts import cluster_of
 
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeReport, Plan, PlanPhase
-from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.parameter_servers.model import (
+from dlrover_run.words.reasons import render
+from tf_ps_runner.cluster.model import (
     MAX_TASKS,
     Capacity,
     Cluster,
@@ -29,10 +29,10 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy
-from dlrover_run.policies.parameter_servers.reports import NodeTasks
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.policies.parameter_servers.text import bounded
+from tf_ps_runner.cluster.policy import ParameterServerPolicy
+from tf_ps_runner.cluster.reports import NodeTasks
+from tf_ps_runner.cluster.rules import ClusterRules
+from tf_ps_runner.cluster.text import bounded
 
 RULES = JobRules(policy=ClusterRules(min_ps=1, max_ps=4, min_workers=1, max_workers=1))
 POLICY = ParameterServerPolicy(RULES)

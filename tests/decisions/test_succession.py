@@ -9,8 +9,8 @@ from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.recovery import needed_members
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.rendezvous.master.succession import CANDIDATE_DELAY, START_DELAY, Step, Succession
 from dlrover_run.rendezvous.reach import Reach
-from dlrover_run.rendezvous.succession import CANDIDATE_DELAY, START_DELAY, Step, Succession
 
 A, B, C, D = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"
 LOST_AFTER = 1.0

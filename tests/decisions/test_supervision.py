@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobResult
 from dlrover_run.exit_reasons import ExitReason
-from dlrover_run.local_cluster.nodes import end_of
-from dlrover_run.local_cluster.supervision import (
+from dlrover_run.features.local_nodes.nodes import end_of
+from dlrover_run.features.local_nodes.supervision import (
     EndKind,
     LocalCluster,
     LocalNode,

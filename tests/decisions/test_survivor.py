@@ -16,16 +16,16 @@ import pytest
 from harness import WAIT
 from msgspec.structs import replace
 
-from dlrover_run.agent.environment import SURVIVOR_VARIABLES
 from dlrover_run.coordination.model import RankAssignment, RoundKey
-from dlrover_run.policies.survivors import line as agent_side
-from dlrover_run.policies.survivors.line import Formed, Lost, Offer, WorkerHello, WorkerMessage, after_message
-from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssignment
-from dlrover_run.policies.survivors.node import WorkerRecord
+from dlrover_run.features.survivors import line as agent_side
+from dlrover_run.features.survivors.line import Formed, Lost, Offer, WorkerHello, WorkerMessage, after_message
+from dlrover_run.features.survivors.model import Formation, Store, SurvivorsAssignment
+from dlrover_run.features.survivors.node import WorkerRecord
 from dlrover_run.training import agent_line, reconfigurable_group
 from dlrover_run.training.agent_line import AgentGone, AgentLine
 from dlrover_run.training.reconfigurable_group import ReconfigurableGroup
 from dlrover_run.training.survivor import NextRound, Round, Survivor
+from dlrover_run.workers.environment import SURVIVOR_VARIABLES
 
 STORE = Store("a", "1", "127.0.0.1", 7000)
 LOST = RuntimeError("Connection closed by peer [127.0.0.1]:1")

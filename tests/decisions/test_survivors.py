@@ -11,10 +11,9 @@ from virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import NodeReport, Plan, RoundKey
-from dlrover_run.coordination.reasons import codes, render
 from dlrover_run.coordination.validation import validate_report
-from dlrover_run.policies.registry import decode_part, policy_of
-from dlrover_run.policies.survivors.model import (
+from dlrover_run.features.registry import decode_part, policy_of
+from dlrover_run.features.survivors.model import (
     MAX_GROUP,
     MAX_UUID,
     Formation,
@@ -24,10 +23,11 @@ from dlrover_run.policies.survivors.model import (
     SurvivorsState,
     uuid_of,
 )
-from dlrover_run.policies.survivors.node import Step, WorkerRecord, ended_before_its_group, next_step, node_part
-from dlrover_run.policies.survivors.policy import SurvivorsPolicy, choose_store
-from dlrover_run.policies.survivors.rules import SurvivorsRules
-from dlrover_run.policies.survivors.text import SurvivorsCode
+from dlrover_run.features.survivors.node import Step, WorkerRecord, ended_before_its_group, next_step, node_part
+from dlrover_run.features.survivors.policy import SurvivorsPolicy, choose_store
+from dlrover_run.features.survivors.rules import SurvivorsRules
+from dlrover_run.features.survivors.text import SurvivorsCode
+from dlrover_run.words.reasons import codes, render
 
 RULES = rules(2, 4, policy=SurvivorsRules(reconfigure_timeout=10.0), last_call_timeout=1.0)
 OLDER = (SurvivorsCode.OLDER_TORCH(version="2.13.0"),)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.template import fork_blockers
-from dlrover_run.template.import_scan import (
+from dlrover_run.workers.template import fork_blockers
+from dlrover_run.workers.template.import_scan import (
     ImportRoots,
     Scan,
     can_preload,
@@ -24,8 +24,8 @@ from dlrover_run.template.import_scan import (
     resolve,
     scan_imports,
 )
-from dlrover_run.template.importer import ImportLog, ImportRecorder, import_modules
-from dlrover_run.template.worker import apply_env_delta, env_delta
+from dlrover_run.workers.template.importer import ImportLog, ImportRecorder, import_modules
+from dlrover_run.workers.template.worker import apply_env_delta, env_delta
 
 STDLIB = os.path.dirname(os.__file__)
 
@@ -249,7 +249,7 @@ def test_open_descriptors_that_forbid_a_fork(target: str, mode: int, reason: str
 
 def test_the_command_line_is_overwritten_where_the_kernel_cannot_be_pointed_elsewhere() -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nimport dlrover_run.template.process_title as title\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\nimport dlrover_run.workers.template.process_title as title\n"
         "title._repoint = lambda *a: False\n"
         "title.set_process_title(['python', '-u', 'x.py'], {})\nprint(open('/proc/self/cmdline', 'rb').read())\n"
         "title.set_process_title(['y' * 100_000], {})\n"

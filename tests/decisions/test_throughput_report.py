@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.autoscaler import ThroughputReport
 from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
-from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
-from dlrover_run.progress.page import Phase, Progress, StepSource
+from dlrover_run.features.autoscale.autoscaler import ThroughputReport
+from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
+from dlrover_run.features.observe.page import Phase, Progress, StepSource
 
 KEY, NEXT = RoundKey(5, 1), RoundKey(5, 2)
 STEP = 0.5

@@ -9,10 +9,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from dlrover_run.coordination.reasons import Code, Reason
-from dlrover_run.events.answers import WhyAnswer, WhyCode
-from dlrover_run.events.reader import AgentLog
-from dlrover_run.events.records import (
+from dlrover_run.features.events.records import (
     AgentEnded,
     CheckpointSeen,
     Event,
@@ -31,8 +28,11 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
-from dlrover_run.events.why import Question, explain
-from dlrover_run.policies.straggler.finding import Straggler
+from dlrover_run.features.hangs.stragglers.finding import Straggler
+from dlrover_run.features.inspect.answers import WhyAnswer, WhyCode
+from dlrover_run.features.inspect.reader import AgentLog
+from dlrover_run.features.inspect.why import Question, explain
+from dlrover_run.words.reasons import Code, Reason
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.worker_round import LOST_PEER_DELAY, WorkerRound
 from dlrover_run.coordination.model import PlannedChange
-from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
 from dlrover_run.failures import causes
-from dlrover_run.progress.page import Phase, Progress, StepSource
+from dlrover_run.features.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
+from dlrover_run.features.observe.page import Phase, Progress, StepSource
+from dlrover_run.workers.round import LOST_PEER_DELAY, WorkerRound
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 8, in <module>\n"
 OWN = TRACE + "ValueError: bad label\n"

@@ -10,10 +10,10 @@ from policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
-from dlrover_run.coordination.reasons import render
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.parameter_servers.model import (
+from dlrover_run.words.reasons import render
+from tf_ps_runner.cluster.model import (
     Capacity,
     Cluster,
     EndCause,
@@ -27,10 +27,10 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy
-from dlrover_run.policies.parameter_servers.reports import NodeTasks
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.policy import ParameterServerPolicy
+from tf_ps_runner.cluster.reports import NodeTasks
+from tf_ps_runner.cluster.rules import ClusterRules
 
 KILLED = TaskEnd(EndCause.FAILURE, "was killed by SIGKILL")
 LEFT = TaskEnd(EndCause.RESHAPED, "left, for the cluster has changed")

@@ -95,17 +95,15 @@ def test_a_circle_is_found_in_any_syntax(tmp_path: Path, text: str) -> None:
 def test_the_core_imports_no_policy_but_the_registry() -> None:
     core = "dlrover_run.coordination."
     found = {(name, each) for name, each in edges(ROOT) if name.startswith(core) and ".policies." in each}
-    assert found == {(f"{core}coordinator", "dlrover_run.policies.registry")}
+    assert found == {(f"{core}coordinator", "dlrover_run.features.registry")}
 
 
 def test_cluster_environments_are_read_below_the_command_line() -> None:
-    below = "dlrover_run.cluster_environment"
+    below = "dlrover_run.environment"
     assert [each for name, each in edges(ROOT) if name.startswith(below) and ".command_line" in each] == []
 
 
-@pytest.mark.parametrize(
-    "module", ["agent.main", "rendezvous.etcd_client", "master.server", "coordination.coordinator"]
-)
+@pytest.mark.parametrize("module", ["agent.main", "rendezvous.kv.client", "master.server", "coordination.coordinator"])
 def test_a_job_imports_no_policy_that_it_does_not_have(module: str) -> None:
     script = f"import sys, dlrover_run.{module}; print([name for name in sys.modules if 'parameter_servers' in name])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
@@ -113,7 +111,7 @@ def test_a_job_imports_no_policy_that_it_does_not_have(module: str) -> None:
 
 def test_a_node_of_a_master_imports_the_records_and_nothing_that_decides() -> None:
     """Its start waits for these imports; the decisions are made in the master."""
-    script = "import sys, dlrover_run.rendezvous.master_client; print(*sys.modules)"
+    script = "import sys, dlrover_run.rendezvous.master.client; print(*sys.modules)"
     imported = subprocess.check_output([sys.executable, "-c", script], text=True).split()
     core = "dlrover_run.coordination."
     deciding = {"coordinator", "decision", "membership", "policy", "recovery", "requested_changes", "gathering"}
@@ -129,7 +127,7 @@ def test_an_agent_imports_no_module_that_costs_every_launch_memory() -> None:
     """Each takes 0.7 MiB or more of the launcher and of the agent: OpenSSL behind hashlib, and what a job of one node
     does not use."""
     script = (
-        "import sys, dlrover_run.launch, dlrover_run.agent.agent, dlrover_run.agent.torch_adapter; "
+        "import sys, dlrover_run.launch, dlrover_run.agent.agent, dlrover_run.workers.adapter; "
         "print(sorted({name.partition('.')[0] for name in sys.modules} & "
         "{'_hashlib', 'secrets', 'grpc', 'psutil', 'torch'}))"
     )

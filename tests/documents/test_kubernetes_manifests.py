@@ -21,7 +21,7 @@ import pytest
 from doc_pages import PAGES, blocks
 
 from dlrover_run.cli import parse
-from dlrover_run.cluster_environment.records import Context
+from dlrover_run.environment.records import Context
 from dlrover_run.exit_reasons import RETRIED
 from dlrover_run.spec import JobSpec
 from tf_ps_runner import cli as tf_ps_run

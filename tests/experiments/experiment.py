@@ -28,7 +28,7 @@ from cluster import is_master, watched_processes
 from harness import OURS, WAIT, environment, kill_leftovers, only_long, start, still_alive
 from rendezvous_backends import RendezvousBackend
 
-from dlrover_run.process_tree import tree
+from dlrover_run.processes import tree
 from experiments.history import Done, Held, Record, Round, Step, find_faults, read, rounds_of
 
 SCRIPT = Path(__file__).with_name("recorded_mnist.py")

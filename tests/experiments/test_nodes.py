@@ -8,7 +8,7 @@ import signal
 import pytest
 from check_nodes import FAULT_LINE, STRAGGLER_LINE, Gate, Visit
 
-from dlrover_run.local_cluster.network import why_not
+from dlrover_run.features.local_nodes.network import why_not
 from experiments.experiment import ALSO_ON_ETCD, BATCH_SIZE, NEVER, Experiment
 
 pytestmark = pytest.mark.long

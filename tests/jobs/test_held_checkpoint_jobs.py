@@ -32,7 +32,7 @@ from harness import (
 )
 from rendezvous_backends import EVERYWHERE
 
-from dlrover_run.checkpoint_memory.write_behind import TEMPORARY
+from dlrover_run.features.checkpoints.write_behind import TEMPORARY
 from dlrover_run.training.saved_steps import complete_steps, saved_files
 
 sys.path.insert(0, str(WORKERS))

@@ -20,9 +20,9 @@ import psutil
 import pytest
 from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, launch, only_long, still_alive, watched
 
-from dlrover_run.process_tree import tree
-from dlrover_run.rendezvous import master_launcher
-from dlrover_run.rendezvous.master_launcher import CannotLaunchMaster, MasterLauncher
+from dlrover_run.processes import tree
+from dlrover_run.rendezvous.master import launcher as master_launcher
+from dlrover_run.rendezvous.master.launcher import CannotLaunchMaster, MasterLauncher
 from dlrover_run.spec import MasterSpec
 from dlrover_run.transport.addresses import is_local_address, resolve, route_source
 

@@ -12,7 +12,7 @@ from cluster import quiet_port
 from harness import WAIT, environment
 
 from dlrover_run.coordination.model import Assignment, PlanPhase, RankAssignment, RoundKey
-from dlrover_run.rendezvous.master_end import collect_masters, is_last_node
+from dlrover_run.rendezvous.master.end import collect_masters, is_last_node
 
 FIRST_PROCESS = """
 import ctypes, os, subprocess, sys

@@ -7,7 +7,7 @@ from check_nodes import FAULT_LINE
 from cluster import CapturedProcess, Cluster, Node
 
 from dlrover_run import exit_codes
-from dlrover_run.local_cluster.network import Namespace, Network
+from dlrover_run.features.local_nodes.network import Namespace, Network
 
 pytest.importorskip("torch")
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from harness import OURS, WAIT, WORKERS, Mailbox, agent_of, finish, launch, only_long, run, still_alive, watched
 
-from dlrover_run.supervisor.ports import HeldPort
+from dlrover_run.processes.ports import HeldPort
 
 CLIENTS = str(WORKERS / "store_clients.py")
 

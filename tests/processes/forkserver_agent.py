@@ -16,9 +16,9 @@ import sys
 import time
 from typing import Any
 
-from dlrover_run.agent.starter import START_CODE, WANTED_VARIABLE
-from dlrover_run.agent.template_client import Template, TemplateError, UnsafeToFork
-from dlrover_run.supervisor.process import ProcessSpec
+from dlrover_run.processes.process import ProcessSpec
+from dlrover_run.workers.starter import START_CODE, WANTED_VARIABLE
+from dlrover_run.workers.template_client import Template, TemplateError, UnsafeToFork
 
 PR_SET_CHILD_SUBREAPER = 36
 WAIT_TIMEOUT = 120

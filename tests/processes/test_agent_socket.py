@@ -19,14 +19,14 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.operate import agent_socket
-from dlrover_run.operate import survey as survey_module
-from dlrover_run.operate.agent_socket import AgentSocket
-from dlrover_run.operate.find import JobHere
-from dlrover_run.operate.protocol import AgentInfo, AgentRequest, JobEnding
-from dlrover_run.operate.survey import SilentAgent, survey
+from dlrover_run.features.operate import agent_socket
+from dlrover_run.features.operate import survey as survey_module
+from dlrover_run.features.operate.agent_socket import AgentSocket
+from dlrover_run.features.operate.find import JobHere
+from dlrover_run.features.operate.protocol import AgentInfo, AgentRequest, JobEnding
+from dlrover_run.features.operate.survey import SilentAgent, survey
+from dlrover_run.processes import unix_sockets
 from dlrover_run.rendezvous.client import AskFailed
-from dlrover_run.supervisor import unix_sockets
 
 INFO = AgentInfo(
     job=f"job-{os.getpid()}", program="dlrover-run", backend="master", host="vm", node_id="a", pid=os.getpid()
@@ -123,7 +123,7 @@ def test_an_agent_that_is_stopped_is_named_by_its_pid(monkeypatch: pytest.Monkey
 def test_nothing_is_left_of_an_agent_that_was_killed() -> None:
     script = (
         "import asyncio\n"
-        "from dlrover_run.operate.agent_socket import AgentSocket\n"
+        "from dlrover_run.features.operate.agent_socket import AgentSocket\n"
         "async def work():\n"
         "    await AgentSocket(None, None).open()\n"
         "    print(flush=True)\n"

@@ -22,7 +22,7 @@ from cluster import CapturedProcess
 from harness import WAIT, WORKERS, Mailbox, environment, kill_leftovers, still_alive, watched
 
 from dlrover_run import exit_codes
-from dlrover_run.policies.parameter_servers.rules import ROLES as ROLE_TABLE
+from tf_ps_runner.cluster.rules import ROLES as ROLE_TABLE
 from tf_ps_runner.memory.task_cgroup import TaskCgroup, find_cgroup_parent
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"

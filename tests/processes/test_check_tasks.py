@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from harness import only_long
 
-from dlrover_run.agent.environment import check_environments
-from dlrover_run.node_check.accelerators import find_accelerator
+from dlrover_run.features.node_check.check.accelerators import find_accelerator
+from dlrover_run.processes.ports import HeldPort
 from dlrover_run.spec import Entrypoint, JobSpec
-from dlrover_run.supervisor.ports import HeldPort
+from dlrover_run.workers.environment import check_environments
 
 pytest.importorskip("torch")
 

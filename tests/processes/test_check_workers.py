@@ -14,8 +14,8 @@ import psutil
 import pytest
 from harness import WAIT, WORKERS
 
-from dlrover_run.agent.check_workers import CheckWorkers, CheckWorkersLost
-from dlrover_run.supervisor.process import ProcessSpec, spawn
+from dlrover_run.features.node_check.node.check_workers import CheckWorkers, CheckWorkersLost
+from dlrover_run.processes.process import ProcessSpec, spawn
 
 COMPUTE = {"do": "compute", "seconds": 0.5}
 ARGV = (sys.executable, "-u", str(WORKERS / "fake_check"))

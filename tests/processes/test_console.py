@@ -44,7 +44,7 @@ IN_ORDER = [f"{stream} {number}" for number in range(ROUNDS) for stream in ("out
 IMPATIENT = f"""
 import sys; sys.path.insert(0, {str(WORKERS)!r})
 from post import post
-from dlrover_run.coordination.reasons import sentence
+from dlrover_run.words.reasons import sentence
 from dlrover_run.output import relay_client
 relay_client.DRAIN_TIMEOUT = 0.01
 end_round = relay_client.RelayClient.end_round
@@ -245,12 +245,12 @@ def test_a_reader_that_closes_the_pipe_ends_neither_job_nor_launcher(tmp_path: P
 
 CHECKED_NODE = """
 import asyncio, os, sys
-from dlrover_run.agent.node_checks import HealthReporter
-from dlrover_run.agent.progress_reporter import ProgressReporter
+from dlrover_run.features.node_check.node.node_checks import HealthReporter
+from dlrover_run.features.observe.progress_reporter import ProgressReporter
 from dlrover_run.console import console
-from dlrover_run.policies.health.model import HealthAssignment, HealthProgress, HealthStatus, NodeHealth
+from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthProgress, HealthStatus, NodeHealth
 from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
-from dlrover_run.coordination.reasons import sentence
+from dlrover_run.words.reasons import sentence
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import Entrypoint, JobSpec
 

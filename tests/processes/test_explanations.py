@@ -32,8 +32,8 @@ print("trained", flush=True)
 PLANTED = """
 import sys
 from dlrover_run.agent import worker_exits, worker_round
-from dlrover_run.agent.round_progress import RoundProgress
-from dlrover_run.agent.startup_probe import StartupProbe
+from dlrover_run.features.observe.round_progress import RoundProgress
+from dlrover_run.workers.startup_probe import StartupProbe
 from dlrover_run.failures import causes, tracebacks
 from dlrover_run.failures.oom_kills import OomKillCounters
 

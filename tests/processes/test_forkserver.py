@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from harness import OURS, only_long, run
 
-from dlrover_run.agent.template_client import BOOT, TEMPLATE_FOLDER
+from dlrover_run.workers.template_client import BOOT, TEMPLATE_FOLDER
 
 AGENT = Path(__file__).with_name("forkserver_agent.py")
 TIMEOUT = 240

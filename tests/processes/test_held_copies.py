@@ -19,12 +19,12 @@ from harness import WAIT
 from test_held_checkpoints import MIB, filled, in_thread, node, play
 
 from dlrover_run import linux
-from dlrover_run.checkpoint_memory import memory
-from dlrover_run.checkpoint_memory.copies import NONCE_BYTES, Copies, CopyReceiver
-from dlrover_run.checkpoint_memory.held import HeldFile
-from dlrover_run.checkpoint_memory.memory import Figures, HeldMemory
-from dlrover_run.checkpoint_memory.write_behind import WriteBehind
-from dlrover_run.supervisor import unix_sockets
+from dlrover_run.features.checkpoints import memory
+from dlrover_run.features.checkpoints.copies import NONCE_BYTES, Copies, CopyReceiver
+from dlrover_run.features.checkpoints.held import HeldFile
+from dlrover_run.features.checkpoints.memory import Figures, HeldMemory
+from dlrover_run.features.checkpoints.write_behind import WriteBehind
+from dlrover_run.processes import unix_sockets
 from dlrover_run.training.memory_line import MemoryLine
 from dlrover_run.training.saved_steps import SavedFile
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from harness import WAIT
 
-from dlrover_run.local_cluster import network as networks
-from dlrover_run.local_cluster.network import (
+from dlrover_run.features.local_nodes import network as networks
+from dlrover_run.features.local_nodes.network import (
     ADDRESS_REQUESTS,
     Namespace,
     Network,
@@ -35,7 +35,7 @@ HOLDER = """\
 import socket, sys
 sys.path[:0] = sys.argv[2:]
 from test_local_network import watching_devices
-from dlrover_run.local_cluster.network import Network
+from dlrover_run.features.local_nodes.network import Network
 
 network = Network()
 watch = watching_devices(network.connect(0))

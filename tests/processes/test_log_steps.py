@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dlrover_run.features.observe.page import AREA_BYTES, PAGE_BYTES, Area, StepSource, Writer, decode
+from dlrover_run.features.observe.pages import ProgressPages
 from dlrover_run.output.log_steps import (
     BLOCK_BYTES,
     LINE_BYTES,
@@ -21,8 +23,6 @@ from dlrover_run.output.log_steps import (
     LogSteps,
 )
 from dlrover_run.output.relay_client import RelayClient, StepSearch
-from dlrover_run.progress.page import AREA_BYTES, PAGE_BYTES, Area, StepSource, Writer, decode
-from dlrover_run.progress.pages import ProgressPages
 
 STEP = r"step (\d+)"
 

@@ -16,12 +16,12 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from dlrover_run import exit_codes
-from dlrover_run.coordination.reasons import sentence
-from dlrover_run.events import records
-from dlrover_run.events.reader import AgentLog
-from dlrover_run.events.spans import UNFINISHED, build_trace
-from dlrover_run.events.writer import EventFile
-from dlrover_run.operate.asker import REFUSED
+from dlrover_run.features.events import records
+from dlrover_run.features.events.writer import EventFile
+from dlrover_run.features.inspect.reader import AgentLog
+from dlrover_run.features.inspect.spans import UNFINISHED, build_trace
+from dlrover_run.features.operate.asker import REFUSED
+from dlrover_run.words.reasons import sentence
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 SECOND = 1_000_000_000

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from dlrover_run.supervisor.ports import HeldPort
+from dlrover_run.processes.ports import HeldPort
 
 
 @pytest.mark.torchrun

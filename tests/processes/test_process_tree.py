@@ -27,7 +27,7 @@ from harness import (
     watched,
 )
 
-from dlrover_run.process_tree import tree
+from dlrover_run.processes import tree
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> 
 
 PARENT = """
 import os, signal
-from dlrover_run.supervisor.process import ProcessSpec, spawn
+from dlrover_run.processes.process import ProcessSpec, spawn
 print(spawn(ProcessSpec(name="worker", argv=("sleep", "1000"), environment=os.environ)), flush=True)
 signal.pause()
 """
@@ -222,7 +222,7 @@ def test_a_watchdog_that_is_killed_before_it_starts_an_agent_leaves_no_directory
 
 UNREADABLE = """
 import mmap, os, sys, tempfile
-from dlrover_run.process_tree.scrub import scrub
+from dlrover_run.processes.scrub import scrub
 page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE)
 page.write(bytes.fromhex(sys.argv[1]))
 with tempfile.TemporaryFile() as file:

@@ -26,7 +26,7 @@ from dlrover_run.spec import Entrypoint, JobSpec, LogSpec, Std, StreamMap
 RUN = """
 import sys, msgspec
 from dlrover_run.launcher_process import run_launcher
-from dlrover_run.policies.registry import decode_part
+from dlrover_run.features.registry import decode_part
 from dlrover_run.spec import JobSpec
 sys.exit(run_launcher(msgspec.json.decode(sys.argv[1], type=JobSpec, dec_hook=decode_part)).code)
 """

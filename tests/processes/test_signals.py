@@ -26,7 +26,7 @@ from harness import (
     watched,
 )
 
-from dlrover_run.process_tree import event_loop
+from dlrover_run.processes import event_loop
 
 ON_SIGNAL = str(WORKERS / "on_signal.py")
 

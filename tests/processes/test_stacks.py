@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 from harness import only_long
 
-from dlrover_run.agent.worker_stacks import node_stacks
 from dlrover_run.coordination.stacks import MissingStacks, StackProblem
-from dlrover_run.python_stacks import lines
-from dlrover_run.python_stacks.layouts import Lines
-from dlrover_run.python_stacks.reader import NoPython, StackReader
-from dlrover_run.stall import read
-from dlrover_run.stall.read import Reading, RoundStacks, read_process_stacks
-from dlrover_run.stall.stacks import Stack
+from dlrover_run.features.hangs.stacks import lines, read
+from dlrover_run.features.hangs.stacks.layouts import Lines
+from dlrover_run.features.hangs.stacks.read import Reading, RoundStacks, read_process_stacks
+from dlrover_run.features.hangs.stacks.reader import NoPython, StackReader
+from dlrover_run.features.hangs.stacks.stacks import Stack
+from dlrover_run.features.hangs.stacks.worker_stacks import node_stacks
 
 WAIT = 60
 

@@ -30,8 +30,8 @@ from dlrover_run.agent.shutdown import (
     SignalDeduplicator,
 )
 from dlrover_run.cli import parse
-from dlrover_run.process_tree import event_loop, signals, watchdog
-from dlrover_run.process_tree.watchdog import ReceivedSignal
+from dlrover_run.processes import event_loop, signals, watchdog
+from dlrover_run.processes.watchdog import ReceivedSignal
 from dlrover_run.spec import SpecError
 
 ON_SIGNAL = str(WORKERS / "on_signal.py")

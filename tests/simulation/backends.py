@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from dlrover_run.coordination.model import Assignment, NodePhase
 from dlrover_run.coordination.policy_records import PolicyReport
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.etcd.operations import Put, Txn
-from dlrover_run.rendezvous.etcd_records import Keys
+from dlrover_run.rendezvous.kv.records import Keys
 from dlrover_run.rendezvous.local import LocalClient
 from dlrover_run.spec import Entrypoint, JobSpec
+from dlrover_run.store.etcd.operations import Put, Txn
 from simulation.etcd import EtcdCluster
 from simulation.etcd_client import Client
 from simulation.etcd_laws import Store

@@ -12,8 +12,8 @@ import msgspec
 
 from dlrover_run.coordination.model import OVER, Plan
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.registry import decode_part
 from dlrover_run.master.journal import FORMAT, Journal, JournalContents, JournalHeader, JournalReplaced, encode
-from dlrover_run.policies.registry import decode_part
 from simulation.laws import Laws
 from simulation.timeline import Timeline
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlrover_run.etcd.operations import (
+from dlrover_run.store.etcd.operations import (
     Absent,
     Change,
     Compacted,

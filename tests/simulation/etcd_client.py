@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dlrover_run.etcd.operations import EtcdMisconfigured, EtcdUnavailable, LeaseExpired, Range, Txn, TxnResult
+from dlrover_run.store.etcd.operations import EtcdMisconfigured, EtcdUnavailable, LeaseExpired, Range, Txn, TxnResult
 from simulation.etcd import EtcdCluster
 from simulation.etcd_watch import DENIED, REQUEST_TIMEOUT, TO_ETCD, Watch
 from simulation.loop import LoopProcess

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Plan
 from dlrover_run.coordination.rules import RESULT_RETENTION
-from dlrover_run.etcd.operations import KeyValue
-from dlrover_run.rendezvous import etcd_leader
-from dlrover_run.rendezvous.etcd_client import EtcdClient, lease_time
-from dlrover_run.rendezvous.etcd_records import Keys
-from dlrover_run.rendezvous.etcd_requests import REQUEST_LEASE
+from dlrover_run.rendezvous.kv import leader as etcd_leader
+from dlrover_run.rendezvous.kv.client import EtcdClient, lease_time
+from dlrover_run.rendezvous.kv.records import Keys
+from dlrover_run.rendezvous.kv.requests import REQUEST_LEASE
 from dlrover_run.spec import EtcdSpec, JobSpec
+from dlrover_run.store.etcd.operations import KeyValue
 from simulation.etcd import EXPIRY_TICK, EtcdCluster
 from simulation.etcd_client import Client
 from simulation.etcd_faults import EtcdFaults

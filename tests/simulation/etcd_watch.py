@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlrover_run.etcd.operations import Change, Compacted, EtcdMisconfigured, EtcdUnavailable, Range
+from dlrover_run.store.etcd.operations import Change, Compacted, EtcdMisconfigured, EtcdUnavailable, Range
 from simulation.etcd import Follower
 from simulation.network import TO_MASTER, TO_NODE
 

@@ -11,7 +11,6 @@ from random import Random
 
 from dlrover_run.coordination.model import NodePhase
 from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
-from dlrover_run.policies.parameter_servers.reports import NodeTasks
 from dlrover_run.rendezvous.reconnect import BACKOFF_MAX
 from dlrover_run.spec import JobSpec
 from simulation.backends import WrittenNode
@@ -22,6 +21,7 @@ from simulation.masters import JOB, Masters
 from simulation.network import Weather
 from simulation.nodes import Node, NodeClient, Place, job_spec
 from simulation.timeline import Timeline, demand
+from tf_ps_runner.cluster.reports import NodeTasks
 
 MARGIN = 2.0
 """Seconds for the messages between a node and its master, and for the turns of their loops."""

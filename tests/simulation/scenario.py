@@ -216,11 +216,12 @@ class MasterScenario(Scenario):
 @contextmanager
 def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
     """Patches that replace sockets and disks, and check the laws at every decision."""
-    from dlrover_run.agent import node_state, starter
+    from dlrover_run.agent import node_state
     from dlrover_run.coordination import coordinator, policy
     from dlrover_run.master import jobs
-    from dlrover_run.policies.parameter_servers import recovery
+    from dlrover_run.workers import starter
     from simulation.disk import DiskJournal
+    from tf_ps_runner.cluster import recovery
 
     ports = iter(range(1, 60_000))
 

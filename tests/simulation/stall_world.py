@@ -17,9 +17,6 @@ from typing import Any
 from policy_parts import running_report
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.stall_report import StallReport
-from dlrover_run.agent.stall_response import RoundStalls
-from dlrover_run.agent.stall_watch import StallWatch
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import (
     Assignment,
@@ -31,12 +28,15 @@ from dlrover_run.coordination.model import (
     rank_assignments,
 )
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
-from dlrover_run.evidence.records import Evidence, Traffic
-from dlrover_run.policies.stall.policy import StallPolicy
-from dlrover_run.policies.stall.rules import StallRules
-from dlrover_run.stall.round_detectors import RoundDetectors
-from dlrover_run.stall.stacks import Frame, Stack, Thread
+from dlrover_run.features.hangs.node.stall_report import StallReport
+from dlrover_run.features.hangs.node.stall_response import RoundStalls
+from dlrover_run.features.hangs.node.stall_watch import StallWatch
+from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
+from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
+from dlrover_run.features.hangs.stalls.policy import StallPolicy
+from dlrover_run.features.hangs.stalls.rules import StallRules
+from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.features.observe.records import Evidence, Traffic
 from simulation.timeline import Broken
 
 KEY = RoundKey(1, 1)

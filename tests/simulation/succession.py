@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.rendezvous import master_client
+from dlrover_run.rendezvous.master import client as master_client
 from dlrover_run.rendezvous.reach import Reach
 from dlrover_run.spec import JobSpec, MasterSpec
 from dlrover_run.transport.addresses import Address

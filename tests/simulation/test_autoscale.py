@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from harness import only_long
 
-from dlrover_run.policies.autoscale.model import AutoscaleState
+from dlrover_run.features.autoscale.model import AutoscaleState
 from simulation.autoscale.job import MAX_RECORD, Ours, run
 from simulation.autoscale.played import play, share_of
 from simulation.autoscale.worlds import HOUR, draw, stationary

@@ -9,10 +9,10 @@ from functools import partial
 import msgspec
 import pytest
 
+from dlrover_run.features.autoscale.measure import observe
+from dlrover_run.features.autoscale.model import AutoscaleState, Measurement, Progress, Sizes
+from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.output.log_steps import Budget, LogSteps
-from dlrover_run.policies.autoscale.measure import observe
-from dlrover_run.policies.autoscale.model import AutoscaleState, Measurement, Progress, Sizes
-from dlrover_run.policies.autoscale.rules import AutoscaleRules
 from simulation.autoscale.job import Account, Ours, Published, run
 from simulation.autoscale.published import OBSERVATIONS, Controller, log_line, parse
 from simulation.autoscale.worlds import HOUR, Curve, World

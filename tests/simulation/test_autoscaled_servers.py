@@ -10,15 +10,15 @@ import pytest
 from harness import only_long
 from msgspec.structs import replace
 
-from dlrover_run.policies.autoscale.decide import decide
-from dlrover_run.policies.autoscale.model import AutoscaleState, JobView
-from dlrover_run.policies.parameter_servers import autoscaling
-from dlrover_run.policies.parameter_servers.choice import ServersChoice
-from dlrover_run.policies.parameter_servers.server_load import ServersView, decide_servers
+from dlrover_run.features.autoscale.decide import decide
+from dlrover_run.features.autoscale.model import AutoscaleState, JobView
 from simulation.parameter_servers.scaled import ScaledServersProgram
 from simulation.program import Outcome
 from simulation.scenario import simulate
 from simulation.seeds import PLACES, Defect, cases, demand_found, patched, run_seeds
+from tf_ps_runner.cluster import autoscaling
+from tf_ps_runner.cluster.choice import ServersChoice
+from tf_ps_runner.cluster.server_load import ServersView, decide_servers
 
 wanted: list[set[tuple[int, int]]] = []
 

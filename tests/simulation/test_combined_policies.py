@@ -15,28 +15,28 @@ from msgspec.structs import replace
 from warm_up.policy import WarmUpPolicy
 from warm_up.rules import WarmUpAssignment, WarmUpRules, WarmUpState
 
-from dlrover_run.coordination import reasons
 from dlrover_run.coordination.combined_policy import CombinedPolicy
 from dlrover_run.coordination.combined_records import RECORDS, CombinedState, Memories, combine, with_part
 from dlrover_run.coordination.model import Assignment, NodeKey, Plan, PlanPhase, RankAssignment
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch
-from dlrover_run.policies import registry
-from dlrover_run.policies.health.model import HealthAssignment, HealthState
-from dlrover_run.policies.health.policy import HealthPolicy
-from dlrover_run.policies.health.rules import CHECK_ONCE, HealthRules
-from dlrover_run.policies.parameter_servers.model import NAME, Cluster, RecoveryHint
-from dlrover_run.policies.parameter_servers.orders import NodeOrder, OrderMemory
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.features import registry
+from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthState
+from dlrover_run.features.node_check.decision.policy import HealthPolicy
+from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
+from dlrover_run.words import reasons
 from simulation.parameter_servers import program as servers
 from simulation.program import Program
 from simulation.scenario import simulate
 from simulation.seeds import PLACES, run_seeds
 from simulation.timeline import Broken, demand
 from simulation.torch import program as torch
+from tf_ps_runner.cluster.model import NAME, Cluster, RecoveryHint
+from tf_ps_runner.cluster.orders import NodeOrder, OrderMemory
+from tf_ps_runner.cluster.rules import ClusterRules
 
 WARM_UP = WarmUpRules(0.5)
 BOTH = JobRules(2, 4, policy=combine((HealthRules(check=CHECK_ONCE), WARM_UP)))

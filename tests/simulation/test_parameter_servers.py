@@ -14,17 +14,17 @@ import pytest
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import Reasons
-from dlrover_run.policies.parameter_servers import failures, placement, policy, reshape, scaling, versions, view
-from dlrover_run.policies.parameter_servers.model import Cluster, PlannedTask, Role, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.policies.parameter_servers.view import ClusterView
+from dlrover_run.words.reasons import Reasons
 from simulation.parameter_servers.laws import ClusterLaws
 from simulation.parameter_servers.program import ServersProgram
 from simulation.scenario import simulate
 from simulation.seeds import LONG_CHUNK, PLACES, Defect, Variant, cases, demand_found, patched, run_seeds
 from simulation.timeline import Broken
+from tf_ps_runner.cluster import failures, placement, policy, reshape, scaling, versions, view
+from tf_ps_runner.cluster.model import Cluster, PlannedTask, Role, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.rules import ClusterRules
+from tf_ps_runner.cluster.view import ClusterView
 
 SEEDS = {"master": 24, "etcd": 9}
 """The seeds of `make test`; `make test-long` runs 10,000 of each place. Of the planted defects below, 19 with a master

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlrover_run.agent import template_client
-from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination import gathering, planned_changes
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.membership import MemberState
+from dlrover_run.workers import template_client
+from dlrover_run.workers.starter import Starter
 from simulation.program import Outcome
 from simulation.scenario import simulate
 from simulation.seeds import PLACES, Defect, cases, demand_found, patched, run_seeds

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.etcd.operations import (
+from dlrover_run.store.etcd.operations import (
     Absent,
     Change,
     Compacted,

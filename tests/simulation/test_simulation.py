@@ -27,20 +27,22 @@ from dlrover_run.coordination.decision import Decision
 from dlrover_run.coordination.model import Assignment, NodeReport, Plan
 from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.etcd.operations import Absent, Delete, Range, Txn
+from dlrover_run.features.node_check.decision import steps as health_steps
+from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, Finding
+from dlrover_run.features.node_check.decision.model import HealthCheck, HealthStatus
+from dlrover_run.features.node_check.decision.policy import HealthPolicy
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.journal import JournalContents
-from dlrover_run.policies.health import steps as health_steps
-from dlrover_run.policies.health.diagnosis import Diagnosis, Finding
-from dlrover_run.policies.health.model import HealthCheck, HealthStatus
-from dlrover_run.policies.health.policy import HealthPolicy
-from dlrover_run.rendezvous import etcd_client, etcd_leader, etcd_writer
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.cut_off import CutOffDetector
-from dlrover_run.rendezvous.etcd_client import EtcdClient
-from dlrover_run.rendezvous.etcd_election import Election
-from dlrover_run.rendezvous.etcd_leader import EtcdLeader
-from dlrover_run.rendezvous.etcd_writer import FencedWriter
+from dlrover_run.rendezvous.kv import client as etcd_client
+from dlrover_run.rendezvous.kv import leader as etcd_leader
+from dlrover_run.rendezvous.kv import writer as etcd_writer
+from dlrover_run.rendezvous.kv.client import EtcdClient
+from dlrover_run.rendezvous.kv.election import Election
+from dlrover_run.rendezvous.kv.leader import EtcdLeader
+from dlrover_run.rendezvous.kv.writer import FencedWriter
+from dlrover_run.store.etcd.operations import Absent, Delete, Range, Txn
 from simulation.disk import DiskJournal
 from simulation.etcd_watch import Watch
 from simulation.parameter_servers.program import ServersProgram

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.stall import policy
-from dlrover_run.policies.stall.rules import StallRules
-from dlrover_run.policies.straggler.rules import StragglerRules
-from dlrover_run.stall import guilt
-from dlrover_run.stall.round_detectors import RoundDetectors
+from dlrover_run.features.hangs.search import guilt
+from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
+from dlrover_run.features.hangs.stalls import policy
+from dlrover_run.features.hangs.stalls.rules import StallRules
+from dlrover_run.features.hangs.stragglers.rules import StragglerRules
 from simulation.program import Outcome, Program
 from simulation.scenario import simulate
 from simulation.seeds import PLACES, patched

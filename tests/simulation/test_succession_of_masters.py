@@ -11,8 +11,8 @@ import pytest
 
 from dlrover_run.coordination import coordinator
 from dlrover_run.master.jobs import Jobs
-from dlrover_run.rendezvous import succession
-from dlrover_run.rendezvous.succession import Succession
+from dlrover_run.rendezvous.master import succession
+from dlrover_run.rendezvous.master.succession import Succession
 from dlrover_run.transport.messages import Answered
 from simulation.succession import play
 from simulation.timeline import Broken

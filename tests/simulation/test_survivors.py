@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from dlrover_run.coordination.model import RoundKey
-from dlrover_run.policies.survivors import node, policy
-from dlrover_run.policies.survivors.model import SurvivorsReport
-from dlrover_run.policies.survivors.node import Due, Step, WorkerRecord
+from dlrover_run.features.survivors import node, policy
+from dlrover_run.features.survivors.model import SurvivorsReport
+from dlrover_run.features.survivors.node import Due, Step, WorkerRecord
 from simulation.program import Outcome
 from simulation.scenario import simulate
 from simulation.seeds import PLACES, Defect, cases, demand_found, patched, run_seeds

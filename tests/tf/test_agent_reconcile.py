@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, Stop, StopMode, reconcile
-from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.agent.desired import LocalTask, desired_tasks, task_states
+from tf_ps_runner.cluster.model import PlannedTask, Role, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
 from tf_ps_runner.tf_config import tf_config
 
 SERVERS = ("h:20", "h:21")

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from loops import in_loop
 
-from dlrover_run.policies.parameter_servers.model import Role, ServerBounds, TaskKey
-from dlrover_run.supervisor import line_connection, line_listener
-from dlrover_run.supervisor.line_listener import MAX_UNAUTHENTICATED
+from dlrover_run.processes import line_connection, line_listener
+from dlrover_run.processes.line_listener import MAX_UNAUTHENTICATED
 from tf_ps_runner.agent.channel import MAX_PENDING_REQUESTS, TaskChannel
 from tf_ps_runner.agent.protocol import (
     MAX_LINE,
@@ -40,6 +39,7 @@ from tf_ps_runner.agent.protocol import (
     printable,
     sanitize,
 )
+from tf_ps_runner.cluster.model import Role, ServerBounds, TaskKey
 
 WORKER, CHIEF = TaskKey(Role.WORKER, 3), TaskKey(Role.CHIEF, 0)
 TIMEOUT = 30.0

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from scripted_cluster import BOOT, SCRIPTS, Process, ScriptedCluster, run_booted
 
-from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from tf_ps_runner.agent.protocol import Answer, answer_line, read_line
 from tf_ps_runner.agent.queue_service import QueueService
+from tf_ps_runner.cluster.model import Role, TaskKey
 
 pytestmark = pytest.mark.tensorflow
 

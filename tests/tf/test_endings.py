@@ -13,12 +13,10 @@ from loops import in_loop
 
 from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import sentence
 from dlrover_run.failures.causes import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd, TaskKey
-from dlrover_run.policies.parameter_servers.orders import SHORT_END
-from dlrover_run.progress.page import StepSource
+from dlrover_run.features.observe.page import StepSource
+from dlrover_run.words.reasons import sentence
 from tf_ps_runner.agent.exits import (
     REPEATED_BEFORE_STEP,
     REPEATED_WITHIN,
@@ -30,6 +28,8 @@ from tf_ps_runner.agent.exits import (
 from tf_ps_runner.agent.protocol import Ready, Restored, Step
 from tf_ps_runner.agent.report import EventPrinter, task_results
 from tf_ps_runner.agent.task_process import TaskProcess
+from tf_ps_runner.cluster.model import EndCause, PlannedTask, Role, TaskEnd, TaskKey
+from tf_ps_runner.cluster.orders import SHORT_END
 
 
 def end(code: int, stderr: str = "", stopped: signal.Signals | None = None) -> WorkerExit:

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from tf_ps_runner import hooks
 from tf_ps_runner.agent.protocol import Answer, answer_line, read_line
 from tf_ps_runner.agent.queue_service import QueueService
+from tf_ps_runner.cluster.model import Role, TaskKey
 from tf_ps_runner.data.order import Part
 from tf_ps_runner.data.queue import SavedState
 from tf_ps_runner.worker import checkpoints, partitioning, shard_state, shards, strategy

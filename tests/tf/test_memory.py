@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 from command_lines import LIMIT, run_python
 
-from dlrover_run.policies.parameter_servers import text as policy_text
-from dlrover_run.supervisor.process import ProcessSpec, spawn
+from dlrover_run.processes.process import ProcessSpec, spawn
+from tf_ps_runner.cluster import text as policy_text
 from tf_ps_runner.memory import enforcer, task_cgroup
 from tf_ps_runner.memory.enforcer import GroupCounters, MemoryEnforcer
 from tf_ps_runner.memory.task_cgroup import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups

@@ -11,10 +11,10 @@ import pytest
 from virtual_loop import run_virtually
 
 from dlrover_run.devices.capacity import usable_memory, usable_processors
-from dlrover_run.policies.parameter_servers.model import Role
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.reports import NodeTasks, Pace, ServerLoad
 from tf_ps_runner.agent.pace import PaceReport, SeenTask
+from tf_ps_runner.cluster.model import Role
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.reports import NodeTasks, Pace, ServerLoad
 from tf_ps_runner.memory.watch import cpu_seconds
 
 BOOT = 10**12

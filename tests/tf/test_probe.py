@@ -17,8 +17,7 @@ import pytest
 from interpreters import newest_tensorflow_first
 from loops import in_loop
 
-from dlrover_run.policies.parameter_servers.model import Role, TaskKey
-from dlrover_run.supervisor.ports import HeldPort
+from dlrover_run.processes.ports import HeldPort
 from tf_ps_runner.agent import liveness
 from tf_ps_runner.agent.liveness import (
     FIRST_RETRY_PAUSE,
@@ -29,6 +28,7 @@ from tf_ps_runner.agent.liveness import (
     ProbeState,
     ServerMonitor,
 )
+from tf_ps_runner.cluster.model import Role, TaskKey
 
 SERVER = TaskKey(Role.PS, 0)
 PRETEND = Path(__file__).with_name("pretend_server.py")

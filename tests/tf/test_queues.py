@@ -23,8 +23,6 @@ import msgspec
 import pytest
 from loops import in_loop
 
-from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.agent import queue_server
 from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.protocol import (
@@ -41,6 +39,8 @@ from tf_ps_runner.agent.protocol import (
 )
 from tf_ps_runner.agent.queue_server import Membership
 from tf_ps_runner.agent.queue_service import Queues, QueueService
+from tf_ps_runner.cluster.model import PlannedTask, Role, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
 from tf_ps_runner.data.access import PROTOCOL, prove
 from tf_ps_runner.data.queue import STATE_VERSION, QueueSpec, QueueState, SavedState
 from tf_ps_runner.worker import queue_client

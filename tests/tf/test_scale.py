@@ -17,12 +17,12 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobState, JobStatus
-from dlrover_run.operate.agent_socket import AgentSocket
-from dlrover_run.operate.asker import REFUSED, requester
-from dlrover_run.operate.find import JobElsewhere
-from dlrover_run.operate.protocol import AgentInfo
-from dlrover_run.policies.parameter_servers.model import Role, ScaleRequest
+from dlrover_run.features.operate.agent_socket import AgentSocket
+from dlrover_run.features.operate.asker import REFUSED, requester
+from dlrover_run.features.operate.find import JobElsewhere
+from dlrover_run.features.operate.protocol import AgentInfo
 from dlrover_run.rendezvous.client import AskFailed
+from tf_ps_runner.cluster.model import Role, ScaleRequest
 from tf_ps_runner.command_line import options
 from tf_ps_runner.command_line.options import TF_PS_RUN
 

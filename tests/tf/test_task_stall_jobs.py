@@ -14,10 +14,10 @@ from pathlib import Path
 from harness import WAIT, Finished, run
 from pretended import PRETEND, SERVERS, Job
 
-from dlrover_run.events.reader import read_logs
-from dlrover_run.events.records import WorkerFailed, WorkerResumed, WorkerStalled, WorkerStarted
 from dlrover_run.failures.causes import Cause
-from dlrover_run.stall.guilt import GuiltCode
+from dlrover_run.features.events.records import WorkerFailed, WorkerResumed, WorkerStalled, WorkerStarted
+from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.inspect.reader import read_logs
 
 StartJob = Callable[..., Job]
 
@@ -59,7 +59,7 @@ def test_a_stall_is_shown_until_it_is_over(start: StartJob, tmp_path: Path) -> N
     assert "no progress: worker-0" in status
     run_dir = next(path for path in logs.iterdir() if not path.is_symlink())
     why = json.loads(operate(tmp_path, "why", "--json", str(run_dir)).out)
-    assert [reason["code"] for reason in why[0][1:]][-2:] == ["stall.outside", "stall.place"]
+    assert [reason["code"] for reason in why[0][1:]][-2:] == ["features.hangs.search.outside", "stall.place"]
     job.send("worker-0", type="step", step=5)
     os.kill(server["pid"], signal.SIGSTOP)
     job.up("chief-1")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dlrover_run.evidence.processes import ProcessFigures, WorkerFigures
-from dlrover_run.evidence.records import Evidence, Traffic
-from dlrover_run.policies.parameter_servers.model import Role
-from dlrover_run.stall.detector import MIN_LIMIT, AskStacks, Decision, Resumed, Stalled
-from dlrover_run.stall.guilt import GuiltCode
-from dlrover_run.stall.spin import PROBES
-from dlrover_run.stall.stacks import Frame, Stack, Thread
-from dlrover_run.stall.suspects import Place, Suspect
+from dlrover_run.features.hangs.search.detector import MIN_LIMIT, AskStacks, Decision, Resumed, Stalled
+from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.hangs.search.spin import PROBES
+from dlrover_run.features.hangs.search.suspects import Place, Suspect
+from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
+from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.features.observe.records import Evidence, Traffic
 from tf_ps_runner.agent.task_stalls import (
     SCRIPT_MIN_QUIET,
     WAITING_MIN_QUIET,
@@ -20,6 +19,7 @@ from tf_ps_runner.agent.task_stalls import (
     find_task_stall,
     locate,
 )
+from tf_ps_runner.cluster.model import Role
 
 INTERVAL = 0.5
 PS, CHIEF, WORKER, OTHER, EVALUATOR = range(5)

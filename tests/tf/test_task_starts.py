@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlrover_run.agent.reconcile import Reserve, Start
-from dlrover_run.events.records import NO_EVENTS
+from dlrover_run.features.events.records import NO_EVENTS
 from dlrover_run.output.streams import RunDir
-from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from dlrover_run.spec import Entrypoint, JobSpec
 from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.agent.supervisor import TaskSupervisor
+from tf_ps_runner.cluster.model import PlannedTask, Role, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
 from tf_ps_runner.spec import PsJobSpec
 
 CHIEF = TaskKey(Role.CHIEF, 0)

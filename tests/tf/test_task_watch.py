@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from dlrover_run.agent.reconcile import StopMode
-from dlrover_run.agent.stall_report import StallReport
 from dlrover_run.coordination.activity import WAITS
-from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
-from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.stall.detector import Resumed, StallCode, Stalled
-from dlrover_run.stall.guilt import Finding, GuiltCode
-from dlrover_run.stall.suspects import Suspect
+from dlrover_run.features.events.records import Event, Events, WorkerResumed, WorkerStalled
+from dlrover_run.features.hangs.node.stall_report import StallReport
+from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
+from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
+from dlrover_run.features.hangs.search.suspects import Suspect
 from tf_ps_runner.agent import task_watch
 from tf_ps_runner.agent.task_events import TaskEvents
 from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_watch import TaskWatch
+from tf_ps_runner.cluster.model import PlannedTask, Role, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
 
 PS, CHIEF, WORKER = range(3)
 ROLES = (Role.PS, Role.CHIEF, Role.WORKER)

@@ -18,14 +18,14 @@ from dlrover_run.command_line import options as those_of_dlrover_run
 from dlrover_run.command_line.entry_point import job_or_code, run
 from dlrover_run.command_line.values import memory_size
 from dlrover_run.coordination.rules import MAX_NODES
-from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
-from dlrover_run.policies.parameter_servers import rules
-from dlrover_run.policies.parameter_servers.model import Capacity, Role
-from dlrover_run.policies.parameter_servers.policy import ParameterServerPolicy
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.policies.registry import policy_of
+from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
+from dlrover_run.features.registry import policy_of
 from dlrover_run.spec import SpecError, Std
 from tf_ps_runner.cli import has_tensorflow, parse, require_tensorflow
+from tf_ps_runner.cluster import rules
+from tf_ps_runner.cluster.model import Capacity, Role
+from tf_ps_runner.cluster.policy import ParameterServerPolicy
+from tf_ps_runner.cluster.rules import ClusterRules
 from tf_ps_runner.command_line import options
 from tf_ps_runner.command_line.options import TF_PS_RUN
 from tf_ps_runner.spec import PRELOAD, PsJobSpec

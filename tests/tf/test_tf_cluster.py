@@ -9,8 +9,8 @@ import pytest
 from cluster_environments import INDEXED_JOB, SLURM, Recorded
 from command_lines import isolate
 
-from dlrover_run.policies.parameter_servers.model import Role
 from tf_ps_runner.cli import parse
+from tf_ps_runner.cluster.model import Role
 from tf_ps_runner.spec import PsJobSpec
 
 NODES = ("gpu07", "gpu09", "gpu10", "gpu12")

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from scripted_cluster import run_booted
 
-from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
+from tf_ps_runner.cluster.model import PlannedTask, Role, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
 from tf_ps_runner.tf_config import proxy_exceptions, task_variables, tf_config
 
 SERVERS = ("h1:21", "h2:22")

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.agent.store_process import BOOT, PACKAGE
-from dlrover_run.supervisor.ports import HeldPort
-from dlrover_run.tcp_store import parser, server
+from dlrover_run.processes.ports import HeldPort
+from dlrover_run.workers.store_process import BOOT, PACKAGE
+from dlrover_run.workers.tcp_store import parser, server
 
 pytest.importorskip("torch")
 from torch.distributed import TCPStore  # type: ignore[attr-defined]

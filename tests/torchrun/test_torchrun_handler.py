@@ -21,7 +21,7 @@ import pytest
 from harness import TORCHRUN, WAIT, Mailbox, environment, finish, launch
 
 from dlrover_run.coordination.model import Failure, NodePhase, RankAssignment, RoundKey
-from dlrover_run.process_tree.tree import MASTER_NAME
+from dlrover_run.processes.tree import MASTER_NAME
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.torchrun.entry_point import handler_creator
 from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlrover_run.coordination.reasons import ReasonCode, register
+from dlrover_run.words.reasons import ReasonCode, register
 
 
 class Code(ReasonCode):

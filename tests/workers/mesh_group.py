@@ -7,8 +7,8 @@ import socket
 import struct
 import time
 
-from dlrover_run.tcp_store import parser
 from dlrover_run.training.reconfigurable_group import ReconfigurableGroup
+from dlrover_run.workers.tcp_store import parser
 
 
 class MeshGroup(ReconfigurableGroup):

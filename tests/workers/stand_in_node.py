@@ -21,7 +21,7 @@ ROLES = ("chief", "worker", "ps")
 
 
 def be_watchdog(program: str, workers: int) -> None:
-    from dlrover_run.process_tree import tree
+    from dlrover_run.processes import tree
 
     if os.fork() == 0:
         os.setsid()

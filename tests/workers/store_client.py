@@ -7,7 +7,7 @@ import struct
 
 from post import post
 
-from dlrover_run.tcp_store import parser
+from dlrover_run.workers.tcp_store import parser
 
 store = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
 store.sendall(struct.pack("<BIBI", parser.VALIDATE, parser.MAGIC, parser.PING, 7))

@@ -12,14 +12,10 @@ import msgspec
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.reconcile import Action, DesiredTask, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
-from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
-from dlrover_run.policies.parameter_servers.model import Role, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.reports import NodeTasks
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.progress.page import Progress
+from dlrover_run.features.observe.page import Progress
+from dlrover_run.workers.starter import Starter
 from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.desired import desired_tasks, task_states
 from tf_ps_runner.agent.pace import PaceReport
@@ -28,11 +24,15 @@ from tf_ps_runner.agent.queue_service import Queues
 from tf_ps_runner.agent.report import EventPrinter, task_results
 from tf_ps_runner.agent.supervisor import TaskSupervisor
 from tf_ps_runner.agent.task_start import PACKAGE
+from tf_ps_runner.cluster.model import Role, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.reports import NodeTasks
+from tf_ps_runner.cluster.rules import ClusterRules
 from tf_ps_runner.spec import PsJobSpec
 
 if TYPE_CHECKING:
-    from dlrover_run.agent.worker_logs import WorkerOutput
     from dlrover_run.coordination.stacks import NodeStacks
+    from dlrover_run.features.operate.node_logs import WorkerOutput
 
 MOVE_TIMEOUT = 2.0
 """Seconds that a node which was asked to leave gives the coordinator to begin moving its tasks to other nodes. A move
@@ -116,7 +116,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it. Without ranks no question names one.
-        from dlrover_run.agent.worker_stacks import node_stacks
+        from dlrover_run.features.hangs.stacks.worker_stacks import node_stacks
 
         return await node_stacks(dict(self._tasks.processes))
 

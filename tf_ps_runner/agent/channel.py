@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from dlrover_run.policies.parameter_servers.model import TaskKey
-from dlrover_run.supervisor.line_connection import LineConnection
-from dlrover_run.supervisor.line_listener import LineListener
+from dlrover_run.processes.line_connection import LineConnection
+from dlrover_run.processes.line_listener import LineListener
 from tf_ps_runner.agent import protocol
 from tf_ps_runner.agent.protocol import Answer, Disconnected, Note, OrderMessage, ProcessHello, Request, TaskEvent
 from tf_ps_runner.agent.queue_service import Queues
+from tf_ps_runner.cluster.model import TaskKey
 
 MAX_PENDING_REQUESTS = 128
 """Requests of one process that may wait for their answers. With more, its connection is closed."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlrover_run.agent.reconcile import DesiredTask, Readiness, StopMode, TaskState
-from dlrover_run.policies.parameter_servers.model import PlannedTask, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.rules import ROLES, Loss
+from tf_ps_runner.cluster.model import PlannedTask, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.rules import ROLES, Loss
 from tf_ps_runner.tf_config import servers_of, tf_config
 
 

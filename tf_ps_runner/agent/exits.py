@@ -12,11 +12,11 @@ from dlrover_run.failures import causes
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
-from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd
-from dlrover_run.policies.parameter_servers.rules import ROLES
-from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
+from dlrover_run.processes.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.agent.task_process import TaskProcess
+from tf_ps_runner.cluster.model import EndCause, Role, TaskEnd
+from tf_ps_runner.cluster.rules import ROLES
 
 MAX_ENDS = 50
 """Ends of tasks that are kept for the report on the job's end."""

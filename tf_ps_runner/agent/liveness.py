@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.policies.parameter_servers.model import TaskKey
-from dlrover_run.process_tree import signals
+from dlrover_run.processes import signals
 from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL, StallDetector
 from dlrover_run.transport import grpc_setup
+from tf_ps_runner.cluster.model import TaskKey
 
 FIRST_RETRY_PAUSE = 0.05
 """Seconds between the first two attempts to reach a server that was just started."""

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.devices.capacity import usable_memory, usable_processors
-from dlrover_run.policies.parameter_servers.choice import MAX_PERCENT
-from dlrover_run.policies.parameter_servers.model import Role
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.reports import NodeTasks, Pace, ServerLoad
-from dlrover_run.policies.parameter_servers.rules import ROLES
+from tf_ps_runner.cluster.choice import MAX_PERCENT
+from tf_ps_runner.cluster.model import Role
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.reports import NodeTasks, Pace, ServerLoad
+from tf_ps_runner.cluster.rules import ROLES
 from tf_ps_runner.memory.watch import cpu_seconds, processes_of
 
 

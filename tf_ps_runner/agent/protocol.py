@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Total
-from dlrover_run.policies.parameter_servers.model import Role, ServerBounds
 from dlrover_run.transport.messages import JobId, Mac, Nonce
+from tf_ps_runner.cluster.model import Role, ServerBounds
 from tf_ps_runner.data.queue import QueueName, QueueSpec, SavedState
 
 MAX_LINE = 64 * 1024

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from dlrover_run.operate.connections import ConnectionServer
-from dlrover_run.policies.parameter_servers.model import TaskKey
-from dlrover_run.supervisor.ports import bind_everywhere
+from dlrover_run.features.operate.web.connections import ConnectionServer
+from dlrover_run.processes.ports import bind_everywhere
 from dlrover_run.transport import auth
 from tf_ps_runner.agent import protocol
 from tf_ps_runner.agent.protocol import (
@@ -31,6 +30,7 @@ from tf_ps_runner.agent.protocol import (
     Request,
     Welcome,
 )
+from tf_ps_runner.cluster.model import TaskKey
 from tf_ps_runner.data.access import PROTOCOL, break_when_dead, prove, task_token
 
 Ask = Callable[[TaskKey, Request, Callable[[Answer], None]], None]

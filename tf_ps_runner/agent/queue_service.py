@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrover_run.policies.parameter_servers.model import Role, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
 from tf_ps_runner.agent.protocol import Answer, Request, Rollback, Snapshot, Take, Used
 from tf_ps_runner.agent.queue_server import Membership, QueueServer
+from tf_ps_runner.cluster.model import Role, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
 from tf_ps_runner.data.queue import QueueError, ShardQueues, StateError, finished_waiters
 
 Reply = Callable[[Answer], None]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from dlrover_run.agent.result import TaskResults
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase
-from dlrover_run.coordination.reasons import Reasons, new_reasons, render, sentences
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd, TaskKey
-from dlrover_run.policies.parameter_servers.orders import SHORT_END, NodeOrder
-from dlrover_run.policies.parameter_servers.text import ClusterCode
+from dlrover_run.words.reasons import Reasons, new_reasons, render, sentences
 from tf_ps_runner.agent.protocol import Note, Restored, Saved
+from tf_ps_runner.cluster.model import EndCause, Role, TaskEnd, TaskKey
+from tf_ps_runner.cluster.orders import SHORT_END, NodeOrder
+from tf_ps_runner.cluster.text import ClusterCode
 
 
 def task_results(assignment: Assignment, ends: tuple[tuple[TaskEnd, WorkerExit], ...], host: str) -> TaskResults:

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, StopMode, WaitForPeers
-from dlrover_run.agent.starter import Starter
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.parameter_servers.model import PlannedTask, Role, TaskEnd, TaskKey, TaskStatus
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.rules import ROLES
-from dlrover_run.progress.page import Progress
-from dlrover_run.supervisor.ports import PortPool
-from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, StuckProcess
+from dlrover_run.features.observe.page import Progress
+from dlrover_run.processes.ports import PortPool
+from dlrover_run.processes.process import ManagedProcess, ProcessSpec, StuckProcess
+from dlrover_run.workers.starter import Starter
 from tf_ps_runner.agent import task_start
 from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.desired import LocalTask
@@ -28,11 +25,14 @@ from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.agent.task_events import TaskEvents
 from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_start import TaskStartBuilder
+from tf_ps_runner.cluster.model import PlannedTask, Role, TaskEnd, TaskKey, TaskStatus
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.rules import ROLES
 from tf_ps_runner.spec import PsJobSpec
 from tf_ps_runner.tf_config import proxy_exceptions, servers_of, task_variables, tf_config
 
 if TYPE_CHECKING:
-    from dlrover_run.agent.worker_logs import WorkerOutput
+    from dlrover_run.features.operate.node_logs import WorkerOutput
     from tf_ps_runner.agent.task_watch import TaskWatch
 
 PEER_TIMEOUT = 5.0
@@ -132,7 +132,7 @@ class TaskSupervisor:
     def outputs(self) -> list[WorkerOutput]:
         """Where the output of the tasks can be read."""
         # Imported only here: a launch does not wait for it.
-        from dlrover_run.agent.worker_logs import WorkerOutput
+        from dlrover_run.features.operate.node_logs import WorkerOutput
 
         found = []
         for key, task in sorted(self._tasks.items()):

@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 from dlrover_run.coordination.bounds import MAX_TRACE
-from dlrover_run.coordination.reasons import Reasons
-from dlrover_run.events.records import (
+from dlrover_run.failures import causes
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.features.events.records import (
     CheckpointRestored,
     CheckpointSeen,
     Events,
@@ -18,13 +19,12 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
-from dlrover_run.failures import causes
-from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd, TaskKey
-from dlrover_run.policies.parameter_servers.rules import ROLES
-from dlrover_run.process_tree import tree
-from dlrover_run.supervisor.process import ManagedProcess
+from dlrover_run.processes import tree
+from dlrover_run.processes.process import ManagedProcess
+from dlrover_run.words.reasons import Reasons
 from tf_ps_runner.agent.protocol import Ready, Restored, Saved, Step, TaskEvent
+from tf_ps_runner.cluster.model import EndCause, PlannedTask, Role, TaskEnd, TaskKey
+from tf_ps_runner.cluster.rules import ROLES
 
 FREE = frozenset({EndCause.SUCCESS, EndCause.RESHAPED})
 """Ends that are no failures."""

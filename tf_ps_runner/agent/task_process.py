@@ -9,7 +9,12 @@ import time
 from collections.abc import Callable
 
 from dlrover_run.agent.reconcile import StopMode
-from dlrover_run.policies.parameter_servers.model import (
+from dlrover_run.features.observe.page import Phase, Progress, StepSource
+from dlrover_run.processes.process import ManagedProcess, ProcessSpec
+from tf_ps_runner.agent.desired import LocalTask
+from tf_ps_runner.agent.protocol import Note, OrderMessage, ProcessHello, Ready, Restored, Saved, Step, TaskEvent
+from tf_ps_runner.agent.task_start import TaskStart
+from tf_ps_runner.cluster.model import (
     PlannedTask,
     Role,
     ServerBounds,
@@ -18,13 +23,8 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.rules import ROLES
-from dlrover_run.progress.page import Phase, Progress, StepSource
-from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
-from tf_ps_runner.agent.desired import LocalTask
-from tf_ps_runner.agent.protocol import Note, OrderMessage, ProcessHello, Ready, Restored, Saved, Step, TaskEvent
-from tf_ps_runner.agent.task_start import TaskStart
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.rules import ROLES
 
 ASSUME_READY_AFTER = 30.0
 """Seconds after which a running task that has not reported its progress counts as ready. A script that creates no

@@ -15,13 +15,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrover_run.evidence.records import Evidence
-from dlrover_run.policies.parameter_servers.model import Role
-from dlrover_run.policies.parameter_servers.rules import ROLES
-from dlrover_run.stall.detector import MIN_LIMIT, AskStacks, Decision, Detector, Resumed, StallCode, Stalled
-from dlrover_run.stall.guilt import Finding, GuiltCode
-from dlrover_run.stall.stacks import Stack
-from dlrover_run.stall.suspects import Place, Suspect
+from dlrover_run.features.hangs.search.detector import (
+    MIN_LIMIT,
+    AskStacks,
+    Decision,
+    Detector,
+    Resumed,
+    StallCode,
+    Stalled,
+)
+from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
+from dlrover_run.features.hangs.search.suspects import Place, Suspect
+from dlrover_run.features.hangs.stacks.stacks import Stack
+from dlrover_run.features.observe.records import Evidence
+from tf_ps_runner.cluster.model import Role
+from tf_ps_runner.cluster.rules import ROLES
 
 SCRIPT_MIN_QUIET = 15.0
 """Seconds without progress before a task is named that is not in a call of TensorFlow, or whose data is not

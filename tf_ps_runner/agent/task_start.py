@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrover_run.agent.environment import command_line, fill_macros, python_program
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import TEMP_PREFIX, RunDir
-from dlrover_run.policies.parameter_servers.model import PlannedTask
-from dlrover_run.policies.parameter_servers.rules import ROLES
+from dlrover_run.processes.process import ProcessSpec
 from dlrover_run.spec import Entrypoint, LogSpec, SpecError, Std
-from dlrover_run.supervisor.process import ProcessSpec
+from dlrover_run.workers.environment import command_line, fill_macros, python_program
 from tf_ps_runner.agent.report import EventPrinter
+from tf_ps_runner.cluster.model import PlannedTask
+from tf_ps_runner.cluster.rules import ROLES
 from tf_ps_runner.memory.enforcer import MemoryEnforcer
 from tf_ps_runner.spec import PsJobSpec
 

@@ -8,25 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dlrover_run.agent.framework import AgentServices
-from dlrover_run.agent.stall_report import StallReport, show_stacks
-from dlrover_run.agent.stall_watch import StallWatch
-from dlrover_run.agent.watch_health import WatchHealth
 from dlrover_run.coordination.activity import WAITS
-from dlrover_run.coordination.reasons import render
-from dlrover_run.coordination.text import join_words
-from dlrover_run.evidence.sample import Sampler
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.rules import ROLES
+from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
+from dlrover_run.features.hangs.node.stall_watch import StallWatch
+from dlrover_run.features.hangs.node.watch_health import WatchHealth
+from dlrover_run.features.hangs.search.detector import Resumed, Stalled
+from dlrover_run.features.hangs.search.guilt import Finding
+from dlrover_run.features.hangs.search.outside import LearnedPauses
+from dlrover_run.features.hangs.search.suspects import Suspect
+from dlrover_run.features.hangs.stacks.read import RoundStacks
+from dlrover_run.features.hangs.stacks.stacks import Stack
+from dlrover_run.features.observe.sample import Sampler
 from dlrover_run.spec import JobSpec
-from dlrover_run.stall.detector import Resumed, Stalled
-from dlrover_run.stall.guilt import Finding
-from dlrover_run.stall.outside import LearnedPauses
-from dlrover_run.stall.read import RoundStacks
-from dlrover_run.stall.stacks import Stack
-from dlrover_run.stall.suspects import Suspect
+from dlrover_run.words.reasons import render
+from dlrover_run.words.text import join_words
 from tf_ps_runner.agent.task_events import TaskEvents
 from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_stalls import TaskDetectors, find_task_stall, locate
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.rules import ROLES
 
 
 class _Mark(NamedTuple):

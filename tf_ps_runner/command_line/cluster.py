@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dlrover_run.cluster_environment.records import Detected
-from dlrover_run.coordination.text import join_words
-from dlrover_run.policies.parameter_servers.model import Capacity, Role
-from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
+from dlrover_run.environment.records import Detected
 from dlrover_run.spec import FlagValue, SpecError
+from dlrover_run.words.text import join_words
+from tf_ps_runner.cluster.model import Capacity, Role
+from tf_ps_runner.cluster.rules import ROLES, ClusterRules
 
 
 def tasks_of_node(found: Detected, cluster: ClusterRules) -> tuple[Capacity, ...]:

@@ -11,7 +11,7 @@ from dlrover_run.command_line import options
 from dlrover_run.command_line.options import FAILURES, Flag
 from dlrover_run.command_line.parser import OPERATOR_COMMANDS, Program, Subcommand
 from dlrover_run.command_line.values import alternatives
-from dlrover_run.policies.parameter_servers import rules
+from tf_ps_runner.cluster import rules
 
 PREFIX = "TF_PS_RUN_"
 

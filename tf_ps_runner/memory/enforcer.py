@@ -16,7 +16,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from dlrover_run.failures.oom_kills import OomKillCounters
-from dlrover_run.policies.parameter_servers.text import memory_size
+from tf_ps_runner.cluster.text import memory_size
 from tf_ps_runner.memory.task_cgroup import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
 from tf_ps_runner.memory.watch import ProcessTreeWatch, processes_of, usage_of
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from dlrover_run import linux
 from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_field, read_cgroup_number
-from dlrover_run.process_tree.tree import LOOK_INTERVAL
+from dlrover_run.processes.tree import LOOK_INTERVAL
 from tf_ps_runner.memory import MIB
 from tf_ps_runner.memory.watch import processes_of
 

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 
-from dlrover_run.process_tree.tree import children_of, read_stat
+from dlrover_run.processes.tree import children_of, read_stat
 from tf_ps_runner.memory import MIB
 
 CHECK_INTERVAL = 0.2

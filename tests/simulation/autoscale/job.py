@@ -10,10 +10,10 @@ from typing import Protocol
 
 import msgspec
 
-from dlrover_run.policies.autoscale.decide import decide, find_record
-from dlrover_run.policies.autoscale.model import AutoscaleState, Condition, Failure, JobView, Progress, Sizes
-from dlrover_run.policies.autoscale.policy import BLOCKS_PER_REPORT
-from dlrover_run.policies.autoscale.rules import STRONG, WEAK, AutoscaleRules
+from dlrover_run.features.autoscale.decide import decide, find_record
+from dlrover_run.features.autoscale.model import AutoscaleState, Condition, Failure, JobView, Progress, Sizes
+from dlrover_run.features.autoscale.policy import BLOCKS_PER_REPORT
+from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
 from simulation.autoscale.published import INTERVAL, Controller, log_line
 from simulation.autoscale.worlds import HOUR, World
 

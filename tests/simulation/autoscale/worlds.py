@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from dlrover_run.policies.autoscale.model import Sizes
+from dlrover_run.features.autoscale.model import Sizes
 
 KINDS = ("linear", "amdahl", "knee", "decline", "flat")
 TROUBLES = ("none", "none", "missing", "flapping", "crash")

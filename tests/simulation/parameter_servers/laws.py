@@ -8,7 +8,8 @@ from policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import Plan, PlanPhase
-from dlrover_run.policies.parameter_servers.model import (
+from simulation.timeline import demand
+from tf_ps_runner.cluster.model import (
     Cluster,
     EndCause,
     PlannedTask,
@@ -20,9 +21,8 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.rules import ROLES
-from dlrover_run.policies.parameter_servers.view import host_of
-from simulation.timeline import demand
+from tf_ps_runner.cluster.rules import ROLES
+from tf_ps_runner.cluster.view import host_of
 
 if TYPE_CHECKING:
     from simulation.parameter_servers.nodes import ServerNode as Node

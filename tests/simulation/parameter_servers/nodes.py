@@ -20,7 +20,13 @@ from dlrover_run.agent.reconcile import (
     reconcile,
 )
 from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
-from dlrover_run.policies.parameter_servers.model import (
+from dlrover_run.spec import JobSpec
+from simulation.network import TO_MASTER, TO_NODE
+from simulation.nodes import Node
+from simulation.parameter_servers.tensorflow import LEFT, Process
+from simulation.timeline import demand
+from tf_ps_runner.agent.desired import LocalTask, desired_tasks, task_states
+from tf_ps_runner.cluster.model import (
     Capacity,
     EndCause,
     PlannedTask,
@@ -30,14 +36,8 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.reports import NodeTasks
-from dlrover_run.spec import JobSpec
-from simulation.network import TO_MASTER, TO_NODE
-from simulation.nodes import Node
-from simulation.parameter_servers.tensorflow import LEFT, Process
-from simulation.timeline import demand
-from tf_ps_runner.agent.desired import LocalTask, desired_tasks, task_states
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.reports import NodeTasks
 from tf_ps_runner.tf_config import servers_of
 
 if TYPE_CHECKING:

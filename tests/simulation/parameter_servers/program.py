@@ -13,7 +13,14 @@ from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, Plan
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.parameter_servers.model import (
+from simulation.laws import Laws
+from simulation.nodes import job_spec
+from simulation.parameter_servers.laws import ClusterLaws
+from simulation.parameter_servers.nodes import FORCED, ServerNode
+from simulation.parameter_servers.tensorflow import LEFT, Disk, Process
+from simulation.program import Outcome, Program
+from simulation.timeline import demand
+from tf_ps_runner.cluster.model import (
     Capacity,
     Cluster,
     EndCause,
@@ -22,14 +29,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskEnd,
     TaskKey,
 )
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from simulation.laws import Laws
-from simulation.nodes import job_spec
-from simulation.parameter_servers.laws import ClusterLaws
-from simulation.parameter_servers.nodes import FORCED, ServerNode
-from simulation.parameter_servers.tensorflow import LEFT, Disk, Process
-from simulation.program import Outcome, Program
-from simulation.timeline import demand
+from tf_ps_runner.cluster.rules import ClusterRules
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario

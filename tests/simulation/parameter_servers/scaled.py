@@ -15,19 +15,19 @@ from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
-from dlrover_run.policies.autoscale.search import MAX_CRASHES
-from dlrover_run.policies.parameter_servers.choice import ReplicaChoice
-from dlrover_run.policies.parameter_servers.model import Cluster, Role, ScaleRequest, Stage, TaskKey
-from dlrover_run.policies.parameter_servers.orders import NodeOrder
-from dlrover_run.policies.parameter_servers.reports import NodeTasks
-from dlrover_run.policies.parameter_servers.size_text import ServersCode
+from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
+from dlrover_run.features.autoscale.search import MAX_CRASHES
 from simulation.nodes import job_spec
 from simulation.parameter_servers.laws import ClusterLaws
 from simulation.parameter_servers.nodes import ServerNode
 from simulation.parameter_servers.program import ServersLaws, ServersProgram
 from simulation.timeline import demand
 from tf_ps_runner.agent.pace import PaceReport, SeenTask
+from tf_ps_runner.cluster.choice import ReplicaChoice
+from tf_ps_runner.cluster.model import Cluster, Role, ScaleRequest, Stage, TaskKey
+from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.reports import NodeTasks
+from tf_ps_runner.cluster.size_text import ServersCode
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlrover_run.policies.parameter_servers.model import EndCause, PlannedTask, Role, TaskEnd
 from simulation.timeline import demand
+from tf_ps_runner.cluster.model import EndCause, PlannedTask, Role, TaskEnd
 
 if TYPE_CHECKING:
     from simulation.parameter_servers.nodes import ServerNode as Node

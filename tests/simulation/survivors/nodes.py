@@ -12,8 +12,8 @@ from dlrover_run.agent.node_state import build_report
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeReport, PlannedChange, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.survivors.model import Formation, Store, SurvivorsAssignment
-from dlrover_run.policies.survivors.node import (
+from dlrover_run.features.survivors.model import Formation, Store, SurvivorsAssignment
+from dlrover_run.features.survivors.node import (
     Step,
     WorkerRecord,
     ended_before_its_group,
@@ -21,7 +21,7 @@ from dlrover_run.policies.survivors.node import (
     next_step,
     node_part,
 )
-from dlrover_run.policies.survivors.text import SurvivorsCode
+from dlrover_run.features.survivors.text import SurvivorsCode
 from dlrover_run.spec import JobSpec
 from simulation.survivors.processes import BLOCK, OLDER, WITHOUT, Order, WorkerProcess
 from simulation.torch.nodes import TorchNode

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dlrover_run.coordination.model import RoundKey
-from dlrover_run.policies.survivors.model import Formation, Store
+from dlrover_run.features.survivors.model import Formation, Store
 from simulation.timeline import Timeline, demand
 from simulation.torch.workers import OWN_WORDS, PEER_WORDS, Workers
 

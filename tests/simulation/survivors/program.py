@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.model import NodeKey
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.survivors.model import Store, SurvivorsAssignment
-from dlrover_run.policies.survivors.rules import SurvivorsRules
+from dlrover_run.features.survivors.model import Store, SurvivorsAssignment
+from dlrover_run.features.survivors.rules import SurvivorsRules
 from simulation.nodes import job_spec
 from simulation.survivors.nodes import SurvivorNode
 from simulation.survivors.processes import BLOCK, OLDER, WITHOUT, Group, Groups, Order, WorkerProcess

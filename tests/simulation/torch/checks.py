@@ -11,7 +11,7 @@ from node_truth import Truth
 from policy_parts import check_report
 
 from dlrover_run.coordination.model import NodeKey, NodeReport
-from dlrover_run.policies.health.model import (
+from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,
     ComputeResult,
@@ -20,7 +20,7 @@ from dlrover_run.policies.health.model import (
     LinkResult,
     LinkResults,
 )
-from dlrover_run.policies.health.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from simulation.loop import LoopProcess
 from simulation.timeline import demand
 

@@ -21,15 +21,15 @@ from dlrover_run.coordination.model import (
     RoundKey,
     rank_assignments,
 )
-from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.policies.health.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
-from dlrover_run.policies.health.model import HealthCheck, HealthState, HealthStatus, NodeHealth
-from dlrover_run.policies.health.pairing import MAX_ROUNDS
-from dlrover_run.policies.health.round import CHECK_MARGIN, key_of
+from dlrover_run.features.node_check.decision.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
+from dlrover_run.features.node_check.decision.model import HealthCheck, HealthState, HealthStatus, NodeHealth
+from dlrover_run.features.node_check.decision.pairing import MAX_ROUNDS
+from dlrover_run.features.node_check.decision.round import CHECK_MARGIN, key_of
 from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.words.reasons import Code
 from simulation.laws import Laws
 from simulation.timeline import demand
 from simulation.torch.checks import ALLOWED_STATUSES, HOPELESS, Health

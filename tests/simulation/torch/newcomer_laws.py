@@ -8,8 +8,8 @@ import msgspec
 
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.words.reasons import Code
 from simulation.timeline import demand
 from simulation.torch.preparation import REACTION
 

@@ -10,9 +10,9 @@ from policy_parts import check_part, check_rules
 
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.reconcile import DesiredTask, Start, TaskState, reconcile
-from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.model import OVER, NodeReport, RoundKey
 from dlrover_run.spec import JobSpec
+from dlrover_run.workers.starter import Starter
 from simulation.nodes import Node
 from simulation.torch.checks import CheckPart
 from simulation.torch.preparation import LONGEST, REACTION, Draw, start_preparing, watch_report

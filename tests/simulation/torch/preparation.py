@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec.structs import replace
 
-from dlrover_run.agent import template_client
-from dlrover_run.agent.starter import Starter
-from dlrover_run.agent.template_client import Imported, TemplateError
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import JobSpec
+from dlrover_run.workers import template_client
+from dlrover_run.workers.starter import Starter
+from dlrover_run.workers.template_client import Imported, TemplateError
 from simulation.network import TO_MASTER, TO_NODE
 from simulation.nodes import Node
 from simulation.timeline import demand

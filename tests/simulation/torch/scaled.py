@@ -9,15 +9,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dlrover_run.agent.autoscaler import ThroughputReport
 from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, RoundKey
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.policies.autoscale.command import CommandKey, CommandResult, CommandRun
-from dlrover_run.policies.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
-from dlrover_run.policies.autoscale.rules import STRONG, AutoscaleRules
-from dlrover_run.policies.autoscale.search import MAX_CRASHES
-from dlrover_run.progress.page import Phase, Progress, StepSource
+from dlrover_run.features.autoscale.autoscaler import ThroughputReport
+from dlrover_run.features.autoscale.command import CommandKey, CommandResult, CommandRun
+from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
+from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
+from dlrover_run.features.autoscale.search import MAX_CRASHES
+from dlrover_run.features.observe.page import Phase, Progress, StepSource
 from dlrover_run.spec import JobSpec
 from simulation.nodes import job_spec
 from simulation.timeline import demand
@@ -116,7 +116,7 @@ class ScaledNode(TorchNode):
         return replace(report, policy=with_part(report.policy, part))
 
     def _follow_command(self) -> None:
-        """Begin the run of the command that is assigned to this node, as `agent/scale_command` does."""
+        """Begin the run of the command that is assigned to this node, as `features/autoscale/scale_command` does."""
         part = AutoscaleAssignment.find(self.rendezvous.assignment.policy)
         run = None if part is None or self._leaving or self._is_over else part.command
         if run is None or run.key == self._begun:

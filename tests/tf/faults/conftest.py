@@ -13,7 +13,7 @@ import pytest
 from interpreters import interpreter
 from job import EXAMPLE, Job, MakeJob
 
-from dlrover_run.process_tree import tree
+from dlrover_run.processes import tree
 
 
 @pytest.fixture(scope="session")

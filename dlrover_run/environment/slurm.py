@@ -1,0 +1,196 @@
+"""Slurm. A step (`srun`) runs the launcher once on each of its nodes, so its variables count and not the job's.
+
+`srun` copies the variables of the batch script and adds those of the step. A batch script itself is not in a step.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dlrover_run.environment import host_list
+from dlrover_run.environment.host_list import HostListError
+from dlrover_run.environment.records import (
+    BY_FLAGS,
+    Context,
+    Contradiction,
+    Detected,
+    Finding,
+    Unstarted,
+    is_count,
+    port_of,
+    several_launchers,
+)
+from dlrover_run.spec import FlagValue
+
+JOB = "SLURM_JOB_ID"
+_STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
+_SHELLS = frozenset({"interactive", "bash", "sh", "zsh", "fish", "tcsh", "csh", "ksh", "dash"})
+"""Names of jobs that are a shell: that of `salloc`, and of `srun --pty bash` outside of a job."""
+
+_FIRST_SPECIAL_STEP = 0xFFFF_FFF0
+"""Steps from this number on are Slurm's own: the batch script, an interactive shell, and what runs outside of steps."""
+
+_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
+
+
+def find(context: Context) -> Finding:
+    """What Slurm's variables say. Raises Contradiction."""
+    job, step = context.number(JOB, "SLURM_JOBID"), context.number(*_STEP)
+    if step is None:
+        rank = context.number("SLURM_PROCID")
+        left = context.given("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES") or (
+            rank if rank and int(rank.text) else None
+        )
+        if left:
+            raise Contradiction(f"{left.source} is set, and {_STEP[0]} is not", BY_FLAGS)
+    if job is None:
+        raise Contradiction(f"{JOB} is not set, and other variables of a Slurm step are", BY_FLAGS)
+    if step is None or int(step.text) >= _FIRST_SPECIAL_STEP:
+        return _outside_of_a_step(context, job)
+    if (components := context.number("SLURM_HET_SIZE")) and int(components.text) > 1:
+        raise Contradiction(
+            f"Slurm job {job.text} has {components.text} components ({components.source}), which number their nodes "
+            "separately",
+            BY_FLAGS,
+        )
+    return _step(context, job, step)
+
+
+def _outside_of_a_step(context: Context, job: FlagValue) -> Finding:
+    nodes = context.number("SLURM_JOB_NUM_NODES", "SLURM_NNODES", lowest=1)
+    if nodes is None:
+        return None
+    name = context.given("SLURM_JOB_NAME")
+    # salloc starts its shell on the login node, where it is no task.
+    shell = context.interactive or (name is not None and name.text in _SHELLS) or "SLURM_PROCID" not in context.environ
+    shell = shell and not context.named
+    if int(nodes.text) == 1:
+        workers = context.visible_gpus("SLURM_GPUS_ON_NODE")
+        return None if shell else Detected("slurm", f"Slurm job {job.text}", nodes, workers=workers, first=True)
+    launch = f"srun --ntasks={nodes.text} --ntasks-per-node=1 {context.command}"
+    return Unstarted(
+        f"Slurm job {job.text} has {nodes.text} nodes ({nodes.source}), and srun did not start this launcher",
+        f"give `{launch}` for a job on all of them, or --cluster=none for one on this node alone",
+        hint_only=shell,
+    )
+
+
+def _step(context: Context, job: FlagValue, step: FlagValue) -> Finding:
+    title = f"Slurm step {job.text}.{step.text}"
+    nodes = context.number("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", lowest=1)
+    hosts = _hosts(context, nodes)
+    if nodes is None:
+        if not hosts:
+            raise Contradiction(f"{title} does not say how many nodes it has", BY_FLAGS)
+        nodes = FlagValue(hosts[0].source, str(len(hosts)))
+    size = int(nodes.text)
+    _refuse_several_launchers(context, title, size)
+    # Slurm connects only the first task with the terminal, and it may be a shell.
+    pty = context.given("SLURM_PTY_PORT")
+    if pty and size == 1 and not context.named:
+        return None
+    if pty and size > 1:
+        raise Contradiction(
+            f"{title} has {size} nodes and a terminal ({pty.source}), so srun may have started a shell on each",
+            f"leave --pty out (`srun {context.command}`), or give --cluster=none for a job on this node alone",
+        )
+    rank = _rank(context, title, size, hosts)
+    parts = [context.given("SLURM_ARRAY_JOB_ID"), context.given("SLURM_ARRAY_TASK_ID")]
+    array = "_".join(part.text for part in parts if part) if all(parts) else ""
+    attempt = context.positive("SLURM_RESTART_COUNT")
+    # Slurm numbers the steps of a requeued job from 0 again, and a node of the last attempt may not be gone yet.
+    run_id = f"{array or job.text}.{step.text}" + (f"-restart{attempt.text}" if attempt else "")
+    source = "SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID" if array else job.source
+    return Detected(
+        "slurm",
+        title,
+        nodes,
+        rank,
+        host=hosts[0] if hosts else None,
+        port=port_of(run_id),
+        run_id=FlagValue(f"{source}, {step.source}" + (f", {attempt.source}" if attempt else ""), run_id),
+        workers=context.visible_gpus("SLURM_GPUS_ON_NODE"),
+        first=None if rank is None else rank.text == "0",
+        hosts=tuple(host.text for host in hosts),
+    )
+
+
+def _hosts(context: Context, nodes: FlagValue | None) -> list[FlagValue]:
+    """The nodes of the step; none if only the job's are known and are more than those of the step."""
+    for source in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        text = context.given(source)
+        if text is None:
+            continue
+        try:
+            names = host_list.expand(text.text)
+        except HostListError as error:
+            raise Contradiction(f"{source} {text.text[:200]!r} {error}", BY_FLAGS) from None
+        if nodes is None or len(names) == int(nodes.text):
+            return [FlagValue(source, name) for name in names]
+        if source == "SLURM_STEP_NODELIST":
+            raise Contradiction(
+                f"{nodes.source} is {nodes.text}, and {source} {text.text[:200]} names {len(names)}",
+                f"unset the variables of another step, or {BY_FLAGS}",
+            )
+    return []
+
+
+def _refuse_several_launchers(context: Context, title: str, nodes: int) -> None:
+    tasks = context.number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", lowest=1)
+    local = context.number("SLURM_LOCALID")
+    each = context.given("SLURM_STEP_TASKS_PER_NODE")
+    if each is None and "SLURM_STEP_NUM_TASKS" not in context.environ:
+        each = context.given("SLURM_TASKS_PER_NODE")
+    counts = _tasks_per_node(each)
+    most = max([*counts, int(local.text) + 1 if local else 1])
+    if tasks is not None and int(tasks.text) < nodes:
+        raise Contradiction(
+            f"{title} has {nodes} nodes and {tasks.text} tasks ({tasks.source})",
+            f"unset the variables of another step, or {BY_FLAGS}",
+        )
+    total = int(tasks.text) if tasks else max(sum(counts), most + nodes - 1)
+    if total == nodes and most == 1:
+        return
+    most = max(most, -(-total // nodes))
+    launch = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
+    cpus = context.given("SLURM_CPUS_PER_TASK")
+    if cpus and is_count(cpus.text):
+        launch += f" --cpus-per-task={int(cpus.text) * most}"
+    gpus = context.given("SLURM_GPUS_ON_NODE")
+    if gpus and is_count(gpus.text) and int(gpus.text):
+        launch += f" --gpus-per-node={gpus.text}"
+    problem = f"{title} starts {most} launchers on a node ({total} tasks on {nodes} node{'s' * (nodes > 1)})"
+    raise several_launchers(problem, total, launch, context)
+
+
+def _tasks_per_node(value: FlagValue | None) -> list[int]:
+    """The tasks of each node, from a text such as `2(x3),1`."""
+    counts: list[int] = []
+    for item in value.text.split(",") if value else ():
+        found = _TASKS.fullmatch(item)
+        if found is None or int(found[2] or 1) > host_list.MAX_HOSTS:
+            return []
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _rank(context: Context, title: str, nodes: int, hosts: list[FlagValue]) -> FlagValue | None:
+    rank = context.number("SLURM_NODEID")
+    own = context.given("SLURMD_NODENAME")
+    if rank is not None and int(rank.text) >= nodes:
+        raise Contradiction(
+            f"{rank.source} is {rank.text}, and {title} has {nodes} node{'s' * (nodes > 1)}",
+            "unset the variables of another step, or give --cluster=none",
+        )
+    if not hosts:
+        return rank
+    name = own or FlagValue("the host name", context.hostname)
+    at = host_list.find_host([host.text for host in hosts], name.text)
+    if own is not None and (at is None or (rank is not None and at != int(rank.text))):
+        where = "is not in" if at is None else f"is number {at} of"
+        other = "" if at is None or rank is None else f", and {rank.source} is {rank.text}"
+        raise Contradiction(
+            f"{own.source} {own.text} {where} the nodes of {title} ({hosts[0].source}){other}",
+            f"unset the variables of another step, or {BY_FLAGS}",
+        )
+    return rank or (FlagValue(name.source, str(at)) if at is not None else None)

@@ -1,0 +1,133 @@
+"""What an agent adds to a job that scales itself: the throughput of its workers, and the command that starts nodes.
+
+Imported only by an agent whose job scales itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from dlrover_run.agent.framework import AgentServices
+from dlrover_run.coordination.bounds import MAX_TOTAL
+from dlrover_run.coordination.combined_records import with_part
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport, RoundKey
+from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
+from dlrover_run.features.autoscale.scale_command import ScaleCommand
+from dlrover_run.features.observe.page import Progress
+
+
+class Autoscaler:
+    """Both together. `read` returns the progress of the workers that run in a round, and `on_end` is called with the
+    pid of a command that has ended. `close` it in any case."""
+
+    def __init__(
+        self,
+        services: AgentServices,
+        read: Callable[[RoundKey], Mapping[str, Progress]],
+        on_end: Callable[[int], None],
+    ) -> None:
+        spec, log = services.job, services.console.info
+        self._throughput = ThroughputReport(read, services.wake)
+        self._command = ScaleCommand(
+            spec.scale_command, spec.run_id, os.environ, log, services.wake, on_end, services.events
+        )
+
+    @property
+    def pids(self) -> set[int]:
+        """The pid of the command, while it runs."""
+        return self._command.pids
+
+    def follow(self, assignment: Assignment, ends: bool) -> None:
+        """Take the latest assignment; `ends` means that this node's part in the job is over. Idempotent."""
+        self._throughput.follow(assignment, ends)
+        self._command.follow(assignment, ends)
+
+    def add_to_report(self, report: NodeReport) -> NodeReport:
+        """The report with the steps of the workers and the end of the command."""
+        return self._command.add_to_report(self._throughput.add_to_report(report))
+
+    async def close(self) -> None:
+        """Read no more, and end the command."""
+        self._throughput.close()
+        await self._command.close()
+
+
+class ThroughputReport:
+    """What this node reports of the steps of its workers, as often as its assignment says.
+
+    To be used in the thread of a running loop. `read` returns the progress of the workers that run in a round by
+    name, in the order of their ranks, and `wake` has a report built. `clock` gives nanoseconds as `time.monotonic_ns`.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[RoundKey], Mapping[str, Progress]],
+        wake: Callable[[], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._read = read
+        self._wake = wake
+        self._clock = clock
+        self._assignment = Assignment()
+        self._interval = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._part = AutoscaleNodeReport()
+        self._first: tuple[RoundKey, int] = (RoundKey(), 0)
+
+    def follow(self, assignment: Assignment, ends: bool) -> None:
+        """Take the latest assignment. What is to be kept stays until something else is to be kept: a coordinator that
+        has lost its records asks for nothing. Idempotent."""
+        self._assignment = assignment
+        part = AutoscaleAssignment.find(assignment.policy)
+        if part is not None and part.known is not None:
+            self._part = replace(self._part, known=part.known)
+        wanted = 0.0 if part is None or ends or assignment.phase in OVER or assignment.ranks is None else part.interval
+        if wanted != self._interval:
+            self._interval = wanted
+            self.close()
+            self._arm()
+
+    def add_to_report(self, report: NodeReport) -> NodeReport:
+        """The report with what was read last, and what is to be kept."""
+        part = self._part
+        if not report.in_round(part.key):
+            part = AutoscaleNodeReport(known=part.known)
+        return report if part == AutoscaleNodeReport() else replace(report, policy=with_part(report.policy, part))
+
+    def close(self) -> None:
+        """Read no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if self._interval:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._arm()
+        ranks = self._assignment.ranks
+        done = None if ranks is None else next(iter(self._read(ranks.key).values()), None)
+        if ranks is None or done is None or not done.steps:
+            return
+        key, first = self._first
+        if key != ranks.key:
+            first = done.at
+            self._first = ranks.key, first
+        seconds, age = max(0, done.at - first), max(0, self._clock() - done.at)
+        self._part = AutoscaleNodeReport(
+            key=ranks.key,
+            steps=min(done.steps, MAX_TOTAL),
+            # All ranks make the same steps, each with its share of the batch.
+            samples=min(done.samples * ranks.world_size, MAX_TOTAL) or None,
+            seconds=round(seconds / 1e9, 3),
+            age=round(age / 1e9, 3),
+            left=None if done.left is None else min(done.left, MAX_TOTAL),
+            known=self._part.known,
+        )
+        self._wake()

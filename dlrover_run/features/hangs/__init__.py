@@ -1,0 +1,1 @@
+"""Hangs and stragglers: found on a node, judged for the job, explained by stacks."""

@@ -1,0 +1,1 @@
+"""What a node does about its workers that hang."""

@@ -1,0 +1,414 @@
+"""Decides whether the workers of one round are stalled. Pure: it takes evidence with its times, and knows no clock.
+
+Progress is any of these, of any worker: bytes on its connections, a step on its progress page, input or output, or a
+child that works. The limit follows from the pauses of this round: a job whose steps, evaluations and checkpoints leave
+pauses of ten seconds is not stalled after eight. A detector belongs to one round and is forgotten with it.
+
+Processor time alone is no progress, because a worker that spins looks the same as one that evaluates, and a worker that
+waits for an accelerator spins too. So the stack of a busy worker is read, again and again: one that works shows
+other frames, or new memory; one whose stack stays within a few lines is stalled.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dlrover_run.features.hangs.search.spin import moves, stays
+from dlrover_run.features.observe.records import Evidence
+
+MIN_LIMIT = 3.0
+"""Seconds without progress that are never a stall."""
+
+UNLEARNED_LIMIT = 60.0
+"""Seconds without progress that are a stall before PAUSES_TO_LEARN pauses are known: a first step compiles. It counts
+only for workers that have reached the store: others need not train at all."""
+
+STARTUP_LIMIT = 120.0
+"""Seconds after the first worker has reached the store, after which one that has not is stalled."""
+
+PAUSE_FACTOR = 3.0
+"""The limit is this many times the longest pause of the last KEPT_PAUSES."""
+
+KEPT_PAUSES = 64
+
+PAUSES_TO_LEARN = 5
+
+FREEZE = 3.0
+"""Seconds between two samples after which the whole machine was frozen: that time is no pause of the workers."""
+
+BUSY_SHARE = 0.1
+"""A worker that uses or waits for a processor for this share of the time is busy. One that waits for a peer does
+next to nothing of that."""
+
+WORKING_FAULTS = 64
+"""Page faults in a second of processor time with which a busy worker works: one that spins needs no new memory."""
+
+MIN_WORKING_FAULTS = 8
+"""The same between two samples, in which the worker had little of a processor."""
+
+OUTPUT_BYTES = 1
+"""Bytes read or written between two samples that are progress."""
+
+CHILD_SHARE = 0.05
+"""A child that uses or waits for a processor for this share of the time works."""
+
+MEASURED = 2
+"""Samples in a row that must show no progress of any process: an agent that has no processor takes few of them."""
+
+PROBING = 3.0
+"""Seconds for which it is asked at least: a single operation may take that long."""
+
+
+class StallCode(enum.Enum):
+    """Why workers are stalled."""
+
+    START = "start"
+    """A worker has not reached the store long after the first one."""
+    TRAINING = "training"
+    """No worker makes progress."""
+    BUSY = "busy"
+    """A worker uses its processor, in one place, and no worker makes progress."""
+    ALONE = "alone"
+    """Workers make no progress while others train (`round_detectors`)."""
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """The workers have made no progress since `since`, for longer than `limit` seconds. With START, `ranks` are the
+    workers that have not reached the store, with ALONE those that make no progress; otherwise all."""
+
+    code: StallCode
+    ranks: tuple[int, ...]
+    since: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class AskStacks:
+    """The stall is certain only with the stacks of these workers, which are busy; `note_stacks` takes them."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The workers `ranks` make progress again, after a stall of this many seconds was reported. With `alone` the others
+    were not stalled."""
+
+    seconds: float
+    ranks: tuple[int, ...]
+    alone: bool = False
+
+
+Decision = Stalled | AskStacks | Resumed | None
+
+
+class _Change(NamedTuple):
+    """What a worker has done since the sample before; `measured` says whether that is known of its process too."""
+
+    trained: bool
+    progress: bool
+    busy: bool
+    measured: bool
+
+
+@dataclass
+class Detector:
+    """The detector of one round. `timeout` is the limit that the user has set (`--stall-timeout`), None to learn it.
+    `elsewhere`: the round has workers on other nodes too, for which those of this node may wait. `trains`: the workers
+    are known to train when the detector begins, and have no store to reach. A limit that is learned is at least
+    `min_limit`, and as long as the pauses of an `earlier` round ask for, until those of this one are as many."""
+
+    timeout: float | None = None
+    elsewhere: bool = False
+    trains: bool = False
+    min_limit: float = MIN_LIMIT
+    earlier: tuple[float, ...] = ()
+    _own_pauses: int = 0
+    _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
+    _last: dict[int, Evidence] = field(default_factory=dict)
+    _figures: dict[int, Evidence] = field(default_factory=dict)
+    _steps: dict[int, int] = field(default_factory=dict)
+    _began: float | None = None
+    _sampled: float | None = None
+    _looked: float | None = None
+    _repeated_since: float | None = None
+    _exchanged_at: float | None = None
+    _progress_at: float | None = None
+    _progressed: bool = False
+    _busy_at: float = 0.0
+    _measured: int = 0
+    _probed_since: float = 0.0
+    _first_at_store: float | None = None
+    _trains: bool = False
+    _has_trained: bool = False
+    _reported: Stalled | None = None
+    _min_quiet: float = 0.0
+    _stacks: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._pauses.extend(self.earlier)
+
+    @property
+    def pauses(self) -> tuple[float, ...]:
+        """The last pauses that are known, for the detector of the next round."""
+        return tuple(self._pauses)
+
+    @property
+    def limit(self) -> float:
+        """The seconds without progress after which the workers count as stalled."""
+        if self.timeout is not None:
+            return self.timeout
+        if not self.knows_limit:
+            return UNLEARNED_LIMIT
+        return max(self.min_limit, PAUSE_FACTOR * max(self._pauses))
+
+    @property
+    def knows_limit(self) -> bool:
+        """Whether the user has set the limit, or it follows from the pauses of this round."""
+        return self.timeout is not None or self.has_rhythm
+
+    @property
+    def has_rhythm(self) -> bool:
+        """Whether the pauses of this round are known."""
+        return self._own_pauses >= PAUSES_TO_LEARN
+
+    @property
+    def stalled(self) -> Stalled | None:
+        """The stall that was decided last, None if there is none."""
+        return self._reported
+
+    @property
+    def exchanged_at(self) -> float | None:
+        """When the workers of this node last exchanged data, None if they never have."""
+        return self._exchanged_at
+
+    @property
+    def _is_learned(self) -> bool:
+        """Whether anything shows that these workers train together."""
+        together = self._first_at_store is not None and (len(self._last) > 1 or self.elsewhere)
+        return self.trains or self.knows_limit or together
+
+    @property
+    def needs_figures(self) -> bool:
+        """Whether the next sample has to contain the figures of processes: those of the connections showed no training
+        in the last one."""
+        return not self._trains
+
+    @property
+    def quiet_seconds(self) -> float:
+        """The seconds without progress before the last sample."""
+        return 0.0 if self._progress_at is None or self._sampled is None else self._sampled - self._progress_at
+
+    def has_progressed(self, rank: int) -> bool:
+        """Whether the last sample showed progress of the workers; the rank of one does not matter."""
+        return self._progressed or self._progress_at == self._sampled
+
+    def observe(self, samples: Sequence[Evidence], steps: Mapping[int, int] | None = None) -> Decision:
+        """Take the evidence of all workers at one time, and the steps that they have reported."""
+        if not samples:
+            return None
+        now = samples[0].at
+        if self._began is None:
+            self._began = now
+        before = self._sampled
+        if before is not None and now - before > FREEZE and self._progress_at is not None:
+            self._thaw(now - before)
+            before = now
+        moved = [one for one in samples if one.rank in self._last and _has_exchanged(self._last[one.rank], one)]
+        data_age = min((age for one in moved if (age := one.traffic.data_age) is not None), default=None)
+        if moved:
+            self._exchanged_at = now if data_age is None or self._looked is None else max(self._looked, now - data_age)
+        earliest = before
+        if self._repeated_since is not None and not self._count(samples, steps or {}):
+            # The data that have moved may have done so before the last sample, which did not look at them.
+            earliest = self._repeated_since
+        changes = {one.rank: self._change(one, samples, (steps or {}).get(one.rank)) for one in samples}
+        if self._first_at_store is None and any(one.traffic.at_store for one in samples):
+            self._first_at_store = now
+        self._sampled = now
+        is_repeated = all(one.repeated for one in samples)
+        self._looked, self._repeated_since = (self._looked, before) if is_repeated else (now, None)
+        self._trains = any(change.trained for change in changes.values())
+        was_quiet = not self._progressed
+        self._progressed = self._progress_at is None or any(change.progress for change in changes.values())
+        is_measured = not self._progressed and all(change.measured for change in changes.values())
+        self._measured = self._measured + 1 if is_measured else 0
+        if self._progressed:
+            by_data = all(change.trained for change in changes.values() if change.progress)
+            if is_repeated:
+                data_age = 0.0
+            if by_data and data_age is not None and before is not None and earliest is not None:
+                # Of a rhythm that is faster than the samples, the last one has shown how long a pause was until then.
+                pause = None if was_quiet or self._progress_at is None else before - self._progress_at
+                return self._note_progress(max(earliest, now - data_age), pause)
+            return self._note_progress(now)
+        if self._reported is not None:
+            return None
+        if any(one.figures is not None and one.figures.traced for one in samples):
+            # A debugger is attached: a person looks at it already.
+            self._progress_at = now
+            return None
+        return self._late_starters(samples, now) or self._decide(samples, changes, now)
+
+    def note_stacks(self, stacks: Mapping[int, Sequence[tuple[str, ...]]]) -> None:
+        """Take the stacks of busy workers: for each rank the frames of its main thread, the innermost first, each as
+        `file:line:function`."""
+        for rank, found in stacks.items():
+            self._stacks.setdefault(rank, []).extend(stack for stack in found if stack)
+
+    def withdraw(self) -> None:
+        """Forget the stall that was decided last, as it is none: a person debugs a worker, or no worker waits for
+        another one. The workers have another limit from now on."""
+        self._progress_at = self._sampled
+        self._reported = None
+        self._stacks.clear()
+
+    def postpone(self, seconds: float) -> None:
+        """Take back the stall that was decided last, as the evidence is good enough only after `seconds` without
+        progress. They count from the last progress."""
+        self._min_quiet = seconds
+        self._reported = None
+        self._stacks.clear()
+
+    def _decide(self, samples: Sequence[Evidence], changes: Mapping[int, _Change], now: float) -> Decision:
+        assert self._progress_at is not None
+        ranks = tuple(one.rank for one in samples)
+        busy = tuple(rank for rank, change in changes.items() if change.busy)
+        # What was busy until now has done something else than to hang.
+        since = self._progress_at if busy else max(self._progress_at, self._busy_at)
+        if busy:
+            self._busy_at = now
+        if now - since < max(self.limit, self._min_quiet) or not self._is_learned or self._measured < MEASURED:
+            return None
+        if busy:
+            if any(moves(self._stacks.get(rank, ())) for rank in busy):
+                # No pause of the rhythm: the next one is recognized by its stacks as well.
+                self._progress_at = now
+                self._stacks.clear()
+                return None
+            if not self._stacks:
+                self._probed_since = now
+            if now - self._probed_since < PROBING or any(not stays(self._stacks.get(rank, ())) for rank in busy):
+                return AskStacks(busy)
+            if self._is_unknown(busy) and self.timeout is None and now - since < UNLEARNED_LIMIT:
+                # Without a stack nothing tells a loop that hangs from one that evaluates.
+                return None
+        code = StallCode.BUSY if busy else StallCode.TRAINING
+        self._reported = Stalled(code, ranks, self._progress_at, self.limit)
+        return self._reported
+
+    def _is_unknown(self, busy: Sequence[int]) -> bool:
+        """Whether no stack shows where one of these workers is."""
+        return any(not any(stack[0] for stack in self._stacks.get(rank, ())) for rank in busy)
+
+    def _late_starters(self, samples: Sequence[Evidence], now: float) -> Stalled | None:
+        if self.trains:
+            return None
+        since = self._first_at_store
+        if since is None and self.elsewhere:
+            # Workers of other nodes may wait for these; whether they do is known where all nodes report.
+            since = self._began
+        assert self._progress_at is not None
+        if (
+            self.trains
+            or since is None
+            or now - since < STARTUP_LIMIT
+            or now - self._progress_at < MIN_LIMIT
+            or self._own_pauses
+        ):
+            return None
+        late = tuple(one.rank for one in samples if not one.traffic.at_store)
+        if not late or (len(late) == len(samples) and not self.elsewhere):
+            return None
+        self._reported = Stalled(StallCode.START, late, since, STARTUP_LIMIT)
+        return self._reported
+
+    def _note_progress(self, at: float, pause: float | None = None) -> Decision:
+        """Note that the workers made progress at this time, for the last time before this sample, and the pause before
+        it, unless another one is given."""
+        decision: Decision = None
+        if self._progress_at is not None:
+            pause = at - self._progress_at if pause is None else pause
+            if self._reported is not None:
+                decision = Resumed(at - self._reported.since, self._reported.ranks)
+            # A pause that was reported belongs to the rhythm too: what has come back was no stall. Those before the
+            # first step do not: imports and connections have no rhythm.
+            if self._trains and self._has_trained:
+                self._pauses.append(pause)
+                self._own_pauses += 1
+            self._has_trained = self._has_trained or self._trains
+        self._progress_at = at
+        self._reported = None
+        self._min_quiet = 0.0
+        self._stacks.clear()
+        return decision
+
+    def _thaw(self, gap: float) -> None:
+        assert self._progress_at is not None
+        self._progress_at += gap
+        self._busy_at += gap
+        self._probed_since += gap
+        if self._began is not None:
+            self._began += gap
+        if self._exchanged_at is not None:
+            self._exchanged_at += gap
+        if self._looked is not None:
+            self._looked += gap
+        self._repeated_since = None
+        if self._first_at_store is not None:
+            self._first_at_store += gap
+        # The processor time of the freeze means nothing.
+        self._figures.clear()
+
+    def _count(self, samples: Sequence[Evidence], steps: Mapping[int, int]) -> bool:
+        """Whether any worker has counted steps since the sample before."""
+        return any(steps.get(one.rank, -1) > self._steps.get(one.rank, -1) for one in samples)
+
+    def _change(self, one: Evidence, samples: Sequence[Evidence], steps: int | None) -> _Change:
+        before = self._last.get(one.rank)
+        self._last[one.rank] = one
+        # A worker alone has connections that need not be part of its training: only its own steps are.
+        exchanged = before is not None and _has_exchanged(before, one)
+        trained = exchanged and (len(samples) > 1 or self.elsewhere)
+        if steps is not None and self._steps.get(one.rank) != steps:
+            trained = trained or one.rank in self._steps
+            self._steps[one.rank] = steps
+        known = self._figures.get(one.rank)
+        if one.figures is None:
+            self._figures.pop(one.rank, None)
+            return _Change(trained, trained or exchanged, busy=False, measured=False)
+        self._figures[one.rank] = one
+        if known is None or known.figures is None or one.at <= known.at:
+            return _Change(trained, trained or exchanged, busy=False, measured=False)
+        seconds = one.at - known.at
+        own, earlier = one.figures.own, known.figures.own
+        moved = own.written - earlier.written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
+        busy = own.runs or own.ready - earlier.ready >= BUSY_SHARE * seconds
+        enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
+        works = busy and own.faults - earlier.faults >= enough
+        progress = trained or exchanged or moved or works or _child_works(one, known, seconds)
+        return _Change(trained, progress, busy, measured=True)
+
+
+def _has_exchanged(before: Evidence, one: Evidence) -> bool:
+    return before.traffic[:2] != one.traffic[:2]
+
+
+def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:
+    assert one.figures is not None
+    assert known.figures is not None
+    before = {child.pid: child for child in known.figures.children}
+    for child in one.figures.children:
+        earlier = before.get(child.pid)
+        if earlier is None:
+            return True
+        if child.written + child.read > earlier.written + earlier.read:
+            return True
+        if child.runs or child.ready - earlier.ready >= CHILD_SHARE * seconds:
+            return True
+    return False

@@ -1,0 +1,246 @@
+"""Decides which worker the others wait for. Pure: a list of rules, tried in order; each finding names its evidence.
+
+Rules that need one sample come first: a stopped process needs no further proof. Then stacks, which show who is not in
+a collective. Then the connections: a worker that waits in a collective has sent its part, so the one that has sent
+nothing for the longest time is the one that they wait for. In doubt there is no finding: a wrong rank is worse than
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dlrover_run.features.hangs.search.suspects import Place, Suspect
+from dlrover_run.features.hangs.stacks.stacks import Frame
+from dlrover_run.words.reasons import ReasonCode, Reasons, register
+
+AGE_MARGIN = 0.05
+"""Seconds by which the last data of a worker must be older than that of all others. Within a collective all of them
+send within milliseconds; the one that is late has sent nothing since the collective before."""
+
+NODES_AGE_MARGIN = 2.0
+"""The same for workers of several nodes, whose ages are measured from the last data between them that each node has
+seen: a node looks at its connections once a second."""
+
+
+class GuiltCode(ReasonCode):
+    """Why the other workers wait for a worker; the texts continue the worker's name."""
+
+    STOPPED = "is stopped by a signal"
+    BLOCKED_IN_KERNEL = "waits for a disk or a device"
+    ENDED = "has ended"
+    CHILD_LOST = "waits for a child that is stopped or dead"
+    SPINNING = "uses its processor in one place"
+    LOCKED = "waits for a lock"
+    ELSEWHERE = "is not in the collective in which the others wait"
+    OTHER_COLLECTIVE = "waits in another collective than the others"
+    DIFFERENT_COLLECTIVES = "wait in different collectives"
+    SENT_NOTHING = "has sent nothing for longer than the others"
+    NETWORK = "has sent data that is not acknowledged"
+    UNKNOWN = "the evidence names no rank"
+    OUTSIDE = "waits outside of TensorFlow"
+    BEHIND = "waits in TensorFlow while other tasks make progress"
+    UNNAMED = "the evidence names no task"
+    IDLE = "makes no progress"
+    OTHERS_GO_ON = " while the others go on"
+    LATE = "has not connected to the store long after the first worker"
+    PLACE = ", at {file}:{line} in {function}"
+    OTHER_PLACE = ", and at {file}:{line} in {function}"
+
+
+register(GuiltCode, "stall.")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The workers that the others wait for, why, the user's line where the first of them is, and the evidence: codes
+    of the rules that agree, and figures. Of workers that wait for each other, `other_line` is where those are that wait
+    at another line. It is good evidence only after `min_quiet` seconds without progress. `others_go_on`: no other
+    worker waits for these, or only some do."""
+
+    code: GuiltCode
+    ranks: tuple[int, ...] = ()
+    line: Frame | None = None
+    agree: tuple[GuiltCode, ...] = ()
+    seconds: float = 0.0
+    min_quiet: float = 0.0
+    other_line: Frame | None = None
+    others_go_on: bool = False
+
+    @property
+    def reasons(self) -> Reasons:
+        """Why, and where, as reasons that continue the name of a worker."""
+        why = (self.code(), GuiltCode.OTHERS_GO_ON()) if self.others_go_on else (self.code(),)
+        if self.line is None:
+            return why
+        reasons = (*why, GuiltCode.PLACE(**self.line._asdict()))
+        return reasons if self.other_line is None else (*reasons, GuiltCode.OTHER_PLACE(**self.other_line._asdict()))
+
+
+CERTAIN = frozenset({GuiltCode.STOPPED, GuiltCode.BLOCKED_IN_KERNEL, GuiltCode.LATE})
+"""Findings that need no worker that waits in a collective: the state of a process is proof enough."""
+
+
+def find_stall(suspects: Sequence[Suspect], *, trains: bool, age_margin: float = AGE_MARGIN) -> Finding | None:
+    """The workers that the others wait for, of all workers of a round, none of which makes progress. None if it is not
+    certain that this is a stall: workers that wait for requests, or for the time, make no progress either.
+
+    So one of them must wait for another one, or `trains`: they have counted steps, or the user has set the limit. A
+    worker that has ended explains the others only if one of them waits in a collective: the last one may save alone.
+    """
+    running = [one for one in suspects if not one.ended]
+    waits = any(one.place is Place.COLLECTIVE for one in running)
+    if not running:
+        return None
+    finding = find_guilty(suspects if waits else running, age_margin)
+    trains = trains and len(running) == len(suspects)
+    return finding if waits or trains or finding.code in CERTAIN else None
+
+
+def find_alone(suspects: Sequence[Suspect]) -> Finding | None:
+    """The workers that hang by themselves, of those that make no progress while others train. None if each of these may
+    wait for one that works: it is in a collective, or nothing shows that it trains."""
+    quiet = sorted((one for one in suspects if one.alone and not one.ended), key=lambda one: one.rank)
+    waits = any(map(_waits, quiet))
+    guilty = [one for one in quiet if _is_alone(one, waits)]
+    ranks = tuple(one.rank for one in guilty)
+    code = next((code for code, holds in _ALONE.items() if guilty and all(map(holds, guilty))), GuiltCode.IDLE)
+    return Finding(code, ranks, _line(guilty, ranks), others_go_on=True) if guilty else None
+
+
+def _is_alone(one: Suspect, waits: bool) -> bool:
+    if one.state in ("T", "D"):
+        return True
+    return one.place in (Place.LOCK, Place.ELSEWHERE) and (waits or one.counts)
+
+
+def ranks_to_restart(finding: Finding, suspects: Sequence[Suspect]) -> tuple[int, ...]:
+    """The workers whose end restarts the round: those that the others wait for. Where none of them runs, the first that
+    does, as any failure ends the round."""
+    running = sorted(one.rank for one in suspects if not one.ended)
+    return tuple(rank for rank in finding.ranks if rank in running) or tuple(running[:1])
+
+
+def find_guilty(suspects: Sequence[Suspect], age_margin: float = AGE_MARGIN) -> Finding:
+    """The workers that the others wait for. The order of `suspects` means nothing."""
+    known = sorted(suspects, key=lambda one: one.rank)
+    findings = [finding for rule in _RULES if (finding := rule(known)) is not None]
+    pair = _different_collectives(known)
+    # In two collectives the ages say which of them began later, which need not be the wrong one.
+    if pair is None and (oldest := _sent_nothing(known, age_margin)) is not None:
+        findings.append(oldest)
+    if not findings:
+        return pair or Finding(GuiltCode.UNKNOWN)
+    first = findings[0]
+    agree = tuple(one.code for one in findings[1:] if one.ranks == first.ranks)
+    return Finding(first.code, first.ranks, _line(known, first.ranks), agree, first.seconds)
+
+
+def _line(suspects: Sequence[Suspect], ranks: tuple[int, ...]) -> Frame | None:
+    lines = {one.rank: one.user_line for one in suspects}
+    return next((line for rank in ranks if (line := lines.get(rank)) is not None), None)
+
+
+def _some(code: GuiltCode, suspects: Sequence[Suspect], guilty: Callable[[Suspect], bool]) -> Finding | None:
+    """The workers for which the condition holds, unless it holds for all of several: then it explains nothing."""
+    ranks = tuple(one.rank for one in suspects if guilty(one))
+    if not ranks or (len(ranks) == len(suspects) > 1):
+        return None
+    return Finding(code, ranks)
+
+
+def _late(suspects: Sequence[Suspect]) -> Finding | None:
+    return _some(GuiltCode.LATE, suspects, lambda one: one.late)
+
+
+def _stopped(suspects: Sequence[Suspect]) -> Finding | None:
+    return _some(GuiltCode.STOPPED, suspects, lambda one: one.state == "T")
+
+
+def _blocked(suspects: Sequence[Suspect]) -> Finding | None:
+    return _some(GuiltCode.BLOCKED_IN_KERNEL, suspects, lambda one: one.state == "D")
+
+
+def _ended(suspects: Sequence[Suspect]) -> Finding | None:
+    return _some(GuiltCode.ENDED, suspects, lambda one: one.ended)
+
+
+def _waits(one: Suspect) -> bool:
+    return one.place is Place.COLLECTIVE
+
+
+def _elsewhere(suspects: Sequence[Suspect]) -> Finding | None:
+    """The workers outside a collective, if others are in one, or if there is only one worker."""
+    found = _some(GuiltCode.ELSEWHERE, suspects, lambda one: one.place in (Place.LOCK, Place.ELSEWHERE))
+    if found is None or (len(suspects) > 1 and not any(map(_waits, suspects))):
+        return None
+    outside = [one for one in suspects if one.rank in found.ranks]
+    for code, holds in _KINDS.items():
+        ranks = tuple(one.rank for one in outside if holds(one))
+        if ranks:
+            # One lost child explains the worker that waits for it better than another rank that is merely late.
+            return Finding(code, ranks)
+    return found
+
+
+_KINDS: Mapping[GuiltCode, Callable[[Suspect], bool]] = {
+    GuiltCode.CHILD_LOST: lambda one: one.lost_child,
+    GuiltCode.SPINNING: lambda one: one.busy,
+    GuiltCode.LOCKED: lambda one: one.place is Place.LOCK,
+}
+
+
+_ALONE: Mapping[GuiltCode, Callable[[Suspect], bool]] = {
+    GuiltCode.STOPPED: lambda one: one.state == "T",
+    GuiltCode.BLOCKED_IN_KERNEL: lambda one: one.state == "D",
+    **_KINDS,
+}
+
+
+def _sent_nothing(suspects: Sequence[Suspect], margin: float) -> Finding | None:
+    ages = [(one.sent_age, one.rank) for one in suspects if one.sent_age is not None]
+    if len(ages) < len(suspects) or len(ages) < 2:
+        return None
+    oldest, second = sorted(ages, reverse=True)[:2]
+    if oldest[0] - second[0] < margin:
+        return None
+    return Finding(GuiltCode.SENT_NOTHING, (oldest[1],), seconds=oldest[0])
+
+
+def _other_collective(suspects: Sequence[Suspect]) -> Finding | None:
+    """The fewest workers that wait at another line. Of two groups of the same size, none is the outlier."""
+    groups = sorted(_by_line(suspects).values(), key=len)
+    if len(groups) < 2 or len(groups[0]) == len(groups[1]):
+        return None
+    return Finding(GuiltCode.OTHER_COLLECTIVE, tuple(groups[0]))
+
+
+def _different_collectives(suspects: Sequence[Suspect]) -> Finding | None:
+    """All workers, if they wait at two lines and nothing says which is wrong: a person sees it by the lines."""
+    groups = _by_line(suspects)
+    if len(groups) != 2 or None in groups:
+        return None
+    first, other = groups
+    ranks = tuple(one.rank for one in suspects)
+    return Finding(GuiltCode.DIFFERENT_COLLECTIVES, ranks, first, other_line=other)
+
+
+def _by_line(suspects: Sequence[Suspect]) -> dict[Frame | None, list[int]]:
+    """The workers by the line at which each waits in a collective; nothing unless all of them do."""
+    lines: dict[Frame | None, list[int]] = {}
+    for one in suspects if all(map(_waits, suspects)) else ():
+        lines.setdefault(one.user_line, []).append(one.rank)
+    return lines
+
+
+def _network(suspects: Sequence[Suspect]) -> Finding | None:
+    """The workers with the most such connections: one that is cut off has them to all its peers, and each of these has
+    one to it."""
+    most = max((one.unsent for one in suspects), default=0)
+    if not most or len(suspects) < 2:
+        return None
+    return Finding(GuiltCode.NETWORK, tuple(one.rank for one in suspects if one.unsent == most))
+
+
+_RULES = (_late, _ended, _stopped, _blocked, _elsewhere, _other_collective, _network)

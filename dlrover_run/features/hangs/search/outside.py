@@ -1,0 +1,79 @@
+"""Workers that wait for an answer from outside of the job: a server, a child, or a time that the script names. Pure.
+
+Evaluations by another model, uploads and downloads are rare and take longer than any pause between steps, and nothing
+shows how long. So a worker that waits for one of them is named only after OUTSIDE_LIMIT, whatever the rhythm of its
+steps is, and nothing is done to it earlier. One that waits for a lock, a dead child or a peer is not meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dlrover_run.features.hangs.stacks.stacks import Stack
+from dlrover_run.features.observe.records import Evidence
+from dlrover_run.features.observe.waits import Waits, classify
+
+if TYPE_CHECKING:
+    from dlrover_run.features.hangs.search.guilt import Finding
+    from dlrover_run.features.hangs.search.suspects import Suspect
+
+OUTSIDE_LIMIT = 75.0
+"""Seconds without progress after which a worker that waits for something outside is named, at least: more than a
+minute, which is the time-out of many clients."""
+
+OUTSIDE_FACTOR = 3.0
+"""It is this many times the longest such wait of the job, if that is more."""
+
+# Calls below the user's line that wait for another process or machine, also where a thread of theirs does it.
+_CLIENTS = re.compile(
+    r"/(?:subprocess|socket|ssl|selectors)\.py:|/(?:http|urllib|asyncio|multiprocessing)/"
+    r"|/site-packages/(?:requests|urllib3|httpx|httpcore|aiohttp|grpc|botocore|boto3|fsspec|anyio|trio|websockets)/"
+)
+# The innermost call of a thread that reads the answer of a server; one that serves waits in a selector.
+_READS = re.compile(r"/socket\.py:\d+:readinto$|/ssl\.py:\d+:(?:read|recv|recv_into)$|/subprocess\.py:")
+
+
+class LearnedPauses:
+    """What the rounds of a job leave to the next one: the pauses of the last round, and the longest wait outside."""
+
+    def __init__(self) -> None:
+        self.rhythm: tuple[float, ...] = ()
+        self._longest = 0.0
+
+    @property
+    def outside_limit(self) -> float:
+        """The seconds after which a worker that waits outside is named."""
+        return max(OUTSIDE_LIMIT, OUTSIDE_FACTOR * self._longest)
+
+    def note_outside(self, seconds: float) -> None:
+        """A worker has waited outside for so long; also one that was ended for it, so that the next wait may be
+        longer."""
+        self._longest = max(self._longest, seconds)
+
+
+def waits_outside(evidence: Evidence | None, stack: Stack | None) -> bool:
+    """Whether the main thread of a worker waits for a time, a living child, or a connection without lost data."""
+    figures = None if evidence is None else evidence.figures
+    if evidence is None or figures is None or figures.own.state != "S" or (stack is not None and stack.in_collective):
+        return False
+    lost = any(child.state in "TZ" for child in figures.children)
+    waits = classify("S", figures.wchan)
+    if waits is Waits.TIME:
+        return True
+    if lost or evidence.traffic.unsent_peers:
+        return False
+    if waits is Waits.DATA:
+        return True
+    return stack is not None and (stack.is_below(_CLIENTS) or (stack.in_lock and _thread_reads(stack)))
+
+
+def _thread_reads(stack: Stack) -> bool:
+    return any(thread.frames and _READS.search(str(thread.frames[0])) for thread in stack.threads[:-1])
+
+
+def is_held_back(finding: Finding, suspects: Sequence[Suspect]) -> bool:
+    """Whether a finding has to wait, because a worker that it names waits outside, or any where it names none."""
+    concerned = [one for one in suspects if one.rank in finding.ranks or not finding.ranks]
+    return any(one.outside for one in concerned)

@@ -1,0 +1,64 @@
+"""The search for stragglers as a policy: it changes no decision about rounds, and tells each node about its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlrover_run.coordination.decision import Decision, update_plan
+from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.model import NodeKey, Plan, PlanPhase, RankAssignment, rank_assignments
+from dlrover_run.coordination.policy import Policy
+from dlrover_run.features.hangs.stragglers.finding import Straggler, find_stragglers
+from dlrover_run.features.hangs.stragglers.model import StragglerAssignment, StragglerNodeReport, StragglerState
+from dlrover_run.features.hangs.stragglers.shares import Shares
+
+
+class StragglerPolicy(Policy):
+    """Compares the workers of all nodes of a round."""
+
+    def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
+        before = StragglerState.get(plan.policy).stragglers
+        found = find(plan, members)
+        known = [one.rank for one in before]
+        if found is None or [one.rank for one in found] == known:
+            # Shares that only vary are no news, and nor is a cause that changes between two that are as large.
+            return Decision(plan)
+        lines = tuple(one.text for one in found if one.rank not in known)
+        return Decision(update_plan(plan, now, policy=StragglerState(found)), log_lines=lines)
+
+    def end_round(self, plan: Plan) -> Plan:
+        if not StragglerState.get(plan.policy).stragglers:
+            return plan
+        return update_plan(plan, plan.clock, policy=StragglerState())
+
+    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, StragglerAssignment]:
+        """The stragglers of each node that has one."""
+        stragglers = StragglerState.get(plan.policy).stragglers
+        if not stragglers:
+            return {}
+        own = {key: tuple(one for one in stragglers if place.has_rank(one.rank)) for key, place in ranks.items()}
+        return {key: StragglerAssignment(plan.key, found) for key, found in own.items() if found}
+
+
+def find(plan: Plan, members: Members) -> tuple[Straggler, ...] | None:
+    """The stragglers of the round that runs. None while that cannot be decided, because a node is away: what was found
+    before holds."""
+    if plan.phase is not PlanPhase.TRAINING:
+        return None
+    assigned = rank_assignments(plan)
+    workers: list[Shares] = []
+    for member in plan.members:
+        state = members.get(member.key)
+        if state is None or not state.connected:
+            return None
+        part = StragglerNodeReport.find(state.report.policy) if state.report.in_round(plan.key) else None
+        if part is None or len(part.shares) < member.workers:
+            # It has just begun, or some of its workers have ended: the others do not train as before.
+            return ()
+        # Only its own ranks, whatever it reports.
+        workers += (one for one in part.shares if assigned[member.key].has_rank(one.rank))
+    known = {one.rank for one in StragglerState.get(plan.policy).stragglers}
+    return find_stragglers(workers, known)
+
+
+POLICY = StragglerPolicy

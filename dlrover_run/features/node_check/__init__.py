@@ -1,0 +1,1 @@
+"""The node check: the machine is tried before it trains."""

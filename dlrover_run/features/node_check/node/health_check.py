@@ -1,0 +1,394 @@
+"""This node's part in a health check: the compute test, which starts immediately, and the tasks of the coordinator.
+
+The compute test needs no other node, so the node begins with it while it joins the job. All results go into its report.
+Only the latest assignment counts: a task is carried out once, and a newer one replaces it.
+
+The check processes run from the first task until the workers start, whose devices they would hold. Their template ends
+then too: it would cost 200 MB while the job trains, and starting another takes two seconds of a rare wait. If each
+round is checked, the template stays, because otherwise every restart would wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from dlrover_run.coordination.combined_records import with_part
+from dlrover_run.coordination.model import NodeReport
+from dlrover_run.features.node_check.decision.model import (
+    CPU,
+    MAX_DEVICES,
+    MAX_PROBLEM,
+    CheckKey,
+    CheckTask,
+    ComputeResult,
+    DeviceSpeed,
+    HealthReport,
+    LinkResult,
+    LinkResults,
+    NodeHealth,
+)
+from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, HealthRules
+from dlrover_run.features.node_check.node.check_workers import (
+    CheckReply,
+    CheckRequest,
+    CheckWorkers,
+    CheckWorkersLost,
+    describe_slow,
+    device_speeds,
+    find_slow,
+    link_requests,
+    place_in_order,
+    quicker,
+)
+from dlrover_run.processes.ports import HeldPort
+from dlrover_run.processes.process import StuckProcess
+from dlrover_run.spec import Entrypoint, JobSpec, SpecError
+from dlrover_run.workers.environment import check_environments
+from dlrover_run.workers.starter import Starter
+
+COMPUTE_SECONDS = 0.5
+"""Seconds that the devices compute: long enough to average out a rising clock or a burst of a neighbour, and short
+compared with the start of the processes."""
+
+LOOK_TIMEOUT = 10.0
+"""Seconds that a driver gets to report problems of its devices. If it does not answer, the compute test shows them."""
+
+LINK_SHARE = 0.25
+"""The part of a task's time that one link may take, beyond the time of the links before it in its group. Then the check
+processes are ended, and their answers do not count."""
+
+GROUP_SHARE = 0.8
+"""The part of a link's time after which its processes give up by themselves, so that they can test the next link."""
+
+NODE_CHECK_FOLDER = str(Path(__file__).resolve().parent.parent / "node_check")
+
+STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
+"""The variable with the port at which the check process of local rank 0 hosts a store from its start (`tasks.py`)."""
+
+NO_TORCH = "torch cannot be imported: No module named 'torch'"
+"""The answer to every request in an interpreter that has no torch."""
+
+PRELOAD = ("torch", "torch.distributed")
+"""What a separate template of the check processes imports before it forks."""
+
+
+class HealthCheckRunner:
+    """Runs the health check of this node and keeps its results; inactive if the job has no health check.
+
+    `starter` is that of the workers; its template is used for the check processes too if it has imported torch.
+    `undisturbed` suspends the reaping of orphans while processes are forked. `on_news` is called when there are new
+    results. `find_problems` returns what makes this node unfit, as sentences; the first one is reported in place of a
+    speed. `warn` prints a warning about devices that are slower than the node's others. `folder` is the program of the
+    check processes.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        starter: Starter,
+        undisturbed: Callable[[], AbstractContextManager[None]],
+        on_news: Callable[[], None],
+        find_problems: Callable[[], Awaitable[Sequence[str]]],
+        warn: Callable[[str], None],
+        folder: str = NODE_CHECK_FOLDER,
+    ) -> None:
+        self._spec = spec
+        self._workers_starter = starter
+        self._undisturbed = undisturbed
+        self._on_news = on_news
+        self._find_problems = find_problems
+        self._print_warning = warn
+        self._warned = False
+        self._problems: asyncio.Future[Sequence[str]] | None = None
+        self._folder = folder
+        self._python = spec.entrypoint.python or sys.executable
+        self._rules = HealthRules.get(spec.rules.policy)
+        # With `static` ranks, no node receives anything from the others.
+        self._wanted = self._rules.applies and (spec.backend != "static" or spec.rules.max_nodes == 1)
+        self._port = HeldPort() if self._wanted else None
+        self._key = CheckKey()
+        self._computed: ComputeResult | None = None
+        self._linked: LinkResults | None = None
+        self._work: list[asyncio.Future[None]] = []
+        self._workers: CheckWorkers | None = None
+        self._ending: set[CheckWorkers] = set()
+        self._own_starter: Starter | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._closed = False
+        self._error: BaseException | None = None
+
+    @property
+    def pids(self) -> set[int]:
+        """The pids of the check processes and of their template, while they run."""
+        found = set(self._own_starter.pids) if self._own_starter is not None else set()
+        for workers in (*self._ending, self._workers):
+            if workers is not None:
+                found |= workers.pids
+        return found
+
+    @property
+    def devices(self) -> Sequence[DeviceSpeed]:
+        """The speed of each device in the last compute test, the slowest first."""
+        return self._computed.devices if self._computed is not None else ()
+
+    def add_to_report(self, status: NodeReport) -> NodeReport:
+        """A report of this node together with its health check results."""
+        if self._port is None:
+            return status
+        part = HealthReport(check_port=self._port.number, compute_result=self._computed, link_result=self._linked)
+        return msgspec.structs.replace(status, policy=with_part(status.policy, part))
+
+    def update(self, task: CheckTask | None, node_health: NodeHealth | None = None) -> None:
+        """Carry out the task of the coordinator, or run the compute test if it has no result yet. No worker may run.
+
+        With a result of this node and no task, the check processes end: the node may wait long for its ranks, and
+        must hold no device meanwhile. A later task, as the partner of another node, starts new check processes.
+
+        Raises SpecError if the interpreter has no torch, and any other error that ended the work.
+        """
+        if self._error is not None:
+            raise self._error
+        if not self._wanted or self._closed:
+            return
+        if self._problems is None:
+            self._problems = asyncio.ensure_future(self._find_problems())
+        if task is not None and task.key > self._key:
+            self._key = task.key
+            self._begin(partial(self._carry_out, task))
+        elif task is None and node_health is not None:
+            if not self._work and (self._workers is not None or self._template_is_idle):
+                self._begin(self._release_devices)
+        elif self._computed is None and not self._work:
+            self._begin(self._compute_alone)
+
+    async def suspend(self) -> None:
+        """End the check processes, because the workers start now; a later task starts new ones. Raises StuckProcess if
+        the kernel does not end one."""
+        await _end_all(list(self._work))
+        await self._end_workers()
+        for workers in list(self._ending):
+            await self._end(workers)
+        self._close_idle_template()
+
+    async def close(self) -> None:
+        """End everything permanently."""
+        self._closed = True
+        with contextlib.suppress(StuckProcess):
+            await self.suspend()
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+        await self._close_starter()
+        if self._problems is not None:
+            self._problems.cancel()
+        if self._port is not None:
+            self._port.release()
+
+    @property
+    def _template_is_idle(self) -> bool:
+        """Whether the separate template runs and is not expected to be needed."""
+        return self._own_starter is not None and self._closing is None and self._rules.check != CHECK_ALWAYS
+
+    async def _release_devices(self) -> None:
+        # `suspend` reports a process that the kernel does not end.
+        with contextlib.suppress(StuckProcess):
+            await self._end_workers()
+        self._close_idle_template()
+
+    def _close_idle_template(self) -> None:
+        # Nothing waits for this: the template holds no device.
+        if self._template_is_idle:
+            self._closing = asyncio.ensure_future(self._close_starter())
+
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
+        begun = asyncio.ensure_future(self._replace(list(self._work), work))
+        self._work.append(begun)
+        begun.add_done_callback(self._note_end)
+
+    async def _replace(self, before: Sequence[asyncio.Future[None]], work: Callable[[], Awaitable[None]]) -> None:
+        await _end_all(before)
+        await work()
+
+    def _note_end(self, work: asyncio.Future[None]) -> None:
+        self._work.remove(work)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            self._error = error
+        self._on_news()
+
+    async def _compute_alone(self) -> None:
+        self._computed = await self._compute(CheckKey(), self._after(self._rules.check_timeout))
+
+    async def _carry_out(self, task: CheckTask) -> None:
+        deadline = self._after(task.timeout)
+        if task.compute:
+            if self._computed is not None and self._computed.device == CPU:
+                # A driver that could not be initialized stays so in that process. A new process may find the device.
+                with contextlib.suppress(StuckProcess):
+                    await self._end_workers()
+            self._computed = await self._compute(task.key, deadline)
+            self._on_news()
+        if task.links:
+            self._linked = await self._try_links(task, deadline)
+
+    async def _compute(self, key: CheckKey, deadline: float) -> ComputeResult:
+        request = {"do": "compute", "seconds": COMPUTE_SECONDS}
+        try:
+            # The inspection of the machine runs meanwhile, and ends long before torch is imported.
+            await self._workers_by(deadline)
+            if problems := await self._known_problems():
+                return ComputeResult(key, problem=_clipped(f"it was not even tried: {problems[0]}"))
+            requests = [request] * self._spec.workers_per_node
+            answers = await self._ask(requests, deadline)
+            found, threshold = device_speeds(answers), self._rules.straggler_threshold
+            if not _first_problem(answers) and find_slow(found, threshold):
+                # A rising clock, or a burst of a neighbour, is over by then.
+                answers = await self._ask(requests, deadline)
+                found = quicker(found, device_speeds(answers))
+                self._warn(describe_slow(found, threshold))
+        except CheckWorkersLost as lost:
+            return ComputeResult(key, problem=_clipped(str(lost)))
+        slowest = sorted(found, key=lambda device: device.tflops)
+        wrong = any(answer.wrong for answer in answers)
+        return ComputeResult(key, tuple(slowest[:MAX_DEVICES]), _first_problem(answers), wrong)
+
+    def _warn(self, sentences: Sequence[str]) -> None:
+        # Print the warning once, also if the coordinator has the test repeated.
+        if sentences and not self._warned:
+            self._warned = True
+            for sentence in sentences:
+                self._print_warning(sentence)
+
+    async def _try_links(self, task: CheckTask, deadline: float) -> LinkResults:
+        tried: list[LinkResult] = []
+        problem, began = "", self._after(0.0)
+        for link in task.links:
+            other = next((end.node for end in link if end.node != task.node), task.node)
+            seconds = began + task.timeout * LINK_SHARE * (place_in_order(task, link) + 1) - self._after(0.0)
+            try:
+                requests = link_requests(task.key, link, task.node, seconds * GROUP_SHARE)
+                answers = await self._ask(requests, min(deadline, self._after(seconds)))
+            except CheckWorkersLost as lost:
+                gone = _clipped(str(lost))
+                if lost.local or len(link) == 1:
+                    problem = gone
+                tried.append(LinkResult(other, problem=gone))
+                # The links after this one were not tried and are not reported.
+                break
+            else:
+                trouble = _first_problem(answers)
+                speed = 0.0 if trouble else min(answer.gigabytes for answer in answers)
+                tried.append(LinkResult(other, speed, trouble))
+        return LinkResults(task.key, tuple(tried), problem)
+
+    async def _ask(self, requests: Sequence[CheckRequest], deadline: float) -> list[CheckReply]:
+        """Have the check processes answer. Raises CheckWorkersLost if they do not, or do not start in time."""
+        workers = await self._workers_by(deadline)
+        try:
+            answers = await workers.run(requests, deadline - self._after(0.0))
+        except CheckWorkersLost:
+            workers.kill()
+            raise
+        if any(answer.problem == NO_TORCH for answer in answers):
+            raise SpecError(
+                f"--network-check needs torch in {self._python}, which has none: install it there, or leave the flag "
+                "out."
+            )
+        return answers
+
+    async def _known_problems(self) -> Sequence[str]:
+        looking = self._problems
+        assert looking is not None, "it begins before any task"
+        await asyncio.wait([looking], timeout=LOOK_TIMEOUT)
+        return looking.result() if looking.done() else ()
+
+    async def _workers_by(self, deadline: float) -> CheckWorkers:
+        seconds = max(0.0, deadline - self._after(0.0))
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._ready_workers()
+        except TimeoutError:
+            raise CheckWorkersLost(
+                f"the processes of the node check could not be started in {seconds:.3g} s; where starting takes "
+                "longer, as from a slow disk, give it more with --rdzv-conf check_timeout=SECONDS",
+                local=True,
+            ) from None
+
+    async def _ready_workers(self) -> CheckWorkers:
+        if self._workers is not None:
+            if self._workers.idle:
+                return self._workers
+            # If the kernel does not end one, new processes meet the same device and report it.
+            with contextlib.suppress(StuckProcess):
+                await self._end_workers()
+        starter = await self._starter()
+        await starter.prestarted(os.environ)
+        argv = (self._python, "-u", self._folder)
+        assert self._port is not None, "a checked node holds one"
+        first, *others = check_environments(self._spec, os.environ)
+        # Its store listens long before the first link: a client that connects too early waits for up to a second.
+        self._workers = workers = CheckWorkers(argv, [{**first, STORE_PORT: str(self._port.number)}, *others])
+        with self._undisturbed():
+            await workers.start(lambda spec: starter.start(spec, self._folder))
+        return workers
+
+    async def _starter(self) -> Starter:
+        if self._spec.start_method == "forkserver" and self._spec.entrypoint.kind != "program":
+            await self._workers_starter.prestarted(os.environ)
+            # If the script does not import torch itself, each check process would have to.
+            if self._own_starter is None and all(self._workers_starter.has_imported(name) for name in PRELOAD):
+                return self._workers_starter
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+        if self._own_starter is None:
+            entrypoint = Entrypoint("script", self._folder, python=self._python)
+            own = replace(self._spec, entrypoint=entrypoint, start_method="forkserver", preload=PRELOAD)
+            # That it falls back to spawning is not printed: the user cannot do much about it.
+            self._own_starter = Starter(own, lambda sentence: None)
+        return self._own_starter
+
+    async def _close_starter(self) -> None:
+        if self._own_starter is not None:
+            await self._own_starter.close()
+        self._own_starter = self._closing = None
+
+    async def _end_workers(self) -> None:
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            self._ending.add(workers)
+            await self._end(workers)
+
+    async def _end(self, workers: CheckWorkers) -> None:
+        await workers.end()
+        self._ending.discard(workers)
+
+    def _after(self, seconds: float) -> float:
+        return asyncio.get_running_loop().time() + seconds
+
+
+async def _end_all(work: Sequence[asyncio.Future[Any]]) -> None:
+    for each in work:
+        each.cancel()
+    if work:
+        await asyncio.wait(work)
+
+
+def _first_problem(answers: Sequence[CheckReply]) -> str:
+    """A clause about the first local rank that failed, which it names where there are several."""
+    for local_rank, answer in enumerate(answers):
+        if answer.problem:
+            return _clipped(answer.problem if len(answers) == 1 else f"local rank {local_rank}: {answer.problem}")
+    return ""
+
+
+def _clipped(clause: str) -> str:
+    return " ".join(clause.split())[:MAX_PROBLEM]

@@ -1,0 +1,150 @@
+"""The agent's end of `protocol`: answers this machine's user about the job that the node is a part of.
+
+The records of the protocol are imported with the first question, so that a launch does not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dlrover_run.features.operate.web.connections import ConnectionServer
+from dlrover_run.processes import unix_sockets
+from dlrover_run.rendezvous.client import AskFailed
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.activity import MemoryUse
+    from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+    from dlrover_run.coordination.stacks import JobStacks
+    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding, TaskProgress
+
+READ_TIMEOUT = 5.0
+"""Seconds that a program has to send its request, and to read the reply."""
+
+ASK_TIMEOUT = 20.0
+"""Seconds that the coordinator of the job has to answer."""
+
+MAX_REQUEST = 16 * 1024
+"""The longest line that an agent reads."""
+
+ENDING_TIMEOUT = 1.0
+"""Seconds that programs have to read of the end of the job."""
+
+MAX_CONNECTIONS = 16
+"""Connections at one time; further ones are closed."""
+
+Ask = Callable[["OperatorRequest | None"], Awaitable["JobStatus"]]
+AskStacks = Callable[["StackQuery"], Awaitable["JobStacks"]]
+
+
+class AgentSocket:
+    """Answers requests with what `info`, `progress` and `memory` return, with the status that `ask` and the stacks that
+    `ask_stacks` returns. It needs a running loop, and costs nothing while no request comes."""
+
+    def __init__(
+        self,
+        info: Callable[[], AgentInfo],
+        ask: Ask,
+        progress: Callable[[], Sequence[TaskProgress]] = tuple,
+        ask_stacks: AskStacks | None = None,
+        memory: Callable[[], MemoryUse | None] = lambda: None,
+    ) -> None:
+        self._info = info
+        self._progress = progress
+        self._ask = ask
+        self._ask_stacks = ask_stacks
+        self._memory = memory
+        self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
+        self._ending: asyncio.Future[JobEnding] | None = None
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Listen. Raises OSError."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(b"\0" + unix_sockets.new_socket_name().encode())
+            listener.listen(MAX_CONNECTIONS)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+        self._connections.server = await asyncio.start_unix_server(
+            self._connections.accept, sock=listener, limit=MAX_REQUEST
+        )
+
+    async def finish(self, end: Callable[[], JobEnding]) -> None:
+        """Answer the programs that wait for the end of the job."""
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(end())
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=ENDING_TIMEOUT)
+
+    def close(self) -> None:
+        """Stop listening, and end all connections."""
+        self._connections.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not _may_ask(writer.get_extra_info("socket")):
+            return
+        try:
+            reply = await self._reply(await asyncio.wait_for(reader.readline(), READ_TIMEOUT))
+        except ValueError:
+            # The line is too long, or no request.
+            return
+        writer.write(reply)
+        await asyncio.wait_for(writer.drain(), READ_TIMEOUT)
+
+    async def _reply(self, line: bytes) -> bytes:
+        """The line that answers a line. Raises ValueError for one that is no request."""
+        import msgspec
+
+        from dlrover_run.features.operate.protocol import MAX_TASKS, AgentReply, AgentRequest
+        from dlrover_run.features.registry import decode_part
+
+        request = msgspec.json.decode(line, type=AgentRequest, dec_hook=decode_part)
+        tasks = tuple(self._progress())[:MAX_TASKS] if request.progress else ()
+        reply = AgentReply(agent=self._info(), tasks=tasks, memory=self._memory() if request.progress else None)
+        if request.ending:
+            return msgspec.json.encode(await self._until_end(reply)) + b"\n"
+        if request.stacks is not None and request.stacks.logs is not None:
+            self._watch()
+        if request.waits:
+            reply = await self._ask_coordinator(reply, request)
+        return msgspec.json.encode(reply) + b"\n"
+
+    async def _until_end(self, reply: AgentReply) -> AgentReply:
+        from msgspec.structs import replace
+
+        self._ending = self._ending or asyncio.get_running_loop().create_future()
+        self._watch()
+        return replace(reply, ending=await asyncio.shield(self._ending))
+
+    def _watch(self) -> None:
+        """The end of this agent waits until the program of this connection has its answer."""
+        watcher = asyncio.current_task()
+        assert watcher is not None, "a connection has a task"
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    async def _ask_coordinator(self, reply: AgentReply, request: AgentRequest) -> AgentReply:
+        from msgspec.structs import replace
+
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT):
+                if request.stacks is not None and self._ask_stacks is not None:
+                    return replace(reply, stacks=await self._ask_stacks(request.stacks))
+                return replace(reply, status=await self._ask(request.request))
+        except AskFailed as failed:
+            return replace(reply, problem=str(failed)[:4000], no_job=failed.no_job)
+        except TimeoutError:
+            problem = f"the coordinator has not answered within {ASK_TIMEOUT:g} s"
+            return replace(reply, problem=problem, no_job=True)
+
+
+def _may_ask(connection: socket.socket) -> bool:
+    """Whether the program at the other end is of this agent's user, or of root."""
+    return unix_sockets.peer_of(connection).uid in (os.geteuid(), 0)

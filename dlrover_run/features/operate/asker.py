@@ -1,0 +1,189 @@
+"""How a subcommand for operators finds its job and asks it: its flags, what it asks through, and its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import inspect
+import os
+from collections.abc import Callable, Coroutine
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from dlrover_run.agent.host import host_name
+from dlrover_run.command_line import options, values
+from dlrover_run.command_line.application import flag_option, with_parameters
+from dlrover_run.command_line.entry_point import report
+from dlrover_run.command_line.options import OTHER
+from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
+from dlrover_run.console.text import sanitize
+from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+from dlrover_run.coordination.stacks import JobStacks
+from dlrover_run.coordination.status import JobStatus
+from dlrover_run.features.operate.completion import complete_job
+from dlrover_run.features.operate.find import FoundJob, find_job
+from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.words.reasons import shown_names
+from dlrover_run.words.text import join_names
+
+if TYPE_CHECKING:
+    from dlrover_run.features.inspect.reader import AgentLog
+
+NO_JOB = 3
+"""The exit code of all subcommands if there is no such job, or it does not answer."""
+
+REFUSED = 1
+"""The exit code of `drain`, `stop` and `stacks` when the job does not carry out the request, or has no stack."""
+
+FLAGS: dict[str, Any] = {
+    dest: Annotated[
+        str | None,
+        flag_option(options.BY_DEST[dest]._replace(help=help), complete_job if dest == "rdzv_id" else None),
+    ]
+    for dest, help in (
+        ("rdzv_backend", "How the nodes of the job meet, if it is elsewhere: [b]c10d[/] or [b]etcd[/]."),
+        ("rdzv_endpoint", "Where the nodes meet, if the job is elsewhere."),
+        ("rdzv_id", "Id of the job, or as much of it as tells it from others here; also the pid of its launcher."),
+        ("rdzv_conf", options.BY_DEST["rdzv_conf"].help),
+    )
+}
+"""The flags of the launch command line that find a job, by their names in code."""
+
+_Job = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB]",
+        help="The same as --rdzv-id; see the list of [b]jobs[/].",
+        show_default=False,
+        autocompletion=complete_job,
+    ),
+]
+
+_Timeout = Annotated[
+    str, typer.Option(metavar="SECONDS", help="Time until the job must have answered.", rich_help_panel=OTHER)
+]
+
+Answer = TypeVar("Answer")
+
+
+class Asker:
+    """Finds and asks the job that a command line means; `name` begins the lines of the command."""
+
+    def __init__(self, program: Program, command: str, timeout: str, given: dict[str, str | None]) -> None:
+        self.program = program
+        self.name = f"{program.name} {command}"
+        self.timeout = values.seconds("--timeout", timeout, zero_allowed=False)
+        self._given = given
+        self.flags = self._flags()
+
+    def _flags(self) -> FlagValues:
+        line = CommandLine({dest: [text] for dest, text in self._given.items() if text is not None})
+        return FlagValues(line, os.environ, self.program)
+
+    def name_job(self, word: str) -> None:
+        """Ask the job that a word on the command line means. Raises UsageError if --rdzv-id names another."""
+        if self._given.get("rdzv_id") not in (None, word):
+            raise UsageError(f"Give the job once: {word!r}, or --rdzv-id={self._given['rdzv_id']}.")
+        self._given["rdzv_id"] = word
+        self.flags = self._flags()
+
+    async def find(self) -> FoundJob:
+        """The job. Raises SpecError and AskFailed."""
+        return await find_job(self.flags, os.environ, self.program)
+
+    async def ask(self, job: FoundJob, request: OperatorRequest | None = None) -> JobStatus:
+        """Its status. Raises AskFailed, also when it does not answer in time."""
+        return await self._in_time(job, job.ask(request))
+
+    async def stacks(self, job: FoundJob, query: StackQuery) -> JobStacks:
+        """The stacks of its workers. Raises AskFailed, also when it does not answer in time."""
+        return await self._in_time(job, job.stacks(query))
+
+    async def _in_time(self, job: FoundJob, answer: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await answer
+        except TimeoutError:
+            raise AskFailed(
+                f"the job {job.name!r} has not answered within {self.timeout:g} s (--timeout)", no_job=True
+            ) from None
+
+    async def read_logs(self, place: str | None) -> tuple[list[AgentLog], FoundJob | None]:
+        """The event logs at a place that the user names, else those of the running job that this machine can read, and
+        this job. Raises SpecError and AskFailed."""
+        from dlrover_run.features.operate.logs import ended_logs, named_logs, running_logs
+
+        if place is not None and _is_job(place):
+            self.name_job(place)
+        elif place is not None:
+            found = named_logs(place, self._given.get("rdzv_id"))
+            if found.others and self._given.get("rdzv_id") is None:
+                others = join_names(shown_names([repr(name) for name in found.others]))
+                name = found.logs[0].opened.job
+                report(self.name, f"this is of the job {name!r}; there are logs of {others} too (--rdzv-id).")
+            return found.logs, None
+        try:
+            job = await self.find()
+        except AskFailed as failed:
+            if ended := ended_logs(self._given.get("rdzv_id")):
+                report(self.name, f"the job {sanitize(ended[0].opened.job)!r} has ended; this is of its event log.")
+                return ended, None
+            hint = "of a job that is over name the event logs, for example logs/latest"
+            raise AskFailed(f"{failed}; {hint}", failed.no_job) from None
+        return running_logs(job.agents), job
+
+
+def _is_job(place: str) -> bool:
+    """Whether a word that may name event logs can only mean a job."""
+    return not os.path.lexists(place) and os.path.basename(place) == place
+
+
+_Work = Callable[..., Coroutine[Any, Any, int]]
+
+
+def operator_command(
+    *flags: str, refused: int = NO_JOB, no_job: int = NO_JOB, timeout: str = "10"
+) -> Callable[[_Work], Callable[..., int]]:
+    """Make a subcommand with these flags of the launch command line and --timeout, with its default. The function gets
+    an `Asker` for them. `no_job` is the exit code if there is no job, and `refused` if there is one, and it does not
+    carry out the request."""
+
+    def decorate(work: _Work) -> Callable[..., int]:
+        def run(context: typer.Context, **given: Any) -> int:
+            program = context.find_root().obj
+            by_flag = {dest: given.pop(dest) for dest in flags}
+            job = given.pop("job", None)
+            asker = Asker(program, work.__name__, given.pop("timeout"), by_flag)
+            if job is not None:
+                asker.name_job(job)
+            try:
+                return asyncio.run(work(asker, **given))
+            except AskFailed as failed:
+                report(asker.name, sanitize(str(failed)).rstrip(".") + ".")
+                return no_job if failed.no_job else refused
+
+        own = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
+        # `why` and `events` have a word already, which names a job too.
+        takes_job = "rdzv_endpoint" in flags
+        parameters = [
+            Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own),
+            *([Parameter("job", Parameter.KEYWORD_ONLY, default=None, annotation=_Job)] * takes_job),
+            *(Parameter(dest, Parameter.KEYWORD_ONLY, default=None, annotation=FLAGS[dest]) for dest in flags),
+            Parameter("timeout", Parameter.KEYWORD_ONLY, default=timeout, annotation=_Timeout),
+        ]
+        run.__doc__ = work.__doc__
+        return with_parameters(run, parameters)
+
+    return decorate
+
+
+def requester() -> str:
+    """The user of this process and the machine, for messages of the job."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{host_name()}"[:255]

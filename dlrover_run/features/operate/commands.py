@@ -1,0 +1,455 @@
+"""The subcommands for operators: `jobs`, `status`, `top`, `logs`, `why`, `events`, `stacks`, `drain` and `stop`.
+
+Each finds its job (`find`), asks it once or reads its event logs, and prints plain lines. Their exit codes are for
+scripts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from msgspec.structs import replace
+
+from dlrover_run import exit_codes
+from dlrover_run.command_line import values
+from dlrover_run.command_line.entry_point import report
+from dlrover_run.command_line.options import OTHER, OUTPUT
+from dlrover_run.command_line.parser import UsageError
+from dlrover_run.console.text import RED, colored, format_duration, sanitize, use_color
+from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
+from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
+from dlrover_run.coordination.worker_logs import LogRequest
+from dlrover_run.features.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
+from dlrover_run.features.operate.completion import complete_node
+from dlrover_run.features.operate.drain import drain_problem, named
+from dlrover_run.features.operate.find import FoundJob, survey_here
+from dlrover_run.features.operate.survey import group
+from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines, table
+from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.spec import SpecError
+from dlrover_run.words.reasons import Reasons, sentence
+from dlrover_run.words.text import counted
+
+if TYPE_CHECKING:
+    from dlrover_run.features.inspect.reader import AgentLog
+    from dlrover_run.features.operate.protocol import JobEnding
+
+WAITING, FAILED = 1, 2
+"""Exit codes of `status`: the job waits, and it has failed. 0: it trains, or has succeeded."""
+
+MAX_DIGITS = 15
+"""Digits of the largest rank that can be asked for."""
+
+DEFAULT_LINES = 10
+"""Lines of each stream that are printed if no worker is named."""
+
+MAX_LINES = 1_000_000
+"""More lines than a node keeps."""
+
+WAIT_INTERVAL = 1.0
+"""Seconds between two looks at a job while `--wait` waits, or `top` shows it."""
+
+_STATES = {JobState.WAITING: WAITING, JobState.FAILED: FAILED}
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", rich_help_panel=OUTPUT)]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.", rich_help_panel=OTHER)]
+Logs = Annotated[
+    str | None,
+    typer.Argument(metavar="[DIR]", help="Event logs of a job that is over, or of other machines.", show_default=False),
+]
+
+
+@operator_command(*FLAGS)
+async def status(asker: Asker, as_json: Json = False) -> int:
+    """Show the state of a running job and of each of its nodes.
+
+    The exit code is 0 if the job trains, 1 if it waits for nodes, 2 if it has failed and 3 if there is no such job.
+    Without flags the job is the only one of yours on this machine, or that of the cluster's environment.
+
+    Of a job elsewhere: [b]dlrover-run status --rdzv-endpoint=node0 --rdzv-id=resnet[/]
+    """
+    from dlrover_run.features.operate.logs import effectiveness
+
+    job = await asker.find()
+    found = await asker.ask(job)
+    if as_json:
+        effective = effectiveness(job.agents)
+        data = msgspec.to_builtins(with_memory(found, await job.memory()))
+        data["progress"] = msgspec.to_builtins(await job.progress())
+        data["ettr"] = None if effective is None else round(effective.ratio, 6)
+        print(msgspec.json.encode(data).decode(), flush=True)
+    else:
+        lines = (await status_of(job, found, terminal_width())).all
+        print("\n".join(painted(line) for line in lines), flush=True)
+    return _STATES.get(found.state, exit_codes.SUCCESS)
+
+
+@operator_command()
+async def jobs(asker: Asker, as_json: Json = False) -> int:
+    """List the jobs on this machine: yours, and for root those of all users.
+
+    The PID is that of the launcher. Every other command takes it, an id, or the beginning of an id that no other job
+    has: [b]dlrover-run status 3f2[/]
+    """
+    from dlrover_run.features.operate.job_table import job_rows, render_jobs
+
+    everyone = await survey_here()
+    rows = await job_rows(group(everyone.found), everyone.silent)
+    if as_json:
+        print(msgspec.json.encode(rows).decode(), flush=True)
+    elif rows:
+        print(render_jobs(rows), flush=True)
+    else:
+        report(asker.name, "no job runs here" if os.geteuid() == 0 else "no job of yours runs here")
+    return exit_codes.SUCCESS
+
+
+async def status_of(job: FoundJob, found: JobStatus, width: int | None = None) -> StatusLines:
+    """The lines of the status of a job, with what the agents here know of it."""
+    from dlrover_run.features.operate.logs import effectiveness
+
+    known = with_memory(found, await job.memory())
+    return status_lines(known, effectiveness(job.agents), await job.progress(), width)
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal that this program writes to; None if it writes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def painted(line: Line) -> str:
+    """A line with its colour."""
+    return colored(line.text, RED if line.bad and use_color(sys.stdout.isatty(), os.environ) else "")
+
+
+@operator_command(*FLAGS)
+async def top(asker: Asker) -> int:
+    """Show the status of a job until it ends or you press q: each second on a terminal, else after each change.
+
+    The exit code is 0 if the job goes on or has succeeded, and 2 if it has failed. The arrows scroll.
+    """
+    job = await asker.find()
+    # An error before the first answer is one of this command; after it, the job has ended.
+    found = [await asker.ask(job)]
+    with job.endings() as endings:
+
+        async def look() -> StatusLines | None:
+            try:
+                found.append(await asker.ask(job))
+            except AskFailed as failed:
+                if not failed.no_job:
+                    raise
+                return None
+            del found[:-1]
+            return await status_of(job, found[-1], terminal_width())
+
+        if sys.stdout.isatty():
+            from dlrover_run.features.operate.top import watch
+
+            last = await watch(look)
+            if last is None:
+                return exit_codes.SUCCESS
+            print("\n".join(painted(line) for line in last.all))
+        else:
+            await _print_changes(look, found)
+        ending = await endings.last()
+    return _report_ending(asker, job, found[-1], ending)
+
+
+def _report_ending(asker: Asker, job: FoundJob, last: JobStatus, ending: JobEnding | None) -> int:
+    """Print what has become of a job, and return the exit code."""
+    if ending is None and last.state is JobState.TRAINING:
+        raise AskFailed(f"the job {job.name!r} does not answer any more; `why` may know what has become of it", True)
+    failed = last.state is JobState.FAILED if ending is None else ending.exit_code != 0
+    seconds = last.age if ending is None else ending.seconds
+    after = "" if seconds is None else f" after {format_duration(seconds)}"
+    why = "" if ending is None or not failed else f": {ending.reason}"
+    restarts = f", {counted(last.restarts, 'restart')}"
+    result = "ended with an error" if failed else "succeeded"
+    print(sanitize(f"{asker.name}: the job {job.name!r} has {result}{after}{restarts}{why}"), flush=True)
+    return FAILED if failed else exit_codes.SUCCESS
+
+
+def what_changes(found: JobStatus) -> tuple[object, ...]:
+    """What of a status is printed again when it has changed: not its times, nor figures that always grow."""
+    choice = found.size_choice
+    size = None if choice is None else (choice.wanted_nodes, choice.condition, choice.paused, len(choice.sizes))
+    return (
+        found.state,
+        found.hang,
+        found.round,
+        found.restarts,
+        {node.node_id: node.state for node in found.nodes},
+        size,
+    )
+
+
+async def _print_changes(look: Callable[[], Awaitable[StatusLines | None]], found: list[JobStatus]) -> None:
+    """Print what `look` returns after each change, until the job has ended. It adds the status to `found`."""
+    before = None
+    while (lines := await look()) is not None:
+        if (state := what_changes(found[-1])) != before:
+            before = state
+            print("\n".join(line.text for line in lines.all) + "\n", flush=True)
+        if found[-1].state in (JobState.SUCCEEDED, JobState.FAILED):
+            return
+        await asyncio.sleep(WAIT_INTERVAL)
+
+
+@operator_command("rdzv_id")
+async def why(
+    asker: Asker,
+    logs: Logs = None,
+    last_restart: Annotated[bool, typer.Option("--last-restart", help="Why were the workers restarted?")] = False,
+    slow: Annotated[bool, typer.Option("--slow", help="Where does the time go?")] = False,
+    start: Annotated[bool, typer.Option("--start", help="Why did the start take so long?")] = False,
+    as_json: Json = False,
+) -> int:
+    """Say why a job is in its state: why it waits, failed, was restarted, is slow, or was slow to start.
+
+    The answer is from its event logs, also after its end: without a directory, of the last job here.
+
+    Of a job that is over: [b]dlrover-run why --last-restart logs/latest[/]
+    """
+    from dlrover_run.features.inspect.answers import WhyAnswer
+    from dlrover_run.features.inspect.why import Question, explain
+
+    if last_restart + slow + start > 1:
+        raise UsageError("Give one of --last-restart, --slow and --start.")
+    chosen = {Question.LAST_RESTART: last_restart, Question.SLOW: slow, Question.START: start}
+    question = next((question for question, given in chosen.items() if given), Question.NOW)
+    found, job = await asker.read_logs(logs)
+    if job is not None and not found:
+        if question is not Question.NOW:
+            raise _no_logs()
+        answer = WhyAnswer((_reasons(await asker.ask(job)),))
+        report(asker.name, f"{_no_logs()}.")
+    else:
+        answer = explain(found, question, None if job is None else datetime.now(UTC))
+    print(msgspec.json.encode(answer.lines).decode() if as_json else sanitize(answer.text), flush=True)
+    return exit_codes.SUCCESS
+
+
+def _reasons(status: JobStatus) -> Reasons:
+    """Why a job is in its state, as far as its status shows."""
+    known = sentence(status.waiting) if status.waiting and status.state is JobState.WAITING else status.reasons
+    return known or sentence(f"the job is {status.state}")
+
+
+def _no_logs() -> AskFailed:
+    return AskFailed(
+        "the job keeps no event log that this machine can read (--log-dir or --journal keeps one)", no_job=True
+    )
+
+
+@operator_command("rdzv_id", refused=REFUSED)
+async def events(
+    asker: Asker,
+    logs: Logs = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Events from then on: an age (10m), a time (04:12) or a date with a time."),
+    ] = None,
+    by_node: Annotated[bool, typer.Option("--by-node", help="Count the failures of each node.")] = False,
+    otlp: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send them to a collector of OpenTelemetry instead, by OTLP over HTTP."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """List what happened in a job, from its event logs, also after its end.
+
+    Of a job that is over: [b]dlrover-run events --since=04:00 logs/latest[/]
+    """
+    from dlrover_run.features.inspect.text import describe, short_name
+    from dlrover_run.features.operate.logs import entries_since, failures_by_node, parse_since
+
+    if otlp is not None and (by_node or as_json):
+        raise UsageError("Give --otlp without --by-node and --json.")
+    after = None if since is None else parse_since(since, datetime.now(UTC))
+    found, _ = await asker.read_logs(logs)
+    if not found:
+        raise _no_logs()
+    if otlp is not None:
+        return _export(asker, otlp, found, after)
+    if by_node:
+        counts = failures_by_node(found, after)
+        if as_json:
+            keys = ("host", "agents", "failures", "last_failure")
+            print(msgspec.json.encode([dict(zip(keys, count, strict=True)) for count in counts]).decode(), flush=True)
+        else:
+            rows = [tuple(map(str, count)) for count in counts]
+            print(sanitize("\n".join(table(("HOST", "AGENTS", "FAILURES", "LAST FAILURE"), rows))), flush=True)
+        return exit_codes.SUCCESS
+    rows = []
+    for entry in entries_since(found, after):
+        if as_json:
+            data = {"host": entry.opened.host, "node_id": entry.opened.node_id, **msgspec.to_builtins(entry.event)}
+            print(msgspec.json.encode(data).decode())
+        else:
+            time = entry.event.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+            rows.append((time, entry.opened.host, short_name(entry.event), describe(entry.event).replace("\n", " ")))
+    if rows:
+        print(sanitize("\n".join(table(("TIME", "HOST", "EVENT", ""), rows))))
+    sys.stdout.flush()
+    return exit_codes.SUCCESS
+
+
+def _export(asker: Asker, url: str, logs: list[AgentLog], since: datetime | None) -> int:
+    """Send events to a collector. Raises SpecError and AskFailed."""
+    try:
+        from dlrover_run.features.operate.web.otlp import parse_endpoint, send
+    except ModuleNotFoundError as missing:
+        raise SpecError(f"--otlp needs OpenTelemetry ({missing}): pip install 'dlrover-run[otel]'.") from None
+    endpoint = parse_endpoint(url)
+    spans, records = send(endpoint, logs, since, asker.timeout)
+    print(f"{asker.name}: sent {counted(spans, 'span')} and {counted(records, 'log record')} to {endpoint}", flush=True)
+    return exit_codes.SUCCESS
+
+
+@operator_command(*FLAGS, refused=REFUSED, timeout="20")
+async def stacks(
+    asker: Asker,
+    rank: Annotated[
+        str | None, typer.Option("--rank", metavar="R", help="Only the worker with this rank.", rich_help_panel=OTHER)
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="N", help="Only this node: rank, host or id.", rich_help_panel=OTHER),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what all workers of a job do now: the calls of their main threads, equal ones once.
+
+    The workers do not stop for it. A node that does not answer within 5 seconds is named.
+
+    Of one worker: [b]dlrover-run stacks --rank=7[/]
+    """
+    if rank is not None and not (rank.isdecimal() and len(rank) <= MAX_DIGITS):
+        raise values.invalid("--rank", rank, "is no rank", "give a number such as 7")
+    query = StackQuery(None if rank is None else int(rank), node or "")
+    found = await asker.stacks(await asker.find(), query)
+    print(msgspec.json.encode(found).decode() if as_json else render_stacks(found), flush=True)
+    return exit_codes.SUCCESS if found.stacks or not (found.missing or found.silent) else REFUSED
+
+
+@operator_command(*FLAGS, refused=REFUSED, timeout="20")
+async def logs(
+    asker: Asker,
+    rank: Annotated[
+        str | None,
+        typer.Option("--rank", metavar="R", help="Only this worker: its rank, or a task.", rich_help_panel=OTHER),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="N", help="Only this node: rank, host or id.", rich_help_panel=OTHER),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print what is written from now on, too.", rich_help_panel=OTHER)
+    ] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", metavar="N", min=0, help="Lines of each stream, by default all of one worker, else 10."),
+    ] = None,
+) -> int:
+    """Print the latest output of the workers of a job, from any of its nodes.
+
+    What goes to log files is read from them. Else each node keeps the last 32 KiB of each stream, also of a worker that
+    has ended. With [b]-f[/] it ends when the job does.
+
+    The output of one worker: [b]dlrover-run logs -f --rank=3[/]
+    """
+    from dlrover_run.features.operate.output import FOLLOW_WAIT, OutputPrinter, workers_of
+    from dlrover_run.features.operate.output import follow as follow_output
+
+    if rank is not None and (len(rank) > 64 or not (rank.isdecimal() or re.fullmatch(r"[a-z]+-\d+", rank))):
+        raise values.invalid("--rank", rank, "is no rank", "give a number such as 7")
+    lines = tail if tail is not None else (0 if rank is not None else DEFAULT_LINES)
+    number = int(rank) if rank is not None and rank.isdecimal() and len(rank) <= MAX_DIGITS else None
+    worker = (rank or "") if number is None else str(number)
+    request = LogRequest(worker, min(lines, MAX_LINES))
+    query = StackQuery(number, node or "", request)
+    job = await asker.find()
+    found = await asker.stacks(job, query)
+    if not found.logs and not follow:
+        silent = ", ".join(each.host for each in found.silent[:3])
+        why = f"no answer from {silent}" if silent else "none was written to a file or through the launcher's console"
+        raise AskFailed(f"there is no output of {f'rank {rank}' if rank else 'any worker'}: {why}")
+    reading = asyncio.current_task()
+    if follow and reading is not None:
+        # The default action of the signal would end in the middle of a line.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, reading.cancel)
+    printer = OutputPrinter(sys.stdout.write, several=len(workers_of(found)) > 1)
+    printer.show(found.logs)
+    sys.stdout.flush()
+    if found.logs_omitted:
+        report(asker.name, f"{counted(found.logs_omitted, 'stream')} had no room: give --rank, --node or --tail")
+    for each in found.silent:
+        report(asker.name, f"node {each.host if each.node is None else each.node} has not answered")
+    if follow:
+        further = replace(query, logs=replace(request, wait=FOLLOW_WAIT))
+        with contextlib.suppress(asyncio.CancelledError):
+            report(asker.name, await follow_output(lambda query: asker.stacks(job, query), further, found, printer))
+    return exit_codes.SUCCESS
+
+
+@operator_command(*FLAGS, refused=REFUSED)
+async def drain(
+    asker: Asker,
+    node: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE", help="Rank, host or id of the node, as in `status`.", autocompletion=complete_node
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if the job then has too few nodes.", rich_help_panel=OTHER)
+    ] = False,
+    wait: Wait = False,
+) -> int:
+    """Ask one node to leave the job: its workers get the time to save, and a spare takes its place.
+
+    The others form a new round without it, which costs no restart. A node that the job cannot do without is refused.
+    """
+    job = await asker.find()
+    before = await asker.ask(job)
+    if not force and (problem := drain_problem(before, node)) is not None:
+        raise AskFailed(f"{problem} (--force drains it all the same)")
+    leaving = {each.node_id for each in named(before, node)}
+    await asker.ask(job, OperatorRequest(Action.DRAIN, node, by=requester()))
+    print(f"{asker.name}: node {node} is asked to leave the job {job.name!r}", flush=True)
+    while wait and leaving:
+        found = await asker.ask(job)
+        gone = {NodeCondition.DISCONNECTED, NodeCondition.SUCCEEDED}
+        leaving &= {each.node_id for each in found.nodes if each.state not in gone}
+        if leaving:
+            await asyncio.sleep(WAIT_INTERVAL)
+    return exit_codes.SUCCESS
+
+
+@operator_command(*FLAGS, refused=REFUSED)
+async def stop(asker: Asker, wait: Wait = False) -> int:
+    """Stop a job on all of its nodes. The workers get SIGTERM and the time of [b]--shutdown-timeout[/]."""
+    job = await asker.find()
+    answer = (await asker.ask(job, OperatorRequest(Action.STOP, by=requester()))).answer
+    print(f"{asker.name}: {answer or f'the job {job.name!r} stops'}", flush=True)
+    while wait:
+        try:
+            found = await asker.ask(job)
+        except AskFailed:
+            break
+        if all(each.state is NodeCondition.DISCONNECTED for each in found.nodes):
+            break
+        await asyncio.sleep(WAIT_INTERVAL)
+    return exit_codes.SUCCESS

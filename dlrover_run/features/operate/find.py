@@ -1,0 +1,276 @@
+"""Finds the job that an operator means: by the rendezvous flags, as the only job of this user here, or by the cluster.
+
+What is found is asked in one way, whatever holds the records of the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dlrover_run.command_line import backend_spec, credentials, rdzv_conf, rendezvous_options
+from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
+from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, RendezvousArgs
+from dlrover_run.coordination.activity import MemoryUse
+from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.coordination.stacks import JobStacks
+from dlrover_run.coordination.status import JobStatus
+from dlrover_run.features.operate.job_table import job_rows, render_jobs
+from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding, TaskProgress
+from dlrover_run.features.operate.survey import FoundAgent, Survey, ask_agent, choose, group, survey
+from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
+from dlrover_run.transport.addresses import join_address
+
+if TYPE_CHECKING:
+    from dlrover_run.rendezvous.kv.records import Keys
+    from dlrover_run.store.etcd.store import EtcdStore
+
+
+ENDING_TIMEOUT = 3.0
+"""Seconds that the agents of a job that does not answer have to tell of its end."""
+
+
+class Endings:
+    """The ends of a job on the nodes whose agents are asked for them."""
+
+    def __init__(self, waiting: Sequence[asyncio.Future[AgentReply | None]] = ()) -> None:
+        self._waiting = waiting
+
+    async def last(self) -> JobEnding | None:
+        """The end on the node that was the last one to end; None if none is known."""
+        if not self._waiting:
+            return None
+        done, _ = await asyncio.wait(self._waiting, timeout=ENDING_TIMEOUT)
+        ends = [reply.ending for each in done if (reply := each.result()) is not None and reply.ending is not None]
+        return max(ends, key=lambda end: end.seconds, default=None)
+
+
+class JobHere:
+    """A job with agents on this machine. The first that answers asks the coordinator."""
+
+    def __init__(self, found: Sequence[FoundAgent]) -> None:
+        self.agents = tuple(agent for _, agent in found)
+        self.name = self.agents[0].job
+        self._sockets = [socket for socket, _ in found]
+
+    async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        """The status of the job, after a request was taken. The caller limits the time. Raises AskFailed."""
+        reply = await self._first_reply(AgentRequest(status=True, request=request))
+        assert reply.status is not None, "a reply without a problem has what was requested"
+        return reply.status
+
+    async def stacks(self, query: StackQuery) -> JobStacks:
+        """The stacks of the job's workers. The caller limits the time. Raises AskFailed."""
+        reply = await self._first_reply(AgentRequest(stacks=query))
+        assert reply.stacks is not None, "a reply without a problem has what was requested"
+        return reply.stacks
+
+    async def _first_reply(self, request: AgentRequest) -> AgentReply:
+        for socket in self._sockets:
+            reply = await ask_agent(socket, request)
+            if reply is not None and reply.problem:
+                raise AskFailed(reply.problem, reply.no_job)
+            if reply is not None:
+                return reply
+        raise AskFailed(f"the agents of the job {self.name!r} have ended", no_job=True)
+
+    @contextlib.contextmanager
+    def endings(self) -> Iterator[Endings]:
+        """Waits for the end of the job on its nodes here, until this context ends."""
+        waiting = [asyncio.ensure_future(ask_agent(name, AgentRequest(ending=True))) for name in self._sockets]
+        try:
+            yield Endings(waiting)
+        finally:
+            for each in waiting:
+                each.cancel()
+
+    async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
+        """What the tasks of each node on this machine have done, by its node id; those that have no step are left
+        out."""
+        return {reply.agent.node_id: reply.tasks for reply in await self._replies() if reply.tasks}
+
+    async def memory(self) -> Mapping[str, MemoryUse]:
+        """What checkpoints take in memory on each node on this machine, by its node id."""
+        return {reply.agent.node_id: reply.memory for reply in await self._replies() if reply.memory is not None}
+
+    async def _replies(self) -> list[AgentReply]:
+        replies = await asyncio.gather(*(ask_agent(socket, AgentRequest(progress=True)) for socket in self._sockets))
+        return [reply for reply in replies if reply is not None]
+
+
+class JobElsewhere:
+    """A job at an endpoint. `spec` is the job as a program sees it that starts no master."""
+
+    agents: tuple[AgentInfo, ...] = ()
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.name = spec.run_id
+        self.spec = spec
+
+    async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        spec = self.spec
+        if spec.master is not None:
+            from dlrover_run.rendezvous.master.client import ask_master
+
+            return await ask_master(spec.master, spec.run_id, request)
+        from dlrover_run.rendezvous.kv.requests import ask_etcd
+
+        async with self._etcd() as (store, keys):
+            return await ask_etcd(store, keys, spec.run_id, request)
+
+    async def stacks(self, query: StackQuery) -> JobStacks:
+        """The stacks of the job's workers. The caller limits the time. Raises AskFailed."""
+        spec = self.spec
+        if spec.master is not None:
+            from dlrover_run.rendezvous.master.client import ask_master_for_stacks
+
+            return await ask_master_for_stacks(spec.master, spec.run_id, query)
+        from dlrover_run.rendezvous.kv.stacks import ask_etcd_for_stacks
+
+        async with self._etcd() as (store, keys):
+            return await ask_etcd_for_stacks(store, keys, spec.run_id, query)
+
+    @contextlib.asynccontextmanager
+    async def _etcd(self) -> AsyncIterator[tuple[EtcdStore, Keys]]:
+        from dlrover_run.rendezvous.kv.client import renewal_timeout
+        from dlrover_run.rendezvous.kv.records import Keys
+        from dlrover_run.store.etcd.store import EtcdStore
+
+        spec = self.spec
+        assert spec.etcd is not None, "a job elsewhere has a master or an etcd"
+        store = EtcdStore(spec.etcd, renew_timeout=renewal_timeout(spec.rules))
+        try:
+            yield store, Keys(spec.etcd.prefix, spec.run_id)
+        finally:
+            await store.close()
+
+    @contextlib.contextmanager
+    def endings(self) -> Iterator[Endings]:
+        """None: only the agents of this machine are asked."""
+        yield Endings()
+
+    async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
+        return {}
+
+    async def memory(self) -> Mapping[str, MemoryUse]:
+        return {}
+
+
+FoundJob = JobHere | JobElsewhere
+
+
+async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Program) -> FoundJob:
+    """The job that these flags and variables mean. Raises SpecError for invalid flags, and AskFailed without a job."""
+    given = flags.explicit("rdzv_id")
+    word = given.text if given else ""
+    endpoint = flags.get("rdzv_endpoint").text.strip()
+    by_flag = flags.explicit("rdzv_backend") or flags.explicit("rdzv_endpoint")
+    everyone = await survey_here()
+    jobs = _wanted(group(everyone.found), word, endpoint if by_flag else None)
+    if len(jobs) == 1:
+        return JobHere(jobs[0])
+    if jobs:
+        raise SpecError(await several(jobs, everyone, word))
+    spec = job_elsewhere(flags, environ, program)
+    credentials.scrub_environment()
+    if spec is not None:
+        return _by_agent(spec, everyone.found) or JobElsewhere(spec)
+    which = f" with the id or the pid {word!r}" if word else ""
+    whose = "" if os.geteuid() == 0 else " of yours"
+    there = f", but others do: `{program.name} jobs` lists them" if everyone.found else ""
+    raise AskFailed(
+        f"no job{which}{whose} runs on this machine{there}; for a job elsewhere give --rdzv-endpoint (and "
+        "--rdzv-backend) and --rdzv-id",
+        no_job=True,
+    )
+
+
+def _by_agent(spec: JobSpec, found: Sequence[FoundAgent]) -> JobHere | None:
+    """The job at a master's endpoint by its agents on this machine; None if it has none here. They know its master also
+    where another node has taken the endpoint's place, and answer for their own node while there is none."""
+    if spec.master is None:
+        return None
+    endpoint = join_address(spec.master.host, spec.master.port)
+    agents = [(name, agent) for name, agent in found if (agent.endpoint, agent.job) == (endpoint, spec.run_id)]
+    return JobHere(agents) if agents else None
+
+
+async def survey_here() -> Survey:
+    """The agents here that this user may ask: root those of all users."""
+    return await survey(None if os.geteuid() == 0 else os.geteuid())
+
+
+def _wanted(jobs: list[list[FoundAgent]], word: str, endpoint: str | None) -> list[list[FoundAgent]]:
+    """The jobs here that flags can mean. With an `endpoint` that is a job of one node, which has been started with the
+    same flags and needs no endpoint: all others are found at the endpoint itself."""
+    if endpoint is not None:
+        alone = [job for job in jobs if job[0][1].backend == "memory" and job[0][1].endpoint == endpoint]
+        return [job for job in alone if (job[0][1].job == word if word else endpoint)]
+    if word:
+        return choose(jobs, word)
+    # What root has started itself comes before the jobs of others.
+    return [job for job in jobs if job[0][1].uid == os.geteuid()] or jobs
+
+
+async def several(jobs: list[list[FoundAgent]], everyone: Survey, word: str) -> str:
+    """What is said where several jobs can be meant: a sentence, and the table of them."""
+    which = f"several jobs here are called {word!r}, or begin so" if word else "several jobs run here"
+    rows = await job_rows(jobs, () if word else everyone.silent)
+    return f"{which}: name one by its PID or by the beginning of its JOB.\n{render_jobs(rows)}"
+
+
+def job_elsewhere(flags: FlagValues, environ: Mapping[str, str], program: Program) -> JobSpec | None:
+    """The job at an endpoint that flags or variables give, or the cluster that has started this shell; None if nothing
+    does. Raises SpecError."""
+    args = RendezvousArgs(
+        nodes=FlagValue("--nnodes", f"1:{MAX_NODES}"),
+        endpoint=flags.get("rdzv_endpoint"),
+        run_id=flags.explicit("rdzv_id") or FlagValue("--rdzv-id", rendezvous_options.UNNAMED),
+        environ=environ,
+        backend=flags.explicit("rdzv_backend"),
+    )
+    if not (args.backend or args.endpoint.text.strip() or environ.get(MASTER_VARIABLE, "").strip()):
+        completed = _by_cluster(args, flags, environ, program)
+        if completed is None:
+            return None
+        args = completed
+    backend = args.backend or FlagValue("--rdzv-backend", rendezvous_options.MASTER_BACKENDS[0])
+    if backend.text == "static":
+        raise SpecError("a job with --rdzv-backend=static is known to its own machines only: run this on one of them.")
+    rendezvous = rendezvous_options.resolve(args._replace(backend=backend), rendezvous_options.UNNAMED)
+    conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
+    found = backend_spec.find_backend(rendezvous, conf, environ)
+    return JobSpec(
+        # Nothing runs, but a JobSpec needs an entry point.
+        entrypoint=Entrypoint("program", "true"),
+        run_id=rendezvous.run_id,
+        rules=JobRules(max_nodes=MAX_NODES),
+        backend=rendezvous.backend,
+        master=replace(found.master, is_host=False) if found.master else None,
+        etcd=found.etcd,
+    )
+
+
+def _by_cluster(
+    args: RendezvousArgs, flags: FlagValues, environ: Mapping[str, str], program: Program
+) -> RendezvousArgs | None:
+    """The rendezvous that the cluster of this shell gives a job of several nodes; None without one."""
+    from dlrover_run import environment as cluster_environment
+
+    if not cluster_environment.may_complete(environ, "auto", hostfile=False):
+        return None
+    from dlrover_run.command_line import cluster
+
+    here = cluster.context_of(CommandLine({}), program)
+    with contextlib.suppress(SpecError):
+        # The flags of the launch are not known here, so what contradicts them is no mistake of the user.
+        found = cluster.find(flags, environ, cluster.Wanted(any_size=True), here, lambda hint: None)
+        if found is not None and found.size != 1:
+            return cluster.complete(args, found, flags, here)
+    return None

@@ -1,0 +1,107 @@
+"""The table of the jobs on this machine: what each one runs, where it is, and what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from dlrover_run.console.text import format_duration, sanitize
+from dlrover_run.coordination.status import JobStatus
+from dlrover_run.features.operate.ids import short_ids
+from dlrover_run.features.operate.protocol import AgentInfo, AgentRequest
+from dlrover_run.features.operate.survey import SURVEY_WIDTH, FoundAgent, SilentAgent, ask_agent
+from dlrover_run.features.operate.text import table
+
+STATUS_TIMEOUT = 5.0
+"""Seconds that the coordinator of a job has to say what the job does, for the table."""
+
+MAX_CELL = 40
+"""Characters of a script in the table."""
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. `pid` is that of its launcher here, `pids` those of all its launchers; `state` is empty if its agent or
+    its coordinator does not answer, and `nodes`, `workers` and `seconds` are None then."""
+
+    job: str
+    program: str
+    script: str
+    pid: int
+    pids: tuple[int, ...]
+    user: str
+    state: str = ""
+    nodes: int | None = None
+    workers: int | None = None
+    seconds: float | None = None
+
+
+async def job_rows(jobs: Sequence[list[FoundAgent]], silent: Sequence[SilentAgent]) -> list[JobRow]:
+    """A row for each job, the oldest first; then the agents that do not answer."""
+    width = asyncio.Semaphore(SURVEY_WIDTH)
+
+    async def ask(agents: list[FoundAgent]) -> JobStatus | None:
+        async with width:
+            try:
+                async with asyncio.timeout(STATUS_TIMEOUT):
+                    for name, _ in agents:
+                        if (reply := await ask_agent(name, AgentRequest(status=True))) is not None:
+                            return reply.status
+            except TimeoutError:
+                pass
+            return None
+
+    found = await asyncio.gather(*map(ask, jobs))
+    rows = [_row([agent for _, agent in agents], status) for agents, status in zip(jobs, found, strict=True)]
+    rows.sort(key=lambda row: (-(row.seconds or 0), row.pid))
+    return rows + [
+        JobRow(job="", program="", script="", pid=one.pid, pids=(one.pid,), user=user_name(one.uid)) for one in silent
+    ]
+
+
+def _row(agents: Sequence[AgentInfo], status: JobStatus | None) -> JobRow:
+    first = max(agents, key=lambda agent: agent.seconds)
+    return JobRow(
+        job=first.job,
+        program=first.program,
+        script=first.script,
+        pid=first.launcher or first.pid,
+        pids=tuple(sorted({agent.launcher or agent.pid for agent in agents})),
+        user=user_name(first.uid),
+        state="" if status is None else status.state.value,
+        nodes=None if status is None else status.round_nodes or sum(status.node_counts.values()),
+        workers=None if status is None else status.workers,
+        seconds=first.seconds or None,
+    )
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def render_jobs(rows: Sequence[JobRow]) -> str:
+    """The table for a person. The user is shown to root, and where there are several."""
+    ids = short_ids([row.job for row in rows if row.job])
+    users = os.geteuid() == 0 or len({row.user for row in rows}) > 1
+    head = ("JOB", *(["USER"] * users), "SCRIPT", "PID", "STATE", "NODES", "WORKERS", "UP")
+    return sanitize("\n".join(table(head, [_cells(row, ids, users) for row in rows])))
+
+
+def _cells(row: JobRow, ids: Mapping[str, str], users: bool) -> tuple[str, ...]:
+    script = row.script if len(row.script) <= MAX_CELL else f"{row.script[: MAX_CELL - 1]}…"
+    return (
+        ids.get(row.job) or "-",
+        *([row.user] * users),
+        script.replace("\n", " ") or "-",
+        str(row.pid),
+        row.state or "no answer",
+        "-" if row.nodes is None else str(row.nodes),
+        "-" if row.workers is None else str(row.workers),
+        "-" if row.seconds is None else format_duration(row.seconds),
+    )

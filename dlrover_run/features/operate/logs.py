@@ -1,0 +1,139 @@
+"""The event logs of a job: those that a user names, or those of its agents that this machine can read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from dlrover_run.command_line import values
+from dlrover_run.features.events.records import FILE_NAME, WorkerFailed
+from dlrover_run.features.events.state_directory import name_prefix, state_directory
+from dlrover_run.features.inspect.ledger import build_ledger
+from dlrover_run.features.inspect.reader import AgentLog, Entry, NoEventLog, latest_run, merged, other_runs, read_logs
+from dlrover_run.features.operate.protocol import AgentInfo
+from dlrover_run.features.operate.text import Effectiveness
+from dlrover_run.spec import SpecError
+from dlrover_run.words.reasons import shown_names
+from dlrover_run.words.text import join_names
+
+MAX_QUICK_BYTES = 8 * 1024 * 1024
+"""Bytes of logs that are read for a figure that was not asked for."""
+
+
+class NamedLogs(NamedTuple):
+    """The logs of one run, and the names of the other jobs of which there are logs at that place."""
+
+    logs: list[AgentLog]
+    others: list[str]
+
+
+def named_logs(path: str, job: str | None = None) -> NamedLogs:
+    """The logs of a job, else of the last one, in a directory or a file that the user names. Raises SpecError."""
+    try:
+        found = read_logs(path)
+        logs = latest_run([log for log in found if job is None or log.opened.job == job])
+        others = other_runs(found, logs)
+        if not logs:
+            raise SpecError(f"{path!r} has no event log of the job {job!r}, but of {join_names(shown_names(others))}.")
+        return NamedLogs(logs, others)
+    except NoEventLog as missing:
+        raise SpecError(f"{missing}: name the directory of --log-dir or of --journal.") from None
+    except OSError as error:
+        raise SpecError(f"the event log {path!r} cannot be read: {error.strerror}.") from None
+
+
+def running_logs(agents: Sequence[AgentInfo]) -> list[AgentLog]:
+    """The logs of running agents of one job and, in a directory that agents share, of the other agents of that run.
+    Logs that cannot be read are left out."""
+    paths = {Path(agent.log) for agent in agents if agent.log}
+    places = {path if path.name == FILE_NAME else path.parent for path in paths}
+    names = {agent.job for agent in agents}
+    found = [log for place in sorted(places) for name in sorted(names) for log in _readable(place, name)]
+    return latest_run([log for log in found if log.opened.job in names])
+
+
+def ended_logs(word: str | None) -> list[AgentLog]:
+    """The logs of the last job of this user here that has ended, with this id, the beginning of it, or this pid if a
+    word is given, from the state directory."""
+    directory = state_directory(os.environ)
+    if directory is None:
+        return []
+    files = []
+    for path in directory.glob(f"*.{FILE_NAME}"):
+        with contextlib.suppress(OSError):
+            files.append((path.stat().st_mtime, path))
+    begin = "" if word is None else name_prefix(word)[:-1]
+    for _, path in sorted(files, reverse=True):
+        if path.name.startswith(begin) or (word is not None and f".{word}.{FILE_NAME}" in path.name):
+            for log in _readable(path):
+                job = log.opened.job
+                return latest_run([each for each in _readable(directory, job) if each.opened.job == job])
+    return []
+
+
+def _readable(place: Path, job: str | None = None) -> list[AgentLog]:
+    try:
+        return read_logs(place, job)
+    except (NoEventLog, OSError):
+        return []
+
+
+def effectiveness(agents: Sequence[AgentInfo]) -> Effectiveness | None:
+    """The effective training time ratio up to now; None without logs, or if reading them would take long."""
+    sizes = 0
+    for agent in agents:
+        try:
+            sizes += Path(agent.log).stat().st_size if agent.log else 0
+        except OSError:
+            continue
+    if not sizes or sizes > MAX_QUICK_BYTES:
+        return None
+    logs = running_logs(agents)
+    ratio = build_ledger(logs, datetime.now(UTC), running=True).ettr
+    return None if ratio is None else Effectiveness(ratio, len(logs))
+
+
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
+_AGE = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """The time that `--since` means: an age (`10m`), the last time that the clock showed this (`04:12`), or a date and
+    time. Raises SpecError."""
+    if clock := _CLOCK.fullmatch(text):
+        local = now.astimezone()
+        then = local.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0), microsecond=0)
+        return (then if then <= local else then - timedelta(days=1)).astimezone(UTC)
+    try:
+        if age := _AGE.fullmatch(text):
+            return now - timedelta(seconds=float(age[1]) * _UNITS[age[2]])
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise values.invalid(
+            "--since", text, "is no time", "give an age such as 10m, a time such as 04:12, or a date with a time"
+        ) from None
+
+
+def entries_since(logs: Sequence[AgentLog], since: datetime | None) -> list[Entry]:
+    """The events of all agents by their time, from that time on."""
+    return [entry for entry in merged(logs) if since is None or entry.event.time >= since]
+
+
+def failures_by_node(logs: Sequence[AgentLog], since: datetime | None) -> list[tuple[str, int, int, str]]:
+    """For each host its agents, the failures that began there, and the last one; the host with most failures first."""
+    agents = Counter(log.opened.host for log in logs)
+    failures: Counter[str] = Counter()
+    last: dict[str, str] = {}
+    for entry in entries_since(logs, since):
+        if isinstance(event := entry.event, WorkerFailed):
+            failures[entry.opened.host] += 1
+            last[entry.opened.host] = f"{event.name} {event.what}"
+    ordered = sorted(agents, key=lambda host: (-failures[host], host))
+    return [(host, agents[host], failures[host], last.get(host, "")) for host in ordered]

@@ -1,0 +1,168 @@
+"""The answer of this node to a question for the output of its workers. Imported with the first one.
+
+What goes to a file is read from it. What goes to the console passes through a memory file of the relay, of which the
+end is kept, also of a worker that has ended, until another one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from dlrover_run.coordination.bounds import MAX_TOTAL
+from dlrover_run.coordination.worker_logs import MAX_NODE_BYTES, LogCursor, LogPiece, LogRequest
+
+if TYPE_CHECKING:
+    from dlrover_run.workers.specs import WorkerSpecs
+
+LOOK_INTERVAL = 0.1
+"""Seconds between two looks for new output while a reader waits. A memory file gives no notice of it."""
+
+LAST_QUESTION = 2.0
+"""Seconds for which the end of this agent waits for the last question of a reader that follows."""
+
+FOLLOWED = 5.0
+"""Seconds after a question that could wait, for which its reader counts as one that follows."""
+
+
+class WorkerOutput(NamedTuple):
+    """Where a stream of a worker can be read: in a file, or at the relay under a key. `worker` is a rank or a task."""
+
+    worker: int | str
+    stream: str
+    path: str = ""
+    key: str = ""
+
+
+class WorkerLogs:
+    """Answers questions. `outputs` returns the streams of this node's workers, and `spools` the descriptors of what the
+    relay keeps under a key, the latest last."""
+
+    def __init__(self, outputs: Callable[[], Sequence[WorkerOutput]], spools: Callable[[str], Sequence[int]]) -> None:
+        self._outputs = outputs
+        self._spools = spools
+        self._known: list[WorkerOutput] = []
+        self._earlier: dict[tuple[int | str, str], str] = {}
+        self._followed_at = float("-inf")
+        self._over = False
+        self._told_last = asyncio.Event()
+
+    async def read(self, request: LogRequest) -> tuple[LogPiece, ...]:
+        """The pieces that a question asks for."""
+        if request.wait:
+            self._followed_at = time.monotonic()
+        deadline = time.monotonic() + request.wait
+        while not (found := self._look(request)) and not self._over and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_INTERVAL)
+        if request.wait:
+            self._followed_at = time.monotonic()
+        if self._over:
+            self._told_last.set()
+        return found
+
+    async def end(self) -> None:
+        """Nothing more is written. Answer those that wait; a reader that follows may ask once more."""
+        self._over = True
+        if time.monotonic() - self._followed_at < FOLLOWED:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told_last.wait(), LAST_QUESTION)
+
+    def _look(self, request: LogRequest) -> tuple[LogPiece, ...]:
+        if outputs := list(self._outputs()):
+            for before in self._known:
+                self._earlier[before.worker, before.stream] = before.path
+            self._known = outputs
+        wanted = [one for one in self._known if request.worker in ("", str(one.worker))]
+        after = {(cursor.worker, cursor.stream): cursor for cursor in request.after}
+        room = MAX_NODE_BYTES // max(1, len(wanted))
+        pieces = []
+        for one in wanted:
+            cursor = after.get((one.worker, one.stream))
+            with contextlib.suppress(OSError), self._files(one) as files:
+                if (piece := self._piece(one, files, cursor, request, room)) is not None:
+                    pieces.append(piece)
+        return tuple(pieces)
+
+    @contextlib.contextmanager
+    def _files(self, output: WorkerOutput) -> Iterator[list[int]]:
+        """The files of a stream, the latest last: the one before it is that of a worker that has ended."""
+        with contextlib.ExitStack() as opened:
+            if not output.path:
+                yield list(self._spools(output.key))
+                return
+            earlier = self._earlier.get((output.worker, output.stream), "")
+            found = []
+            for path in dict.fromkeys([*([earlier] if earlier else []), output.path]):
+                with contextlib.suppress(OSError):
+                    found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+                    opened.callback(os.close, found[-1])
+            yield [fd for fd in found if stat.S_ISREG(os.fstat(fd).st_mode)]
+
+    def _piece(
+        self, output: WorkerOutput, files: Sequence[int], cursor: LogCursor | None, request: LogRequest, room: int
+    ) -> LogPiece | None:
+        """What there is to read of a stream; None for nothing."""
+        if not files:
+            return None
+        by_source = {source_of(fd): fd for fd in files}
+        fd, start = files[-1], 0
+        known = by_source.get(cursor.source) if cursor is not None else None
+        if cursor is not None and known is not None and (known == fd or cursor.offset < os.fstat(known).st_size):
+            fd, start = known, cursor.offset
+        size = os.fstat(fd).st_size
+        if start > size:
+            # It was truncated.
+            start = 0
+        is_tail = cursor is None and not request.after
+        first = first_kept(fd, max(start, size - room) if is_tail else start, size)
+        data = os.pread(fd, min(room, size - first), first)
+        # What is followed is shown in whole lines, unless its writer has ended.
+        whole = not request.wait or self._over or fd != files[-1]
+        kept = data if whole or len(data) == room else data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
+        end = first + len(kept)
+        is_cut = first > start
+        if is_cut:
+            kept = kept[kept.find(b"\n") + 1 :]
+        if is_tail and request.lines:
+            lines = kept.splitlines(keepends=True)
+            is_cut = is_cut or len(lines) > request.lines
+            kept = b"".join(lines[-request.lines :])
+        if not kept and cursor is not None and (cursor.source, cursor.offset) == (source_of(fd), end):
+            return None
+        return LogPiece(LogCursor(output.worker, output.stream, source_of(fd), end), kept, is_cut)
+
+
+def source_of(fd: int) -> int:
+    """A number that tells a file from others."""
+    return os.fstat(fd).st_ino % MAX_TOTAL
+
+
+def first_kept(fd: int, start: int, size: int) -> int:
+    """The first byte from `start` on that was not released: the relay gives the memory back of what it has shown."""
+    if start >= size:
+        return size
+    try:
+        return os.lseek(fd, start, os.SEEK_DATA)
+    except OSError:
+        return size
+
+
+def round_outputs(specs: WorkerSpecs) -> list[WorkerOutput]:
+    """The outputs of the workers of a round."""
+    found = []
+    for worker, placed in zip(specs.workers, specs.streams.ranks, strict=True):
+        key = str(placed.local_rank)
+        for name, stream, own, fd in (("err", placed.stderr, key, 2), ("out", placed.stdout, f"{key} stdout", 1)):
+            if stream.where == "file" and stream.path is not None:
+                found.append(WorkerOutput(worker.rank, name, path=stream.path))
+            elif stream.where == "relay":
+                found.append(WorkerOutput(worker.rank, name, key=own))
+            elif stream.where == "inherit":
+                # Only a file of the user's can be read again.
+                found.append(WorkerOutput(worker.rank, name, path=f"/proc/self/fd/{fd}"))
+    return found

@@ -1,0 +1,1 @@
+"""What a job answers over HTTP: status, metrics, spans, a page."""

@@ -1,1 +1,0 @@
-"""Policies: what decides beside the rendezvous, each in a package of its own."""

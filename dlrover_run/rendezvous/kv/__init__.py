@@ -1,0 +1,1 @@
+"""A job whose records are in a key-value store with leases."""

@@ -1,0 +1,1 @@
+"""A job with a master."""

@@ -1,0 +1,557 @@
+"""The client of a master: one connection, kept open for as long as the node takes part in the job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RoundKey
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.rendezvous import cut_off
+from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange, ask_source
+from dlrover_run.rendezvous.failure_detector import FailureDetector
+from dlrover_run.rendezvous.master import succession
+from dlrover_run.rendezvous.master.launcher import CannotLaunchMaster, MasterLauncher
+from dlrover_run.rendezvous.master.succession import Probe, Succession
+from dlrover_run.rendezvous.reach import Reach
+from dlrover_run.rendezvous.reconnect import Reaches, RemoteClient
+from dlrover_run.spec import JobSpec, MasterSpec
+from dlrover_run.transport import auth, messages
+from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
+from dlrover_run.transport.connection import Connect, Connection, ConnectionLost, GrpcConnection
+from dlrover_run.transport.messages import (
+    Answered,
+    Ask,
+    Assigned,
+    Challenge,
+    Hello,
+    InvalidMessage,
+    Join,
+    MasterMessage,
+    NodeMessage,
+    Proof,
+    Refused,
+    Report,
+    StacksFound,
+    StacksWanted,
+    Welcome,
+    decode_rules,
+)
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.stacks import JobStacks
+    from dlrover_run.coordination.status import JobStatus
+
+HANDSHAKE_TIMEOUT = 20.0
+"""Seconds from the first byte to the master's `Welcome`; after that the node retries. Two thousand nodes that joined at
+once took 5 s with TLS."""
+
+_MASTER = "master"
+"""The only peer of a node's failure detector."""
+
+Message = TypeVar("Message", bound=MasterMessage)
+Part = TypeVar("Part")
+
+
+class MasterRefused(Exception):
+    """The master refuses this node; the message is its reason. `retry`: the refusal may be temporary. `over`: the job
+    of this node has ended. `moved`: the address of the successor that has the job. `authenticated`: the
+    sender has proved that it knows the job's token, if there is one."""
+
+    def __init__(self, reason: str, retry: bool, over: bool, authenticated: bool, moved: str = "") -> None:
+        super().__init__(reason)
+        self.moved = moved
+        self.retry = retry
+        self.over = over
+        self.authenticated = authenticated
+
+
+class MasterNotAuthenticated(Exception):
+    """The server does not know the job's token, so this node ignores it."""
+
+
+class MasterSession:
+    """The protocol between a node and the master over one connection. The caller handles refusals and the end."""
+
+    def __init__(self, connection: Connection, token: str) -> None:
+        self._connection = connection
+        self._token = token
+        # Without a token there is nothing to prove.
+        self._authenticated = not token
+
+    async def join(self, job: str, report: NodeReport, rules: JobRules) -> Welcome:
+        """Authenticate in both directions and join. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
+        hello = Hello(messages.PROTOCOL, job, report.node_id, report.incarnation, auth.new_nonce())
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                await self._begin(hello, Join(report, messages.encode_rules(rules)))
+                return await self._expect(Welcome)
+        except TimeoutError:
+            raise ConnectionLost(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
+
+    async def ask(self, job: str, question: Ask) -> Answered:
+        """Authenticate in both directions, and ask about a job as a program that is no node. The caller limits the
+        time. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
+        asker = f"operator-{secrets.token_hex(8)}"
+        await self._begin(Hello(messages.PROTOCOL, job, asker, asker, auth.new_nonce()), question)
+        return await self._expect(Answered)
+
+    async def _begin(self, hello: Hello, first: Join | Ask) -> None:
+        """Prove the token, send the first message, and let the master prove the token."""
+        await self.send(hello)
+        challenge = await self._expect(Challenge)
+        await self.send(Proof(auth.node_mac(self._token, hello, challenge.nonce)))
+        await self.send(first)
+        proof = await self._expect(Proof)
+        if self._token and not auth.macs_equal(proof.mac, auth.master_mac(self._token, hello, challenge.nonce)):
+            raise MasterNotAuthenticated
+        self._authenticated = True
+
+    async def _expect(self, kind: type[Message]) -> Message:
+        message = await self.receive()
+        if not isinstance(message, kind):
+            raise ConnectionLost("it does not follow the protocol of a master")
+        return message
+
+    async def send(self, message: NodeMessage) -> None:
+        """Send a message. If the connection has ended, `receive` reports that."""
+        await self._connection.send(messages.encode(message))
+
+    async def receive(self) -> MasterMessage:
+        try:
+            message = messages.decode_from_master(await self._connection.receive())
+        except InvalidMessage as error:
+            raise ConnectionLost(f"its message is {error}") from None
+        if isinstance(message, Refused):
+            raise MasterRefused(message.reason, message.retry, message.over, self._authenticated, message.moved)
+        return message
+
+    async def finish(self) -> None:
+        await self._connection.finish()
+
+
+async def ask_master(
+    spec: MasterSpec, job: str, request: OperatorRequest | None, connect: Connect = GrpcConnection, place: str = ""
+) -> JobStatus:
+    """The status of a job, over a connection of its own. The caller limits the time. Raises AskFailed."""
+    # Imported only here: a node that joins does not wait for it.
+    from dlrover_run.coordination.status import JobStatus
+
+    answer = await _ask(spec, job, Ask(request), connect, place)
+    status = _decoded(spec, answer.status, JobStatus)
+    if status is None or answer.refusal:
+        raise AskFailed(f"{_server(spec)}: {answer.refusal}" if status is None else answer.refusal, status is None)
+    return status
+
+
+async def ask_master_for_stacks(
+    spec: MasterSpec, job: str, query: StackQuery, connect: Connect = GrpcConnection, place: str = ""
+) -> JobStacks:
+    """The stacks of a job's workers, over a connection of its own. The caller limits the time. Raises AskFailed."""
+    from dlrover_run.coordination.stacks import JobStacks
+
+    answer = await _ask(spec, job, Ask(stacks=query), connect, place)
+    stacks = _decoded(spec, answer.stacks, JobStacks)
+    if stacks is None:
+        no_job = answer.status == messages.NULL
+        raise AskFailed(f"{_server(spec)}: {answer.refusal}" if no_job else answer.refusal, no_job)
+    return stacks
+
+
+async def _ask(spec: MasterSpec, job: str, question: Ask, connect: Connect, place: str = "") -> Answered:
+    """The answer of the master, at `place` or else at its endpoint. Raises AskFailed."""
+    server = _server(spec)
+    try:
+        addresses = await resolve(place or spec.host, spec.port)
+    except UnresolvedHost as unknown:
+        raise AskFailed(str(unknown)) from None
+    problem = AskFailed(f"{server} has no address")
+    for _, group in itertools.groupby(addresses, lambda address: address.family):
+        connection: Connection | None = None
+        try:
+            connection = connect(spec, list(group))
+            return await MasterSession(connection, spec.token).ask(job, question)
+        except ConnectionLost as ended:
+            problem = AskFailed(f"{server} cannot be reached: {ended}")
+        except MasterNotAuthenticated:
+            raise AskFailed(f"{server} does not know this job's token") from None
+        except MasterRefused as refusal:
+            raise AskFailed(f"{server} refuses: {refusal}") from None
+        finally:
+            if connection is not None:
+                await connection.close()
+    raise problem
+
+
+def _server(spec: MasterSpec) -> str:
+    return f"the master at {join_address(spec.host, spec.port)}"
+
+
+def _decoded(spec: MasterSpec, data: msgspec.Raw, kind: type[Part]) -> Part | None:
+    """A part of an answer; None if it has none. Raises AskFailed."""
+    try:
+        return msgspec.json.decode(data, type=kind | None)
+    except msgspec.DecodeError as error:
+        raise AskFailed(f"the answer of {_server(spec)} cannot be read: {error}") from None
+
+
+class MasterClient(RemoteClient):
+    """Keeps one connection to the master of the job. `connect` opens one; `rng` returns a random number from 0 to 1."""
+
+    return_rule = "master_timeout"
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        on_change: OnChange,
+        log: Callable[[str], None],
+        connect: Connect = GrpcConnection,
+        rng: Callable[[], float] = random.random,
+        reaches: Reaches = cut_off.reaches,
+        probe: Probe = succession.probe,
+    ) -> None:
+        assert spec.master is not None, "the backend `master` has a master's endpoint"
+        self._master = spec.master
+        self._rules = spec.rules
+        self._connect = connect
+        self._probe = probe
+        self._succession = Succession()
+        self._recalling: asyncio.Task[None] | None = None
+        self._launcher = MasterLauncher(spec.master, log)
+        self._successor: MasterLauncher | None = None
+        self._stacks_found: list[StacksFound] = []
+        self._connection: Connection | None = None
+        self._trying = ""
+        self._is_elsewhere = False
+        super().__init__(spec, _server(spec.master), on_change, log, rng, reaches=reaches)
+
+    @property
+    def pids(self) -> set[int]:
+        """The master, if this node has started it. It outlives the agent because the other nodes need it."""
+        return self._launcher.pids | (set() if self._successor is None else self._successor.pids)
+
+    async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
+        if self.is_away and self._latest_report is not None:
+            if request is not None:
+                raise AskFailed(f"{self._absence}; only `status`, `stacks` and `stop` of this node work")
+            # Imported only here: a node that joins does not wait for it.
+            from dlrover_run.rendezvous.master.own_node import own_status
+
+            return own_status(self._spec.run_id, self._rules, self._latest_report, self._absence)
+        return await ask_master(self._master, self._spec.run_id, request, self._connect, self._succession.place)
+
+    async def ask_stacks(self, query: StackQuery) -> JobStacks:
+        if self.is_away and self._latest_report is not None and self.stack_source is not None:
+            from dlrover_run.rendezvous.master.own_node import own_stacks
+
+            try:
+                return own_stacks(
+                    self._spec.run_id, self._latest_report, query, await ask_source(self.stack_source, query)
+                )
+            except RequestFailed as failed:
+                raise AskFailed(f"{failed}, and {self._absence}") from None
+        place = self._succession.place
+        return await ask_master_for_stacks(self._master, self._spec.run_id, query, self._connect, place)
+
+    @property
+    def _absence(self) -> str:
+        return f"{self._server} cannot be reached{self._at_most()}"
+
+    async def _attempt(self) -> None:
+        try:
+            await self._find()
+        except ConnectionLost as ended:
+            self._note_end(str(ended))
+        except MasterNotAuthenticated:
+            self._note_not_authenticated()
+        except MasterRefused as refusal:
+            self._note_refused(refusal)
+        except CannotLaunchMaster as reason:
+            if self._ever_connected:
+                # It worked before. Workers may be running, and the state directory may come back.
+                self._note_end(str(reason))
+            else:
+                self._give_up(str(reason), is_user_error=True)
+
+    def _learn(self, assignment: Assignment) -> None:
+        self._succession.learn(assignment.successors)
+
+    async def close(self) -> None:
+        if self._recalling is not None:
+            self._recalling.cancel()
+        await super().close()
+
+    async def _find(self) -> None:
+        """Connect to the master, and stay connected until that ends: where it was, at the endpoint, or where another
+        node has started the next one, if this node does not start it."""
+        known = self._succession
+        if not self._ever_connected or not known.candidates or self._is_leaving:
+            return await self._find_at_endpoint()
+        ended = ConnectionLost(f"{self._server} does not answer")
+        endpoint, port = self._master.host, self._master.port
+        places = dict.fromkeys((known.place, endpoint, *known.others))
+        found = await asyncio.gather(*(self._probe(place, port) for place in places))
+        reached = dict(zip(places, found, strict=True))
+        if self._successor is not None and known.place == self._own_address:
+            await self._successor.ensure(await resolve(known.place, port))
+            reached[known.place] = Reach.ACCEPTS
+        step = known.step(self._own_address, reached, self._rules.lost_after, self._loop.time())
+        first = [known.place] if self._is_elsewhere and reached[known.place] is Reach.ACCEPTS else []
+        # An endpoint that is of this node is not silent; while the job is elsewhere, no master is started there.
+        useful = (Reach.ACCEPTS,) if self._is_elsewhere else (Reach.ACCEPTS, Reach.REFUSES)
+        at_endpoint = reached[endpoint] in useful
+        for place in (*first, *([""] if at_endpoint else []), *step.follow):
+            try:
+                return await (self._take_part_in(place) if place else self._find_at_endpoint())
+            except ConnectionLost as error:
+                if self._connected:
+                    raise
+                ended = error
+        if step.starts and self._own_address is not None:
+            return await self._succeed(self._own_address, step.ended)
+        raise ended
+
+    async def _succeed(self, own: str, ended: int) -> None:
+        """Start the next master on this node, and take part in it."""
+        self._log_once(f"{self._server} is lost with its machine; this node starts the next one")
+        spec = replace(self._master, host=own, bind=own, is_host=True)
+        self._successor = MasterLauncher(spec, self._log, ended)
+        await self._successor.ensure(await resolve(own, self._master.port))
+        if self._successor.problem is not None:
+            raise ConnectionLost(self._successor.problem)
+        await self._take_part_in(own)
+
+    async def _take_part_in(self, place: str) -> None:
+        """Take part in the job of the master at another address than the endpoint."""
+        try:
+            addresses = await resolve(place, self._master.port)
+        except UnresolvedHost as unknown:
+            raise ConnectionLost(str(unknown)) from None
+        self._trying = place
+        await self._take_part_at(addresses)
+
+    async def _recall(self, own: str) -> None:
+        """While this node has the successor of the master: send the nodes that come back to the endpoint here. A
+        successor that has no round gives way to a master that is back there."""
+        while True:
+            await asyncio.sleep(succession.RECALL_INTERVAL)
+            if await self._probe(self._master.host, self._master.port) is not Reach.ACCEPTS:
+                continue
+            if self.assignment.phase is not PlanPhase.TRAINING:
+                self._is_elsewhere = False
+                if self._connection is not None:
+                    await self._connection.close()
+                return
+            with contextlib.suppress(AskFailed, TimeoutError):
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                    await _ask(self._master, self._spec.run_id, Ask(moved=own), self._connect)
+
+    async def _find_at_endpoint(self) -> None:
+        """Connect to the master at the endpoint, which this node starts if it is the host, and stay connected until
+        that ends."""
+        self._trying = ""
+        try:
+            addresses = await resolve(self._master.host, self._master.port)
+        except UnresolvedHost as unknown:
+            raise ConnectionLost(str(unknown)) from None
+        if not self._is_leaving:
+            await self._launcher.ensure(addresses)
+        ended = ConnectionLost("it has no address")
+        # A name may have addresses of two families, and a gRPC channel takes those of one.
+        for _, group in itertools.groupby(addresses, lambda address: address.family):
+            try:
+                return await self._take_part_at(list(group))
+            except ConnectionLost as error:
+                if self._connected:
+                    raise
+                ended = error
+        raise ended
+
+    async def _take_part_at(self, addresses: list[Address]) -> None:
+        if self._spec.local_addr is None:
+            self._own_address = route_source(addresses[0]) or self._own_address
+        connection = self._connection = self._connect(self._master, addresses)
+        place = self._trying or addresses[0].host
+        try:
+            session = MasterSession(connection, self._master.token)
+            report = self._own_report()
+            welcome = await session.join(self._spec.run_id, report, self._rules)
+            self._note_place(place)
+            self._apply_welcome(welcome)
+            await self._stay(session, report)
+        finally:
+            if self._recalling is not None:
+                self._recalling.cancel()
+                self._recalling = None
+            self._connection = None
+            await connection.close()
+
+    def _note_place(self, place: str) -> None:
+        """Note where the master is that has taken this node in."""
+        self._is_elsewhere = bool(self._trying)
+        if self._is_elsewhere and place != self._succession.place:
+            self._log(f"the master of the job is now at {join_address(place, self._master.port)}")
+            self._loss_shown = False
+        self._succession.note_connected(place)
+        self._server = _server(replace(self._master, host=self._trying or self._master.host))
+        if self._trying and place == self._own_address:
+            self._recalling = asyncio.ensure_future(self._recall(place))
+            self._recalling.add_done_callback(self._note_internal_error)
+
+    async def _stay(self, session: MasterSession, joined: NodeReport) -> None:
+        """Report and receive until the connection ends, which raises ConnectionLost, or `close` has finished."""
+        detector: FailureDetector[str] = FailureDetector(self._rules.heartbeat_timeout)
+        detector.heartbeat(_MASTER, self._loop.time())
+        self._stacks_found.clear()
+        receiving = asyncio.ensure_future(self._receive(session, detector))
+        reporting = asyncio.ensure_future(self._report(session, detector, joined))
+        try:
+            await asyncio.wait([reporting, receiving], return_when=asyncio.FIRST_COMPLETED)
+            if reporting.done():
+                reporting.result()
+            await receiving
+        finally:
+            for task in (reporting, receiving):
+                task.cancel()
+            # Both may have failed; one failure has been raised.
+            await asyncio.gather(reporting, receiving, return_exceptions=True)
+
+    async def _report(self, session: MasterSession, detector: FailureDetector[str], sent: NodeReport) -> None:
+        """Send each new report, a heartbeat in each interval, and stacks that were asked for, until `close` is called.
+
+        Raises ConnectionLost if the master sends nothing.
+        """
+        interval, timeout = self._rules.keep_alive_interval, self._rules.heartbeat_timeout
+        next_report = self._loop.time() + interval
+        while True:
+            deadline = detector.next_deadline()
+            assert deadline is not None, "the master is watched"
+            due = min(next_report, deadline)
+            if self._own_report() == sent and not self._closing and not self._stacks_found:
+                await self._wait_for_change(due)
+            now = self._loop.time()
+            if detector.failed_peers(now, due):
+                raise ConnectionLost(f"it has sent nothing for {timeout:g} s")
+            report = self._own_report()
+            found, self._stacks_found = self._stacks_found, []
+            if report != sent or now >= next_report:
+                await self._send(session, Report(report), timeout)
+                sent = report
+                next_report = now + interval
+            for message in found:
+                await self._send(session, message, timeout)
+            if self._closing and self._own_report() == sent:
+                await session.finish()
+                return
+
+    async def _send(self, session: MasterSession, message: Report | StacksFound, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await session.send(message)
+        except TimeoutError:
+            raise ConnectionLost(f"it has read nothing for {timeout:g} s") from None
+
+    async def _receive(self, session: MasterSession, detector: FailureDetector[str]) -> None:
+        finding: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                message = await session.receive()
+                detector.heartbeat(_MASTER, self._loop.time())
+                if isinstance(message, Assigned):
+                    self._take(message.assignment)
+                elif isinstance(message, StacksWanted):
+                    task = asyncio.ensure_future(self._find_stacks(message))
+                    finding.add(task)
+                    task.add_done_callback(finding.discard)
+        finally:
+            for task in finding:
+                task.cancel()
+
+    async def _find_stacks(self, wanted: StacksWanted) -> None:
+        """Find the stacks of this node's workers; `_report` sends them."""
+        if self.stack_source is not None:
+            # Imported only here: a node that is not asked does not need it.
+            from dlrover_run.rendezvous.find_stacks import find_stacks
+
+            found = await find_stacks(self.stack_source, wanted, self._log_once)
+            if found is None:
+                return
+            self._stacks_found.append(StacksFound(wanted.number, msgspec.Raw(msgspec.json.encode(found))))
+            self._changed.set()
+
+    def _apply_welcome(self, welcome: Welcome) -> None:
+        try:
+            self._rules = decode_rules(welcome.rules)
+        except InvalidMessage as error:
+            raise ConnectionLost(f"its message is {error}") from None
+        self._follow_rules(self._rules)
+        self._note_connected()
+        if welcome.notice:
+            self._log_once(f"warning: {welcome.notice}")
+
+    def _note_not_authenticated(self) -> None:
+        """Handle a server without the job's token. At the start the token is wrong; later another process may listen at
+        the endpoint, and it cannot end the job."""
+        if self._ever_connected:
+            self._note_end("the server there does not know the job's token")
+        else:
+            self._give_up(
+                f"{self._server} does not know this job's token, so this node ignores it: "
+                "give every node and the master the same one, by DLROVER_RDZV_TOKEN or --rdzv-conf token_file=PATH"
+            )
+
+    def _note_refused(self, refusal: MasterRefused) -> None:
+        reason = f"{self._server} refuses this node: {refusal}"
+        if refusal.moved and refusal.authenticated:
+            self._follow_to(refusal.moved, str(refusal))
+        elif refusal.over and refusal.authenticated:
+            self._give_up(reason)
+        elif (self._connected and refusal.retry) or (self._ever_connected and not refusal.authenticated):
+            # Another process may listen at the address of a lost master: it cannot end a running job.
+            self._note_end(str(refusal))
+            if self._is_training and not (self._is_done or self._is_leaving):
+                # A master has no console of its own, and its reason may be an internal error.
+                self._log_once(f"{reason}; the workers train on")
+        elif self._is_training and not self._connected:
+            # A master that came back must not end running workers: it may be the wrong one.
+            self._note_end(str(refusal))
+            self._log_once(f"{reason}; running workers do not need it")
+        else:
+            self._note_refusal(reason, refusal.retry)
+
+    def _follow_to(self, place: str, reason: str) -> None:
+        """Look for the master of the job at another address, to which the one at the endpoint sends this node."""
+        self._note_end(reason, show_reason=True)
+        self._succession.learn(self._succession.candidates or (place,))
+        self._succession.place = place
+        self._ever_connected = self._is_elsewhere = True
+        self._backoff.retry_now()
+        if self._latest_report is not None and self._latest_report.known_round == RoundKey():
+            # It was in no round of the other master, whose epoch may be later than that of the successor.
+            self._assignments = AssignmentTracker()
+
+    def _own_report(self) -> NodeReport:
+        report = super()._own_report()
+        if self._assignments.assignment.epoch == 0 and report.known_round == RoundKey():
+            report = msgspec.structs.replace(report, epoch=0)
+        return report
+
+    def _note_end(self, reason: str, show_reason: bool = False) -> None:
+        if self._connected:
+            self._succession.note_lost(self._loop.time())
+        super()._note_end(self._launcher.problem or reason, show_reason)
+
+    def _describe_absence(self, reason: str) -> str:
+        text = super()._describe_absence(reason)
+        if self._ever_connected or self._launcher.problem is not None:
+            return text
+        return f"{text}; the node with that address starts a master, or start one with `python -m dlrover_run.master`"

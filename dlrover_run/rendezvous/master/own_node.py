@@ -1,0 +1,53 @@
+"""What an agent answers an operator about its own node while its coordinator cannot be reached. Pure.
+
+The client of a master calls it in place of the master. Of the other nodes only their number is known, from the last
+round.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlrover_run.coordination.activity import Received
+from dlrover_run.coordination.assignment import continued_assignment
+from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, PlanPhase
+from dlrover_run.coordination.recovery import latest_round, recover_plan
+from dlrover_run.coordination.requests import StackQuery
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.stacks import JobStacks, NodeStacks, StackRequest, nodes_to_ask
+from dlrover_run.coordination.status import JobStatus, JobView, job_status
+from dlrover_run.features.registry import policy_of
+from dlrover_run.words.reasons import sentence
+
+
+def own_status(name: str, rules: JobRules, report: NodeReport, absence: str) -> JobStatus:
+    """The status of the job as this node knows it; `absence` is the clause that says why no coordinator answers."""
+    plan, members = _known(report)
+    plan = msgspec.structs.replace(plan, reasons=sentence(absence))
+    view = continued_assignment(policy_of(rules), plan, report, None)
+    activities = {} if report.activity is None else {report.key: Received(report.activity, 0.0)}
+    views = {report.key: view}
+    status = job_status(JobView(name, rules, plan, members, views, None, 0.0, aged=False, activities=activities))
+    nodes = (
+        msgspec.structs.replace(node, reason="; ".join(filter(None, (node.reason, absence))))
+        if node.node_id == report.node_id
+        else node
+        for node in status.nodes
+    )
+    return msgspec.structs.replace(status, nodes=tuple(nodes))
+
+
+def own_stacks(name: str, report: NodeReport, query: StackQuery, found: NodeStacks) -> JobStacks:
+    """The stacks of this node; the other nodes did not answer. Raises RequestFailed if the query concerns none."""
+    plan, members = _known(report)
+    request = StackRequest(0, nodes_to_ask(plan, members, query), [report.key])
+    request.take(report.key, found)
+    return request.result(name, plan)
+
+
+def _known(report: NodeReport) -> tuple[Plan, dict[NodeKey, MemberState]]:
+    plan = recover_plan(Plan(epoch=report.epoch), [report], grace_over=True)
+    if plan is None:
+        plan = Plan(epoch=report.epoch, key=latest_round(report), phase=PlanPhase.GATHERING)
+    return plan, {report.key: MemberState(report, 0.0, 0.0)}

@@ -1,0 +1,1 @@
+"""Reason codes, and how they are said."""

@@ -1,0 +1,427 @@
+"""The torch adapter: the workers of each round on this node, the health check before them, and what is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dlrover_run.agent.features import Features
+from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
+from dlrover_run.agent.node_state import build_report, leave_report
+from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
+from dlrover_run.agent.result import UNUSED_NODE, JobResult, TaskResults, worker_results
+from dlrover_run.coordination.activity import MemoryUse
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.devices import holders
+from dlrover_run.failures.error_file import copy_root_cause
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.features.checkpoints.node import DRAIN_TIMEOUT, CheckpointMemory
+from dlrover_run.features.observe.page import Progress
+from dlrover_run.features.observe.progress_reporter import EventLog, ProgressReporter
+from dlrover_run.processes.process import StuckProcess
+from dlrover_run.workers.round import WorkerRound
+from dlrover_run.workers.round_store import RoundStores
+from dlrover_run.workers.specs import Worker, build_worker_specs, launcher_environments
+from dlrover_run.workers.starter import Starter
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.stacks import NodeStacks
+    from dlrover_run.features.operate.node_logs import WorkerOutput
+    from dlrover_run.features.survivors.survivors import Survivors
+    from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
+
+PACKAGE = str(Path(__file__).resolve().parent.parent)
+"""Where `dlrover_run.training` is, which the template imports also if it is installed as editable."""
+
+DEVICES = "the devices of this node"
+"""What the workers of two rounds cannot both have."""
+
+LOST_PEER_GRACE = 1.0
+"""Seconds between the stop signal and SIGKILL for a worker that holds a device and has lost a peer. It waits in a
+collective of NCCL for that peer, where Python runs no handler, so it saves nothing however long it gets."""
+
+RESTART_DRAIN_TIMEOUT = 0.5
+"""Seconds without progress after which a restart no longer waits for a console to print the old workers' output."""
+
+
+class TorchAdapter(FrameworkAdapter[RoundKey]):
+    """The workers of this node. One start or one stop of a round is under way at a time."""
+
+    noun = "workers"
+
+    def __init__(self, services: AgentServices) -> None:
+        self._services = services
+        self._spec = spec = services.job
+        self._node_state = services.node_state
+        self._shutdown = services.shutdown
+        self._orphans = services.orphans
+        console = services.console
+        self._starter = Starter(spec, console.info, ours=[PACKAGE])
+        if spec.backend in ("master", "etcd"):
+            # Ranks may be assigned at any moment.
+            self._starter.prestart(os.environ, services.wake)
+        self._plugin: LogsSpecsClient | None = None
+        if spec.logs.plugin is not None:
+            from dlrover_run.output.logs_specs import LogsSpecsClient
+
+            self._plugin = LogsSpecsClient(spec.logs)
+        secret = spec.master.token if spec.master else ""
+        self._memory = CheckpointMemory(spec.checkpoint_memory, console.info, secret, single_node=spec.single_node)
+        self._progress = ProgressReporter(spec, console)
+        self._events = EventLog(spec, services.relay.write)
+        self._assignment = Assignment()
+        self._ends = False
+        self._round: WorkerRound | None = None
+        self._stores = RoundStores(os.environ, console.info, self._note_store_client)
+        self._features = Features(services, self._starter, self._progress, self._progress_in, self._note_formed)
+        self._work: asyncio.Task[None] | None = None
+        self._starting: RoundKey | None = None
+        self._stopping = False
+
+    @property
+    def pids(self) -> set[int]:
+        plugin = self._plugin.pids if self._plugin is not None else set()
+        workers = self._round.pids if self._round is not None else set()
+        return self._starter.pids | self._features.pids | self._memory.pids | plugin | workers
+
+    @property
+    def running(self) -> bool:
+        return self._round is not None and self._round.group.live
+
+    async def open(self) -> None:
+        self._progress.begin(self._services.run_dir)
+        self._features.open()
+        self._memory.open()
+
+    def accept(self, assignment: Assignment, ends: bool) -> None:
+        self._assignment, self._ends = assignment, ends
+        features = self._features
+        features.begin(assignment)
+        if not self._shutdown.wanted:
+            self._progress.update(assignment)
+        if features.stalls is not None:
+            features.stalls.follow(assignment)
+        if features.autoscaler is not None:
+            features.autoscaler.follow(assignment, ends)
+        if features.survivors is not None:
+            features.survivors.follow(assignment, self._node_state.ranks)
+            self._advance(features.survivors)
+        if self._round is not None and self._round.key == assignment.key:
+            self._round.follow_change(assignment.change)
+        if features.checks is not None:
+            # While no worker runs, the devices are free.
+            features.checks.follow(assignment, may_run=not ends and self._node_state.round is None and self.idle)
+
+    def desired(self) -> Sequence[DesiredTask[RoundKey]]:
+        wanted = self._node_state.round
+        if wanted is None and self._round is not None and self._may_outlive:
+            # They wait for the next round, and need no place of their own for that.
+            wanted = self._round.key
+        return () if wanted is None else (DesiredTask(wanted, DEVICES),)
+
+    def states(self) -> Sequence[TaskState[RoundKey]]:
+        """The workers that run, are being started or stopped, or have ended in the desired round. Ended workers of an
+        earlier round are kept for the report at the end; the next start closes them."""
+        key = self._starting or (self._round.key if self._round is not None else None)
+        live = self._work is not None or self.running
+        if key is None or not (live or key == self._node_state.round):
+            return ()
+        stopping = StopMode.TERMINATE if self._stopping else None
+        return (TaskState(key, DEVICES, live=live, ended=not live, stopping=stopping),)
+
+    def carry_out(self, action: Action[RoundKey]) -> None:
+        """Begin to start or to stop workers. A stop ends a start early; those that it has started are stopped next."""
+        if isinstance(action, Start):
+            ranks = self._node_state.ranks
+            assert ranks is not None, "a round is started only with ranks"
+            self._starting = action.key
+            self._begin(self._start_round(ranks))
+        elif isinstance(action, Stop) and self._round is not None:
+            if self._work is None:
+                # The signal is sent here: a signal to this node from now on goes to the workers directly.
+                self._stop_workers(self._round)
+                self._stopping = True
+                self._begin(self._round.group.wait())
+            else:
+                self._round.cancel()
+
+    def _stop_workers(self, current: WorkerRound) -> None:
+        number, grace, delivered_at = self._shutdown.stop_with(self._spec.shutdown_timeout)
+        failed = current.has_failed or self._assignment.restart_count > current.ranks.restart_count
+        if failed and not self._shutdown.wanted and grace > LOST_PEER_GRACE and holders.is_present():
+            for worker in current.group.running:
+                if holders.holds_device(worker.pid):
+                    worker.stop(number, LOST_PEER_GRACE, delivered_at)
+        for worker in current.group.running:
+            if worker.stopped_with is None:
+                worker.stop(number, grace, delivered_at)
+
+    def report(self, leaving: bool) -> NodeReport:
+        report = build_report(self._node_state, self._round, leaving, self._starter.is_prestarting)
+        return self._features.add_to_report(report)
+
+    def progress(self) -> Mapping[str, Progress]:
+        return {} if self._round is None or not self.running else self._round.progress.by_name()
+
+    def _progress_in(self, key: RoundKey) -> Mapping[str, Progress]:
+        """What the workers have done, if those that run are of that round."""
+        return self.progress() if self._round is not None and self._round.key == key else {}
+
+    def stalled(self) -> Mapping[str, str]:
+        if self._round is None or not self.running:
+            return {}
+        return {f"rank {rank}": code for rank, code in self._round.stalled.items()}
+
+    @property
+    def ended(self) -> Sequence[str]:
+        if self._round is None or not self._round.group.running:
+            return ()
+        ended = [one.spec for one in self._round.group.ended if one.code == 0]
+        return [one.name for one in sorted(ended, key=lambda spec: spec.rank)]
+
+    @property
+    def watch_problem(self) -> str:
+        health = self._features.watch_health
+        return "" if health is None else health.problem
+
+    async def stacks(self, rank: int | None) -> NodeStacks:
+        # Imported only here: a launch does not wait for it.
+        from dlrover_run.features.hangs.stacks.worker_stacks import node_stacks
+
+        round_ = self._round
+        asked = [] if round_ is None else [one for one in round_.group.running if rank in (None, one.spec.rank)]
+        return await node_stacks({one.spec.rank: one.pid for one in asked})
+
+    def outputs(self) -> Sequence[WorkerOutput]:
+        # Imported only here: a launch does not wait for it.
+        from dlrover_run.features.operate.node_logs import round_outputs
+
+        return () if self._round is None else round_outputs(self._round.specs)
+
+    @property
+    def checkpoint_memory(self) -> MemoryUse | None:
+        return self._memory.use
+
+    def log_progress(self, last: bool = False) -> None:
+        if self._round is not None:
+            self._round.progress.log(last)
+
+    def stop_waiting(self) -> None:
+        if self._plugin is not None:
+            self._plugin.stop_waiting()
+        if self._round is not None:
+            self._round.cancel()
+        self._memory.hurry(self._drain_timeout)
+
+    def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
+        if self._round is not None and (self._stopping or not only_stopping):
+            self._round.group.send(number, delivered_at)
+
+    def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
+        if self._round is not None:
+            self._round.group.forward(number, delivered_at)
+
+    async def kill(self) -> None:
+        # It waits: the exits of the workers are collected next.
+        self.stop_waiting()
+        self.send(signal.SIGKILL)
+        if self._work is not None:
+            await asyncio.wait([self._work])
+        if self._round is not None:
+            with contextlib.suppress(StuckProcess):
+                await self._round.group.stop(signal.SIGKILL, 0)
+
+    def leave_report(self, error: Exception | None) -> NodeReport | None:
+        # After a success the other nodes need no round without these workers.
+        if self._succeeded and self._assignment.phase not in OVER:
+            return None
+        return leave_report(self._node_state, error)
+
+    async def finish(self, assignment: Assignment) -> TaskResults:
+        succeeded = self._succeeded
+        await self._features.close()
+        ends: tuple[WorkerExit, ...] = ()
+        returned: dict[int, bytes] = {}
+        if self._round is not None:
+            await self._round.collect_exit_info(None)
+            ends, returned = self._round.ends, self._round.results()
+            self._close_round(self._round)
+        results = worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
+        is_unused = self._round is None and self._node_state.ranks is None
+        if is_unused and assignment.phase is PlanPhase.FINISHED and not self._spec.rules.spares:
+            return msgspec.structs.replace(results, warning=UNUSED_NODE)
+        return results
+
+    async def close(self, assignment: Assignment, result: JobResult) -> None:
+        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        # The error file of the process that started this launcher gets the first failure's record (as torchrun).
+        if result.root is not None and error_file and (problem := copy_root_cause(result.root, error_file)):
+            self._services.console.info(problem)
+        await self._starter.close()
+        await self._memory.drain(self._drain_timeout)
+        if self._plugin is not None:
+            await self._plugin.close()
+        self._events.job_ended(assignment.phase, result.restarts, result.reason)
+
+    @property
+    def _drain_timeout(self) -> float:
+        """The seconds after the end of the workers in which their checkpoints are written."""
+        number, seconds, _ = self._shutdown.stop_with(DRAIN_TIMEOUT)
+        return 0.0 if number is signal.SIGKILL else seconds
+
+    @property
+    def _succeeded(self) -> bool:
+        """Whether all workers of this node's round have succeeded."""
+        current = self._round
+        return current is not None and current.key == self._node_state.round and current.group.succeeded
+
+    @property
+    def _may_outlive(self) -> bool:
+        """Whether this node waits for its next round, and its workers may keep their processes in it."""
+        survivors, part = self._features.survivors, self._assignment.policy
+        if survivors is None or not self.running or self._assignment.phase is not PlanPhase.GATHERING:
+            return False
+        # A check needs the devices.
+        return (part is None or not part.is_checking) and survivors.any_able
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = asyncio.get_running_loop().create_task(work)
+        self._work.add_done_callback(self._note_work_done)
+
+    def _note_work_done(self, work: asyncio.Task[None]) -> None:
+        self._work = self._starting = None
+        self._stopping = False
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, Exception):
+            self.problem = error
+        self._services.wake()
+
+    async def _start_round(self, ranks: RankAssignment, survivors: Survivors | None = None) -> None:
+        """Start the workers of a round once those of the last one have ended. With `survivors` those that keep their
+        processes go on, and the round may be the one that runs: others take the places of those that were stopped."""
+        before = self._round
+        is_same = survivors is not None and before is not None and before.key == ranks.key
+
+        def is_wanted() -> bool:
+            return self._is_wanted(ranks) and not (is_same and before is not None and before.has_failed)
+
+        if self._features.checks is not None:
+            await self._features.checks.suspend()
+        if survivors is not None and before is not None:
+            await before.stopped()
+        if not is_wanted():
+            return
+        if before is not None:
+            if survivors is None:
+                self._end_orphans()
+            await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=survivors is not None)
+            if not is_wanted():
+                return
+            if survivors is None:
+                self._progress.end_round(before, self._assignment, ranks)
+                self._close_round(before)
+                self._round = before = None
+        placed = None
+        if self._plugin is not None:
+            placed = await self._plugin.answer(launcher_environments(self._spec, ranks, os.environ))
+            if placed is None or not is_wanted():
+                return
+        if before is not None and not is_same:
+            self._progress.end_round(before, self._assignment, ranks)
+        if not is_same:
+            self._progress.begin_round(ranks)
+        await self._start_workers(ranks, placed, before)
+
+    def _advance(self, survivors: Survivors) -> None:
+        """Do what is due for workers that may outlive their round: those that do not keep their processes are stopped,
+        and the round goes on, or the next one begins, with the others."""
+        ranks, current = self._node_state.ranks, self._round
+        if ranks is None or current is None or not self._is_wanted(ranks):
+            return
+        carries_on = survivors.choose(current, ranks, self._shutdown.stop_with(self._spec.shutdown_timeout))
+        if carries_on and self._work is None:
+            self._starting = ranks.key
+            self._begin(self._start_round(ranks, survivors))
+
+    async def _start_workers(
+        self, ranks: RankAssignment, placed: LogsDestinations | None, before: WorkerRound | None
+    ) -> None:
+        """Start the workers of a round, but for those that still run of the one before."""
+        services, survivors, memory = self._services, self._features.survivors, self._memory.environment()
+        running = () if before is None else before.group.running
+        kept = {worker.spec.local_rank for worker in running if worker.stopped_with is None}
+
+        def own_variables(local_rank: int) -> Mapping[str, str]:
+            return memory if survivors is None else {**memory, **survivors.variables(ranks.key, local_rank)}
+
+        specs = build_worker_specs(
+            self._spec,
+            ranks,
+            os.environ,
+            services.run_dir.path,
+            services.relay,
+            placed,
+            own=own_variables,
+            before=None if before is None else before.specs,
+            kept=kept,
+        )
+        is_same = before is not None and before.key == ranks.key
+        if before is not None and is_same:
+            port = before.give_port()
+        else:
+            port = self._stores.open(self._node_state.take_port(), ranks)
+        started = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
+        if before is not None:
+            self._features.end_watch()
+            started.carry_on(before, kept)
+        self._round = started
+        with self._orphans.paused():
+            await started.start(self._starter, at_store=survivors is None)
+            if survivors is not None:
+                survivors.start_store(self._node_state.key)
+        self._features.watch(self._round)
+        self._starter.import_later()
+        if not is_same:
+            self._events.round_started(ranks)
+
+    def _close_round(self, ended: WorkerRound) -> None:
+        # First, because it reads the files of the round.
+        self._features.end_watch()
+        ended.close()
+
+    def _note_store_client(self, key: RoundKey, address: str) -> None:
+        if self._features.survivors is not None:
+            self._features.survivors.note_store_client(key, address)
+
+    def _note_formed(self, local_rank: int) -> None:
+        if self._round is not None and self._round.key == self._node_state.round:
+            self._round.note_formed(local_rank)
+
+    def _is_wanted(self, ranks: RankAssignment) -> bool:
+        """Whether these are still this node's ranks after a wait."""
+        return not (self._ends or self._shutdown.wanted) and self._node_state.round == ranks.key
+
+    def _end_orphans(self) -> None:
+        if self._spec.backend == "static":
+            # The next round needs the same port, on which a child of the ended rank 0 may still listen.
+            self._orphans.end_now()
+        elif holders.is_present() and self._orphans.any_orphan(holders.holds_device):
+            # The next workers need the memory of the device.
+            self._orphans.end_now()
+        else:
+            self._orphans.kill_orphans()
+
+    def _on_worker_end(self, worker: Worker) -> None:
+        self._features.note_end(worker)
+        self._services.wake()
+        self._orphans.reap()
+        if self.running:
+            # At the end of the round all orphans are killed, whatever their session.
+            self._orphans.kill_session(worker.pid)

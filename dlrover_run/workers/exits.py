@@ -1,0 +1,87 @@
+"""How a worker has ended: from its code, its output, its error file and the kernel's counters."""
+
+from __future__ import annotations
+
+import os
+
+from msgspec.structs import replace
+
+from dlrover_run.failures import causes
+from dlrover_run.failures.error_file import read_error_file
+from dlrover_run.failures.guard import guarded
+from dlrover_run.failures.oom_kills import OomKillCounters
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.output.streams import RankStreams, read_tail
+from dlrover_run.workers.specs import Worker
+
+
+def build_worker_exit(
+    worker: Worker,
+    placed: RankStreams,
+    tail: str | None,
+    oom_kills: OomKillCounters,
+    raised: bool = False,
+) -> WorkerExit:
+    """How a worker has ended. `tail` is the end of its standard error from the relay, None if it was not requested yet.
+    `raised`: it had written the traceback of its own error before it was stopped."""
+    assert worker.code is not None, "the worker has ended"
+    end = WorkerExit(
+        rank=worker.spec.rank,
+        local_rank=worker.spec.local_rank,
+        pid=worker.pid,
+        code=worker.code,
+        unix_time=worker.ended_at,
+        stopped_with=worker.stopped_with,
+        stdout_path=placed.stdout.path,
+        stderr_path=placed.stderr.path,
+        failed_first=raised,
+        forwarded=-worker.code in worker.forwarded,
+    )
+    return guarded(f"the end of rank {end.rank}", lambda: _explain(end, worker, placed, tail, oom_kills), end)
+
+
+def _explain(
+    end: WorkerExit, worker: Worker, placed: RankStreams, tail: str | None, oom_kills: OomKillCounters
+) -> WorkerExit:
+    """The end with what is read and looked up to explain it. One explanation that fails does not take the others."""
+    seen = guarded("the end of the output", lambda: read_stderr(placed, tail), "")
+    end = replace(end, stderr_tail=seen)
+    if (path := placed.error_file) is not None:
+        error = guarded("the error file", lambda: read_error_file(path), None)
+        found = path if os.path.exists(path) else None
+        failed_first = end.failed_first or causes.failed_before(error, worker.stopped_at)
+        end = replace(end, error=error, error_file=found, failed_first=failed_first)
+    if worker.stopped_with is None and causes.may_be_oom_kill(end.code, seen):
+        end = replace(end, oom_kill=guarded("the out-of-memory kills", lambda: oom_kills.explain(end.pid), None))
+    if causes.left_no_message(end):
+        end = replace(end, full_disk=guarded("the full disks", lambda: _full_disk(placed), None))
+    return end
+
+
+def read_stderr(placed: RankStreams, tail: str | None) -> str:
+    """The end of a worker's standard error: from its log file, or `tail` from the relay."""
+    return read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
+
+
+def _full_disk(placed: RankStreams) -> str | None:
+    """A clause on the first of a worker's directories whose disk is full, so that its output may be missing."""
+    written = [path for path in (placed.stderr.path, placed.stdout.path, placed.error_file) if path]
+    for directory in dict.fromkeys([*map(os.path.dirname, written), *_temp_dirs()]):
+        try:
+            disk = os.statvfs(directory)
+        except OSError:
+            continue
+        if not (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail):
+            return f"no space is left on the disk of {directory}"
+        if disk.f_files and not disk.f_favail:
+            return f"no more files can be made on the disk of {directory} (no inodes are left)"
+    return None
+
+
+def _temp_dirs() -> list[str]:
+    """The directory for temporary files; it need not be writable.
+
+    `tempfile.gettempdir` looks for a writable one by writing, and raises where it finds none.
+    """
+    named = next((value for name in ("TMPDIR", "TEMP", "TMP") if (value := os.environ.get(name))), "/tmp")
+    return [os.path.abspath(named)] if os.access(named, os.W_OK) else []

@@ -1,0 +1,253 @@
+"""Builds the specs of the workers of one round: environment, command line, streams, processors, result files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from dlrover_run import linux
+from dlrover_run.agent.host import host_name
+from dlrover_run.coordination.model import RankAssignment
+from dlrover_run.features.observe import page
+from dlrover_run.features.observe.pages import ProgressPages
+from dlrover_run.output import streams
+from dlrover_run.output.relay_client import RelayClient, StepSearch
+from dlrover_run.processes.process import ManagedProcess, ProcessSpec
+from dlrover_run.spec import JobSpec
+from dlrover_run.workers.environment import (
+    SURVIVOR_VARIABLES,
+    command_line,
+    fill_macros,
+    python_program,
+    worker_environment,
+)
+from dlrover_run.workers.starter import WANTED_VARIABLE
+from dlrover_run.workers.startup_probe import StartupProbe
+
+if TYPE_CHECKING:
+    from dlrover_run.output.logs_specs import LogsDestinations
+
+
+OPTIMIZER_STEPS = "optimizer-steps"
+"""What `worker_path/sitecustomize.py` installs."""
+
+
+class WorkerSpec(ProcessSpec, frozen=True, kw_only=True):
+    """One worker of a round."""
+
+    rank: int
+    local_rank: int
+
+
+Worker = ManagedProcess[WorkerSpec]
+
+
+class ResultFiles:
+    """Memory files for the return values of a function launch, one for each local rank. Nothing is on a disk."""
+
+    def __init__(self, local_ranks: int) -> None:
+        self._fds = [linux.memfd_create(f"dlrover-run result {rank}") for rank in range(local_ranks)]
+
+    def path(self, local_rank: int) -> str:
+        """The path at which the worker opens its file; it needs no inherited descriptor."""
+        return f"/proc/{os.getpid()}/fd/{self._fds[local_rank]}"
+
+    def renew(self, local_rank: int) -> None:
+        """Empty the file for another process in the place of that local rank."""
+        os.ftruncate(self._fds[local_rank], 0)
+
+    def read(self, local_rank: int) -> bytes:
+        """The data that the worker has written."""
+        fd = self._fds[local_rank]
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+
+    def close(self) -> None:
+        """Free the memory."""
+        for fd in self._fds:
+            os.close(fd)
+
+
+class WorkerSpecs(msgspec.Struct, frozen=True):
+    """The specs of the workers of one round on this node, and the resources opened for them. `progress` has the page of
+    each; `results` is None unless a function runs. Workers that run since an earlier round, and their resources, are
+    those of the specs before."""
+
+    ranks: RankAssignment
+    streams: streams.StreamPlan
+    workers: tuple[WorkerSpec, ...]
+    startup_probe: StartupProbe
+    progress: ProgressPages
+    results: ResultFiles | None
+
+
+def launcher_environments(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """The variables that the launcher itself sets, by local rank, as torchrun passes them to a plugin for logs."""
+    names = worker_environment(spec, ranks, 0, {}, "").keys()
+    wholes = [worker_environment(spec, ranks, rank, parent, "") for rank in range(ranks.workers)]
+    return {rank: {name: whole[name] for name in names} for rank, whole in enumerate(wholes)}
+
+
+def build_worker_specs(
+    spec: JobSpec,
+    ranks: RankAssignment,
+    parent: Mapping[str, str],
+    run_dir: str | None,
+    relay: RelayClient,
+    placed: LogsDestinations | None = None,
+    own: Callable[[int], Mapping[str, str]] = lambda local_rank: {},
+    before: WorkerSpecs | None = None,
+    kept: Collection[int] = (),
+) -> WorkerSpecs:
+    """Build the specs of a round's workers and open their streams; `close_streams` closes the inherited ones.
+
+    `placed` is a plugin's answer: where the output goes and which environments the workers have. `own` returns further
+    variables of a local rank. The local ranks `kept` run since the round of the specs `before`: they keep what was
+    opened for them. Raises SpecError if a device, a CPU set or a log directory is missing, OSError if a file cannot be
+    opened.
+    """
+    if placed is None:
+        attempt = streams.next_free_attempt(run_dir, ranks.round - 1)
+        plan = streams.plan_streams(spec.logs, run_dir, attempt, ranks.workers)
+        streams.make_dirs(plan)
+    else:
+        plan = _placed_plan(placed, spec)
+    shared = streams.shares_console(plan)
+    if spec.progress_regex or spec.logs.prefixed or shared:
+        plan = streams.route_through_relay(plan, hidden=bool(spec.progress_regex))
+    if relay.single_console:
+        plan = streams.merge_stdout_into_stderr(plan)
+    cpus = _bound_cpus(spec, ranks, parent)
+    wanted = wanted_at_start(spec)
+    probe, progress, results = _resources(spec, ranks, before, kept)
+    if before is not None:
+        old, new = before.streams.ranks, plan.ranks
+        merged = tuple(old[one.local_rank] if one.local_rank in kept else one for one in new)
+        plan = replace(plan, ranks=merged, tees=tuple(tee for tee in plan.tees if tee.local_rank not in kept))
+    workers = []
+    for rank_streams in plan.ranks:
+        local_rank = rank_streams.local_rank
+        rank = ranks.first_rank + local_rank
+        if before is not None and local_rank in kept:
+            workers.append(replace(before.workers[local_rank], name=f"rank {rank}", rank=rank, stdio=(0, 1, 2)))
+            continue
+        if placed is None:
+            environment = worker_environment(spec, ranks, local_rank, parent, rank_streams.error_file or "")
+        else:
+            environment = {**parent, **placed.environments[local_rank]}
+        environment |= probe.marks.environment()
+        for name in SURVIVOR_VARIABLES:
+            environment.pop(name, None)
+        environment.update(own(local_rank))
+        environment[page.VARIABLE] = progress.path(local_rank)
+        if wanted:
+            environment[WANTED_VARIABLE] = ",".join(wanted)
+        if results is None:
+            args = fill_macros(spec.entrypoint.args, local_rank)
+        else:
+            args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
+        prefix = _prefix(spec, ranks, local_rank) if spec.logs.prefixed else None
+        search = StepSearch(spec.progress_regex, progress.path(local_rank)) if spec.progress_regex else None
+        workers.append(
+            WorkerSpec(
+                name=f"rank {rank}",
+                rank=rank,
+                local_rank=local_rank,
+                record_imports=local_rank == 0,
+                argv=command_line(spec.entrypoint, args),
+                args=args,
+                environment=environment,
+                stdio=(0, *_outputs(rank_streams, relay, prefix, shared, search)),
+                cpus=cpus.get(local_rank),
+                signal_group=spec.entrypoint.kind == "program",
+            )
+        )
+        if search is not None:
+            outputs = (rank_streams.stdout, rank_streams.stderr)
+            for path in dict.fromkeys(each.path for each in outputs if each.path is not None):
+                relay.search_log(path, search, start=_size(path))
+    for tee in plan.tees:
+        prefix = _prefix(spec, ranks, tee.local_rank)
+        relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
+    return WorkerSpecs(ranks, plan, tuple(workers), probe, progress, results)
+
+
+def _resources(
+    spec: JobSpec, ranks: RankAssignment, before: WorkerSpecs | None, kept: Collection[int]
+) -> tuple[StartupProbe, ProgressPages, ResultFiles | None]:
+    """What the agent opens for the workers of a round; those of the round before, if some of its workers go on."""
+    if before is not None:
+        before.startup_probe.carry_on(ranks)
+        for local_rank in set(range(ranks.workers)).difference(kept):
+            before.progress.renew(local_rank)
+            if before.results is not None:
+                before.results.renew(local_rank)
+        return before.startup_probe, before.progress, before.results
+    results = ResultFiles(ranks.workers) if spec.entrypoint.kind == "function" else None
+    return StartupProbe(ranks), ProgressPages(ranks.workers), results
+
+
+def wanted_at_start(spec: JobSpec) -> tuple[str, ...]:
+    """What is to be installed in each worker before its script begins; nothing in a program that may not be Python."""
+    if python_program(spec.entrypoint) is None:
+        return ()
+    return (OPTIMIZER_STEPS,) if spec.progress == "optimizer" else ()
+
+
+def _prefix(spec: JobSpec, ranks: RankAssignment, local_rank: int) -> str:
+    rank = ranks.first_rank + local_rank
+    return streams.line_prefix(spec.logs.prefix_template, spec.role, rank, local_rank, host_name())
+
+
+def _placed_plan(placed: LogsDestinations, spec: JobSpec) -> streams.StreamPlan:
+    from dlrover_run.output.logs_specs import plan_from_destinations
+
+    plan = plan_from_destinations(placed, spec.logs)
+    for rank_streams in plan.ranks:
+        # A plugin may name the same file in every round; the record of an earlier round must not be read as this one's.
+        if rank_streams.error_file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(rank_streams.error_file)
+    return plan
+
+
+def _size(path: str) -> int:
+    """The size of a log file from an earlier round, whose content has been shown already."""
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def _bound_cpus(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
+    """The processors of each local rank with `--numa-binding`, empty without."""
+    if spec.numa_binding is None:
+        return {}
+    from dlrover_run.devices import numa
+
+    gpus = numa.binding_gpus(spec.numa_binding, parent)
+    return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(ranks.workers)}
+
+
+def _outputs(
+    rank_streams: streams.RankStreams, relay: RelayClient, prefix: str | None, shared: bool, search: StepSearch | None
+) -> tuple[int, int]:
+    """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console.
+    `shared` is true if other workers write there too. `search` has the relay look for steps."""
+    key, out, err = str(rank_streams.local_rank), rank_streams.stdout, rank_streams.stderr
+    if err.where == "relay":
+        stderr = relay.open_stderr(key, show=err.shown, prefix=prefix, whole_lines=shared, steps=search)
+    else:
+        stderr = streams.open_output(err, 2)
+    if out.where == "stderr":
+        return stderr, stderr
+    if out.where == "relay":
+        return relay.open_stdout(key, prefix, show=out.shown, steps=search), stderr
+    return streams.open_output(out, 1), stderr
+
+
+def close_streams(workers: Iterable[WorkerSpec]) -> None:
+    """Close this process's copies of the workers' outputs, after the workers have been started or will not be."""
+    for worker in workers:
+        worker.close_stdio()
