@@ -23,7 +23,8 @@ _REQUEUE_COUNTS = (REQUEUE_COUNT, "SLURM_RESTART_COUNT", "JOBSET_RESTART_ATTEMPT
 
 OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
 """The variable that tells a process of the node check that no other local rank has the one device that it sees
-(`features/node_check/check/tasks.py`). Without it, devices that each rank sees alone look like one device that all ranks share."""
+(`features/node_check/check/tasks.py`). Without it, devices that each rank sees alone look like one device that all
+ranks share."""
 
 
 SURVIVOR_VARIABLES = ("DLROVER_SURVIVOR_LINE", "DLROVER_SURVIVOR_TOKEN")

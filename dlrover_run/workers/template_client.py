@@ -1,9 +1,9 @@
 """The agent's side of `--start-method=forkserver`: start a template, have workers forked from it, let it learn.
 
-A template is a fresh interpreter of the user's that imports what the workers import; `dlrover_run/workers/template` is what
-runs in it. The agent must be the child subreaper before it asks for the first worker: each worker becomes its child, to
-be watched through a pidfd and reaped as one that it started itself. Nothing here blocks the event loop; requests are
-answered in order, one at a time.
+A template is a fresh interpreter of the user's that imports what the workers import; `dlrover_run/workers/template` is
+what runs in it. The agent must be the child subreaper before it asks for the first worker: each worker becomes its
+child, to be watched through a pidfd and reaped as one that it started itself. Nothing here blocks the event loop;
+requests are answered in order, one at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CLOSE_TIMEOUT = 1.0
 
 MAX_ANSWER = 65_536
 
-TEMPLATE_FOLDER = Path(__file__).resolve().parent.parent / "template"
+TEMPLATE_FOLDER = Path(__file__).resolve().parent / "template"
 
 BOOT = """\
 import sys

@@ -12,7 +12,7 @@ Role._member_names_.append("SPARE")
 Role._member_map_["SPARE"] = SPARE
 Role._value2member_map_["spare"] = SPARE
 
-from tf_ps_runner.cluster import rules
+from tf_ps_runner.cluster import rules  # noqa: E402
 
 rules.ROLES[SPARE] = rules.RoleSpec(
     noun="spare",
@@ -32,7 +32,7 @@ from dlrover_run.failures.worker_exit import WorkerExit  # noqa: E402
 from dlrover_run.spec import FlagValue  # noqa: E402
 from tf_ps_runner.agent.desired import LocalTask, task_states  # noqa: E402
 from tf_ps_runner.agent.exits import ExitInfo, classify_exit  # noqa: E402
-from tf_ps_runner.cluster import text
+from tf_ps_runner.cluster import text  # noqa: E402
 from tf_ps_runner.cluster.orders import NodeOrder  # noqa: E402
 from tf_ps_runner.command_line import options  # noqa: E402
 from tf_ps_runner.command_line.cluster import tasks_of_node  # noqa: E402

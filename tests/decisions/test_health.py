@@ -113,7 +113,8 @@ def only(found: list[NodeProblem], *words: str, severe: bool) -> None:
 
 def test_a_machine_without_a_driver_is_well_and_loads_no_nvml(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from dlrover_run.features.node_check.node.gpus import find_gpu_problems\n"
+        "import sys; from pathlib import Path\n"
+        "from dlrover_run.features.node_check.node.gpus import find_gpu_problems\n"
         f"print(list(find_gpu_problems(2, {{}}, dev=Path({str(tmp_path)!r}))))\n"
         "print([name for name in ('pynvml', 'torch') if name in sys.modules])"
     )

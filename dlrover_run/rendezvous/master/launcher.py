@@ -157,7 +157,7 @@ class MasterProcess:
 def _environment() -> dict[str, str]:
     environment = {name: text for name, text in os.environ.items() if not name.startswith("DLROVER_RDZV_TOKEN")}
     # In its working directory it would not find a package that this process has imported from its own.
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), root)))
     environment["PYTHONSAFEPATH"] = "1"
     return environment

@@ -1,4 +1,4 @@
-"""Answers the orders of a node check as `dlrover_run/features/node_check/check` does, without torch, as a test specifies.
+"""Answers the orders of a node check as a test specifies, without torch (`dlrover_run/features/node_check/check`).
 
 Each order is recorded in the file `orders` of the working directory. The first line of `behave`, if there is such a
 file, specifies the next behavior; the process that follows it removes it. `0 die` is for local rank 0 only.

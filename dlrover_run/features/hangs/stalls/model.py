@@ -37,8 +37,8 @@ class StallNodeReport(
     msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="stall"
 ):
     """The workers of the node make no progress, for the `number`th time in the round that the report is about; with
-    `partly` only the `suspects`. `trains` is that of `features.hangs.search.guilt.find_stall`. A node whose workers make progress has
-    such a part only to answer the question `answered`: `witnesses` of its workers train."""
+    `partly` only the `suspects`. `trains` is that of `features.hangs.search.guilt.find_stall`. A node whose workers
+    make progress has such a part only to answer the question `answered`: `witnesses` of its workers train."""
 
     number: Count = 0
     trains: bool = False

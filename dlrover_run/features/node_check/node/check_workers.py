@@ -1,10 +1,10 @@
 """The processes of a health check: one for each local rank, which computes and tests links on request.
 
-They run `dlrover_run/features/node_check/check`, by its path and in the user's interpreter, in which this project may not be
-installed. Requests are written to standard input and answers read from standard output, one JSON object a line. The end
-of standard error is kept, because it explains why a process has ended. A process answers every request in turn, so the
-caller waits for all answers, for a process that has ended, or until a timeout. Below are the requests, and what the
-answers show of the devices of this node.
+They run `dlrover_run/features/node_check/check`, by its path and in the user's interpreter, in which this project may
+not be installed. Requests are written to standard input and answers read from standard output, one JSON object a line.
+The end of standard error is kept, because it explains why a process has ended. A process answers every request in turn,
+so the caller waits for all answers, for a process that has ended, or until a timeout. Below are the requests, and what
+the answers show of the devices of this node.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ processes are ended, and their answers do not count."""
 GROUP_SHARE = 0.8
 """The part of a link's time after which its processes give up by themselves, so that they can test the next link."""
 
-NODE_CHECK_FOLDER = str(Path(__file__).resolve().parent.parent / "node_check")
+NODE_CHECK_FOLDER = str(Path(__file__).resolve().parent.parent / "check")
 
 STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
 """The variable with the port at which the check process of local rank 0 hosts a store from its start (`tasks.py`)."""
