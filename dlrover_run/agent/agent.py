@@ -72,6 +72,7 @@ class Agent:
         make_adapter: AdapterFactory,
         events: Events = NO_EVENTS,
     ) -> None:
+        self._kept_events = events
         self._ledger: LiveLedger | None = None
         if job.backend in REFRESH_INTERVAL:
             events = self._ledger = LiveLedger(log_opened(job), events)
@@ -100,11 +101,12 @@ class Agent:
         self._client = open_client(self._wake.set, self._print_job_line)
         self._client.stack_source = self._find_in_workers
         self._operator = AgentSocket(
-            lambda: self._info(run_dir),
+            self._info,
             self._ask,
             self._task_progress,
             self._ask_stacks,
             lambda: self._adapter.checkpoint_memory,
+            self._kept_events.lines,
         )
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
         refresh = REFRESH_INTERVAL.get(job.backend, None if job.stall_action == "off" else REFRESH_INTERVAL["master"])
@@ -181,10 +183,10 @@ class Agent:
             # The job does not need it.
             self._console.info(f"warning: `status` does not find this node from here: {error.strerror or error}")
 
-    def _info(self, run_dir: RunDir) -> AgentInfo:
+    def _info(self) -> AgentInfo:
         from dlrover_run.agent.agent_info import agent_info
 
-        return agent_info(self._job, self._node_state, run_dir, self._began)
+        return agent_info(self._job, self._node_state, self._kept_events.path, self._began)
 
     async def _ask(self, request: OperatorRequest | None) -> JobStatus:
         """The status of the job after a request. While the coordinator is away, a stop ends this node alone."""

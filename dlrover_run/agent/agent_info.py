@@ -8,17 +8,14 @@ import time
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.policy_records import PROGRAM
-from dlrover_run.features.events.event_log import event_log_path
 from dlrover_run.features.local_nodes.nodes import CLUSTER_VARIABLE
 from dlrover_run.features.operate.protocol import MAX_SCRIPT, AgentInfo
-from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import join_address
 
 
-def agent_info(job: JobSpec, node: NodeState, run_dir: RunDir, began: float) -> AgentInfo:
-    """The agent of this process, which began at that time of the monotonic clock."""
-    log = event_log_path(job, run_dir)
+def agent_info(job: JobSpec, node: NodeState, log: str, began: float) -> AgentInfo:
+    """The agent of this process, which began at that time of the monotonic clock; `log` is its event log."""
     return AgentInfo(
         job=job.display_name,
         program=PROGRAM if job.rules.policy is None else job.rules.policy.program,
@@ -31,7 +28,7 @@ def agent_info(job: JobSpec, node: NodeState, run_dir: RunDir, began: float) -> 
         script=_script(job),
         seconds=round(time.monotonic() - began, 3),
         endpoint=job.endpoint if job.master is None else join_address(job.master.host, job.master.port),
-        log="" if log is None else str(log),
+        log=log,
     )
 
 

@@ -21,7 +21,8 @@ from dlrover_run.console.rounds import render_success
 from dlrover_run.coordination.model import Failure
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.events.event_log import open_event_log
+from dlrover_run.features.events.event_log import log_opened, open_event_log
+from dlrover_run.features.events.recent import RecentEvents
 from dlrover_run.features.observe.progress_reporter import is_verbose
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir, make_temp_dir, remove_run_dir
@@ -47,7 +48,8 @@ async def run_agent(
     # The relay is the last to end, so the directory goes even when watchdog and agent are killed together.
     run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     agent: Agent | None = None
-    events = open_event_log(job, run_dir, program, _print_from_thread(console))
+    log = open_event_log(job, run_dir, program, _print_from_thread(console))
+    events = RecentEvents(log_opened(job, program), log)
     try:
         agent = Agent(job, run_dir, relay, parent_pipes, console, partial(open_client, job), make_adapter, events)
     except SpecError as mistake:

@@ -299,8 +299,14 @@ def severity_of(event: Event) -> str:
     return INFO
 
 
+def stamped(event: Event, time: datetime, mono: float) -> Event:
+    """The event as it is kept: with its times, and its severity."""
+    return msgspec.structs.replace(event, time=time, mono=round(mono, 6), severity=severity_of(event))
+
+
 class Events:
-    """Takes the events of one agent. This one forgets them; `writer.EventWriter` keeps them."""
+    """Takes the events of one agent. This one forgets them; `writer.EventWriter` keeps them in a file, and
+    `recent.RecentEvents` the last ones in memory."""
 
     def emit(self, event: Event) -> None:
         """Take an event that happens now. It returns at once, and never fails."""
@@ -308,6 +314,15 @@ class Events:
     def close(self) -> bool:
         """Wait, for a limited time, until all events are in the log. Returns whether they are; there are no more."""
         return True
+
+    @property
+    def path(self) -> str:
+        """The file that has all events until now; empty without one."""
+        return ""
+
+    def lines(self) -> list[bytes]:
+        """The events that are kept in memory, as lines of a log, the first line included."""
+        return []
 
 
 NO_EVENTS = Events()

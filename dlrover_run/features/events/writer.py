@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from dlrover_run.features.events.records import ERROR, Event, Events, LogGap, LogOpened, severity_of
+from dlrover_run.features.events.records import ERROR, Event, Events, LogGap, LogOpened, stamped
 
 MAX_BYTES = 8 * 1024 * 1024
 """The size at which a file is rotated: more than 20,000 events."""
@@ -179,6 +179,10 @@ class EventWriter(Events):
                 self._thread.start()
             self._changed.notify()
 
+    @property
+    def path(self) -> str:
+        return "" if self._warned else str(self._file.path)
+
     def close(self, timeout: float | None = None) -> bool:
         """Write what waits, and close the file. Returns whether that was done in `timeout` seconds, those of this
         writer if None."""
@@ -193,7 +197,7 @@ class EventWriter(Events):
         return not thread.is_alive()
 
     def _stamped_now(self, event: Event) -> Event:
-        return _stamped(event, self._now(), round(self._mono(), 6))
+        return stamped(event, self._now(), self._mono())
 
     def _note_overflow(self) -> None:
         """Put a gap where events were dropped: after those that wait, and before the next one."""
@@ -221,7 +225,7 @@ class EventWriter(Events):
     def _append(self, event: Event) -> None:
         try:
             if self._unwritten:
-                self._file.append(_stamped(LogGap(dropped=self._unwritten), event.time, event.mono))
+                self._file.append(stamped(LogGap(dropped=self._unwritten), event.time, event.mono))
                 self._unwritten = 0
             self._file.append(event)
         except OSError as error:
@@ -232,7 +236,3 @@ class EventWriter(Events):
                     f"warning: the event log {self._file.path} cannot be written ({error.strerror}); "
                     "the job continues without it"
                 )
-
-
-def _stamped(event: Event, time: datetime, mono: float) -> Event:
-    return msgspec.structs.replace(event, time=time, mono=mono, severity=severity_of(event))

@@ -42,8 +42,8 @@ AskStacks = Callable[["StackQuery"], Awaitable["JobStacks"]]
 
 
 class AgentSocket:
-    """Answers requests with what `info`, `progress` and `memory` return, with the status that `ask` and the stacks that
-    `ask_stacks` returns. It needs a running loop, and costs nothing while no request comes."""
+    """Answers requests with what `info`, `progress`, `memory` and `recent_events` return, with the status that `ask`
+    and the stacks that `ask_stacks` returns. It needs a running loop, and costs nothing while no request comes."""
 
     def __init__(
         self,
@@ -52,12 +52,14 @@ class AgentSocket:
         progress: Callable[[], Sequence[TaskProgress]] = tuple,
         ask_stacks: AskStacks | None = None,
         memory: Callable[[], MemoryUse | None] = lambda: None,
+        recent_events: Callable[[], Sequence[bytes]] = tuple,
     ) -> None:
         self._info = info
         self._progress = progress
         self._ask = ask
         self._ask_stacks = ask_stacks
         self._memory = memory
+        self._recent_events = recent_events
         self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
         self._ending: asyncio.Future[JobEnding] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
@@ -107,7 +109,12 @@ class AgentSocket:
 
         request = msgspec.json.decode(line, type=AgentRequest, dec_hook=decode_part)
         tasks = tuple(self._progress())[:MAX_TASKS] if request.progress else ()
-        reply = AgentReply(agent=self._info(), tasks=tasks, memory=self._memory() if request.progress else None)
+        reply = AgentReply(
+            agent=self._info(),
+            tasks=tasks,
+            memory=self._memory() if request.progress else None,
+            events=tuple(map(msgspec.Raw, self._recent_events())) if request.events else (),
+        )
         if request.ending:
             return msgspec.json.encode(await self._until_end(reply)) + b"\n"
         if request.stacks is not None and request.stacks.logs is not None:

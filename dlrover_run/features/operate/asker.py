@@ -132,7 +132,10 @@ class Asker:
                 return ended, None
             hint = "of a job that is over name the event logs, for example logs/latest"
             raise AskFailed(f"{failed}; {hint}", failed.no_job) from None
-        return running_logs(job.agents), job
+        logs = await running_logs(job)
+        if any(log.torn_head for log in logs):
+            report(self.name, "the oldest events of this job are not kept any more.")
+        return logs, job
 
 
 def _is_job(place: str) -> bool:

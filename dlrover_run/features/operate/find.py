@@ -93,14 +93,24 @@ class JobHere:
     async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
         """What the tasks of each node on this machine have done, by its node id; those that have no step are left
         out."""
-        return {reply.agent.node_id: reply.tasks for reply in await self._replies() if reply.tasks}
+        return {reply.agent.node_id: reply.tasks for reply in await self._progress() if reply.tasks}
 
     async def memory(self) -> Mapping[str, MemoryUse]:
         """What checkpoints take in memory on each node on this machine, by its node id."""
-        return {reply.agent.node_id: reply.memory for reply in await self._replies() if reply.memory is not None}
+        return {reply.agent.node_id: reply.memory for reply in await self._progress() if reply.memory is not None}
 
-    async def _replies(self) -> list[AgentReply]:
-        replies = await asyncio.gather(*(ask_agent(socket, AgentRequest(progress=True)) for socket in self._sockets))
+    async def _progress(self) -> list[AgentReply]:
+        return await self._replies(AgentRequest(progress=True), self._sockets)
+
+    async def recent_events(self, agents: Sequence[AgentInfo]) -> list[list[bytes]]:
+        """For each of these agents of this machine that answers, the lines of a log with the events that it keeps in
+        memory."""
+        sockets = [name for name, agent in zip(self._sockets, self.agents, strict=True) if agent in agents]
+        replies = await self._replies(AgentRequest(events=True), sockets)
+        return [[bytes(line) for line in reply.events] for reply in replies]
+
+    async def _replies(self, request: AgentRequest, sockets: Sequence[str]) -> list[AgentReply]:
+        replies = await asyncio.gather(*(ask_agent(socket, request) for socket in sockets))
         return [reply for reply in replies if reply is not None]
 
 
@@ -160,6 +170,9 @@ class JobElsewhere:
 
     async def memory(self) -> Mapping[str, MemoryUse]:
         return {}
+
+    async def recent_events(self, agents: Sequence[AgentInfo]) -> list[list[bytes]]:
+        return []
 
 
 FoundJob = JobHere | JobElsewhere

@@ -15,7 +15,17 @@ from dlrover_run.command_line import values
 from dlrover_run.features.events.records import FILE_NAME, WorkerFailed
 from dlrover_run.features.events.state_directory import name_prefix, state_directory
 from dlrover_run.features.inspect.ledger import build_ledger
-from dlrover_run.features.inspect.reader import AgentLog, Entry, NoEventLog, latest_run, merged, other_runs, read_logs
+from dlrover_run.features.inspect.reader import (
+    AgentLog,
+    Entry,
+    NoEventLog,
+    latest_run,
+    merged,
+    other_runs,
+    parse_log,
+    read_logs,
+)
+from dlrover_run.features.operate.find import FoundJob
 from dlrover_run.features.operate.protocol import AgentInfo
 from dlrover_run.features.operate.text import Effectiveness
 from dlrover_run.spec import SpecError
@@ -48,14 +58,37 @@ def named_logs(path: str, job: str | None = None) -> NamedLogs:
         raise SpecError(f"the event log {path!r} cannot be read: {error.strerror}.") from None
 
 
-def running_logs(agents: Sequence[AgentInfo]) -> list[AgentLog]:
-    """The logs of running agents of one job and, in a directory that agents share, of the other agents of that run.
-    Logs that cannot be read are left out."""
-    paths = {Path(agent.log) for agent in agents if agent.log}
-    places = {path if path.name == FILE_NAME else path.parent for path in paths}
-    names = {agent.job for agent in agents}
-    found = [log for place in sorted(places) for name in sorted(names) for log in _readable(place, name)]
-    return latest_run([log for log in found if log.opened.job in names])
+class RunningLogs(NamedTuple):
+    """The logs of a running job. `unread` are its agents here whose log this machine cannot read, or that keep none."""
+
+    logs: list[AgentLog]
+    unread: list[AgentInfo]
+
+
+def written_logs(agents: Sequence[AgentInfo]) -> RunningLogs:
+    """The logs of running agents of one job and, in a directory that agents share, of the other agents of that run."""
+    found: list[AgentLog] = []
+    places: set[Path] = set()
+    unread = []
+    for agent in agents:
+        path = Path(agent.log)
+        place = path if path.name == FILE_NAME else path.parent
+        logs = [log for log in _readable(place, agent.job) if log.opened.job == agent.job] if agent.log else []
+        # Of an agent with other files the path may be that of another log, or of none.
+        if not any((log.opened.host, log.opened.pid) == (agent.host, agent.pid) for log in logs):
+            unread.append(agent)
+        elif place not in places:
+            places.add(place)
+            found += logs
+    return RunningLogs(latest_run(found), unread)
+
+
+async def running_logs(job: FoundJob) -> list[AgentLog]:
+    """The logs of the agents of a job on this machine: of each agent the log that it writes if this machine can read
+    it, else the events that the agent keeps in memory."""
+    written, unread = written_logs(job.agents)
+    kept = [log for lines in await job.recent_events(unread) if (log := parse_log(lines)) is not None]
+    return sorted([*written, *kept], key=lambda log: (log.opened.time, log.opened.node_id))
 
 
 def ended_logs(word: str | None) -> list[AgentLog]:
@@ -94,7 +127,7 @@ def effectiveness(agents: Sequence[AgentInfo]) -> Effectiveness | None:
             continue
     if not sizes or sizes > MAX_QUICK_BYTES:
         return None
-    logs = running_logs(agents)
+    logs = written_logs(agents).logs
     ratio = build_ledger(logs, datetime.now(UTC), running=True).ettr
     return None if ratio is None else Effectiveness(ratio, len(logs))
 

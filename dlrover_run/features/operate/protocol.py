@@ -21,13 +21,14 @@ MAX_TASKS = 1024
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request for the AgentInfo, with `progress` also for what the tasks have done, and with `status` for the status
-    of the job, after the operator's `request` was carried out. `stacks` asks for the stacks of the job's workers, and
-    `ending` for the answer at the end of the job."""
+    of the job, after the operator's `request` was carried out. `stacks` asks for the stacks of the job's workers,
+    `events` for the last events of the agent, and `ending` for the answer at the end of the job."""
 
     status: bool = False
     progress: bool = False
     request: OperatorRequest | None = None
     stacks: StackQuery | None = None
+    events: bool = False
     ending: bool = False
 
     @property
@@ -43,8 +44,8 @@ MAX_SCRIPT = 500
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One agent. `launcher` is the pid of the command that started the job here, `script` what its workers run, and
     `seconds` the age of the agent. `endpoint` is that of its master, or what was given for a job of one node, which has
-    none. `log` is its event log, empty if it keeps none. `uid` is its user, as the kernel knows it: what the agent
-    sends is ignored."""
+    none. `log` is its event log, empty if it keeps none, or if events could not be written. `uid` is its user, as the
+    kernel knows it: what the agent sends is ignored."""
 
     job: str
     program: str
@@ -81,13 +82,15 @@ class JobEnding(msgspec.Struct, frozen=True, kw_only=True):
 class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of an agent. `problem` is a clause if it has not got what was requested; with `no_job`, the
     coordinator does not know the job, or does not answer. A task that has reported no step is left out. `memory` is
-    what checkpoints take in memory on this node."""
+    what checkpoints take in memory on this node, and `events` are lines of a log: the events that the agent keeps in
+    memory."""
 
     agent: AgentInfo
     tasks: tuple[TaskProgress, ...] = ()
     memory: MemoryUse | None = None
     status: JobStatus | None = None
     stacks: JobStacks | None = None
+    events: tuple[msgspec.Raw, ...] = ()
     ending: JobEnding | None = None
     problem: Annotated[str, Meta(max_length=4000)] = ""
     no_job: bool = False
