@@ -508,6 +508,38 @@ def test_it_is_named_when_no_answer_comes(kind: str) -> None:
     assert OUTSIDE_LIMIT <= report.seconds < OUTSIDE_LIMIT + 3
 
 
+class WaitsAndRuns(WaitsOutside):
+    """Rank 1 waits for a processor for `queued` seconds in half a second of each two, and computes until `computes`."""
+
+    def __init__(self, computes: float = 0.0, queued: float = 0.0) -> None:
+        super().__init__("sleep", 10_000)
+        self.computes, self.queued = computes, queued
+
+    def _outside(self, one: Evidence, child: ProcessFigures) -> Evidence:
+        one = super()._outside(one, child)
+        if one.figures is None or one.rank == 0 or not self.hung:
+            return one
+        own = one.figures.own._replace(cpu=100 + min(one.at, self.computes), queued=self.queued * (one.at // 2))
+        return one._replace(figures=one.figures._replace(own=own))
+
+
+def test_a_worker_that_tries_again_and_again_is_named_on_a_loaded_machine_too() -> None:
+    workers, told = WaitsAndRuns(queued=0.2), Told()
+    watch = StallWatch(RoundDetectors(), workers, workers, told.reports.append, lambda _: None)
+    run_virtually(run_for(130, watch))
+    (report,) = told.reports
+    assert report.guilty == (1,)
+    assert OUTSIDE_LIMIT <= report.seconds < OUTSIDE_LIMIT + 5
+
+
+@pytest.mark.parametrize("computes", [40, 60, 80, 100])
+def test_a_wait_outside_counts_from_when_the_worker_last_computed(computes: float) -> None:
+    workers, told = WaitsAndRuns(computes=computes), Told()
+    watch = StallWatch(RoundDetectors(), workers, workers, told.reports.append, lambda _: None)
+    run_virtually(run_for(computes + OUTSIDE_LIMIT - 5, watch))
+    assert told.reports == []
+
+
 def test_a_node_of_several_reports_it_again_when_no_answer_comes() -> None:
     workers = WaitsOutside("http", 10_000)
     quiet: list[QuietNode | None] = []

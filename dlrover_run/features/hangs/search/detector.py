@@ -108,11 +108,13 @@ Decision = Stalled | AskStacks | Resumed | None
 
 
 class _Change(NamedTuple):
-    """What a worker has done since the sample before; `measured` says whether that is known of its process too."""
+    """What a worker has done since the sample before: it was `busy` with a processor or waited for one, and with
+    `computed` it had one. `measured` says whether that is known of its process too."""
 
     trained: bool
     progress: bool
     busy: bool
+    computed: bool
     measured: bool
 
 
@@ -141,6 +143,7 @@ class Detector:
     _progress_at: float | None = None
     _progressed: bool = False
     _busy_at: float = 0.0
+    _computed_at: float = 0.0
     _measured: int = 0
     _probed_since: float = 0.0
     _first_at_store: float | None = None
@@ -270,7 +273,8 @@ class Detector:
 
     def postpone(self, seconds: float) -> None:
         """Take back the stall that was decided last, as the evidence is good enough only after `seconds` without
-        progress. They count from the last progress."""
+        progress. They count from the last progress, or from when a worker last computed: one that only waited for a
+        processor, as each worker does on a loaded machine, would put the end off for ever."""
         self._min_quiet = seconds
         self._reported = None
         self._stacks.clear()
@@ -280,9 +284,13 @@ class Detector:
         ranks = tuple(one.rank for one in samples)
         busy = tuple(rank for rank, change in changes.items() if change.busy)
         # What was busy until now has done something else than to hang.
-        since = self._progress_at if busy else max(self._progress_at, self._busy_at)
+        since = self._progress_at
+        if not busy:
+            since = max(since, self._computed_at if self._min_quiet else self._busy_at)
         if busy:
             self._busy_at = now
+        if any(change.computed for change in changes.values()):
+            self._computed_at = now
         if now - since < max(self.limit, self._min_quiet) or not self._is_learned or self._measured < MEASURED:
             return None
         if busy:
@@ -352,6 +360,7 @@ class Detector:
         assert self._progress_at is not None
         self._progress_at += gap
         self._busy_at += gap
+        self._computed_at += gap
         self._probed_since += gap
         if self._began is not None:
             self._began += gap
@@ -381,18 +390,19 @@ class Detector:
         known = self._figures.get(one.rank)
         if one.figures is None:
             self._figures.pop(one.rank, None)
-            return _Change(trained, trained or exchanged, busy=False, measured=False)
+            return _Change(trained, trained or exchanged, busy=False, computed=False, measured=False)
         self._figures[one.rank] = one
         if known is None or known.figures is None or one.at <= known.at:
-            return _Change(trained, trained or exchanged, busy=False, measured=False)
+            return _Change(trained, trained or exchanged, busy=False, computed=False, measured=False)
         seconds = one.at - known.at
         own, earlier = one.figures.own, known.figures.own
         moved = own.written - earlier.written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
         busy = own.runs or own.ready - earlier.ready >= BUSY_SHARE * seconds
+        computed = own.cpu - earlier.cpu >= BUSY_SHARE * seconds
         enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
         works = busy and own.faults - earlier.faults >= enough
         progress = trained or exchanged or moved or works or _child_works(one, known, seconds)
-        return _Change(trained, progress, busy, measured=True)
+        return _Change(trained, progress, busy, computed, measured=True)
 
 
 def _has_exchanged(before: Evidence, one: Evidence) -> bool:
