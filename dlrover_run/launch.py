@@ -54,6 +54,9 @@ def launch(
     """
     tree.open_standard_streams()
     tree.spare_earlier_children()
+    # Once, and not for each of several nodes on this machine.
+    if not spec.console_name and (problem := tree.explain_unlisted()):
+        _print(spec, f"{program.name}: warning: {problem}", timed=False)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Python would answer with a traceback; the default action ends the watchdog, and that ends the job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

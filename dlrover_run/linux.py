@@ -25,8 +25,8 @@ F_SEAL_SHRINK = 0x2
 F_SEAL_GROW = 0x4
 F_SEAL_WRITE = 0x8
 
-MAX_CLOSED = 65536
-"""Up to this number `close_from` closes descriptors where there is no /proc to list them."""
+MAX_TRIED = 65536
+"""Descriptors below this number are found by `open_descriptors` where there is no /proc to list them."""
 
 # Since Linux 5.0 a new call has the same number on all machines (but alpha); memfd_create is older.
 _PIDFD_SEND_SIGNAL = 424
@@ -84,19 +84,30 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
 
 
-def close_from(first: int, kept: int) -> None:
-    """Close every descriptor from `first` on except `kept`.
+def open_descriptors() -> list[int]:
+    """The descriptors that this process has open. One of them may be closed by now: that of the list itself.
 
-    A limit of 10**9 descriptors, usual in containers, is no upper bound to count to: `os.closerange` of a Python built
-    without close_range(2) closes each number, which takes minutes. So the open ones are read from /proc.
+    They are read from /proc: a limit of 10**9 descriptors, usual in containers, is no upper bound to count to. Where
+    there is no /proc, each number below MAX_TRIED is tried, which takes some 10 ms.
     """
     try:
-        opened = [int(name) for name in os.listdir("/proc/self/fd")]
+        return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
-        os.closerange(first, kept)
-        os.closerange(max(first, kept + 1), min(os.sysconf("SC_OPEN_MAX"), MAX_CLOSED))
-        return
-    for fd in opened:
+        return [fd for fd in range(min(os.sysconf("SC_OPEN_MAX"), MAX_TRIED)) if _is_open(fd)]
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def close_from(first: int, kept: int) -> None:
+    """Close every descriptor from `first` on except `kept`: `os.closerange` of a Python built without close_range(2)
+    closes each number below the limit, which may take minutes."""
+    for fd in open_descriptors():
         if fd >= first and fd != kept:
             # The descriptor of the list itself is closed already.
             try:

@@ -353,6 +353,8 @@ class Job:
         if self._journal is not None:
             try:
                 self._journal.append(plan)
+                if self._journal.repaired:
+                    self._log(f"another program had changed the journal {self._journal.path}: it was written anew")
             except OSError as error:
                 if self._retry_at is None:
                     self._write_error = f"the master cannot write {self._journal.path}: {error.strerror}"[:MAX_WHAT]

@@ -3,7 +3,8 @@
 The first line is a header, each further line a plan; a successor needs only the last plan. Each line begins with a
 checksum of it and of all lines before it, so a changed, missing or moved line is detected. A master that takes a job
 over writes a new file and renames it to the journal's path. That compacts the journal, and a master that was stopped
-meanwhile detects that it has been replaced: the file at that path is not the one that it holds open.
+meanwhile detects that it has been replaced: the file at that path is not the one that it holds open, and begins with a
+later epoch. What another program has cut, overwritten or brought back from a copy is written anew.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class Journal:
         self._header: JournalHeader | None = None
         self._intact = False
         self.plan_age = 0.0
+        self.repaired = False
+        """Whether the last `append` has found that another program had changed the file, and written it anew."""
 
     def take_over(self, rules: JobRules, epoch: int) -> JournalContents:
         """Continue a predecessor's journal in a new file, and return the contents of that.
@@ -172,7 +175,8 @@ class Journal:
                 # A predecessor that compacts makes its draft before it checks, so either it has seen this file, or its
                 # draft is removed here before it becomes the journal, or it has become it.
                 self._remove_drafts()
-                self._check_ours()
+                if not self._check_ours():
+                    raise JournalReplaced(f"another program has changed the journal {self.path}")
                 if len(data) == seen:
                     self.plan_age = max(0, time.time_ns() - decided_at) / 1e9
                     return contents
@@ -181,8 +185,10 @@ class Journal:
 
     def append(self, plan: Plan) -> None:
         """Make a plan durable. Raises JournalReplaced, and OSError if it could not be stored: try again."""
-        self._check_ours()
-        if not self._intact or self._size > COMPACT_BYTES:
+        # After a failed write the size is unknown.
+        same_size = not self._intact or os.fstat(self._fd).st_size == self._size
+        self.repaired = not (self._check_ours() and same_size)
+        if self.repaired or not self._intact or self._size > COMPACT_BYTES:
             # A failed write may have left part of a line, so nothing is appended to it.
             assert self._header is not None, "a journal is taken over before it is written to"
             self._rewrite(JournalContents(self._header, plan), check=self._check_ours)
@@ -191,7 +197,8 @@ class Journal:
         self._intact = False
         _write_all(self._fd, line)
         os.fdatasync(self._fd)
-        self._check_ours()
+        if not self._check_ours():
+            raise OSError(errno.ESTALE, "another program has changed it")
         self._size += len(line)
         self._checksum = _checksum_of(line)
         self._intact = True
@@ -220,14 +227,36 @@ class Journal:
         header = msgspec.structs.replace(before.header, epoch=max(epoch, *(number + 1 for number in earlier)))
         return JournalContents(header, before.plan)
 
-    def _check_ours(self) -> None:
+    def _check_ours(self) -> bool:
+        """Whether the file is the one that this master holds open; False if another program has put another one in its
+        place. Raises JournalReplaced if that is another master's."""
         try:
             current = os.stat(self.path)
         except FileNotFoundError:
             raise JournalReplaced(f"the journal {self.path} was removed") from None
         ours = os.fstat(self._fd)
-        if (current.st_dev, current.st_ino) != (ours.st_dev, ours.st_ino):
+        if (current.st_dev, current.st_ino) == (ours.st_dev, ours.st_ino):
+            return True
+        if self._is_of_a_master():
             raise JournalReplaced(f"another master has taken over the journal {self.path}")
+        return False
+
+    def _is_of_a_master(self) -> bool:
+        """Whether the file at the path was written by a master that has taken the job over: it begins with a later
+        epoch, or is of another version. Raises OSError."""
+        there = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            first = _read_all(there).partition(b"\n")[0]
+        finally:
+            os.close(there)
+        content = first[_CHECKSUM + 1 :]
+        if first[: _CHECKSUM + 1] != b"%08x " % zlib.crc32(content):
+            return False
+        try:
+            header = _read_header(content, self._job)
+        except (ValueError, msgspec.MsgspecError):
+            return True
+        return self._header is None or header.epoch > self._header.epoch
 
     def _remove_drafts(self) -> None:
         """Remove the drafts that a killed master has left behind, or that one makes which is being replaced."""
@@ -236,7 +265,7 @@ class Journal:
                 draft.unlink()
 
     def _rewrite(
-        self, contents: JournalContents, decided_at: int | None = None, check: Callable[[], None] = lambda: None
+        self, contents: JournalContents, decided_at: int | None = None, check: Callable[[], object] = lambda: None
     ) -> None:
         """Replace the file. `decided_at` is the time, in nanoseconds, at which its plan was decided, None for now: the
         file keeps it as its time, so that a master that takes over counts from then how old the plan is. `check` is

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from dlrover_run import linux
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.session import NodeSession
 from dlrover_run.transport.connection import GrpcServerConnection
@@ -99,7 +100,7 @@ class ConnectionLimiter:
 
     def _check(self) -> None:
         self._timer = None
-        if len(os.listdir("/proc/self/fd")) - len(self._joined) <= self._limit // 2:
+        if len(linux.open_descriptors()) - len(self._joined) <= self._limit // 2:
             return
         current = dict.fromkeys(peer for _, peer in self._connections() if peer not in self._joined)
         known = [peer for peer in self._unauthenticated if peer in current]
@@ -123,12 +124,12 @@ class ConnectionLimiter:
 def _sockets() -> Iterator[tuple[int, socket.socket]]:
     """Each network socket of this process with its descriptor: a duplicate, because gRPC may close the descriptor
     meanwhile. It is open until the next one is yielded."""
-    for name in os.listdir("/proc/self/fd"):
+    for fd in linux.open_descriptors():
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as sock:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with socket.socket(fileno=os.dup(fd)) as sock:
                     if sock.family in (socket.AF_INET, socket.AF_INET6):
-                        yield int(name), sock
+                        yield fd, sock
 
 
 def _parse_peer(name: str) -> Peer:

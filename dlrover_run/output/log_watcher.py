@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dlrover_run.output.sources import Source
 
 POLL_SECONDS = 0.1
-"""Seconds between two reads of log files if the kernel has no inotify watch left."""
+"""Seconds between two reads of a log file for which the kernel has no inotify watch, or that could not be read."""
 
 GATHER_SECONDS = 0.005
 """Seconds after log files have grown before they are read again.
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LogWatcher:
-    """Marks log files as grown: by inotify, or all of them every POLL_SECONDS once the kernel has no watch left."""
+    """Marks log files as grown: by inotify, or every POLL_SECONDS those for which the kernel had no watch left."""
 
     def __init__(self, poller: select.epoll, warn: Callable[[str], None]) -> None:
         self._poller = poller
@@ -38,20 +38,33 @@ class LogWatcher:
         """The inotify descriptor, readable when a log file has grown; -1 before the first log file."""
         self.due: float | None = None
         """When `resume` has something to do."""
-        self.polling = False
+        self._warned = False
 
     def add(self, log: Source) -> None:
         try:
             if self.fd < 0:
-                self.fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-                self._poller.register(self.fd, _WAKES_ONCE)
+                self._open()
             # The same number for the same file.
             log.watch = _checked(_libc.inotify_add_watch(self.fd, os.fsencode(log.path), _IN_MODIFY))
         except OSError as error:
-            if not self.polling:
+            if not self._warned:
+                self._warned = True
                 self._warn(f"no inotify watch for log files ({error.strerror}): they are read every {POLL_SECONDS} s")
-            self.polling = True
             self.due = time.monotonic()
+
+    def _open(self) -> None:
+        fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        try:
+            self._poller.register(fd, _WAKES_ONCE)
+        except OSError:
+            os.close(fd)
+            raise
+        self.fd = fd
+
+    def retry(self) -> None:
+        """A log file could not be read, as on a network file system that is gone for now: read it again soon."""
+        if self.due is None:
+            self.due = time.monotonic() + POLL_SECONDS
 
     def remove(self, log: Source, others: Collection[Source]) -> None:
         """Watch the file no more, unless one of the `others` is the same file."""
@@ -66,15 +79,15 @@ class LogWatcher:
             log.grown = log.grown or changed is None or log.watch in changed
 
     def resume(self, logs: Collection[Source]) -> None:
-        """Wait for events again if enough growth may have been gathered; without them, have the logs read."""
+        """Wait for events again if enough growth may have been gathered; have the logs read that have no events."""
         if self.due is None or time.monotonic() < self.due:
             return
         self.due = None
         if self.fd >= 0:
             self._poller.modify(self.fd, _WAKES_ONCE)
-        if self.polling and logs:
-            self.due = time.monotonic() + POLL_SECONDS
-            for log in logs:
+        for log in logs:
+            if log.watch < 0 or log.refused:
+                self.due = time.monotonic() + POLL_SECONDS
                 log.grown = True
 
     def _changed(self) -> set[int] | None:

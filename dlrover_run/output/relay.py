@@ -183,6 +183,8 @@ class _Relay:
             for source in self.all:
                 if source.can_copy:
                     source.copy()
+                    if source.refused:
+                        self.watcher.retry()
                 source.show_unfinished(time.monotonic())
             self._flush()
             self._advance_drains()

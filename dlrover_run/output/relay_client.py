@@ -103,6 +103,8 @@ class RelayClient:
         self._owned: list[str] = []
         self._hurried = False
         self._stuck = False
+        self._on_warning: Callable[[str], None] = lambda text: None
+        self._warned_of_pipes = False
 
     @property
     def pid(self) -> int:
@@ -111,6 +113,7 @@ class RelayClient:
 
     def attach(self, on_warning: Callable[[str], None]) -> None:
         """Join the running event loop; `on_warning` is called with sentences for the user."""
+        self._on_warning = on_warning
         self._process.attach(on_warning)
 
     def _on_start(self) -> None:
@@ -156,13 +159,26 @@ class RelayClient:
     def _open(self, key: str, out: int | None, prefix: str | None, whole_lines: bool, steps: StepSearch | None) -> int:
         console = self._console[out - 1] if out else -1
         terminal = prefix is None and os.isatty(console)
-        read_end, write_end = _pseudo_terminal(console) if terminal else _pipe()
+        read_end, write_end = self._terminal_or_pipe(console) if terminal else _pipe()
         # A worker that was started again under this key has a new pipe.
         self._end(self._live([key]))
         spool = linux.memfd_create("dlrover-run output")
         message = {"do": "pipe", "out": out, "prefix": prefix, "whole": whole_lines}
         self._add(key, {**message, "steps": steps and steps._asdict()}, 0, spool, read_end)
         return write_end
+
+    def _terminal_or_pipe(self, console: int) -> tuple[int, int]:
+        """A pseudo-terminal, or a pipe where the system gives none: a container without /dev/pts, or with too few."""
+        try:
+            return _pseudo_terminal(console)
+        except OSError as error:
+            if not self._warned_of_pipes:
+                self._warned_of_pipes = True
+                self._on_warning(
+                    f"no pseudo-terminal can be opened ({error.strerror}): the workers write to a pipe, and may show "
+                    "colours and progress bars as they do without a terminal"
+                )
+            return _pipe()
 
     def add_tail(
         self,
@@ -412,12 +428,19 @@ def _pipe() -> tuple[int, int]:
 
 
 def _pseudo_terminal(console: int) -> tuple[int, int]:
-    """A raw pseudo-terminal of the console's size: bytes pass unchanged, and programs see a terminal."""
+    """A raw pseudo-terminal of the console's size: bytes pass unchanged, and programs see a terminal.
+
+    Raises OSError."""
     import termios
     import tty
 
     master, slave = os.openpty()
-    tty.setraw(slave)
+    try:
+        tty.setraw(slave)
+    except termios.error as error:
+        os.close(master)
+        os.close(slave)
+        raise OSError(*error.args) from error
     with contextlib.suppress(OSError):
         fcntl.ioctl(slave, termios.TIOCSWINSZ, fcntl.ioctl(console, termios.TIOCGWINSZ, bytes(8)))
     os.set_blocking(master, False)

@@ -57,6 +57,8 @@ class Source:
         """Whether the file may hold more than was read."""
         self.watch = -1
         """The inotify watch of a log file."""
+        self.refused = False
+        """Whether the last read failed."""
         self.lines: LineWriter | None = None
         self.steps: LogSteps | None = None
         """Searches what is read for the steps of the worker."""
@@ -97,6 +99,7 @@ class Source:
         data = b""
         shown = self.sink is not None and not self.sink.dead
         # A log on a network file system that is gone must not end the relay: there are other logs.
+        self.refused = True
         with contextlib.suppress(OSError):
             if shown or self.steps is not None:
                 data = os.pread(self._fd, READ_BYTES, self.offset)
@@ -106,6 +109,7 @@ class Source:
             else:
                 # Nothing will be shown, so the memory of all output can be released.
                 self.offset = self.size()
+            self.refused = False
         begin, resumed = self._shown_to, self.lines.resumed if self.lines is not None else 0
         self.offset += len(data)
         self.grown = len(data) == READ_BYTES

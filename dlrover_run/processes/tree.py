@@ -240,20 +240,63 @@ def _below(roots: Iterable[int], processes: Iterable[ProcessInfo]) -> list[Proce
 
 
 def _processes() -> list[ProcessInfo]:
-    """Every process that /proc shows, except masters; none where /proc belongs to another pid namespace.
+    """Every process that /proc shows, and the children of this one that it hides, except masters; none where /proc
+    belongs to another pid namespace or cannot be read (see `explain_unlisted`).
 
     Not psutil: it reads several files per process and is much slower (see docs/architecture.md)."""
     found: list[ProcessInfo] = []
-    if os.readlink("/proc/self") != str(os.getpid()):
-        return found
-    for name in os.listdir("/proc"):
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return found
+        names = os.listdir("/proc")
+    except OSError:
+        # The kernel's list of our own children may still be there.
+        names = [str(pid) for pid in children_of(os.getpid())]
+    for name in names:
         if name.isdigit():
             with contextlib.suppress(OSError):
                 title, fields = read_stat(int(name))
                 relative = ProcessInfo(int(name), int(fields[1]), int(fields[3]), int(fields[19]))
                 if relative.session != relative.pid or title != MASTER_NAME.encode():
                     found.append(relative)
-    return found
+    return found + _hidden_children()
+
+
+def _hidden_children() -> list[ProcessInfo]:
+    """The children of this process of which /proc shows no more than the pid. An option of the mount, hidepid=2, hides
+    each process whose memory this user may not read, such as one that protects its keys (ssh-agent)."""
+    here = os.getpid()
+    found: list[ProcessInfo] = []
+    for pid in children_of(here):
+        try:
+            read_stat(pid)
+        except OSError:
+            found.append(ProcessInfo(pid, here, 0, 0))
+    # A master among them could not be told from an orphan.
+    return found if not found or _shows_itself() else []
+
+
+def _shows_itself() -> bool:
+    try:
+        read_stat(os.getpid())
+    except OSError:
+        return False
+    return True
+
+
+def explain_unlisted() -> str:
+    """Why this process cannot list the processes below it, a line for the user; empty where it can."""
+    try:
+        if os.readlink("/proc/self") == str(os.getpid()) and os.access("/proc", os.R_OK):
+            read_stat(os.getpid())
+            return ""
+        why = "it shows another pid namespace, or may not be listed"
+    except OSError as error:
+        why = error.strerror or str(error)
+    return (
+        f"/proc cannot be used ({why}): processes that workers leave behind are not found and run on. Mount proc at "
+        "/proc"
+    )
 
 
 def read_stat(pid: int, proc: str | Path = "/proc") -> tuple[bytes, list[bytes]]:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+from dlrover_run import linux
 from dlrover_run.training import peers
 
 _NEEDED = ("_reconfigure", "_get_reconfigure_handle", "_supports_reconfigure")
@@ -147,9 +148,9 @@ def close_connections(own: Collection[Address], others: Collection[Address]) -> 
 def _sockets() -> Iterator[socket.socket]:
     """Copies of this process's sockets of IPv4 and IPv6. What is done to a copy is done to the same connection, though
     another thread may have closed its number meanwhile."""
-    for name in os.listdir("/proc/self/fd"):
+    for fd in linux.open_descriptors():
         try:
-            copy = os.dup(int(name))
+            copy = os.dup(fd)
         except OSError:
             continue  # It was closed meanwhile.
         try:

@@ -18,7 +18,7 @@ from dlrover_run.features.observe.pages import ProgressPages
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient, StepSearch
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec
-from dlrover_run.spec import JobSpec
+from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.workers.environment import (
     SURVIVOR_VARIABLES,
     command_line,
@@ -149,7 +149,7 @@ def build_worker_specs(
         if results is None:
             args = fill_macros(spec.entrypoint.args, local_rank)
         else:
-            args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
+            args = (_payload_path(spec), results.path(local_rank))
         prefix = _prefix(spec, ranks, local_rank) if spec.logs.prefixed else None
         search = StepSearch(spec.progress_regex, progress.path(local_rank)) if spec.progress_regex else None
         workers.append(
@@ -174,6 +174,17 @@ def build_worker_specs(
         prefix = _prefix(spec, ranks, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
     return WorkerSpecs(ranks, plan, tuple(workers), probe, progress, results)
+
+
+def _payload_path(spec: JobSpec) -> str:
+    """The path at which a worker reads the function that it calls. Raises SpecError."""
+    path = f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}"
+    if not os.path.exists(path):
+        raise SpecError(
+            f"the workers cannot get the function that they are to call, because {path} does not exist here: mount "
+            "proc at /proc, or launch a script in place of a function"
+        )
+    return path
 
 
 def _resources(

@@ -191,6 +191,59 @@ def test_a_master_that_was_replaced_writes_no_more(tmp_path: Path) -> None:
     assert decode(successor.path.read_bytes(), "job").plan == PLANS[2]
 
 
+def _cut(path: Path, before: bytes) -> None:
+    os.truncate(path, len(path.read_bytes()) - 10)
+
+
+def _empty(path: Path, before: bytes) -> None:
+    os.truncate(path, 0)
+
+
+def _append(path: Path, before: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(b"a note of the operator\n")
+
+
+def _restore(path: Path, before: bytes) -> None:
+    """As a program does that brings back an older copy of a directory."""
+    copy = path.with_name("copy")
+    copy.write_bytes(before)
+    copy.replace(path)
+
+
+def _overwrite(path: Path, before: bytes) -> None:
+    _restore(path, b"not a journal\n")
+
+
+def _replace_by_nothing(path: Path, before: bytes) -> None:
+    _restore(path, b"")
+
+
+@pytest.mark.parametrize("change", [_cut, _empty, _append, _restore, _overwrite, _replace_by_nothing])
+def test_a_journal_that_another_program_has_changed_is_written_anew(
+    tmp_path: Path, change: Callable[[Path, bytes], None]
+) -> None:
+    one = written(tmp_path, PLANS[:1])
+    before = one.path.read_bytes()
+    one.append(PLANS[1])
+    assert not one.repaired
+    change(one.path, before)
+    one.append(PLANS[2])
+    assert one.repaired
+    one.append(PLANS[0])
+    assert not one.repaired
+    assert Journal(tmp_path, "job").take_over(RULES, 1).plan == PLANS[0]
+    with pytest.raises(JournalReplaced):
+        one.append(PLANS[1])
+
+
+def test_a_master_of_another_version_has_taken_the_job_over_too(tmp_path: Path) -> None:
+    one = written(tmp_path, PLANS[:1])
+    _restore(one.path, encode(JournalContents(msgspec.structs.replace(HEADER, format=99))))
+    with pytest.raises(JournalReplaced, match="another master has taken over"):
+        one.append(PLANS[1])
+
+
 def test_a_journal_that_was_removed_is_no_place_to_write_to(tmp_path: Path) -> None:
     one = written(tmp_path, PLANS[:1])
     one.path.unlink()

@@ -8,6 +8,7 @@ import fcntl
 import os
 import resource
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -20,7 +21,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from dlrover_run.output.cursors import CursorTable, create_cursor_table
+from dlrover_run.output.log_watcher import LogWatcher
 from dlrover_run.output.relay_client import PIPE_BYTES, STUCK_TIMEOUT, RelayClient
+from dlrover_run.output.sources import Source
 from dlrover_run.output.streams import TAIL_BYTES, Stream, open_output
 
 Answer = TypeVar("Answer")
@@ -273,30 +277,137 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
     assert shown.count("\n") == 4 * count
 
 
-def _no_inotify(result: int) -> int:
-    raise OSError(errno.EMFILE, "Too many open files")
+def _refusing(number: int) -> Callable[[int], int]:
+    def refuse(result: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
 
 
-@pytest.mark.parametrize("inotify", [True, False])
-def test_new_lines_are_shown_without_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inotify: bool) -> None:
-    if not inotify:
-        monkeypatch.setattr("dlrover_run.output.log_watcher._checked", _no_inotify)
+@pytest.mark.parametrize("number", [0, errno.EMFILE, errno.ENOSPC, errno.ENOSYS])
+def test_new_lines_are_shown_without_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The number is the error with which the kernel refuses to watch a file."""
+    if number:
+        monkeypatch.setattr("dlrover_run.output.log_watcher._checked", _refusing(number))
     relay, reader = piped()
     warnings: list[str] = []
 
     async def scene() -> None:
         log = _log(tmp_path / "log")
         relay.add_tail(str(tmp_path / "log"), 1, "> ")
-        for number in range(3):
-            os.write(log, b"%d\n" % number)
-            assert os.read(reader, 100) == b"> %d\n" % number
+        for line in range(3):
+            os.write(log, b"%d\n" % line)
+            assert os.read(reader, 100) == b"> %d\n" % line
         os.close(log)
         await relay.end_round()
 
     play(relay, scene, warnings.append)
     os.close(reader)
-    assert len(warnings) == (not inotify)
-    assert all("no inotify watch for log files (Too many open files)" in warning for warning in warnings)
+    assert len(warnings) == bool(number)
+    assert all(f"no inotify watch for log files ({os.strerror(number)})" in warning for warning in warnings)
+
+
+def test_only_the_logs_that_were_refused_a_watch_are_read_at_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with select.epoll() as poller:
+        warnings: list[str] = []
+        watcher, cursors = LogWatcher(poller, warnings.append), CursorTable(create_cursor_table())
+        logs = []
+        for number in range(1, 4):
+            log = Source(number, os.open(tmp_path / f"{number}", os.O_RDONLY | os.O_CREAT), None, cursors, None)
+            log.path, log.grown = str(tmp_path / f"{number}"), False
+            logs.append(log)
+            with monkeypatch.context() as now:
+                if number == 2:
+                    now.setattr("dlrover_run.output.log_watcher._checked", _refusing(errno.ENOSPC))
+                watcher.add(log)
+        watcher.due = 0.0
+        watcher.resume(logs)
+        assert [log.grown for log in logs] == [False, True, False]
+        assert watcher.due
+        watcher.remove(logs[1], [])
+        watcher.due = 0.0
+        watcher.resume([logs[0], logs[2]])
+        assert watcher.due is None
+        assert len(warnings) == 1
+        os.close(watcher.fd)
+        for log in logs:
+            log.finish()
+
+
+@pytest.mark.timeout(60)
+def test_a_log_that_cannot_be_read_for_a_moment_is_read_again_although_nothing_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, refusals = os.pread, [errno.ESTALE, errno.EIO, errno.EIO]
+
+    def reads(fd: int, count: int, offset: int) -> bytes:
+        if refusals and os.readlink(f"/proc/self/fd/{fd}").endswith("/log"):
+            raise OSError(refusals.pop(), "planted")
+        return read(fd, count, offset)
+
+    # The relay is forked from this process.
+    monkeypatch.setattr(os, "pread", reads)
+    relay, reader = piped()
+
+    async def scene() -> None:
+        log = _log(tmp_path / "log")
+        os.write(log, b"the last line before a hang\n")
+        relay.add_tail(str(tmp_path / "log"), 1, "> ")
+        assert os.read(reader, 100) == b"> the last line before a hang\n"
+        os.close(log)
+        await relay.end_round()
+
+    play(relay, scene)
+    os.close(reader)
+
+
+def _truncate(log: Path) -> None:
+    os.truncate(log, 0)
+
+
+def _move(log: Path) -> None:
+    log.rename(log.with_name("log.1"))
+
+
+def _replace(log: Path) -> None:
+    other = log.with_name("other")
+    other.write_text("what another program has written\n")
+    other.replace(log)
+
+
+def _remove(log: Path) -> None:
+    log.unlink()
+
+
+def _remove_directory(log: Path) -> None:
+    shutil.rmtree(log.parent)
+
+
+@pytest.mark.parametrize("happens", [_truncate, _move, _replace, _remove, _remove_directory])
+def test_a_log_is_followed_whatever_another_program_does_with_it(
+    tmp_path: Path, happens: Callable[[Path], None]
+) -> None:
+    """The worker writes into the file that it has open, and that is shown."""
+    path = tmp_path / "attempt" / "log"
+    path.parent.mkdir()
+    relay, reader = piped()
+
+    async def scene() -> None:
+        log = _log(path)
+        relay.add_tail(str(path), 1, "> ")
+        os.write(log, b"before\n")
+        assert os.read(reader, 100) == b"> before\n"
+        happens(path)
+        for line in (b"1\n", b"2\n"):
+            os.write(log, line)
+            assert os.read(reader, 100) == b"> " + line
+        os.close(log)
+        await relay.end_round()
+
+    play(relay, scene)
+    os.close(reader)
 
 
 @pytest.mark.usefixtures("never_stuck")

@@ -3,6 +3,7 @@ caller wants them, the figures of each process."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dlrover_run.features.observe import processes
 from dlrover_run.features.observe.records import Evidence, Traffic, summarize
 from dlrover_run.features.observe.sock_diag import SockDiag, SocketCounters, TooManySockets
+from dlrover_run.processes.tree import read_stat
 
 
 class Sampler:
@@ -37,6 +39,8 @@ class Sampler:
                 continue
             self._traffic[rank] = summarize(by_rank.get(rank, []), self._store_port)
             found.append(Evidence(rank, at, self._traffic[rank], figures))
+        if full and self._pids and not found:
+            _check_proc()
         return found
 
     def repeat(self) -> list[Evidence]:
@@ -86,3 +90,11 @@ class Sampler:
             if rank_of is not None:
                 by_rank[rank_of].append(one)
         return by_rank
+
+
+def _check_proc() -> None:
+    """Raise OSError if /proc shows not even this process: workers of which it shows nothing may then run."""
+    try:
+        read_stat(os.getpid())
+    except OSError as error:
+        raise OSError(error.errno, f"the kernel does not show processes (/proc: {error.strerror})") from error

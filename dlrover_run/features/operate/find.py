@@ -184,7 +184,14 @@ async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Progr
     word = given.text if given else ""
     endpoint = flags.get("rdzv_endpoint").text.strip()
     by_flag = flags.explicit("rdzv_backend") or flags.explicit("rdzv_endpoint")
-    everyone = await survey_here()
+    try:
+        everyone = await survey_here()
+    except AskFailed:
+        # A job at a master or in etcd is found without its agents here.
+        if (spec := job_elsewhere(flags, environ, program)) is None:
+            raise
+        credentials.scrub_environment()
+        return JobElsewhere(spec)
     jobs = _wanted(group(everyone.found), word, endpoint if by_flag else None)
     if len(jobs) == 1:
         return JobHere(jobs[0])

@@ -44,9 +44,18 @@ _NAME = re.compile(r"(\d+)-(\d+)-[0-9a-f]+")
 
 
 async def survey(uid: int | None) -> Survey:
-    """The agents of this user here, of all users with None: which only root is answered by."""
+    """The agents of this user here, of all users with None: which only root is answered by. Raises AskFailed."""
     prefix = unix_sockets.PREFIX if uid is None else unix_sockets.socket_prefix(uid)
-    names = sorted(prefix + rest for rest in unix_sockets.socket_names(prefix))
+    try:
+        names = sorted(prefix + rest for rest in unix_sockets.socket_names(prefix))
+    except OSError as error:
+        # Imported only where it is needed: completion reads the table of jobs too.
+        from dlrover_run.rendezvous.client import AskFailed
+
+        raise AskFailed(
+            f"the jobs of this machine cannot be listed: {error.filename} cannot be read ({error.strerror}); with "
+            "--rdzv-endpoint and --rdzv-id the job is asked at its master"
+        ) from error
     width = asyncio.Semaphore(SURVEY_WIDTH)
 
     async def ask(name: str) -> AgentReply | None:

@@ -70,11 +70,21 @@ class TemplateState:
         main = vars(sys.modules["__main__"])
         self.boot_code = boot_code
         self.main_names = {name: main[name] for name in main if name.startswith("__")}
-        with open("/proc/self/environ", "rb") as environ:
-            pairs = [os.fsdecode(entry).partition("=") for entry in environ.read().split(b"\0") if b"=" in entry]
-        self.environment = {name: value for name, _, value in pairs}
+        self.environment = _first_environment()
         self.safe_path = bool(getattr(sys.flags, "safe_path", False))
         self.python = sys.orig_argv[0]
+
+
+def _first_environment() -> dict[str, str]:
+    """The environment with which this process was started. Without /proc that of this moment, in which a
+    `sitecustomize` may have changed a variable already."""
+    try:
+        with open("/proc/self/environ", "rb") as environ:
+            entries = environ.read().split(b"\0")
+    except OSError:
+        return dict(os.environ)
+    pairs = [os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry]
+    return {name: value for name, _, value in pairs}
 
 
 class Worker:
