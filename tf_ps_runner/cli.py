@@ -113,6 +113,8 @@ def _job(
     local_addr = flags.get("local_addr")
     shutdown_timeout = flags.explicit("shutdown_timeout") or FlagValue("--shutdown-timeout", str(SHUTDOWN_TIMEOUT))
     entrypoint = lookup.python_entrypoint(line, environ, TF_PS_RUN, module=flags.is_on("module"))
+    if entrypoint.target == lookup.STANDARD_INPUT:
+        raise SpecError("The script '-' is standard input, which several tasks cannot read: name a file.")
     require(entrypoint.python)
     job = JobSpec(
         entrypoint=entrypoint,

@@ -60,6 +60,16 @@ RETURN_GRACE = 6.0
 An agent tries to reach its coordinator at least every 3 s; this is twice that.
 """
 
+RETURNS_PER_SECOND = 200
+"""Nodes that reconnect to a master in a second: half of what was measured with TLS. In a large job the last ones need
+more than RETURN_GRACE, and get it."""
+
+
+def grace_for(nodes: int) -> float:
+    """Seconds that so many nodes have to reconnect."""
+    return RETURN_GRACE + nodes / RETURNS_PER_SECOND
+
+
 WAKE_MARGIN = 0.001
 """Seconds after a deadline at which `wake_at` falls, so that rounding between two clocks never makes it too early."""
 
@@ -79,9 +89,9 @@ MAX_ERROR_TEXT = 500
 
 class Coordinator:
     """Decides for one job. `plan` is its predecessor's last, for a coordinator that takes over; `return_grace` is how
-    many seconds the members of that plan have to connect. `names_successors`: the nodes may start the next master.
-    `ended` is for a successor on another machine how many nodes have ended with the master before it, 0 if that is not
-    known.
+    many seconds the members of that plan have to connect, by default `grace_for` them. `names_successors`: the nodes
+    may start the next master. `ended` is for a successor on another machine how many nodes have ended with the master
+    before it, 0 if that is not known.
 
     An exception in a decision is a defect of ours, and must end neither a node nor a job: the plan stays as it was,
     `take_error` says so once, and `wake_at` falls on the next attempt.
@@ -96,7 +106,7 @@ class Coordinator:
         now: float,
         epoch: int = 0,
         plan: Plan | None = None,
-        return_grace: float = RETURN_GRACE,
+        return_grace: float | None = None,
         names_successors: bool = False,
         ended: int | None = None,
     ) -> None:
@@ -132,13 +142,14 @@ class Coordinator:
         self._new_errors: list[str] = []
         self._recovering_until: float | None = None
         self._returning_until = before.clock
+        grace = grace_for(len(before.members)) if return_grace is None else return_grace
         for member in before.members:
             if before.phase not in OVER and not member.done:
-                self._expect(member, return_grace)
+                self._expect(member, grace)
         done = {member.key for member in before.members if member.done}
         for node in () if before.phase in OVER else self.policy.expected(before):
             if node.key not in self._members and node.key not in done:
-                self._expect(node, return_grace, NodePhase.WAITING)
+                self._expect(node, grace, NodePhase.WAITING)
 
     @property
     def members(self) -> Members:
@@ -195,7 +206,7 @@ class Coordinator:
                 self.plan = msgspec.structs.replace(self.plan, since=time)
             if self._recovering_until is None and latest_round(report) != RoundKey():
                 # Of a round unknown to this coordinator: its predecessor's, whose journal is not there.
-                self._recovering_until = time + RETURN_GRACE
+                self._recovering_until = time + grace_for(report.ranks.nodes if report.ranks else 0)
         if known is None:
             for key in self._processes.get(report.node_id, ()):
                 # Replaced by a new process with the same id, so this one is not waited for.
@@ -232,7 +243,7 @@ class Coordinator:
 
     def extend_grace(self, now: float) -> None:
         """Nodes may have been cut off, and be between two attempts to reconnect: for a while no node is lost."""
-        self._returning_until = self._job_time(now) + RETURN_GRACE
+        self._returning_until = self._job_time(now) + grace_for(len(self._members))
 
     def advance(self, now: float) -> bool:
         """Decide; return whether the plan has changed, which must then be stored before it is sent to any node."""

@@ -131,7 +131,8 @@ class LogsSpecsClient:
                 [sys.executable, "-m", "dlrover_run.output.logs_specs"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                preexec_fn=lambda: tree.die_with_parent(parent),  # Safe: the agent has one thread.
+                # The agent may have other threads (events, gRPC), so this only calls prctl, loaded before the fork.
+                preexec_fn=lambda: tree.die_with_parent(parent),
             )
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         event_loop.watch_child(process.pid, lambda: self._ended.set_result(process.wait()))

@@ -70,7 +70,8 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies. `parent` is the pid expected; if it has died already,
     exit.
 
-    Runs in a child right after fork. The signal is bound to the thread that forked, which here is the only one.
+    Runs in a child right after fork. The signal is bound to the thread that forked: the main thread, which lives as
+    long as its process.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -243,7 +244,7 @@ def _processes() -> list[ProcessInfo]:
     """Every process that /proc shows, and the children of this one that it hides, except masters; none where /proc
     belongs to another pid namespace or cannot be read (see `explain_unlisted`).
 
-    Not psutil: it reads several files per process and is much slower (see docs/architecture.md)."""
+    Not psutil: it reads several files per process and is much slower (see docs/design-notes.md)."""
     found: list[ProcessInfo] = []
     try:
         if os.readlink("/proc/self") != str(os.getpid()):

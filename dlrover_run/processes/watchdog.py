@@ -4,8 +4,9 @@ It only watches. The agent is its child, and neither outlives the other by more 
 killed, its orphans are inherited by the watchdog, which ends them; when the watchdog is killed, the agent reads the end
 of the parent-death pipe and ends everything.
 
-Only the watchdog handles signals. It writes each one with its sender to the parent-death pipe, and the agent ignores
-signals sent to it directly: a scheduler that signals every process of a job step would otherwise be obeyed twice.
+Only the watchdog acts on signals. It writes each one with its sender to the parent-death pipe. The agent only notes
+that it got a signal itself: a scheduler that signals every process of a job step would otherwise be obeyed twice, and
+what the agent has got as well, its workers have got too (`agent.shutdown`).
 """
 
 from __future__ import annotations

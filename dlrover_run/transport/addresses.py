@@ -40,13 +40,21 @@ class Address(NamedTuple):
         return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
 
 
+def is_ip_address(host: str) -> bool:
+    """Whether a host is given by its address, and not by a name."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
 async def resolve(host: str, port: int) -> list[Address]:
     """The addresses of a host name, the preferred one first. Raises UnresolvedHost.
 
     This uses the system's resolver, which follows what the administrator has set up; gRPC's own does not.
     """
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(host.partition("%")[0])
+    if is_ip_address(host):
         return _resolve(host, port)
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[Address]] = loop.create_future()

@@ -10,8 +10,18 @@ from virtual_job import KILLED, VirtualJob, play, rules
 
 from dlrover_run.coordination.assignment import _NOT_SENT_APART, affects_nodes
 from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
-from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
+from dlrover_run.coordination.model import (
+    Member,
+    NodeKey,
+    NodePhase,
+    NodeReport,
+    Plan,
+    PlanPhase,
+    RoundKey,
+    rank_assignments,
+)
 from dlrover_run.coordination.recovery import recover_plan
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
 from dlrover_run.words.reasons import Code
@@ -327,3 +337,12 @@ def test_a_node_that_left_is_forgotten_and_a_lost_spare_too() -> None:
     job.report_phase("c", NodePhase.LEFT)
     job.wait(2)
     assert set(job.coordinator.members) == {job.key("a"), job.key("b")}
+
+
+@pytest.mark.parametrize(("nodes", "grace"), [(2, RETURN_GRACE), (2000, RETURN_GRACE + 10.0)])
+def test_the_nodes_of_a_large_job_have_longer_to_come_back_to_a_new_master(nodes: int, grace: float) -> None:
+    members = tuple(Member(f"n{number}", "1", "h", 1) for number in range(nodes))
+    plan = Plan(epoch=1, key=RoundKey(1, 1), phase=PlanPhase.TRAINING, members=members)
+    successor = Coordinator(JobRules(min_nodes=nodes, max_nodes=nodes), 0.0, 2, plan)
+    times = [state.lost_at for state in successor.members.values()]
+    assert times == pytest.approx([grace] * nodes, abs=0.1)

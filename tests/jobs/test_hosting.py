@@ -18,7 +18,20 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, launch, only_long, still_alive, watched
+from harness import (
+    OURS,
+    WAIT,
+    WORKERS,
+    Mailbox,
+    agent_of,
+    finish,
+    kill_leftovers,
+    launch,
+    only_long,
+    run,
+    still_alive,
+    watched,
+)
 
 from dlrover_run.processes import tree
 from dlrover_run.rendezvous.master import launcher as master_launcher
@@ -208,6 +221,23 @@ def test_a_host_without_the_address_reports_what_to_do(free_port: int) -> None:
     assert (started, lines) == (0, [problem])
     assert "192.0.2.1 is no address of this machine" in lines[0]
     assert "bind=" in lines[0]
+
+
+def test_a_first_node_whose_machine_is_not_that_of_mpirun_ends_at_once(tmp_path: Path) -> None:
+    """`mpirun -N 1` from a login node, without --hostfile: the only address that is known is that of the login node."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    job = {
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_MCA_orte_hnp_uri": "93847552.0;tcp://192.0.2.1:57203",
+    }
+    ended = run(OURS, [script], cwd=tmp_path, env={**job})
+    assert ended.code == 2
+    assert "192.0.2.1 is no address of this machine" in ended.err
+    assert "--hostfile" in ended.err
 
 
 def test_a_bind_address_replaces_the_address_of_the_endpoint(free_port: int) -> None:

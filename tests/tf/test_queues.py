@@ -37,7 +37,7 @@ from tf_ps_runner.agent.protocol import (
     answer_line,
     read_line,
 )
-from tf_ps_runner.agent.queue_server import Membership
+from tf_ps_runner.agent.queue_server import Membership, QueueServer
 from tf_ps_runner.agent.queue_service import Queues, QueueService
 from tf_ps_runner.cluster.model import PlannedTask, Role, TaskKey
 from tf_ps_runner.cluster.orders import NodeOrder
@@ -693,6 +693,19 @@ async def test_unauthenticated_peers_get_no_answer_and_are_disconnected() -> Non
         assert await a.ask(Used("train", 0, 10)) == Answer()
         for _, writer in silent:
             writer.close()
+
+
+@in_loop
+async def test_unauthenticated_connections_that_come_at_once_are_limited() -> None:
+    server = QueueServer(lambda *_: None, lambda _: None, Membership("job", "secret"))
+    port = await server.listen()
+    strangers = [await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port)) for _ in range(200)]
+    while len(server._connections._serving) < queue_server.MAX_UNAUTHENTICATED:
+        await asyncio.sleep(0)
+    assert 0 < len(server._unauthenticated) <= queue_server.MAX_UNAUTHENTICATED
+    for stranger in strangers:
+        stranger.close()
+    server.close()
 
 
 def test_the_token_is_not_printed() -> None:

@@ -238,6 +238,12 @@ def test_an_invalid_size_of_memory_is_refused(text: str) -> None:
         memory_size("--ps-memory", text)
 
 
+@pytest.mark.parametrize("text", ["-", "--role=worker --rdzv-endpoint=node0 -"])
+def test_a_script_on_standard_input_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="several tasks cannot read: name a file"):
+        job_of(text)
+
+
 @pytest.mark.parametrize("role", ["--role=ps ", ""])
 def test_an_endpoint_without_a_backend_is_that_of_a_master(role: str) -> None:
     job = job_of(f"{role}--ps=2 --rdzv-endpoint=node0 train.py").job

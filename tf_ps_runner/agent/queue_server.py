@@ -133,7 +133,10 @@ class QueueServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
-            next(iter(self._unauthenticated)).close()
+            # Not left to its coroutine, which runs later: each of many that come at once would close this one.
+            oldest = next(iter(self._unauthenticated))
+            del self._unauthenticated[oldest]
+            oldest.close()
         self._unauthenticated[writer] = None
         with contextlib.suppress(ProtocolError):
             try:

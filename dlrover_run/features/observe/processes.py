@@ -1,6 +1,6 @@
 """What /proc shows of a worker and its children.
 
-Not psutil, which opens several files for each figure (see docs/architecture.md): a sample is taken twice a second.
+Not psutil, which opens several files for each figure (see docs/design-notes.md): a sample is taken twice a second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What an operator's program requests from an agent on its own machine: one line of JSON each way (see `sockets`)."""
+"""What an operator's program requests from an agent on its own machine: one line of JSON each way.
+
+`agent_socket` answers.
+"""
 
 from __future__ import annotations
 

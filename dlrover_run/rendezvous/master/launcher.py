@@ -21,7 +21,14 @@ from pathlib import Path
 from dlrover_run.launch_request import memory_file
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
 from dlrover_run.spec import MasterSpec
-from dlrover_run.transport.addresses import Address, UnresolvedHost, bind_error, is_local_address, resolve
+from dlrover_run.transport.addresses import (
+    Address,
+    UnresolvedHost,
+    bind_error,
+    is_ip_address,
+    is_local_address,
+    resolve,
+)
 
 READY_TIMEOUT = 60.0
 """Seconds for a master to start and listen. That takes 0.2 s; imports from a cold network disk can take many seconds.
@@ -262,6 +269,10 @@ class MasterLauncher:
                 f"{self._spec.host} is no address of this machine: run the launcher there (mpirun --hostfile), or give "
                 "the address to listen on with --rdzv-conf bind=ADDRESS"
             )
+            if is_ip_address(self._spec.host):
+                # A name may soon lead here; an address that is another machine's, such as that of a login node from
+                # which mpirun was started, does not.
+                raise CannotLaunchMaster(self.problem)
             return
         error = bind_error(addresses[0])
         if any(map(_is_taken, addresses)):
