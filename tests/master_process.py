@@ -8,7 +8,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,17 @@ def read_line(fd: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def master(
-    *args: str | Path, listen: str = "127.0.0.1:0", env: dict[str, str | None] | None = None, **popen: Any
+    *args: str | Path,
+    listen: str = "127.0.0.1:0",
+    env: dict[str, str | None] | None = None,
+    program: Sequence[str] = COMMAND,
+    **popen: Any,
 ) -> Iterator[Master]:
     """A master process, which is killed at the end if it is still running."""
     ready, theirs = os.pipe()
     options: dict[str, Any] = {"stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **popen}
     fds = (theirs, *options.pop("pass_fds", ()))
-    command = [*COMMAND, "--listen", listen, "--ready-fd", str(theirs), *map(str, args)]
+    command = [*program, "--listen", listen, "--ready-fd", str(theirs), *map(str, args)]
     process = subprocess.Popen(command, env=environment(env), text=True, pass_fds=fds, **options)
     os.close(theirs)
     try:

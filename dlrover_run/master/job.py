@@ -70,6 +70,9 @@ class NodeConnection(Protocol):
     def want_stacks(self, wanted: StacksWanted) -> None:
         """Ask for the stacks of the node's workers."""
 
+    def send_notice(self, text: str) -> None:
+        """Have the node print a line about the job, once."""
+
     def end(self, last_message: Refused | None) -> None:
         """End the connection after this message."""
 
@@ -214,8 +217,7 @@ class Job:
             self._step_down(f"{reason}; this master no longer decides for the job")
             return
         while (line := self._coordinator.take_error()) is not None:
-            self._log(line)
-            self._log_to_launcher(line)
+            self._notify_nodes(line)
         if self._coordinator.superseded:
             # Decisions of a later coordinator are not in our journal, so its content is outdated.
             self.delete()
@@ -358,7 +360,9 @@ class Job:
             except OSError as error:
                 if self._retry_at is None:
                     self._write_error = f"the master cannot write {self._journal.path}: {error.strerror}"[:MAX_WHAT]
-                    self._log(f"{self._write_error}; no decision is made until it can, it retries every second")
+                    self._notify_nodes(
+                        f"{self._write_error}; no decision is made until it can, it retries every second"
+                    )
                     self._stored_views = node_views(self._coordinator.policy, self._stored)
                 self._retry_at = now + STORE_RETRY
                 return False
@@ -416,6 +420,13 @@ class Job:
 
     def _log(self, text: str) -> None:
         self._log_line(f"job {self.name!r}: {text}")
+
+    def _notify_nodes(self, text: str) -> None:
+        """Log why nothing is decided, also on the consoles of the nodes: nobody may read the log of a master that runs
+        elsewhere."""
+        self._log(text)
+        for node in self._nodes.values():
+            node.connection.send_notice(text)
 
     def _step_down(self, reason: str) -> None:
         self.stepped_down = reason

@@ -22,6 +22,7 @@ from dlrover_run.transport.messages import (
     Join,
     MasterMessage,
     NodeMessage,
+    Notice,
     Proof,
     Refused,
     Report,
@@ -94,6 +95,10 @@ class NodeSession:
     def want_stacks(self, wanted: StacksWanted) -> None:
         if not self._ending:
             self._reply(wanted)
+
+    def send_notice(self, text: str) -> None:
+        if not self._ending:
+            self._reply(Notice(text))
 
     def end(self, last_message: Refused | None) -> None:
         if self._ending:

@@ -3,8 +3,8 @@
 A node opens a connection with `Hello`. The master answers with a `Challenge`; the node sends a `Proof` and, without
 waiting, `Join`. The master answers the node's proof with its own `Proof`, so only a node that knows the token gets one.
 Then it sends `Welcome` once, and `Assigned` after each `Join` and `Report` and whenever the assignment changes. The
-node sends a `Report` whenever its state changes, and at least once in each keep-alive interval of the job. `Refused`
-is the last message of the master on a connection.
+node sends a `Report` whenever its state changes, and at least once in each keep-alive interval of the job. `Notice`
+is a line for the console of the node. `Refused` is the last message of the master on a connection.
 
 An operator's program, which is no node, proves the token in the same way and sends `Ask` in place of `Join`, as often
 as it likes. The master answers each with `Answered`. Only a request of an operator changes the plan. For the stacks of
@@ -125,6 +125,12 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned", forbid_unknown_field
     assignment: Assignment
 
 
+class Notice(msgspec.Struct, frozen=True, tag="notice", forbid_unknown_fields=True):
+    """A sentence about the job for the user of this node, whose master may have no console that this user reads."""
+
+    text: Sentence
+
+
 class StacksWanted(msgspec.Struct, frozen=True, tag="stacks_wanted", forbid_unknown_fields=True, omit_defaults=True):
     """The node is to send the stacks of its workers, or of that with this `rank`; with `logs` their output."""
 
@@ -154,7 +160,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=
 
 
 NodeMessage = Hello | Proof | Join | Report | StacksFound | Ask
-MasterMessage = Challenge | Proof | Welcome | Assigned | StacksWanted | Answered | Refused
+MasterMessage = Challenge | Proof | Welcome | Assigned | Notice | StacksWanted | Answered | Refused
 Message = TypeVar("Message")
 
 _encoder = msgspec.json.Encoder()

@@ -31,9 +31,13 @@ class Line:
     def __init__(self) -> None:
         self.assignments: list[Assignment] = []
         self.last_message: Refused | None = None
+        self.notices: list[str] = []
 
     def send_assignment(self, wanted: Assignment) -> None:
         self.assignments.append(wanted)
+
+    def send_notice(self, text: str) -> None:
+        self.notices.append(text)
 
     def end(self, last_message: Refused | None) -> None:
         self.last_message = last_message

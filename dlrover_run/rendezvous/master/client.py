@@ -38,6 +38,7 @@ from dlrover_run.transport.messages import (
     Join,
     MasterMessage,
     NodeMessage,
+    Notice,
     Proof,
     Refused,
     Report,
@@ -468,6 +469,8 @@ class MasterClient(RemoteClient):
                 detector.heartbeat(_MASTER, self._loop.time())
                 if isinstance(message, Assigned):
                     self._take(message.assignment)
+                elif isinstance(message, Notice):
+                    self._log_once(f"warning: {message.text}")
                 elif isinstance(message, StacksWanted):
                     task = asyncio.ensure_future(self._find_stacks(message))
                     finding.add(task)
