@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import subprocess
 import sys
@@ -203,6 +204,18 @@ def test_the_recorder_leaves_without_a_listener() -> None:
     finally:
         if recorder in sys.meta_path:
             sys.meta_path.remove(recorder)
+
+
+def test_a_module_that_a_library_only_looks_for_is_not_recorded() -> None:
+    log = ImportLog()
+    sys.meta_path.insert(0, recorder := ImportRecorder(log))
+    try:
+        assert importlib.util.find_spec("there_is_no_such_module") is None
+        with pytest.raises(ImportError):
+            importlib.import_module("nor_this_one")
+    finally:
+        sys.meta_path.remove(recorder)
+    assert log.finish() == ["nor_this_one"]
 
 
 def test_importing_stops_at_the_first_reason() -> None:

@@ -192,7 +192,7 @@ class ImportLog:
 
 
 class ImportRecorder:
-    """The first finder in a worker's `sys.meta_path`: records each module that is looked for, and finds none.
+    """The first finder in a worker's `sys.meta_path`: records each module that is to be imported, and finds none.
 
     It removes itself once the log takes no more, and in any process that is forked from the worker.
     """
@@ -205,6 +205,9 @@ class ImportRecorder:
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         if os.getpid() != self._process:
             self._leave()
+            return
+        # Many libraries look whether torch or jax is installed, and import neither.
+        if sys._getframe(2).f_globals.get("__name__") == "importlib.util":
             return
         with self._lock:
             accepted = self._log.append(fullname)
