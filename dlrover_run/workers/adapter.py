@@ -214,6 +214,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._round.progress.log(last)
 
     def stop_waiting(self) -> None:
+        self._stores.stop_waiting()
         if self._plugin is not None:
             self._plugin.stop_waiting()
         if self._round is not None:
@@ -252,6 +253,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if self._round is not None:
             await self._round.collect_exit_info(None)
             ends, returned = self._round.ends, self._round.results()
+            if self._spec.backend == "static" and not self._shutdown.wanted:
+                await self._stores.end_static(self._round.ranks, succeeded)
             self._close_round(self._round)
         results = worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
         is_unused = self._round is None and self._node_state.ranks is None

@@ -17,7 +17,7 @@ from pathlib import Path
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
-from dlrover_run.workers.tcp_store.server import CLIENT, WARNING
+from dlrover_run.workers.tcp_store.server import CLIENT, NODE, WARNING
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 
@@ -38,8 +38,9 @@ MAX_LINE = 4096
 class StoreProcess:
     """The store at the port `held`, which it releases. It ends with `release`, and with the agent, also by SIGKILL.
 
-    `on_client` is called with the address of the first client, `log` with a sentence for the user, and `on_end` with a
-    clause that says how the process has ended by itself. To be used in the thread of a running loop.
+    `on_client` is called with the address of the first client, `on_node` with the rank of a node whose workers have
+    ended, `log` with a sentence for the user, and `on_end` with a clause that says how the process has ended by itself.
+    To be used in the thread of a running loop.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class StoreProcess:
         log: Callable[[str], None],
         on_end: Callable[[str], None],
         on_client: Callable[[str], None] = lambda address: None,
+        on_node: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self.number = held.number
         self._held = held
         self._log = log
         self._on_end = on_end
         self._on_client = on_client
+        self._on_node = on_node
         self._loop = asyncio.get_running_loop()
         self._process: ManagedProcess[ProcessSpec] | None = None
         self._listener = -1
@@ -132,6 +135,8 @@ class StoreProcess:
         if line.startswith(CLIENT):
             self.used = True
             self._on_client(line.removeprefix(CLIENT))
+        elif line.startswith(NODE):
+            self._on_node(int(line.removeprefix(NODE)))
         elif line.startswith(WARNING):
             self._log(line.removeprefix(WARNING))
         elif line.strip():

@@ -24,6 +24,11 @@ MAX_COMMAND_BYTES = 2 * MAX_VALUE_BYTES
 MAGIC = 0x3C85F7CE
 """What a client sends with `VALIDATE`, its first command (TCPStoreBackend.hpp)."""
 
+NODE_ENDED = 0xDE000000
+"""What an agent sends with `VALIDATE` instead, plus its node rank: the workers of that node have ended."""
+
+MAX_NODE_RANK = 0xFFFFFF
+
 (
     VALIDATE,
     SET,

@@ -26,8 +26,9 @@ ACCEPTS = 64
 MAX_WARNINGS = 10
 """Clients that are named because they sent what no client of torch's sends: a scanner of ports would fill a console."""
 
-CLIENT, WARNING = "client ", "warning "
-"""How a line of this process begins: the address of the first client, and a sentence for the user."""
+CLIENT, NODE, WARNING = "client ", "node ", "warning "
+"""How a line of this process begins: the address of the first client, the rank of a node whose workers have ended, and
+a sentence for the user."""
 
 TITLE = "dlrover-store"
 
@@ -110,6 +111,10 @@ class StoreServer:
     def _take(self, client: _Client, commands: Iterable[parser.Command]) -> None:
         for command in commands:
             if not client.valid:
+                if command.code == parser.VALIDATE and command.number & ~parser.MAX_NODE_RANK == parser.NODE_ENDED:
+                    self._report(f"{NODE}{command.number & parser.MAX_NODE_RANK}")
+                    self._close(client)
+                    return
                 if command.code != parser.VALIDATE or command.number != parser.MAGIC:
                     raise ProtocolError("it did not begin as a client of torch's store")
                 client.valid = True
