@@ -107,6 +107,12 @@ class TestInABrowser:
             assert await asyncio.to_thread(browser.evaluate, "document.getElementById('live').textContent") == "live"
             rows = await asyncio.to_thread(browser.evaluate, "document.querySelectorAll('#changes tr').length")
             assert rows >= 2
+            # The time of a change is that of the local clock, as in `events`.
+            at = "document.querySelector('#changes td').textContent"
+            await asyncio.to_thread(browser.until, rf"/^(\d{{4}}-\d\d-\d\d )?\d\d:\d\d:\d\d$/.test({at})")
+            assert await asyncio.to_thread(browser.evaluate, "clock(new Date(2026, 0, 2, 3, 4, 5).getTime())") == (
+                "2026-01-02 03:04:05"
+            )
             assert await asyncio.to_thread(browser.evaluate, "document.getElementById('choice').hidden")
             legend = "document.getElementById('legend').innerText"
             assert "known" in await asyncio.to_thread(browser.evaluate, legend)
