@@ -21,10 +21,13 @@ import pytest
 from harness import WAIT
 from master_node import FAST, Bed, Ended, Node, grpc, serving, status
 
-from dlrover_run.coordination.model import NodePhase
+from dlrover_run.coordination.model import NodePhase, Plan
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.node_check.decision.model import CheckKey, HealthCheck, HealthState
+from dlrover_run.features.node_check.decision.rules import HealthRules
 from dlrover_run.master import job as job_module
 from dlrover_run.master import jobs, server, session
+from dlrover_run.master.journal import Journal
 from dlrover_run.transport import auth
 from dlrover_run.transport.grpc_setup import SERVER_OPTIONS, UNAUTHENTICATED_TIMEOUT_MS
 from dlrover_run.transport.messages import (
@@ -398,3 +401,24 @@ async def test_the_master_listens_only_on_the_given_address() -> None:
         port = int(bed.address.rpartition(":")[2])
         with socket.socket() as elsewhere, pytest.raises(OSError, match="refused"):
             elsewhere.connect(("127.0.0.2", port))
+
+
+@live
+async def test_a_journal_whose_plan_does_not_fit_is_refused_and_kept_until_it_is_moved_away(tmp_path: Path) -> None:
+    """A check whose groups name a node that it does not have: by hand, or from another version."""
+    rules = msgspec.structs.replace(FAST, policy=HealthRules(check=1))
+    check = HealthCheck(key=CheckKey(), since=0.0, nodes=(), groups=((0, 7),))
+    journal = Journal(tmp_path, "job")
+    journal.take_over(rules, 1)
+    journal.append(Plan(epoch=1, policy=HealthState(check=check, check_count=1)))
+    journal.close()
+    path = journal.path
+    async with serving(state_dir=tmp_path) as bed:
+        for name in ("a", "b"):
+            with pytest.raises(AssertionError, match=r"not a plan that fits together.*Move it away.*retry=False"):
+                await bed.node(name).join(rules)
+        assert b"[[0,7]]" in path.read_bytes(), "the plan is kept"
+        assert sum("not a plan that fits together" in line for line in bed.output) == 1
+        path.rename(tmp_path / "moved")
+        await bed.node("a").join(rules)
+        assert path.exists()

@@ -16,13 +16,22 @@ from policy_parts import fold
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
-from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
+from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
 from dlrover_run.features.node_check.decision.model import HealthReport
 from dlrover_run.master.job import STORE_RETRY, Job, RequestRefused
 from dlrover_run.master.journal import Journal
-from dlrover_run.transport.messages import Assigned, Refused, Report, decode_from_master, decode_from_node, encode
+from dlrover_run.transport.messages import (
+    Assigned,
+    Refused,
+    Report,
+    StacksFound,
+    StacksWanted,
+    decode_from_master,
+    decode_from_node,
+    encode,
+)
 
 
 class Line:
@@ -32,9 +41,13 @@ class Line:
         self.assignments: list[Assignment] = []
         self.last_message: Refused | None = None
         self.notices: list[str] = []
+        self.wanted: list[StacksWanted] = []
 
     def send_assignment(self, wanted: Assignment) -> None:
         self.assignments.append(wanted)
+
+    def want_stacks(self, wanted: StacksWanted) -> None:
+        self.wanted.append(wanted)
 
     def send_notice(self, text: str) -> None:
         self.notices.append(text)
@@ -428,3 +441,20 @@ def calls_for_a_failure(nodes: int) -> int:
 
 def test_a_report_of_a_failure_costs_the_same_in_a_job_of_any_size() -> None:
     assert calls_for_a_failure(40) < 2 * calls_for_a_failure(4)
+
+
+@pytest.mark.parametrize("answer", [b'{"workers": 3}', b"[]", b'"\xff"', b"{"])
+def test_an_answer_that_has_no_stacks_is_ignored_and_the_node_trains_on(answer: bytes) -> None:
+    bed = Bed()
+    bed.join("a", "b")
+    bed.take_ranks()
+    done: list[bool] = []
+    request = bed.job.ask_for_stacks(StackQuery(), lambda: done.append(True))
+    for name, line in bed.lines.items():
+        (wanted,) = line.wanted
+        bed.job.take_stacks(line, bed.statuses[name].key, StacksFound(wanted.number, msgspec.Raw(answer)))
+    assert not done
+    assert sum("is ignored: these are no stacks" in line for line in bed.output) == 2
+    assert bed.job.connected == 2
+    assert bed.job.end_stacks(request).stacks == ()
+    assert [line.last_message for line in bed.lines.values()] == [None, None]

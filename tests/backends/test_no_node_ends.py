@@ -23,10 +23,11 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.stacks import NodeStacks
 from dlrover_run.master import journal
 from dlrover_run.master.journal import Journal, JournalReplaced
-from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker
 from dlrover_run.rendezvous.find_stacks import find_stacks
+from dlrover_run.rendezvous.kv.election import Election
 from dlrover_run.rendezvous.kv.requests import REQUEST_LEASE, _read_answer
-from dlrover_run.store.etcd.operations import Change
+from dlrover_run.store.etcd.operations import Change, LeaseExpired
 
 
 def test_a_request_that_no_leader_answers_says_so_when_its_key_is_gone() -> None:
@@ -125,3 +126,28 @@ def test_a_draft_that_is_made_after_the_clean_up_does_not_replace_the_successors
     new.append(Plan(epoch=2, clock=3.0))
     with pytest.raises(JournalReplaced):
         old.append(Plan(epoch=1, clock=4.0))
+
+
+class FailingLeader:
+    """A leader whose first attempts raise."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    async def lead(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+def test_an_internal_error_of_the_leader_ends_no_node() -> None:
+    """Each node would be the next leader, fail like the one before, and end."""
+    lines: list[str] = []
+    election = Election(None, None, FAST, AssignmentTracker(), lambda: 0.0, lines.append)  # type: ignore[arg-type]
+    leader = FailingLeader(ZeroDivisionError("planted"), KeyError("planted"))
+    run_virtually(election._keep_leading(leader))  # type: ignore[arg-type]
+    assert [line.split("; ")[0] for line in lines] == [
+        "internal error of the leader: ZeroDivisionError('planted')",
+        "internal error of the leader: KeyError('planted')",
+    ]
+    with pytest.raises(LeaseExpired):
+        run_virtually(election._keep_leading(FailingLeader(LeaseExpired("gone"))))  # type: ignore[arg-type]

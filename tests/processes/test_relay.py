@@ -848,3 +848,26 @@ def test_a_worker_that_has_exited_is_removed_while_another_continues(tmp_path: P
     play(relay, scene)
     assert (tmp_path / "err").read_text() == "a: last words\nb: still here\n"
     assert (tmp_path / "out").read_text() == "a: logged\n"
+
+
+def test_a_relay_without_descriptors_says_so_and_its_successor_loses_no_line(console: tuple[int, int]) -> None:
+    """The kernel drops a descriptor for which a process has no room, and passes the message on without it."""
+    relay = RelayClient(console)
+    warnings: list[str] = []
+
+    async def scene() -> None:
+        pid = relay.pid
+        first = relay.open_stderr("0", show=True)
+        _write(first, b"the first words\n")
+        await asyncio.wait_for(relay.end_round(["0"], timeout=PATIENCE), PATIENCE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))
+        second = relay.open_stderr("1", show=True)
+        await _replaced(relay, pid)
+        _write(second, b"the last words\n")
+        await asyncio.wait_for(relay.end_round(["1"], timeout=PATIENCE), PATIENCE)
+
+    play(relay, scene, warnings.append)
+    assert "[Errno 24] too many files are open to take the output of a worker" in warnings[0]
+    assert ["ended with code 70" in text for text in warnings] == [False, True]
+    shown = Path(f"/proc/self/fd/{console[1]}").read_text().splitlines()
+    assert shown == ["the first words", "the last words"]
