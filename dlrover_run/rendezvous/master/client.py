@@ -279,6 +279,7 @@ class MasterClient(RemoteClient):
         except CannotLaunchMaster as reason:
             if self._ever_connected:
                 # It worked before. Workers may be running, and the state directory may come back.
+                self._launcher.log_once(str(reason))
                 self._note_end(str(reason))
             else:
                 self._give_up(str(reason), is_user_error=True)

@@ -264,15 +264,14 @@ class MasterLauncher:
             self._fail(f"--rdzv-conf bind: {unknown}")
             return
         if not addresses:
+            # A name may soon lead here; an address that is another machine's, such as that of a login node from which
+            # mpirun was started, does not.
             self._fail(
                 f"this node is to start the master (--rdzv-conf is_host, or it is the first of the cluster), but "
                 f"{self._spec.host} is no address of this machine: run the launcher there (mpirun --hostfile), or give "
-                "the address to listen on with --rdzv-conf bind=ADDRESS"
+                "the address to listen on with --rdzv-conf bind=ADDRESS",
+                for_good=is_ip_address(self._spec.host),
             )
-            if is_ip_address(self._spec.host):
-                # A name may soon lead here; an address that is another machine's, such as that of a login node from
-                # which mpirun was started, does not.
-                raise CannotLaunchMaster(self.problem)
             return
         error = bind_error(addresses[0])
         if any(map(_is_taken, addresses)):
@@ -290,10 +289,7 @@ class MasterLauncher:
             self.problem = None
             return
         self._not_before = asyncio.get_running_loop().time() + START_PAUSE
-        self._fail(str(error))
-        if error.is_user_error:
-            assert self.problem is not None, "it was just set"
-            raise CannotLaunchMaster(self.problem)
+        self._fail(str(error), for_good=error.is_user_error)
 
     async def _run(self, address: Address) -> MasterNotReady | None:
         """Start a master and wait until it listens; return the error if it does not."""
@@ -309,25 +305,29 @@ class MasterLauncher:
             return error
         return None
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, for_good: bool = False) -> None:
+        """Note why there is no master. Raises CannotLaunchMaster if that stays so `for_good`: the caller prints it, and
+        may end."""
         self.problem = f"no master can be started on this node: {reason}"
-        self._log_once(self.problem)
+        if for_good:
+            raise CannotLaunchMaster(self.problem)
+        self.log_once(self.problem)
 
     def _warn(self, address: Address) -> None:
         """Warn of an address that other nodes cannot reach, or that is open to every client."""
         host = self._spec.host
         if address.loopback and not self._spec.bind and host not in ("localhost", address.host):
-            self._log_once(
+            self.log_once(
                 f"warning: {host} is {address.host} on this machine, which no other machine can reach; "
                 "correct /etc/hosts, give the endpoint by its address, or give --rdzv-conf bind=ADDRESS"
             )
         if not address.loopback and not self._spec.token and self._spec.tls is None:
-            self._log_once(
+            self.log_once(
                 f"warning: the master listens on {address} with neither token nor TLS, so any client that can connect "
                 "can join the job; set DLROVER_RDZV_TOKEN on all nodes, or --rdzv-conf tls_ca, tls_cert and tls_key"
             )
 
-    def _log_once(self, sentence: str) -> None:
+    def log_once(self, sentence: str) -> None:
         if sentence not in self._logged:
             self._logged.add(sentence)
             self._log(sentence)
