@@ -68,7 +68,7 @@ def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Map
     if asked is not None and spec.backend == "static" and spec.rules.max_nodes > 1:
         yield (
             f"{asked.source} has no effect with static rendezvous and more than one node, where "
-            "nodes do not communicate."
+            "nodes do not communicate: hangs are not found."
         )
     yield from stall_warnings(flags, spec)
     yield from _survivor_warnings(flags, spec)
