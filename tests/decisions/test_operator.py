@@ -17,6 +17,7 @@ from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, 
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
 from dlrover_run.features.operate.drain import drain_problem
 from dlrover_run.features.operate.ids import short_ids
+from dlrover_run.features.operate.job_table import JobRow, render_jobs
 from dlrover_run.features.operate.logs import parse_since
 from dlrover_run.features.operate.protocol import AgentInfo, TaskProgress
 from dlrover_run.features.operate.survey import choose, group
@@ -274,6 +275,15 @@ class TestWhichJob:
         one, other = "0123abcd-0000-4000-8000-000000000000", "0123abcd-0001-4000-8000-000000000000"
         assert short_ids([one, "resnet"]) == {one: "0123abcd", "resnet": "resnet"}
         assert short_ids([one, other]) == {one: one[:13], other: other[:13]}
+
+    @pytest.mark.parametrize("width", [80, 90])
+    def test_the_table_of_jobs_fits_a_terminal(self, width: int) -> None:
+        script = "train.py --data=/data/some/where/else/on/the/disk"
+        row = JobRow(job="resnet", program="", script=script, pid=7, pids=(7,), user="somebody-else", state="training")
+        shown = render_jobs([row, msgspec.structs.replace(row, job="a-long-name-of-job", user="ann")], width)
+        assert max(map(len, shown.splitlines())) == width
+        assert "train.py …" in shown or "train.py --" in shown
+        assert script[:39] in render_jobs([row])
 
 
 class TestSince:

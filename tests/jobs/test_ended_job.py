@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def test_why_answers_for_the_job_that_has_just_ended(tmp_path: Path) -> None:
     events = operate(tmp_path, "events", "ended-alone")
     assert "worker.failed" in events.out
     assert "job.ended" in events.out
+
+
+def test_every_command_says_that_a_job_has_ended_and_who_knows_why(tmp_path: Path) -> None:
+    name = f"ended-asked-{os.getpid()}"
+    assert launch(tmp_path, f"--rdzv-id={name}").code == 3
+    for command in ("status", "top", "stacks", "logs", "stop", "drain 0", "scale --nodes=1"):
+        asked = operate(tmp_path, *command.split(), name[:-1])
+        assert asked.code == 3, asked
+        assert f"the job {name!r} has ended: `dlrover-run why {name}` says why." in asked.err
 
 
 def test_a_flag_keeps_nothing(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def test_a_job_is_watched_drained_stopped_and_explained(tmp_path: Path) -> None:
         assert isinstance(nodes, list)
         assert [(node["node"], node["first_rank"]) for node in nodes] == [(0, 0), (1, 1), (None, None)]
 
-        assert operate(tmp_path, "drain", "1", "--wait", f"--rdzv-id={NAME}").code == exit_codes.SUCCESS
+        drained = operate(tmp_path, "drain", "1", "--wait", f"--rdzv-id={NAME}")
+        assert drained.code == exit_codes.SUCCESS, drained
+        assert drained.out.endswith("node 1 has left\n"), drained
         second = until(tmp_path, 2, training=2)
         assert second["restarts"] == 0
         assert operate(tmp_path, "drain", "1", f"--rdzv-id={NAME}").code == REFUSED
@@ -87,7 +89,9 @@ def test_a_job_is_scaled(tmp_path: Path) -> None:
             assert operate(tmp_path, "scale", f"--nodes={size}", f"--rdzv-id={NAME}").code == code
         assert operate(tmp_path, "scale", "--nodes=1:2", f"--rdzv-id={NAME}").code == exit_codes.SUCCESS
         assert until(tmp_path, 3, training=2)["desired_nodes"] == ""
-        assert operate(tmp_path, "stop", "--wait", f"--rdzv-id={NAME}").code == exit_codes.SUCCESS
+        stopped = operate(tmp_path, "stop", "--wait", f"--rdzv-id={NAME}")
+        assert stopped.code == exit_codes.SUCCESS, stopped
+        assert stopped.out.endswith(f"the job '{NAME}' has ended\n"), stopped
         finish(job)
     finally:
         if job.poll() is None:

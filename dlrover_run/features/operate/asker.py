@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Coroutine
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -24,6 +25,7 @@ from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.features.operate.completion import complete_job
 from dlrover_run.features.operate.find import FoundJob, find_job
+from dlrover_run.features.operate.ids import short_id
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.words.reasons import shown_names
 from dlrover_run.words.text import join_names
@@ -68,6 +70,10 @@ _Timeout = Annotated[
 Answer = TypeVar("Answer")
 
 
+class NoAnswer(AskFailed):
+    """The job has not answered in time, so it may go on."""
+
+
 class Asker:
     """Finds and asks the job that a command line means; `name` begins the lines of the command."""
 
@@ -90,8 +96,24 @@ class Asker:
         self.flags = self._flags()
 
     async def find(self) -> FoundJob:
-        """The job. Raises SpecError and AskFailed."""
-        return await find_job(self.flags, os.environ, self.program)
+        """The job. Raises SpecError and AskFailed, which names a job that has ended."""
+        try:
+            return await find_job(self.flags, os.environ, self.program)
+        except AskFailed as failed:
+            raise self._ended(failed) or failed from None
+
+    def _ended(self, failed: AskFailed) -> AskFailed | None:
+        """What is said instead if the job that was not found has ended here; None if none has."""
+        from dlrover_run.features.operate.logs import ended_logs
+
+        word = self._given.get("rdzv_id")
+        if not (failed.no_job and (ended := ended_logs(word))):
+            return None
+        job = ended[0].opened.job
+        why = shlex.join((self.program.name, "why", *(() if word is None else (short_id(job),))))
+        if word is None:
+            return AskFailed(f"{failed}; of {job!r}, which has ended, `{why}` says more", no_job=True)
+        return AskFailed(f"the job {job!r} has ended: `{why}` says why", no_job=True)
 
     async def ask(self, job: FoundJob, request: OperatorRequest | None = None) -> JobStatus:
         """Its status. Raises AskFailed, also when it does not answer in time."""
@@ -106,7 +128,7 @@ class Asker:
             async with asyncio.timeout(self.timeout):
                 return await answer
         except TimeoutError:
-            raise AskFailed(
+            raise NoAnswer(
                 f"the job {job.name!r} has not answered within {self.timeout:g} s (--timeout)", no_job=True
             ) from None
 
@@ -125,7 +147,7 @@ class Asker:
                 report(self.name, f"this is of the job {name!r}; there are logs of {others} too (--rdzv-id).")
             return found.logs, None
         try:
-            job = await self.find()
+            job = await find_job(self.flags, os.environ, self.program)
         except AskFailed as failed:
             if ended := ended_logs(self._given.get("rdzv_id")):
                 report(self.name, f"the job {sanitize(ended[0].opened.job)!r} has ended; this is of its event log.")

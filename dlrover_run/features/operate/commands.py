@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -30,10 +29,11 @@ from dlrover_run.console.text import RED, colored, format_duration, sanitize, us
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
 from dlrover_run.coordination.worker_logs import LogRequest
-from dlrover_run.features.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
+from dlrover_run.features.operate.asker import FLAGS, REFUSED, Asker, NoAnswer, operator_command, requester
 from dlrover_run.features.operate.completion import complete_node
 from dlrover_run.features.operate.drain import drain_problem, named
 from dlrover_run.features.operate.find import FoundJob, survey_here
+from dlrover_run.features.operate.job_table import job_rows, render_jobs, terminal_width
 from dlrover_run.features.operate.survey import group
 from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines, table
 from dlrover_run.rendezvous.client import AskFailed
@@ -102,14 +102,12 @@ async def jobs(asker: Asker, as_json: Json = False) -> int:
     The PID is that of the launcher. Every other command takes it, an id, or the beginning of an id that no other job
     has: [b]dlrover-run status 3f2[/]
     """
-    from dlrover_run.features.operate.job_table import job_rows, render_jobs
-
     everyone = await survey_here()
     rows = await job_rows(group(everyone.found), everyone.silent)
     if as_json:
         print(msgspec.json.encode(rows).decode(), flush=True)
     elif rows:
-        print(render_jobs(rows), flush=True)
+        print(render_jobs(rows, terminal_width()), flush=True)
     else:
         report(asker.name, "no job runs here" if os.geteuid() == 0 else "no job of yours runs here")
     return exit_codes.SUCCESS
@@ -121,11 +119,6 @@ async def status_of(job: FoundJob, found: JobStatus, width: int | None = None) -
 
     known = with_memory(found, await job.memory())
     return status_lines(known, effectiveness(job.agents), await job.progress(), width)
-
-
-def terminal_width() -> int | None:
-    """The columns of the terminal that this program writes to; None if it writes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def painted(line: Line) -> str:
@@ -435,6 +428,8 @@ async def drain(
         leaving &= {each.node_id for each in found.nodes if each.state not in gone}
         if leaving:
             await asyncio.sleep(WAIT_INTERVAL)
+        else:
+            print(f"{asker.name}: node {node} has left", flush=True)
     return exit_codes.SUCCESS
 
 
@@ -446,10 +441,13 @@ async def stop(asker: Asker, wait: Wait = False) -> int:
     print(f"{asker.name}: {answer or f'the job {job.name!r} stops'}", flush=True)
     while wait:
         try:
-            found = await asker.ask(job)
+            found: JobStatus | None = await asker.ask(job)
+        except NoAnswer:
+            raise
         except AskFailed:
-            break
-        if all(each.state is NodeCondition.DISCONNECTED for each in found.nodes):
+            found = None
+        if found is None or all(each.state is NodeCondition.DISCONNECTED for each in found.nodes):
+            print(f"{asker.name}: the job {job.name!r} has ended", flush=True)
             break
         await asyncio.sleep(WAIT_INTERVAL)
     return exit_codes.SUCCESS

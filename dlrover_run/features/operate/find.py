@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.features.operate.job_table import job_rows, render_jobs
+from dlrover_run.features.operate.job_table import job_rows, render_jobs, terminal_width
 from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding, TaskProgress
 from dlrover_run.features.operate.survey import FoundAgent, Survey, ask_agent, choose, group, survey
 from dlrover_run.rendezvous.client import AskFailed
@@ -242,7 +243,8 @@ async def several(jobs: list[list[FoundAgent]], everyone: Survey, word: str) -> 
     """What is said where several jobs can be meant: a sentence, and the table of them."""
     which = f"several jobs here are called {word!r}, or begin so" if word else "several jobs run here"
     rows = await job_rows(jobs, () if word else everyone.silent)
-    return f"{which}: name one by its PID or by the beginning of its JOB.\n{render_jobs(rows)}"
+    drawn = render_jobs(rows, terminal_width(sys.stderr))
+    return f"{which}: name one by its PID or by the beginning of its JOB.\n{drawn}"
 
 
 def job_elsewhere(flags: FlagValues, environ: Mapping[str, str], program: Program) -> JobSpec | None:

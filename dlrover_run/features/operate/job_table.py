@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 import msgspec
 
@@ -19,8 +22,8 @@ from dlrover_run.features.operate.text import table
 STATUS_TIMEOUT = 5.0
 """Seconds that the coordinator of a job has to say what the job does, for the table."""
 
-MAX_CELL = 40
-"""Characters of a script in the table."""
+MIN_CELL, MAX_CELL = 10, 40
+"""Characters of a script in the table, on a narrow terminal and elsewhere."""
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,16 +88,28 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def render_jobs(rows: Sequence[JobRow]) -> str:
-    """The table for a person. The user is shown to root, and where there are several."""
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """The columns of the terminal that a stream, by default stdout, writes to; None if it writes elsewhere."""
+    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else None
+
+
+def render_jobs(rows: Sequence[JobRow], width: int | None = None) -> str:
+    """The table for a person. The user is shown to root, and where there are several. Scripts are shortened so that
+    its lines fit in `width` columns, as far as MIN_CELL allows."""
     ids = short_ids([row.job for row in rows if row.job])
     users = os.geteuid() == 0 or len({row.user for row in rows}) > 1
     head = ("JOB", *(["USER"] * users), "SCRIPT", "PID", "STATE", "NODES", "WORKERS", "UP")
-    return sanitize("\n".join(table(head, [_cells(row, ids, users) for row in rows])))
+    drawn = [table(head, [_cells(row, ids, users, MAX_CELL) for row in rows])]
+    widest = max(map(len, drawn[0]))
+    if width is not None and widest > width:
+        longest = min(MAX_CELL, max(len(row.script) for row in rows))
+        cell = max(MIN_CELL, longest - (widest - width))
+        drawn.append(table(head, [_cells(row, ids, users, cell) for row in rows]))
+    return sanitize("\n".join(drawn[-1]))
 
 
-def _cells(row: JobRow, ids: Mapping[str, str], users: bool) -> tuple[str, ...]:
-    script = row.script if len(row.script) <= MAX_CELL else f"{row.script[: MAX_CELL - 1]}…"
+def _cells(row: JobRow, ids: Mapping[str, str], users: bool, most: int) -> tuple[str, ...]:
+    script = row.script if len(row.script) <= most else f"{row.script[: most - 1]}…"
     return (
         ids.get(row.job) or "-",
         *([row.user] * users),
