@@ -57,6 +57,8 @@ class StoreServer:
         self._state = StoreState()
         self._clients: dict[int, _Client] = {}
         self._poll = select.epoll()
+        # Of all clients: memory of this size for each read would cost more than all else that a command does.
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self._accepts = True
         listener.setblocking(False)
         self._poll.register(listener, select.EPOLLIN)
@@ -95,11 +97,11 @@ class StoreServer:
             if events & select.EPOLLOUT:
                 self._flush(client)
             if events & ~select.EPOLLOUT:
-                data = client.connection.recv(READ_BYTES)
-                if not data:
+                size = client.connection.recv_into(self._buffer)
+                if not size:
                     self._close(client)
                     return
-                self._take(client, client.parser.feed(data))
+                self._take(client, client.parser.feed(bytes(self._buffer[:size])))
         except BlockingIOError:
             return
         except (OSError, ProtocolError, CommandRefused) as error:
