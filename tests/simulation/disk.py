@@ -55,6 +55,7 @@ class DiskJournal:
         self._ticket = -1
         self.durable: Plan | None = None
         self.plan_age = 0.0
+        self.repaired = False
 
     def exists(self) -> bool:
         return self._job in self._disk.stories
