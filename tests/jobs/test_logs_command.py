@@ -82,3 +82,17 @@ def test_ctrl_c_ends_a_reader_without_a_traceback(tmp_path: Path, mailbox: Mailb
     finally:
         job.terminate()
         finish(job)
+
+
+def test_a_worker_whose_output_passes_by_is_no_silent_success(tmp_path: Path, mailbox: Mailbox) -> None:
+    """The standard output of a single worker whose launcher writes its two outputs to different places."""
+    name = f"logs-none-{os.getpid()}"
+    job = launch(mailbox, f"--rdzv-id={name}", mailbox.script("talk.py", BODY))
+    try:
+        mailbox.gather(1)
+        asked = run(OURS, ["logs", name], cwd=tmp_path)
+        assert (asked.code, asked.out) == (REFUSED, "")
+        assert "none was written to a file or through the launcher's console" in asked.err
+    finally:
+        job.terminate()
+        finish(job)

@@ -375,7 +375,7 @@ async def logs(
     query = StackQuery(number, node or "", request)
     job = await asker.find()
     found = await asker.stacks(job, query)
-    if not found.logs and not follow:
+    if not follow and not any(piece.data for piece in found.logs):
         silent = ", ".join(each.host for each in found.silent[:3])
         why = f"no answer from {silent}" if silent else "none was written to a file or through the launcher's console"
         raise AskFailed(f"there is no output of {f'rank {rank}' if rank else 'any worker'}: {why}")
