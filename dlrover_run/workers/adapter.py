@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.features.operate.node_logs import WorkerOutput
     from dlrover_run.features.survivors.survivors import Survivors
-    from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
+    from dlrover_run.torchrun.logs_specs import LogsDestinations, LogsSpecsClient
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 """Where `dlrover_run.training` is, which the template imports also if it is installed as editable."""
@@ -69,7 +69,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._starter.prestart(os.environ, services.wake)
         self._plugin: LogsSpecsClient | None = None
         if spec.logs.plugin is not None:
-            from dlrover_run.output.logs_specs import LogsSpecsClient
+            from dlrover_run.torchrun.logs_specs import LogsSpecsClient
 
             self._plugin = LogsSpecsClient(spec.logs)
         secret = spec.master.token if spec.master else ""

@@ -30,7 +30,7 @@ from dlrover_run.workers.starter import WANTED_VARIABLE
 from dlrover_run.workers.startup_probe import StartupProbe
 
 if TYPE_CHECKING:
-    from dlrover_run.output.logs_specs import LogsDestinations
+    from dlrover_run.torchrun.logs_specs import LogsDestinations
 
 
 OPTIMIZER_STEPS = "optimizer-steps"
@@ -215,7 +215,7 @@ def _prefix(spec: JobSpec, ranks: RankAssignment, local_rank: int) -> str:
 
 
 def _placed_plan(placed: LogsDestinations, spec: JobSpec) -> streams.StreamPlan:
-    from dlrover_run.output.logs_specs import plan_from_destinations
+    from dlrover_run.torchrun.logs_specs import plan_from_destinations
 
     plan = plan_from_destinations(placed, spec.logs)
     for rank_streams in plan.ranks:

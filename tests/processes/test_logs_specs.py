@@ -23,7 +23,7 @@ from harness import (
     watched,
 )
 
-from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient, plan_from_destinations
+from dlrover_run.torchrun.logs_specs import LogsDestinations, LogsSpecsClient, plan_from_destinations
 from dlrover_run.output.streams import RankStreams, Stream, Tee
 from dlrover_run.spec import LogSpec
 

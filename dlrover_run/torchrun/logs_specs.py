@@ -128,7 +128,7 @@ class LogsSpecsClient:
             # Before the process exists: if this await is cancelled, no process is left that nothing refers to.
             self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_ANSWER)
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "dlrover_run.output.logs_specs"],
+                [sys.executable, "-m", "dlrover_run.torchrun.logs_specs"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 # The agent may have other threads (events, gRPC), so this only calls prctl, loaded before the fork.
